@@ -1,0 +1,43 @@
+# make demo    the main job, shown: real files over an emulated 660 ms path
+# make test    all that CI runs: format, lints, licences, fuzz smoke, tests and the house style
+# make lint    the part of it that runs no test
+# make fuzz    fuzz every parser for FUZZ_SECONDS each (default 60)
+# make bench   measure Sterna beside its peers in the lab (as root); ARGS is passed to bench/run.py
+#
+# Each target sets up what it needs: scripts/setup.sh installs Debian packages as root and names them otherwise.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: demo test lint fuzz bench setup
+.DEFAULT_GOAL := test
+
+FUZZ_SECONDS ?= 60
+# What the tests said, kept so that the closing lines of `make test` are their results.
+TEST_LOG := target/test.log
+
+demo:
+	scripts/setup.sh demo
+	cargo build --release --locked -p sterna
+	scripts/demo.sh
+
+test: lint
+	scripts/fuzz.sh 5
+	mkdir -p target
+	cargo test --workspace --locked --no-fail-fast 2>&1 | tee $(TEST_LOG)
+	@echo; echo "all results:"; grep '^test result' $(TEST_LOG)
+
+lint:
+	scripts/setup.sh test
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- --deny warnings
+	scripts/deny.sh
+
+fuzz:
+	scripts/setup.sh test
+	scripts/fuzz.sh $(FUZZ_SECONDS)
+
+bench:
+	scripts/setup.sh bench
+	cargo build --release --locked -p sterna
+	python3 bench/run.py $(ARGS)

@@ -1,0 +1,84 @@
+"""Tables from raw.jsonl: share of the link, CPU and memory, and how Sterna stands beside the best peer."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+from rows import ROWS, Row
+
+Record = dict[str, object]
+# Tools that move no file, or not over a network: no peers in a ratio.
+NO_PEERS = ("iperf3-1", "iperf3-8", "cp")
+
+
+def read(raw: Path) -> list[Record]:
+    """The records of a run, none when it has not begun."""
+    return [json.loads(line) for line in raw.read_text().splitlines()] if raw.exists() else []
+
+
+def _number(record: Record, key: str) -> float:
+    return float(str(record.get(key) or 0))
+
+
+def _median(records: list[Record], key: str) -> float:
+    return statistics.median(_number(r, key) for r in records)
+
+
+def _share(records: list[Record]) -> str:
+    # What was cut off has only what was there by then: nothing is known of the rest.
+    text = f"{100 * _median(records, 'share'):.1f}"
+    if any(r["cut_off"] for r in records):
+        return f"{text} (cut off)"
+    return text if all(r["identical"] for r in records) else "wrong bytes or error"
+
+
+def _line(peer: str, control: str, records: list[Record]) -> str:
+    gigabytes = max(_median(records, "bytes") / 1e9, 1e-9)
+    moved = _median(records, "bytes") > 0
+    per_gb = [f"{_median(records, key) / gigabytes:.2f}" if moved else "–" for key in ("client_cpu_s", "server_cpu_s")]
+    memory = [f"{_median(records, key) / 1e6:.0f}" for key in ("client_peak_bytes", "server_peak_bytes")]
+    cells = [peer, control, _share(records), f"{_median(records, 'seconds'):.1f}", f"{_median(records, 'goodput_bits') / 1e6:.1f}",
+             *per_gb, *memory, str(len(records))]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _ratio(records: list[Record]) -> str:
+    """Sterna beside the best file tool, kernel control and all."""
+    best: dict[str, float] = {}
+    for record in records:
+        if record["peer"] not in NO_PEERS and record["identical"]:
+            name = f"{record['peer']} {record['control']}"
+            best[name] = max(best.get(name, 0.0), _number(record, "goodput_bits"))
+    ours = {name: rate for name, rate in best.items() if name.startswith("sterna")}
+    peers = {name: rate for name, rate in best.items() if not name.startswith("sterna")}
+    if not ours or not peers:
+        return ""
+    ours_name, peer_name = max(ours, key=ours.__getitem__), max(peers, key=peers.__getitem__)
+    factor = ours[ours_name] / peers[peer_name]
+    return f"\n{ours_name.split()[0]} against the best peer, {peer_name}: {factor:.2f} times its goodput.\n"
+
+
+def _section(row: Row, records: list[Record]) -> str:
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((str(record["peer"]), str(record["control"])), []).append(record)
+    asked = f" Sterna must reach: {row.target}." if row.target else ""
+    head = ("| tool | kernel control | % of link | seconds | Mbit/s | client CPU s/GB | server CPU s/GB | client peak MB "
+            "| server peak MB | runs |\n|---|---|---|---|---|---|---|---|---|---|\n")
+    lines = "\n".join(_line(peer, control, group) for (peer, control), group in groups.items())
+    flags = " ".join(row.lab) if row.lab else "none"
+    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}"
+
+
+def write(folder: Path) -> None:
+    """Writes README.md of a run from its raw.jsonl."""
+    records = read(folder / "raw.jsonl")
+    place = json.loads((folder / "environment.json").read_text())
+    sections = [_section(row, [r for r in records if r["row"] == row.name]) for row in ROWS]
+    text = (f"# Benchmark {folder.name}\n\nKernel {place['kernel']}, {place['cpu_count']} x {place['cpu']}, {place['memory']}; TCP "
+            f"buffers in the lab up to {place['tcp_buffers_in_lab']}; commit {place['commit'][:12]}. All of it is in environment.json, "
+            "every run in raw.jsonl. Shares are goodput over the rate of the link, medians of the runs; handshakes are inside the time; "
+            "files lie on tmpfs and are compared after each run.\n\n")
+    (folder / "README.md").write_text(text + "\n".join(s for r, s in zip(ROWS, sections) if any(x["row"] == r.name for x in records)))

@@ -1,0 +1,105 @@
+"""The rows of the benchmark: a path, what is copied over it, and what Sterna is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MB = 1_000_000
+GB = 1_000_000_000
+MBIT = 1_000_000
+GBIT = 1_000_000_000
+
+SINGLE_FILE_PEERS = ("iperf3-1", "iperf3-8", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "udt", "sterna")
+TREE_PEERS = ("curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "sterna")
+LOOPBACK_PEERS = ("cp", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "sterna-tcp", "sterna-quic")
+STERNA_ONLY = ("sterna-quic", "sterna-tcp")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. `lab` are the flags of `sterna lab up`; None runs on loopback, where `rate_bits` is only a scale."""
+
+    name: str
+    title: str
+    rate_bits: int
+    rtt_s: float
+    file_count: int
+    file_bytes: int
+    lab: tuple[str, ...] | None
+    peers: tuple[str, ...] = SINGLE_FILE_PEERS
+    controls: tuple[str, ...] = ("cubic", "bbr")
+    given_bits: int | None = None
+    target: str = ""
+    sterna_flags: tuple[str, ...] = ()
+    competitor: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes that are copied."""
+        return self.file_count * self.file_bytes
+
+    @property
+    def sterna_rate_bits(self) -> int:
+        """What `--rate` is given; on loopback nothing is."""
+        return self.given_bits or self.rate_bits
+
+    @property
+    def ideal_s(self) -> float:
+        """Time of the bytes at the rate of the link, and one round trip."""
+        return self.total_bytes * 8 / self.rate_bits + self.rtt_s
+
+    @property
+    def bdp_bytes(self) -> int:
+        """Bandwidth-delay product."""
+        return int(self.rate_bits * self.rtt_s / 8)
+
+
+def _path(rate: str, rtt: str, *more: str) -> tuple[str, ...]:
+    return ("--rate", rate, "--rtt", rtt, *more)
+
+
+def _sterna_row(name: str, title: str, size: int, lab: tuple[str, ...], rtt_s: float, **more: object) -> Row:
+    values: dict[str, object] = {"peers": STERNA_ONLY, "controls": ("bbr",), **more}
+    return Row(name, title, GBIT, rtt_s, 1, size, lab, **values)  # type: ignore[arg-type]
+
+
+# Paths of the comparison: a geostationary hop, a long terrestrial path, and one with a policer.
+COMPARED = (
+    Row("geo", "660 ms, 50 Mbit/s, no loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB, _path("50Mbit", "660ms"), target="88 %"),
+    Row("geo-0.01", "660 ms, 50 Mbit/s, 0.01 % loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB,
+        _path("50Mbit", "660ms", "--loss", "0.01%"), target="88 %"),
+    Row("geo-1", "660 ms, 50 Mbit/s, 1 % loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB,
+        _path("50Mbit", "660ms", "--loss", "1%"), target="87 %"),
+    Row("far-0.5", "320 ms, 100 Mbit/s, 0.5 % loss, 200 MB", 100 * MBIT, 0.32, 1, 200 * MB,
+        _path("100Mbit", "320ms", "--loss", "0.5%"), target="85 %"),
+    Row("policer", "320 ms, policer 30 Mbit/s with 64 KiB, 100 MB", 30 * MBIT, 0.32, 1, 100 * MB,
+        _path("100Mbit", "320ms", "--policer", "30Mbit:64KiB"), given_bits=29 * MBIT, target="86 %"),
+    Row("fast-0.01", "260 ms, 1 Gbit/s, 0.01 % loss, 1 GB", GBIT, 0.26, 1, GB,
+        _path("1Gbit", "260ms", "--loss", "0.01%"), target="80 %"),
+)
+
+# Many small files, and no path at all.
+SPECIAL = (
+    Row("small-files", "150 ms, 1 Gbit/s, 10,000 files of 100 KB", GBIT, 0.15, 10_000, 100_000, _path("1Gbit", "150ms"),
+        peers=TREE_PEERS, controls=("bbr",), target="14 s"),
+    Row("loopback", "loopback, 4 GB, tmpfs to tmpfs", 10 * GBIT, 0.0, 1, 4 * GB, None,
+        peers=LOOPBACK_PEERS, controls=("cubic",), target="best peer"),
+)
+
+# What Sterna alone is asked: reordering, a short queue, a neighbour, growth.
+ALONE = (
+    _sterna_row("clean-1g", "50 ms, 1 Gbit/s, 1 GB", GB, _path("1Gbit", "50ms"), 0.05),
+    _sterna_row("reorder-5ms", "50 ms, 1 Gbit/s, 1 % of packets 5 ms late, 1 GB", GB,
+                _path("1Gbit", "50ms", "--reorder", "1%:5ms"), 0.05, target="at least 90 % of clean-1g"),
+    _sterna_row("queue-0.1", "50 ms, 1 Gbit/s, queue of 0.1 BDP, 1 GB", GB,
+                _path("1Gbit", "50ms", "--queue", "0.1bdp"), 0.05, target="at least 90 % of clean-1g"),
+    _sterna_row("neighbour", "50 ms, 1 Gbit/s, beside one cubic flow, 1 GB", GB, _path("1Gbit", "50ms"), 0.05,
+                competitor=True, controls=("cubic",)),
+    *(_sterna_row(f"size-{size // MB}MB", f"50 ms, 1 Gbit/s, {size // MB} MB", size, _path("1Gbit", "50ms"), 0.05)
+      for size in (MB, 10 * MB, 100 * MB, 5 * GB)),
+    *(_sterna_row(f"lanes-{lanes}", f"50 ms, 1 Gbit/s, 1 GB, {lanes} lanes", GB, _path("1Gbit", "50ms"), 0.05,
+                  sterna_flags=("--lanes", str(lanes)))
+      for lanes in (1, 4, 16, 64)),
+)
+
+ROWS = COMPARED + SPECIAL + ALONE

@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Measures Sterna beside its peers, each row over an emulated path of its own. See bench/peers/README.md.
+
+    bench/run.py                              every row, every peer that is installed
+    bench/run.py --rows geo-1,far-0.5 --peers curl,sterna --repeat 3
+    bench/run.py --into bench/runs/DATE-HOST  add to an earlier run: what is there already is left out
+    bench/run.py --report bench/runs/DATE-HOST
+
+Each run has a fresh pair of hosts, the same seed in each row, and files on tmpfs that are compared afterwards. The clock
+starts before the client does, so that handshakes are inside. A run that reaches its limit is cut off, and what was there
+by then is what counts. Raw results go to raw.jsonl, one object a line; tables to README.md beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import filecmp
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import environment
+import report
+from measure import Program, Usage, stored_bytes
+from peers import PEERS, ROOT, STERNA, Peer, Place
+from rows import ROWS, Row
+
+# A run is cut off at this many times the ideal, but not before LIMIT_MIN_S.
+LIMIT_FACTOR, LIMIT_MIN_S = 3.0, 30.0
+# How long a server may take to listen.
+READY_S = 10.0
+BUFFERS = "512MB"
+
+
+@dataclass
+class Hosts:
+    """Where programs run: `prefix[i]` enters host i (0 sends, 1 receives), which has `address[i]`."""
+
+    prefix: tuple[list[str], list[str]]
+    address: tuple[str, str]
+
+
+class Lab:
+    """The two hosts of a row, up for one run; on loopback when the row has no path."""
+
+    def __init__(self, command: list[str], row: Row, control: str, seed: int, run: Path) -> None:
+        self._command, self._row, self._control, self._seed, self._run = command, row, control, seed, run
+        self._name = f"bench-{os.getpid()}"
+
+    def __enter__(self) -> Hosts:
+        if self._row.lab is None:
+            return Hosts(([], []), ("127.0.0.1", "127.0.0.1"))
+        up = [*self._command, "up", "--name", self._name, *self._row.lab, "--seed", str(self._seed), "--cc", self._control,
+              "--buffers", BUFFERS, "--counters", str(self._run / "counters.json")]
+        # The lab goes on in the background and keeps stderr: a pipe there would never end.
+        with (self._run / "lab.log").open("wb") as log:
+            done = subprocess.run(up, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+        line = done.stdout.split()
+        if done.returncode or "a" not in line:
+            raise RuntimeError(f"the lab did not come up: {(self._run / 'lab.log').read_text(errors='replace')[-400:]}")
+        addresses = (line[line.index("a") + 1], line[line.index("b") + 1])
+        # Some peers look up the names of addresses and would wait ten seconds for a server that the lab does not have.
+        (self._run / "hosts").write_text(
+            f"127.0.0.1 {socket.gethostname()} localhost\n{addresses[0]} host-a\n{addresses[1]} host-b\n")
+        (self._run / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+        with_names = ["unshare", "--mount", str(ROOT / "bench/peers/with-names.sh"), str(self._run)]
+        enter = [[*self._command, "exec", "--name", self._name, host, "--", *with_names] for host in ("a", "b")]
+        return Hosts((enter[0], enter[1]), addresses)
+
+    def __exit__(self, *_: object) -> None:
+        if self._row.lab is not None:
+            subprocess.run([*self._command, "down", "--name", self._name], check=False)
+
+    def counters(self) -> object:
+        """What the path did; known once the lab is down."""
+        try:
+            return json.loads((self._run / "counters.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+
+def make_source(row: Row, folder: Path) -> None:
+    """Writes the row's files, of random bytes, beneath `folder`; 100 to a folder."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    for index in range(row.file_count):
+        name = f"file-{index}" if row.file_count == 1 else f"{index // 100:03}/file-{index}"
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            for start in range(0, row.file_bytes, 1 << 22):
+                file.write(os.urandom(min(1 << 22, row.file_bytes - start)))
+
+
+def touch_memory(source: Path, folder: Path) -> None:
+    """Copies the files once and removes the copy: the first use of memory is slow in a virtual machine, for whoever is first."""
+    shutil.copytree(source, folder)
+    shutil.rmtree(folder)
+
+
+def is_identical(source: Path, target: Path) -> bool:
+    """Whether every file of `source` is in `target`, byte by byte."""
+    names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    # Some tools bring the name of the folder along.
+    target = target / source.name if (target / source.name).is_dir() else target
+    return all((target / n).is_file() and filecmp.cmp(source / n, target / n, shallow=False) for n in names)
+
+
+def start_competitor(hosts: Hosts, limit_s: float, run: Path) -> list[Program]:
+    """One cubic TCP flow from a to b for as long as the copy may take, 5 s ahead of it."""
+    server = Program([*hosts.prefix[1], "iperf3", "-s", "-1", "-p", "9503"], run / "neighbour-server.log")
+    wait_ready(server, lambda: server.listens_on(9503))
+    client = Program([*hosts.prefix[0], "iperf3", "-c", hosts.address[1], "-p", "9503", "-C", "cubic", "--forceflush",
+                      "-i", "1", "-t", str(int(limit_s) + 10)], run / "neighbour.log")
+    time.sleep(5)
+    return [client, server]
+
+
+def wait_ready(program: Program, is_ready: object) -> None:
+    """Waits until a server is ready; raises with what it said when it ends or does not get there."""
+    deadline = time.monotonic() + READY_S
+    while not is_ready():  # type: ignore[operator]
+        if program.has_ended() or time.monotonic() > deadline:
+            raise RuntimeError(f"the server did not get ready: {program.text()[-400:]}")
+        time.sleep(0.02)
+
+
+def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limit_s: float) -> dict[str, object]:
+    """One run; returns its record without the names."""
+    run, target = work / "run", work / "target"
+    target.mkdir()
+    target.chmod(0o777)
+    server_host = 1 if peer.pushes else 0
+    place = Place(row, source, target, run, hosts.address[server_host], target if peer.pushes else source)
+    server, others = None, []
+    if peer.server:
+        server = Program([*hosts.prefix[server_host], *peer.server(place)], run / "server.log")
+        ready_text = peer.ready_text
+        wait_ready(server, (lambda: ready_text in server.text()) if ready_text else (lambda: server.listens_on(peer.port)))
+        place.server_text = server.text
+    if row.competitor:
+        others = start_competitor(hosts, limit_s, run)
+    command = [*hosts.prefix[1 - server_host], *peer.client(place)]
+    client = Program(command, run / "client.log")
+    in_time = client.wait(limit_s)
+    stored = row.total_bytes if in_time else stored_bytes(target)
+    used = client.stop()
+    served = server.stop() if server else Usage(0.0, 0.0, 0, 0)
+    for other in others:
+        other.stop()
+    record: dict[str, object] = {
+        # Without the place of this checkout, which says nothing to others.
+        "command": shlex.join(peer.client(place)).replace(f"{ROOT}/", ""), "seconds": round(used.seconds, 3), "limit_s": limit_s,
+        "cut_off": not in_time, "exit_code": used.exit_code, "client_cpu_s": round(used.cpu_s, 3),
+        "server_cpu_s": round(served.cpu_s, 3), "client_peak_bytes": used.peak_bytes, "server_peak_bytes": served.peak_bytes,
+    }
+    if peer.measures_only:
+        return {**record, **iperf3_result(client.text())}
+    identical = in_time and is_identical(source, target)
+    record |= {"bytes": stored if identical or not in_time else 0, "identical": identical}
+    if in_time and not identical:
+        record["said"] = client.text()[-600:]
+    if row.competitor:
+        record["neighbour_log"] = (run / "neighbour.log").read_text(errors="replace")[-6000:]
+    return record
+
+
+def iperf3_result(text: str) -> dict[str, object]:
+    """Bytes that iperf3 delivered, and in what time."""
+    try:
+        end = json.loads(text)["end"]["sum_received"]
+        return {"bytes": end["bytes"], "seconds": round(end["seconds"], 3), "identical": True}
+    except (ValueError, KeyError):
+        return {"bytes": 0, "identical": False, "said": text[-600:]}
+
+
+def measure(row: Row, peer: Peer, control: str, repeat: int, source: Path, options: argparse.Namespace) -> dict[str, object]:
+    """One run with hosts of its own; a run that could not be made says why."""
+    limit_s = round(max(LIMIT_MIN_S, options.limit_factor * row.ideal_s), 1)
+    record: dict[str, object] = {"row": row.name, "peer": peer.name, "control": control, "repeat": repeat}
+    with tempfile.TemporaryDirectory(dir=source.parent) as folder:
+        work = Path(folder)
+        work.chmod(0o755)
+        (work / "run").mkdir()
+        lab = Lab(shlex.split(options.lab), row, control, options.seed + repeat, work / "run")
+        try:
+            with lab as hosts:
+                record |= copy_once(row, peer, hosts, source, work, limit_s)
+        except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+            record |= {"bytes": 0, "seconds": 0.0, "identical": False, "cut_off": False, "said": str(error)}
+        record["path"] = lab.counters()
+    bytes_done, seconds = float(str(record["bytes"])), float(str(record["seconds"]))
+    record["goodput_bits"] = round(bytes_done * 8 / seconds) if seconds else 0
+    record["share"] = round(float(str(record["goodput_bits"])) / row.rate_bits, 4)
+    return record
+
+
+def show(record: dict[str, object]) -> None:
+    """One line a run, for who waits."""
+    share = f"{100 * float(str(record['share'])):5.1f} %"
+    how = "cut off" if record.get("cut_off") else "same bytes" if record.get("identical") else f"no: {record.get('said')}"
+    print(f"{record['row']:<12} {record['peer']:<16} {record['control']:<6} {share} in {record['seconds']} s, {how}", flush=True)
+
+
+def controls_of(row: Row, peer: Peer) -> tuple[str, ...]:
+    """The kernel's congestion controls to run a peer with; one is enough when it has its own."""
+    return row.controls[-1:] if peer.own_control else row.controls
+
+
+def run_rows(options: argparse.Namespace, into: Path) -> None:
+    """Every wanted run that `into` does not hold yet."""
+    raw = into / "raw.jsonl"
+    done = {(r["row"], r["peer"], r["control"], r["repeat"]) for r in report.read(raw)}
+    work = Path(tempfile.mkdtemp(prefix="sterna-bench-", dir=options.tmpfs))
+    work.chmod(0o755)
+    try:
+        for row in (row for row in ROWS if not options.rows or row.name in options.rows):
+            names = [name for name in options.peers or row.peers if name in PEERS]
+            wanted = [(PEERS[name], control, repeat) for repeat in range(options.repeat) for name in names
+                      for control in controls_of(row, PEERS[name]) if PEERS[name].is_installed()]
+            wanted = [w for w in wanted if (row.name, w[0].name, w[1], w[2]) not in done]
+            if not wanted:
+                continue
+            source = work / "source"
+            make_source(row, source)
+            touch_memory(source, work / "touched")
+            for peer, control, repeat in wanted:
+                record = measure(row, peer, control, repeat, source, options)
+                with raw.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                show(record)
+            shutil.rmtree(source)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def read_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    split = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--rows", type=split, default=[], help="names, comma separated: " + ", ".join(r.name for r in ROWS))
+    parser.add_argument("--peers", type=split, default=[], help="names, comma separated: " + ", ".join(PEERS))
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each, each with a seed of its own")
+    parser.add_argument("--seed", type=int, default=1, help="of the path's random choices")
+    parser.add_argument("--limit-factor", type=float, default=LIMIT_FACTOR, help="cut off at this many times the ideal")
+    parser.add_argument("--lab", default=f"{STERNA} lab", help="command that has up, exec and down")
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="folder in memory for the files")
+    parser.add_argument("--into", type=Path, help="folder of the results, new or begun")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="only write the tables of DIR again")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Runs, reports, and fails when a copy was not identical."""
+    options = read_options()
+    if options.report:
+        report.write(options.report)
+        return 0
+    if os.geteuid() != 0:
+        print("bench: the lab needs root; only the rows on loopback can run without", file=sys.stderr)
+        options.rows = [row.name for row in ROWS if row.lab is None]
+    today = datetime.date.today().isoformat()
+    into = options.into or ROOT / "bench/runs" / f"{today}-{socket.gethostname()}"
+    into.mkdir(parents=True, exist_ok=True)
+    environment.write(into / "environment.json", shlex.split(options.lab), BUFFERS)
+    run_rows(options, into)
+    report.write(into)
+    print(f"results: {into}")
+    return 1 if any(not r["identical"] and not r["cut_off"] for r in report.read(into / "raw.jsonl")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+//! The emulated long fat network: a path model in virtual time, and the same model as a router between two hosts.
+//!
+//! What it does: [`LinkModel`] describes a path; [`model::Wire`] carries packets by it in virtual time, for tests;
+//! [`Lab`] carries the packets of real programs by it, between two network namespaces. [`profiles`] names paths that
+//! exist. What it refuses to do: know anything of Sterna's protocol, or need anything but root and `/dev/net/tun`.
+
+pub mod args;
+pub mod command;
+mod cpus;
+mod lab;
+pub mod model;
+mod packet;
+pub mod profiles;
+mod record;
+mod router;
+mod sys;
+
+pub use lab::{Host, Lab, LabOptions};
+pub use model::LinkModel;
+pub use record::NAME_VARIABLE;
+pub use router::{Counters, NetworkCounters, RouterCounters};

@@ -1,0 +1,290 @@
+//! One direction of a path as a machine: a packet goes in, the time of its arrival or the cause of its loss comes out.
+
+use std::time::Duration;
+
+use super::counters::{DirectionCounters, DropCause};
+use super::random::{Random, mix, threshold};
+use super::{BurstLoss, DirectionModel, LinkModel, Outage, Policer, Reorder};
+
+/// A flow as routers see it: a hash over addresses, protocol and ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flow(pub u64);
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It arrives.
+    Deliver(Delivery),
+    /// It does not.
+    Drop(DropCause),
+}
+
+/// When and in what order a packet arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// When its last bit arrives, since the start of the path.
+    pub at: Duration,
+    /// Whether it keeps its place.
+    pub order: Order,
+    /// When a copy of it arrives.
+    pub copy_at: Option<Duration>,
+}
+
+/// Whether a packet keeps its place among the others of its way through the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// In order after the earlier ones of the equal-cost path with this index.
+    InOrder(usize),
+    /// On its own.
+    Alone,
+}
+
+/// One direction of a path in operation.
+///
+/// `now` must not run backwards between calls. Cost: no allocation, one random draw for each impairment that is on.
+#[derive(Clone, Debug)]
+pub struct Direction {
+    rate_bits: u64,
+    queue_ns: u64,
+    policer: Option<Bucket>,
+    outages: Vec<Outage>,
+    loss: Chance,
+    burst: Option<Burst>,
+    /// Delay of each equal-cost path, and the latest arrival on it.
+    ways: Vec<Way>,
+    way_seed: u64,
+    jitter_ns: u64,
+    jitter_random: Random,
+    reorder: Option<(Reorder, Chance)>,
+    duplicate: Chance,
+    mtu: usize,
+    /// When the bottleneck has sent everything that it took, and the part of a nanosecond (in 1/rate) that is left over.
+    busy_until_ns: u64,
+    busy_carry: u64,
+    counters: DirectionCounters,
+}
+
+#[derive(Clone, Debug)]
+struct Way {
+    delay_ns: u64,
+    latest_ns: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Chance {
+    threshold: u64,
+    random: Random,
+}
+
+#[derive(Clone, Debug)]
+struct Burst {
+    model: BurstLoss,
+    bad: bool,
+    random: Random,
+}
+
+#[derive(Clone, Debug)]
+struct Bucket {
+    model: Policer,
+    /// Tokens in bits times 10^9, so that filling by nanoseconds is exact.
+    level: u128,
+    filled_ns: u64,
+}
+
+/// Which of the two directions of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Forward,
+    Reverse,
+}
+
+impl Direction {
+    /// The direction from host `a` to host `b`.
+    pub fn forward(model: &LinkModel) -> Self {
+        Self::new(model, &model.forward, Side::Forward)
+    }
+
+    /// The direction from host `b` to host `a`.
+    pub fn reverse(model: &LinkModel) -> Self {
+        Self::new(model, &model.reverse, Side::Reverse)
+    }
+
+    fn new(model: &LinkModel, direction: &DirectionModel, side: Side) -> Self {
+        let half_ns = nanos(model.rtt / 2);
+        let seed = mix(model.seed).wrapping_add(side as u64);
+        let random = |purpose| Random::new(seed, purpose);
+        let extra: &[Duration] = if side == Side::Forward && !model.ecmp.is_empty() { &model.ecmp } else { &[ZERO] };
+        let rate_bits = direction.rate.0.max(1);
+        Self {
+            rate_bits,
+            queue_ns: nanos(direction.rate.time_for(direction.queue_bytes(model.rtt))),
+            policer: direction.policer.map(Bucket::full),
+            outages: model.outages.clone(),
+            loss: Chance::new(direction.loss, random(PURPOSE_LOSS)),
+            burst: direction.burst_loss.map(|model| Burst { model, bad: false, random: random(PURPOSE_BURST) }),
+            ways: extra.iter().map(|e| Way { delay_ns: half_ns + nanos(*e), latest_ns: 0 }).collect(),
+            way_seed: random(PURPOSE_WAY).draw(),
+            jitter_ns: nanos(direction.jitter),
+            jitter_random: random(PURPOSE_JITTER),
+            reorder: direction.reorder.map(|r| (r, Chance::new(r.probability, random(PURPOSE_REORDER)))),
+            duplicate: Chance::new(direction.duplicate, random(PURPOSE_DUPLICATE)),
+            mtu: usize::from(model.path_mtu.unwrap_or(model.mtu)),
+            busy_until_ns: 0,
+            busy_carry: 0,
+            counters: DirectionCounters::default(),
+        }
+    }
+
+    /// Takes a packet of `len` bytes (IP header included) at `now` and says what becomes of it.
+    pub fn offer(&mut self, now: Duration, len: usize, flow: Flow) -> Verdict {
+        self.counters.offered_packets += 1;
+        self.counters.offered_bytes += len as u64;
+        match self.pass(nanos(now), len, flow) {
+            Ok(delivery) => {
+                self.counters.carried_packets += 1;
+                self.counters.carried_bytes += len as u64;
+                self.counters.duplicated_packets += u64::from(delivery.copy_at.is_some());
+                Verdict::Deliver(delivery)
+            }
+            Err(cause) => {
+                self.counters.dropped.add(cause);
+                Verdict::Drop(cause)
+            }
+        }
+    }
+
+    fn pass(&mut self, now_ns: u64, len: usize, flow: Flow) -> Result<Delivery, DropCause> {
+        if len > self.mtu {
+            return Err(DropCause::Mtu);
+        }
+        if self.policer.as_mut().is_some_and(|bucket| !bucket.take(now_ns, len)) {
+            return Err(DropCause::Policer);
+        }
+        let sent_ns = self.transmit(now_ns, len).ok_or(DropCause::Queue)?;
+        let sent = Duration::from_nanos(sent_ns);
+        if self.outages.iter().any(|outage| outage.covers(sent)) {
+            return Err(DropCause::Outage);
+        }
+        if self.burst.as_mut().is_some_and(Burst::lost) {
+            return Err(DropCause::BurstLoss);
+        }
+        if self.loss.hit() {
+            return Err(DropCause::Loss);
+        }
+        Ok(self.propagate(sent_ns, flow))
+    }
+
+    /// When the bottleneck has sent the packet, or `None` when the queue is full.
+    fn transmit(&mut self, now_ns: u64, len: usize) -> Option<u64> {
+        let wait_ns = self.busy_until_ns.saturating_sub(now_ns);
+        // What is in the queue is never worth more than the queue's length; the packet under way comes on top.
+        if wait_ns > self.queue_ns {
+            return None;
+        }
+        if wait_ns == 0 {
+            self.busy_until_ns = now_ns;
+            self.busy_carry = 0;
+        }
+        let work = (len as u64) * BITS_NS_PER_BYTE + self.busy_carry;
+        self.busy_until_ns = self.busy_until_ns.saturating_add(work / self.rate_bits);
+        self.busy_carry = work % self.rate_bits;
+        let backlog_ns = self.busy_until_ns - now_ns;
+        let backlog_bytes = u128::from(backlog_ns) * u128::from(self.rate_bits) / u128::from(BITS_NS_PER_BYTE);
+        self.counters.queue_bytes_max = self.counters.queue_bytes_max.max(backlog_bytes as u64);
+        Some(self.busy_until_ns)
+    }
+
+    fn propagate(&mut self, sent_ns: u64, flow: Flow) -> Delivery {
+        let count = self.ways.len() as u64;
+        // Most paths have one way: no hash, no division.
+        let index = if count == 1 { 0 } else { (mix(flow.0 ^ self.way_seed) % count) as usize };
+        let jitter_ns = if self.jitter_ns == 0 { 0 } else { self.jitter_random.up_to(self.jitter_ns) };
+        let way = &mut self.ways[index];
+        let arrival_ns = sent_ns.saturating_add(way.delay_ns).saturating_add(jitter_ns);
+        let copy_at = self.duplicate.hit().then_some(arrival_ns);
+        if let Some((reorder, chance)) = &mut self.reorder
+            && chance.hit()
+        {
+            self.counters.reordered_packets += 1;
+            let at = Duration::from_nanos(arrival_ns) + reorder.delay;
+            return Delivery { at, order: Order::Alone, copy_at: copy_at.map(|_| at) };
+        }
+        way.latest_ns = way.latest_ns.max(arrival_ns);
+        let at = Duration::from_nanos(way.latest_ns);
+        Delivery { at, order: Order::InOrder(index), copy_at: copy_at.map(|_| at) }
+    }
+
+    /// Most bytes that can be under way: a full queue, and what fits into the longest delay.
+    pub fn bytes_in_flight_max(&self) -> usize {
+        let longest_ns = self.ways.iter().map(|way| way.delay_ns).max().unwrap_or(0);
+        let held_ns = self.reorder.as_ref().map_or(0, |(reorder, _)| nanos(reorder.delay));
+        let ns =
+            [self.queue_ns, longest_ns, self.jitter_ns, held_ns].iter().fold(0, |sum: u64, ns| sum.saturating_add(*ns));
+        usize::try_from(u128::from(ns) * u128::from(self.rate_bits) / u128::from(BITS_NS_PER_BYTE))
+            .unwrap_or(usize::MAX)
+    }
+
+    /// Figures since the start.
+    pub fn counters(&self) -> &DirectionCounters {
+        &self.counters
+    }
+}
+
+impl Chance {
+    fn new(probability: f64, random: Random) -> Self {
+        Self { threshold: threshold(probability), random }
+    }
+
+    fn hit(&mut self) -> bool {
+        self.random.chance(self.threshold)
+    }
+}
+
+impl Burst {
+    fn lost(&mut self) -> bool {
+        let change = if self.bad { self.model.to_good } else { self.model.to_bad };
+        if self.random.chance(threshold(change)) {
+            self.bad = !self.bad;
+        }
+        self.bad && self.random.chance(threshold(self.model.loss_bad))
+    }
+}
+
+impl Bucket {
+    fn full(model: Policer) -> Self {
+        let mut bucket = Self { model, level: 0, filled_ns: 0 };
+        bucket.level = bucket.depth();
+        bucket
+    }
+
+    fn depth(&self) -> u128 {
+        u128::from(self.model.burst.0) * u128::from(BITS_NS_PER_BYTE)
+    }
+
+    fn take(&mut self, now_ns: u64, len: usize) -> bool {
+        let elapsed_ns = now_ns.saturating_sub(self.filled_ns);
+        self.filled_ns = self.filled_ns.max(now_ns);
+        self.level = (self.level + u128::from(elapsed_ns) * u128::from(self.model.rate.0)).min(self.depth());
+        let cost = len as u128 * u128::from(BITS_NS_PER_BYTE);
+        let passes = self.level >= cost;
+        if passes {
+            self.level -= cost;
+        }
+        passes
+    }
+}
+
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One byte is 8 bits; times 10^9 so that dividing by bit/s gives nanoseconds.
+const BITS_NS_PER_BYTE: u64 = 8_000_000_000;
+const ZERO: Duration = Duration::ZERO;
+
+const PURPOSE_LOSS: u64 = 1;
+const PURPOSE_BURST: u64 = 2;
+const PURPOSE_WAY: u64 = 3;
+const PURPOSE_JITTER: u64 = 4;
+const PURPOSE_REORDER: u64 = 5;
+const PURPOSE_DUPLICATE: u64 = 6;

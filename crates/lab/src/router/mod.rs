@@ -1,0 +1,469 @@
+//! The router: one thread that moves packets between TUN devices as the model says.
+//!
+//! What it does: reads what the hosts send, asks the [`Direction`] for the fate of each packet, writes each at its time.
+//! What it refuses to do: decide anything about a packet by itself (only the MTU answer and the SYN edit are its own).
+//! Time enters by one clock read a turn; bytes enter into the ring of their direction and leave from there, uncopied.
+//!
+//! The loop is started by [`spawn`], woken by a packet, a due time or the stop signal, bounded in each turn by
+//! [`READS_PER_TURN`], and ends when it is stopped or a device fails. While packets flow it takes a turn every
+//! *quantum* (a hundredth of the round trip, at most 200 us) so that what arrives together is handed on together, as
+//! network cards do; a packet on a quiet path is passed on at its exact time.
+
+mod ring;
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+
+use crate::model::{Delivery, Direction, DirectionCounters, DropCause, InFlight, LinkModel, StrippedOptions, Verdict};
+use crate::packet::{
+    HEADERS_BYTES_MAX, OFFLOAD_HEADER_BYTES, OffloadHeader, Shape, flow, forbids_fragments, fragmentation_needed,
+    strip_syn_options,
+};
+use crate::sys;
+use ring::{PacketRing, RECORD_BYTES_MAX};
+
+/// Figures of a lab since its start; this is the JSON that `--counters` writes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Counters {
+    /// Seconds since the start.
+    pub elapsed_s: f64,
+    /// The router itself.
+    pub router: RouterCounters,
+    /// Each network, the first one first.
+    pub networks: Vec<NetworkCounters>,
+}
+
+/// What the router spent and how punctual it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct RouterCounters {
+    /// CPU time of the router's thread, seconds; the hosts' receive path up to the socket is in it.
+    pub cpu_s: f64,
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Packets and super-packets read from hosts.
+    pub reads: u64,
+    /// Packets and super-packets written to hosts.
+    pub writes: u64,
+    /// Packets (as on the wire) written to hosts.
+    pub delivered_packets: u64,
+    /// Mean time by which packets were later than the model says, microseconds.
+    pub late_mean_us: f64,
+    /// Most by which one was, microseconds.
+    pub late_max_us: f64,
+    /// Packets that were no IPv4, or made no sense.
+    pub malformed: u64,
+    /// Packets lost because the router's memory was full: more than the model lets through at once.
+    pub memory_full: u64,
+    /// Writes that the receiving host's kernel refused.
+    pub refused: u64,
+    /// ICMP "fragmentation needed" answers.
+    pub icmp_sent: u64,
+    /// SYN packets from which an option was removed.
+    pub options_stripped: u64,
+}
+
+/// Both directions of one network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NetworkCounters {
+    /// From host `a` to host `b`.
+    pub forward: DirectionCounters,
+    /// From host `b` to host `a`.
+    pub reverse: DirectionCounters,
+}
+
+/// The two ends of one network, as TUN devices of the hosts.
+pub(crate) struct Attachment {
+    pub(crate) model: LinkModel,
+    pub(crate) a: OwnedFd,
+    pub(crate) b: OwnedFd,
+    /// The address that ICMP answers come from.
+    pub(crate) router_address: [u8; 4],
+}
+
+/// A running router.
+pub(crate) struct RouterHandle {
+    thread: Option<JoinHandle<io::Result<()>>>,
+    /// Closed to stop the router.
+    stop: Option<OwnedFd>,
+    counters: Arc<Mutex<Counters>>,
+}
+
+/// Starts the router's thread.
+pub(crate) fn spawn(attachments: Vec<Attachment>) -> io::Result<RouterHandle> {
+    let (watched, stop) = rustix::pipe::pipe()?;
+    let counters = Arc::new(Mutex::new(Counters::default()));
+    let mut router = Router::new(attachments, watched, Arc::clone(&counters));
+    let thread = std::thread::Builder::new().name("lab-router".into()).spawn(move || {
+        sys::make_thread_prompt();
+        // A machine that does not let us choose costs precision only.
+        drop(crate::cpus::keep_to_one());
+        router.run()
+    })?;
+    Ok(RouterHandle { thread: Some(thread), stop: Some(stop), counters })
+}
+
+impl RouterHandle {
+    /// Figures of at most [`PUBLISH_EVERY`] ago.
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Stops the router and returns its last figures.
+    pub(crate) fn stop(&mut self) -> io::Result<Counters> {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            thread.join().map_err(|_| io::Error::other("the router's thread panicked"))??;
+        }
+        Ok(self.counters())
+    }
+}
+
+impl Drop for RouterHandle {
+    fn drop(&mut self) {
+        // The figures and errors of a lab that is dropped unasked interest nobody.
+        drop(self.stop());
+    }
+}
+
+struct Router {
+    legs: Vec<Leg>,
+    /// TUN devices: `a` and `b` of each network in turn.
+    devices: Vec<OwnedFd>,
+    watched: OwnedFd,
+    start: Instant,
+    quantum: Duration,
+    published: Duration,
+    figures: RouterCounters,
+    late_ns_total: u64,
+    shared: Arc<Mutex<Counters>>,
+    /// Segments of the packet at hand that will arrive; kept to save an allocation per packet.
+    accepted: Vec<(u16, Delivery)>,
+    /// Where a packet lies that is taken apart, or that no ring has room for.
+    scratch: Vec<u8>,
+}
+
+/// One direction of one network.
+struct Leg {
+    direction: Direction,
+    flight: InFlight<Segment>,
+    ring: PacketRing,
+    from: usize,
+    to: usize,
+    strip: StrippedOptions,
+    /// MTU to announce and the address to do it from, when the path answers packets that are too large.
+    icmp: Option<(u16, [u8; 4])>,
+}
+
+/// One packet on the wire: a segment of a record in the ring.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    record: u64,
+    index: u16,
+    due_us: u64,
+}
+
+/// Segments `[first, end)` of a record, due together.
+struct Run {
+    record: u64,
+    first: u16,
+    end: u16,
+}
+
+impl Router {
+    fn new(attachments: Vec<Attachment>, watched: OwnedFd, shared: Arc<Mutex<Counters>>) -> Self {
+        let shortest = attachments.iter().map(|n| n.model.rtt).min().unwrap_or_default();
+        let mut legs = Vec::new();
+        let mut devices = Vec::new();
+        for network in attachments {
+            let (a, b) = (devices.len(), devices.len() + 1);
+            legs.push(Leg::new(&network, Direction::forward(&network.model), a, b));
+            legs.push(Leg::new(&network, Direction::reverse(&network.model), b, a));
+            devices.extend([network.a, network.b]);
+        }
+        Self {
+            legs,
+            devices,
+            watched,
+            start: Instant::now(),
+            quantum: (shortest / QUANTA_PER_RTT).clamp(QUANTUM_MIN, QUANTUM_MAX),
+            published: Duration::ZERO,
+            figures: RouterCounters::default(),
+            late_ns_total: 0,
+            shared,
+            accepted: Vec::new(),
+            scratch: vec![0; RECORD_BYTES_MAX],
+        }
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            let began = self.start.elapsed();
+            self.figures.turns += 1;
+            let reads = self.figures.reads;
+            let writes = self.figures.writes;
+            for leg in 0..self.legs.len() {
+                self.take_in(leg)?;
+            }
+            let now = self.start.elapsed();
+            for leg in 0..self.legs.len() {
+                self.hand_on(leg, now);
+            }
+            if now.saturating_sub(self.published) >= PUBLISH_EVERY {
+                self.publish(now);
+            }
+            let busy = self.figures.reads != reads || self.figures.writes != writes;
+            if self.sleep(busy.then_some(began + self.quantum))? {
+                // What was sent before the end counts.
+                for leg in 0..self.legs.len() {
+                    self.take_in(leg)?;
+                }
+                self.publish(self.start.elapsed());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads what the host at the start of this leg has sent, at most [`READS_PER_TURN`] packets.
+    fn take_in(&mut self, leg: usize) -> io::Result<()> {
+        for _ in 0..READS_PER_TURN {
+            let leg = &mut self.legs[leg];
+            let device = &self.devices[leg.from];
+            let spare = leg.ring.spare();
+            let has_room = spare.is_some();
+            let len = match rustix::io::read(device, spare.unwrap_or(&mut self.scratch)) {
+                Ok(len) => len,
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            self.figures.reads += 1;
+            if !has_room {
+                self.figures.memory_full += 1;
+                continue;
+            }
+            let now = self.start.elapsed();
+            leg.admit(now, len, device, &mut self.figures, &mut self.accepted, &mut self.scratch);
+        }
+        Ok(())
+    }
+
+    /// Writes everything that has arrived by `now` to the host at the end of this leg.
+    fn hand_on(&mut self, leg: usize, now: Duration) {
+        let leg = &mut self.legs[leg];
+        let device = &self.devices[leg.to];
+        let mut run: Option<Run> = None;
+        while let Some(segment) = leg.flight.poll(now) {
+            let late_ns = crate::model::nanos(now).saturating_sub(segment.due_us * 1000);
+            self.late_ns_total += late_ns;
+            self.figures.late_max_us = self.figures.late_max_us.max(late_ns as f64 / 1000.0);
+            self.figures.delivered_packets += 1;
+            match &mut run {
+                Some(run) if run.record == segment.record && run.end == segment.index => run.end += 1,
+                _ => {
+                    if let Some(ready) = run.take() {
+                        leg.write(&ready, device, &mut self.figures);
+                    }
+                    run = Some(Run { record: segment.record, first: segment.index, end: segment.index + 1 });
+                }
+            }
+        }
+        if let Some(ready) = run {
+            leg.write(&ready, device, &mut self.figures);
+        }
+    }
+
+    /// Sleeps until there is something to do, or until `busy_until` when packets are flowing; true when told to stop.
+    fn sleep(&self, busy_until: Option<Duration>) -> io::Result<bool> {
+        let now = self.start.elapsed();
+        let due = self.legs.iter().filter_map(|leg| leg.flight.poll_timeout()).min();
+        let wake = busy_until.or(due);
+        let timeout = wake.map(|at| timespec(at.saturating_sub(now)));
+        let mut watched = vec![PollFd::new(&self.watched, PollFlags::IN)];
+        if busy_until.is_none() {
+            watched.extend(self.devices.iter().map(|device| PollFd::new(device, PollFlags::IN)));
+        }
+        match poll(&mut watched, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!watched[0].revents().is_empty()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn publish(&mut self, now: Duration) {
+        self.published = now;
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        self.figures.cpu_s = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
+        self.figures.late_mean_us = self.late_ns_total as f64 / 1000.0 / self.figures.delivered_packets.max(1) as f64;
+        let networks = self.legs.chunks_exact(2).map(|both| NetworkCounters {
+            forward: *both[0].direction.counters(),
+            reverse: *both[1].direction.counters(),
+        });
+        let counters = Counters { elapsed_s: now.as_secs_f64(), router: self.figures, networks: networks.collect() };
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+    }
+}
+
+impl Leg {
+    fn new(network: &Attachment, direction: Direction, from: usize, to: usize) -> Self {
+        let model = &network.model;
+        let ring = PacketRing::new(direction.bytes_in_flight_max() * RING_SLACK_NUMERATOR / 4 + RING_SPARE_BYTES);
+        let icmp = model.icmp.then(|| (model.path_mtu.unwrap_or(model.mtu), network.router_address));
+        Self { direction, flight: InFlight::new(), ring, from, to, strip: model.strip, icmp }
+    }
+
+    /// Decides over the record of `len` bytes that was just read into the ring's spare room.
+    fn admit(
+        &mut self,
+        now: Duration,
+        len: usize,
+        answer_to: impl AsFd,
+        figures: &mut RouterCounters,
+        accepted: &mut Vec<(u16, Delivery)>,
+        scratch: &mut [u8],
+    ) {
+        // `spare` gave this room for the read just now and nothing was kept since.
+        let Some(record) = self.ring.spare() else { return };
+        let Some(offload) = OffloadHeader::read(&record[..len]) else {
+            figures.malformed += 1;
+            return;
+        };
+        let packet = &mut record[OFFLOAD_HEADER_BYTES..len];
+        let Some(shape) = Shape::read(&offload, packet) else {
+            figures.malformed += 1;
+            return;
+        };
+        if self.strip.any() && strip_syn_options(&offload, packet, self.strip) {
+            figures.options_stripped += 1;
+        }
+        let flow = flow(packet);
+        accepted.clear();
+        let mut too_large = None;
+        let mut uses = 0;
+        for index in 0..shape.segment_count() {
+            let wire_bytes = shape.wire_bytes(index);
+            match self.direction.offer(now, wire_bytes, flow) {
+                Verdict::Deliver(delivery) => {
+                    uses += 1 + u32::from(delivery.copy_at.is_some());
+                    accepted.push((index, delivery));
+                }
+                Verdict::Drop(DropCause::Mtu) => too_large = too_large.or(Some(wire_bytes)),
+                Verdict::Drop(_) => {}
+            }
+        }
+        if let (Some(wire_bytes), Some((mtu, router))) = (too_large, self.icmp) {
+            let reply = forbids_fragments(packet).then(|| fragmentation_needed(packet, wire_bytes, router, mtu));
+            if let Some(reply) = reply.flatten() {
+                let header = OffloadHeader::default().write();
+                // A host that cannot take the answer does without, as on a real path.
+                let _ = rustix::io::writev(answer_to, &[IoSlice::new(&header), IoSlice::new(&reply)]);
+                figures.icmp_sent += 1;
+            }
+        }
+        if accepted.is_empty() {
+            return;
+        }
+        if accepted.len() * 4 <= usize::from(shape.segment_count()) * 3 {
+            self.keep_parts(len, shape, accepted, figures, scratch);
+            return;
+        }
+        let record = self.ring.keep(len, shape, uses);
+        for (index, delivery) in accepted.drain(..) {
+            self.launch(record, index, &delivery);
+        }
+    }
+
+    /// Keeps only what will arrive of a super-packet, each stretch of it as a packet of its own.
+    ///
+    /// Kept whole, what a full queue or a policer takes out of super-packets would fill the ring.
+    fn keep_parts(
+        &mut self,
+        len: usize,
+        shape: Shape,
+        accepted: &mut Vec<(u16, Delivery)>,
+        figures: &mut RouterCounters,
+        scratch: &mut [u8],
+    ) {
+        let Some(record) = self.ring.spare() else { return };
+        scratch[..len].copy_from_slice(&record[..len]);
+        let packet = &scratch[OFFLOAD_HEADER_BYTES..len];
+        for stretch in accepted.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
+            let Some(room) = self.ring.spare() else {
+                figures.memory_full += stretch.len() as u64;
+                continue;
+            };
+            let (first, end) = (stretch[0].0, stretch[0].0 + stretch.len() as u16);
+            let mut header = [0; HEADERS_BYTES_MAX];
+            let (header_bytes, offload) = shape.run_header(packet, first, end, &mut header);
+            let payload = &packet[shape.payload_range(first, end)];
+            let payload_at = OFFLOAD_HEADER_BYTES + header_bytes;
+            room[..OFFLOAD_HEADER_BYTES].copy_from_slice(&offload.write());
+            room[OFFLOAD_HEADER_BYTES..payload_at].copy_from_slice(&header[..header_bytes]);
+            room[payload_at..payload_at + payload.len()].copy_from_slice(payload);
+            let part = shape.part(first, end);
+            let uses = stretch.iter().map(|(_, delivery)| 1 + u32::from(delivery.copy_at.is_some())).sum();
+            let record = self.ring.keep(payload_at + payload.len(), part, uses);
+            for (index, delivery) in stretch {
+                self.launch(record, index - first, delivery);
+            }
+        }
+        accepted.clear();
+    }
+
+    fn launch(&mut self, record: u64, index: u16, delivery: &Delivery) {
+        let segment = Segment { record, index, due_us: delivery.at.as_micros() as u64 };
+        self.flight.push(delivery, segment);
+        if let Some(copy_at) = delivery.copy_at {
+            self.flight.push_at(copy_at, segment);
+        }
+    }
+
+    /// Writes a run of segments as one packet and lets go of them.
+    fn write(&mut self, run: &Run, device: impl AsFd, figures: &mut RouterCounters) {
+        let (record, shape) = self.ring.record(run.record);
+        let packet = &record[OFFLOAD_HEADER_BYTES..];
+        let result = if run.first == 0 && run.end == shape.segment_count() {
+            rustix::io::write(device, record)
+        } else {
+            let mut header = [0; HEADERS_BYTES_MAX];
+            let (header_bytes, offload) = shape.run_header(packet, run.first, run.end, &mut header);
+            let offload = offload.write();
+            let parts = [
+                IoSlice::new(&offload),
+                IoSlice::new(&header[..header_bytes]),
+                IoSlice::new(&packet[shape.payload_range(run.first, run.end)]),
+            ];
+            rustix::io::writev(device, &parts)
+        };
+        figures.writes += 1;
+        figures.refused += u64::from(result.is_err());
+        self.ring.release(run.record, u32::from(run.end - run.first));
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
+/// Most packets read from one host in one turn, so that no host starves the others: more than one quantum brings at
+/// 10 Gbit/s in super-packets, or at 1 Gbit/s in packets of 100 bytes.
+const READS_PER_TURN: usize = 256;
+
+/// Turns in a round trip while packets flow: keeps the error of the round trip below two in a hundred.
+const QUANTA_PER_RTT: u32 = 100;
+/// Below this the turns cost more than they move.
+const QUANTUM_MIN: Duration = Duration::from_micros(20);
+/// Above this the hosts' pacing and our punctuality would be coarser than a millisecond on a machine with little rest.
+const QUANTUM_MAX: Duration = Duration::from_micros(200);
+
+/// How often figures are published.
+const PUBLISH_EVERY: Duration = Duration::from_millis(100);
+
+/// Memory of a direction over what the model can hold, in quarters: headers and partly dropped super-packets.
+const RING_SLACK_NUMERATOR: usize = 6;
+/// Memory of a direction on top: one turn's worth of super-packets.
+const RING_SPARE_BYTES: usize = 8 << 20;

@@ -1,0 +1,706 @@
+//! The client: one copy, from its options to the outcome of every file.
+//!
+//! Dials the first lane, decides how many more there shall be, keeps every lane alive (a dead one is dialled again with
+//! backoff), and starts the session anew when the agent was restarted. The loop is [`run_session`]: it ticks until the
+//! session is over or the person stops it.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::plan::{self, Decision, TcpPath, Via};
+use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
+use sterna_proto::{
+    BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileEntry, Location, Phase, RelPath, Retry, Scope,
+};
+
+use crate::buffer::BufferPool;
+use crate::disk::{Destination, Root, Sources};
+use crate::identity::{Fingerprint, Identity};
+use crate::lane::quic::{self, SharedBudget};
+use crate::lane::{Lane, LaneStats, Transport, tcp};
+use crate::session::{
+    End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, Source, attach, lock,
+};
+
+/// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+
+/// Longest wait before a dead lane is dialled again. Reason: an outage that ends is noticed within this.
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// A lane that lived this long was well: the next wait is the shortest again.
+const HEALTHY_LIFE: Duration = Duration::from_secs(10);
+
+/// How long the last packets of a session get to leave this host. Reason: the thread of a lane wakes up within a few
+/// milliseconds and paces its last packets within some more.
+const DEPARTURE: Duration = Duration::from_millis(30);
+
+/// How often the owner of a session looks after it.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Files under way in a progress snapshot. Reason: as many lines as a person follows.
+const ACTIVE_FILES_SHOWN: usize = 4;
+
+/// Which lanes to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViaChoice {
+    /// Sterna decides.
+    Auto,
+    /// These.
+    Only(Via),
+}
+
+/// One copy.
+#[derive(Clone, Debug)]
+pub struct CopyOptions {
+    /// What to copy.
+    pub sources: Vec<Location>,
+    /// Where to.
+    pub destination: Location,
+    /// Transport.
+    pub via: ViaChoice,
+    /// Number of lanes; `None`: Sterna decides.
+    pub lanes: Option<u32>,
+    /// The rate of the path, a cap on the wire.
+    pub rate: Option<BitRate>,
+    /// Loss that counts as noise, in parts per million.
+    pub loss_ceiling_ppm: u32,
+    /// Congestion control of TCP lanes; `None`: the kernel's, and bbr when the path loses packets.
+    pub congestion: Option<String>,
+    /// What to do when a file exists.
+    pub overwrite: Overwrite,
+    /// Digests wanted beside BLAKE3.
+    pub checks: Checks,
+    /// The digest that the one file must have.
+    pub expect: Option<Digest>,
+    /// Most that transports may hold.
+    pub memory: ByteCount,
+    /// Nothing is written.
+    pub dry_run: bool,
+    /// How long the session outlives its last lane.
+    pub linger: Duration,
+}
+
+/// What the person who runs a copy sees and says; called from many threads.
+pub trait CopyObserver: Send + Sync {
+    /// Something happened.
+    fn event(&self, event: CopyEvent);
+    /// Called a few times a second.
+    fn progress(&self, progress: &CopyProgress);
+    /// Whether the agent at `remote` with this key is trusted. Errors: it is not, with the reason for the person.
+    fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error>;
+    /// Whether the person wants to stop.
+    fn stopped(&self) -> bool;
+}
+
+/// What happens in a copy.
+#[derive(Debug)]
+pub enum CopyEvent {
+    /// A decision, with its reason.
+    Decision {
+        /// What about: `transport`, `lanes` or `congestion`.
+        subject: &'static str,
+        /// Why.
+        rationale: String,
+    },
+    /// A lane is up.
+    LaneUp {
+        /// Its number.
+        lane: u32,
+        /// Its transport.
+        transport: Transport,
+        /// The address of the agent.
+        peer: SocketAddr,
+    },
+    /// A lane is down; it is dialled again.
+    LaneDown {
+        /// Its number.
+        lane: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Something happened in the session.
+    Session(SessionEvent),
+    /// The agent lost the session (it was restarted); a new one goes on.
+    Restarted,
+}
+
+/// A snapshot of a copy.
+#[derive(Clone, Debug, Default)]
+pub struct CopyProgress {
+    /// How far the session is.
+    pub session: Progress,
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// Each live lane's figures.
+    pub lanes: Vec<LaneStats>,
+    /// Large files under way, the first few.
+    pub files: Vec<ActiveFile>,
+}
+
+/// How a copy ended.
+#[derive(Debug, Default)]
+pub struct CopySummary {
+    /// Files that were copied.
+    pub done: u64,
+    /// Files that were up to date.
+    pub skipped: u64,
+    /// Files, directories and sources that failed, with the reasons of the first [`FAILURES_KEPT_MAX`].
+    pub failed: u64,
+    /// Bytes of the files that were copied.
+    pub bytes: u64,
+    /// Bytes that were there from an earlier run; goodput does not count them.
+    pub bytes_held: u64,
+    /// Blocks that were sent or asked for again.
+    pub blocks_again: u64,
+    /// Time from the start to the last outcome.
+    pub elapsed: Duration,
+    /// Why files failed.
+    pub failures: Vec<Error>,
+}
+
+impl CopySummary {
+    /// Mean rate of the file bytes that this run brought.
+    pub fn goodput(&self) -> BitRate {
+        BitRate::mean(ByteCount(self.bytes.saturating_sub(self.bytes_held)), self.elapsed)
+    }
+}
+
+/// Failures whose reasons are kept. Reason: bounds memory; the observer has heard them all.
+pub const FAILURES_KEPT_MAX: usize = 100;
+
+/// Runs one copy to its end.
+///
+/// Errors: nothing could be done at all (usage, no agent, not trusted), or the session ended early. Files that failed on
+/// their own are in the summary.
+pub fn copy(
+    options: &CopyOptions,
+    identity: &Identity,
+    observer: &Arc<dyn CopyObserver>,
+) -> Result<CopySummary, Error> {
+    let started = Instant::now();
+    let job = Job::plan(options)?;
+    let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
+    // Since when the agent has been looked for again, after it lost a session.
+    let mut lost_since: Option<Instant> = None;
+    loop {
+        match run_session(options, &job, identity, observer, &tally, started) {
+            Err(error) if error.kind == ErrorKind::SessionLost && !observer.stopped() => {
+                lost_since = Some(Instant::now());
+                observer.event(CopyEvent::Restarted);
+            }
+            // It may be gone again before the new session has a lane.
+            Err(error)
+                if error.phase == Phase::Prepare
+                    && error.retry == Retry::After
+                    && lost_since.is_some_and(|since| since.elapsed() < options.linger)
+                    && !observer.stopped() =>
+            {
+                thread::sleep(BACKOFF_MIN);
+            }
+            outcome => {
+                let mut state = lock(&tally.state);
+                state.summary.elapsed = started.elapsed();
+                return outcome.map(|()| std::mem::take(&mut state.summary));
+            }
+        }
+    }
+}
+
+/// Our end of a session; once more as a receiver if it is one.
+type OurEnd = (Arc<dyn End>, Option<Arc<Receiver>>);
+
+/// What is to be done, worked out of the locations.
+struct Job {
+    remote: RemoteLocation,
+    direction: Direction,
+}
+
+enum Direction {
+    Push { sources: Vec<PathBuf>, destination: Vec<u8> },
+    Pull { sources: Vec<Vec<u8>>, destination: PathBuf },
+}
+
+impl Job {
+    fn plan(options: &CopyOptions) -> Result<Self, Error> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        if options.sources.is_empty() {
+            return usage("nothing to copy: name at least one source");
+        }
+        if options.sources.len() > SOURCES_MAX {
+            return usage("more than 4096 sources: name their directory, or use a wildcard in quotes");
+        }
+        let local = |location: &Location| match location {
+            Location::Local(path) => Some(path.clone()),
+            Location::Remote(_) => None,
+        };
+        match &options.destination {
+            Location::Remote(remote) => match options.sources.iter().map(local).collect::<Option<Vec<_>>>() {
+                None => usage("both ends are remote: run the copy at one of the two hosts"),
+                Some(sources) => {
+                    let direction = Direction::Push { sources, destination: remote.path.clone() };
+                    Ok(Self { remote: remote.clone(), direction })
+                }
+            },
+            Location::Local(destination) => {
+                let mut remotes = Vec::new();
+                for source in &options.sources {
+                    match source {
+                        Location::Local(_) => return usage("neither end is sterna://…: use cp for copies on one host"),
+                        Location::Remote(remote) => remotes.push(remote),
+                    }
+                }
+                let first = remotes[0].clone();
+                if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
+                    return usage("the sources are at several agents: copy from one at a time");
+                }
+                let sources = remotes.iter().map(|remote| remote.path.clone()).collect();
+                let direction = Direction::Pull { sources, destination: destination.clone() };
+                Ok(Self { remote: first, direction })
+            }
+        }
+    }
+
+    /// What the agent is asked for.
+    fn request(&self, options: &CopyOptions) -> Request {
+        match &self.direction {
+            Direction::Push { sources, destination } => Request::Push {
+                destination: destination.clone(),
+                several: sources.len() > 1 || sources.iter().any(|path| means_many(path)),
+                overwrite: options.overwrite,
+                checks: options.checks,
+                expect: options.expect,
+                dry_run: options.dry_run,
+            },
+            Direction::Pull { sources, .. } => Request::Pull {
+                sources: sources.clone(),
+                rate_bps: options.rate.map_or(0, |rate| rate.0),
+                loss_ceiling_ppm: u64::from(options.loss_ceiling_ppm),
+                dry_run: options.dry_run,
+            },
+        }
+    }
+
+    /// Our end of the session.
+    fn start_end(&self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
+        let observer = Arc::clone(tally) as Arc<dyn Observer>;
+        match &self.direction {
+            Direction::Push { sources, .. } => {
+                let sources = sources.iter().map(|path| local_source(path)).collect::<Result<Vec<_>, _>>()?;
+                let settled = tally.settled();
+                let pool = BufferPool::new();
+                let sender = Sender::start(sources, options.linger, options.dry_run, settled, pool, observer)?;
+                Ok((sender, None))
+            }
+            Direction::Pull { sources, destination } => {
+                use std::os::unix::ffi::OsStrExt;
+                let (root, path) = Root::for_local_destination(destination.as_os_str().as_bytes())?;
+                let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
+                let receiver = Receiver::start(
+                    ReceiverOptions {
+                        destination: Destination::resolve(
+                            &root,
+                            &path,
+                            if many { Sources::Many } else { Sources::One },
+                        )?,
+                        overwrite: options.overwrite,
+                        checks: options.checks,
+                        expect: options.expect,
+                        dry_run: options.dry_run,
+                        linger: options.linger,
+                        leaves_first: true,
+                        settled: tally.settled(),
+                        on_busy: Box::new(|_, _| {}),
+                    },
+                    observer,
+                )?;
+                Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
+            }
+        }
+    }
+}
+
+fn local_source(path: &std::path::Path) -> Result<Source, Error> {
+    use std::os::unix::ffi::OsStrExt;
+    let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
+    Ok(Source { root, pattern })
+}
+
+/// Whether a local source can mean more than one thing, so that the destination must be a directory.
+fn means_many(path: &std::path::Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = path.as_os_str().as_bytes();
+    means_contents(bytes) || !path.exists() && has_wildcards(bytes)
+}
+
+/// Whether a remote source can; only the agent knows whether a name with a wildcard in it exists as it is written.
+fn may_mean_many(path: &[u8]) -> bool {
+    means_contents(path) || has_wildcards(path)
+}
+
+fn has_wildcards(path: &[u8]) -> bool {
+    path.iter().any(|b| b"*?[".contains(b))
+}
+
+/// Whether a path means the contents of a directory and not the directory: `.`, `..`, `/`, or one that ends so.
+fn means_contents(path: &[u8]) -> bool {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
+    matches!(path[..end].rsplit(|&b| b == b'/').next(), None | Some(b"" | b"." | b".."))
+}
+
+/// Counts outcomes, over every session of one copy, and passes events on.
+struct Tally {
+    observer: Arc<dyn CopyObserver>,
+    state: Mutex<TallyState>,
+}
+
+#[derive(Default)]
+struct TallyState {
+    summary: CopySummary,
+    /// Files that have settled well: a session that takes over leaves them out.
+    settled: HashSet<RelPath>,
+    aborted: Option<Error>,
+}
+
+impl Tally {
+    fn settled(&self) -> HashSet<RelPath> {
+        lock(&self.state).settled.clone()
+    }
+}
+
+impl Observer for Tally {
+    fn session_event(&self, event: SessionEvent) {
+        let mut state = lock(&self.state);
+        match &event {
+            SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
+            SessionEvent::Unreadable(error) => state.fail(error),
+            SessionEvent::Aborted(error) => {
+                state.aborted.get_or_insert_with(|| crate::copy_of(error));
+            }
+            SessionEvent::Notice(_) => {}
+        }
+        drop(state);
+        self.observer.event(CopyEvent::Session(event));
+    }
+}
+
+impl TallyState {
+    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome) {
+        // A session that took over from a lost one reports files again that the first had settled.
+        if self.settled.contains(&entry.path) {
+            return;
+        }
+        match outcome {
+            FileOutcome::Done(_) => {
+                self.settled.insert(entry.path.clone());
+                self.summary.done += u64::from(entry.kind == EntryKind::File);
+                self.summary.bytes += entry.size;
+            }
+            FileOutcome::Skipped => {
+                self.settled.insert(entry.path.clone());
+                self.summary.skipped += 1;
+            }
+            FileOutcome::Failed(error) => self.fail(error),
+        }
+    }
+
+    fn fail(&mut self, error: &Error) {
+        self.summary.failed += 1;
+        if self.summary.failures.len() < FAILURES_KEPT_MAX {
+            self.summary.failures.push(crate::copy_of(error));
+        }
+    }
+}
+
+/// What the threads that keep lanes alive share.
+struct Keeper {
+    end: Arc<dyn End>,
+    lanes: LaneIds,
+    hello: Hello,
+    welcomed: AtomicBool,
+    remote: RemoteLocation,
+    addr: SocketAddr,
+    identity: Identity,
+    options: CopyOptions,
+    lane_count: u32,
+    budget: SharedBudget,
+    observer: Arc<dyn CopyObserver>,
+    live: Lanes,
+    /// Ends the waits of backoff early.
+    over: (Mutex<bool>, Condvar),
+    trusted: Mutex<Option<Fingerprint>>,
+}
+
+/// One session of a copy, from the first lane to the last outcome.
+fn run_session(
+    options: &CopyOptions,
+    job: &Job,
+    identity: &Identity,
+    observer: &Arc<dyn CopyObserver>,
+    tally: &Arc<Tally>,
+    started: Instant,
+) -> Result<(), Error> {
+    let (via, first, addr, budget) = dial_first(options, job, identity, observer)?;
+    let lane_count = decide_lanes(options, via, &first, observer);
+    lock(&tally.state).aborted = None;
+    let (end, receiver) = job.start_end(options, tally)?;
+    let keeper = Arc::new(Keeper {
+        end: Arc::clone(&end),
+        lanes: LaneIds::default(),
+        hello: Hello { session: random_session()?, rejoin: false, request: job.request(options) },
+        welcomed: AtomicBool::new(false),
+        remote: job.remote.clone(),
+        addr,
+        identity: identity.clone(),
+        options: options.clone(),
+        lane_count,
+        budget,
+        observer: Arc::clone(observer),
+        live: Lanes::default(),
+        over: (Mutex::new(false), Condvar::new()),
+        trusted: Mutex::new(Some(first.peer)),
+    });
+    let mut first = Some(first);
+    for _ in 0..lane_count {
+        let (keeper, lane) = (Arc::clone(&keeper), first.take());
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || keeper.keep(via, lane));
+        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+    }
+    let mut stopping = false;
+    while !end.is_over() {
+        thread::sleep(TICK);
+        end.tick();
+        keeper.adapt();
+        observer.progress(&keeper.progress(started));
+        if observer.stopped() && !stopping {
+            stopping = true;
+            let text = "stopped; run the same command again to go on from here";
+            end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+        }
+    }
+    observer.progress(&keeper.progress(started));
+    keeper.finish();
+    if let Some(receiver) = &receiver {
+        receiver.join();
+    }
+    let mut state = lock(&tally.state);
+    let progress = end.progress();
+    state.summary.blocks_again += progress.blocks_again;
+    state.summary.bytes_held += progress.bytes_held;
+    match state.aborted.take() {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn random_session() -> Result<SessionId, Error> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
+    Ok(SessionId(id))
+}
+
+type FirstLane = (Via, Lane, SocketAddr, SharedBudget);
+
+/// Dials the first lane: by the transport chosen, or by the other one when that was our choice and it fails.
+fn dial_first(
+    options: &CopyOptions,
+    job: &Job,
+    identity: &Identity,
+    observer: &Arc<dyn CopyObserver>,
+) -> Result<FirstLane, Error> {
+    let decision = match options.via {
+        ViaChoice::Only(via) => Decision { value: via, rationale: "as asked for with --via".to_owned() },
+        ViaChoice::Auto => plan::choose_transport(options.rate),
+    };
+    observer.event(CopyEvent::Decision { subject: "transport", rationale: decision.rationale });
+    let mut vias = vec![decision.value];
+    if options.via == ViaChoice::Auto {
+        vias.push(if decision.value == Via::Tcp { Via::Quic } else { Via::Tcp });
+    }
+    let budget = SharedBudget::new(options.rate);
+    let mut first_error = None;
+    for via in vias {
+        for addr in resolve(&job.remote)? {
+            match dial(via, addr, options, 1, &budget, identity) {
+                Ok(lane) => {
+                    if let Err(error) = observer.trust(&job.remote, &lane.peer) {
+                        lane.handle.close("not trusted");
+                        return Err(error);
+                    }
+                    return Ok((via, lane, addr, budget));
+                }
+                Err(error) if error.retry == Retry::Never => return Err(error),
+                Err(error) => {
+                    let rationale = format!("{via:?} to {addr} does not answer: {}", error.chain());
+                    observer.event(CopyEvent::Decision { subject: "transport", rationale });
+                    first_error.get_or_insert(error);
+                }
+            }
+            if observer.stopped() {
+                return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped"));
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| crate::internal("no address was tried")))
+}
+
+fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
+    if let Ok(ip) = remote.host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, remote.port)]);
+    }
+    let failed = |text: String| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text);
+    let found = (remote.host.as_str(), remote.port)
+        .to_socket_addrs()
+        .map_err(|e| failed(format!("look up host {}", remote.host)).caused_by(e))?;
+    let addrs: Vec<SocketAddr> = found.collect();
+    if addrs.is_empty() {
+        return Err(failed(format!("look up host {}: it has no address", remote.host)));
+    }
+    Ok(addrs)
+}
+
+fn dial(
+    via: Via,
+    addr: SocketAddr,
+    options: &CopyOptions,
+    lanes: u32,
+    budget: &SharedBudget,
+    identity: &Identity,
+) -> Result<Lane, Error> {
+    match via {
+        Via::Tcp => {
+            let tcp = tcp::TcpOptions { congestion: options.congestion.clone(), ..tcp::TcpOptions::default() };
+            Ok(tcp::connect(&tcp::ConnectOptions { remote: addr, local: None, tcp }, identity)?.into_lane())
+        }
+        Via::Quic => {
+            let mut quic = quic::QuicOptions::new(addr, budget.clone());
+            quic.lanes = lanes;
+            quic.memory = ByteCount(options.memory.0 / u64::from(lanes));
+            quic.loss_ceiling = f64::from(options.loss_ceiling_ppm) / 1e6;
+            quic::connect(&quic, identity)
+        }
+    }
+}
+
+fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dyn CopyObserver>) -> u32 {
+    let decision = match (options.lanes, via) {
+        (Some(lanes), _) => Decision { value: lanes, rationale: "as asked for with --lanes".to_owned() },
+        (None, Via::Quic) => plan::choose_quic_lanes(options.rate),
+        (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
+            rtt: first.handle.stats().rtt_min,
+            rate: options.rate,
+            window_max: first.handle.window_max(),
+            cores: thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        }),
+    };
+    observer.event(CopyEvent::Decision { subject: "lanes", rationale: decision.rationale });
+    decision.value.clamp(1, plan::LANES_MAX)
+}
+
+impl Keeper {
+    /// Keeps one lane alive until the session is over. The first lane comes connected.
+    fn keep(&self, via: Via, first: Option<Lane>) {
+        let mut next = first;
+        let mut backoff = BACKOFF_MIN;
+        while !self.end.is_over() {
+            let born = Instant::now();
+            let lane = match next.take() {
+                Some(lane) => Ok(lane),
+                None => dial(via, self.addr, &self.options, self.lane_count, &self.budget, &self.identity),
+            };
+            let id = self.lanes.next();
+            let outcome = lane.and_then(|lane| self.run_lane(id, lane));
+            if self.end.is_over() {
+                return;
+            }
+            // What a dead TCP lane had of the rate goes to the others.
+            if self.sends() {
+                self.live.share_rate(&self.budget);
+            }
+            let reason = match outcome {
+                Ok(()) => "closed by the agent".to_owned(),
+                Err(error) if ends_session(&error) => return self.end.abort(error),
+                Err(error) => error.chain(),
+            };
+            self.observer.event(CopyEvent::LaneDown { lane: id.0, reason });
+            backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
+            self.wait(backoff);
+        }
+    }
+
+    fn run_lane(&self, id: sterna_proto::session::LaneId, lane: Lane) -> Result<(), Error> {
+        self.check_trust(&lane)?;
+        self.live.add(&lane.handle, self.options.congestion.is_some());
+        if self.sends() {
+            self.live.share_rate(&self.budget);
+        }
+        let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
+        let (transport, peer) = (lane.handle.transport(), lane.handle.peer_addr());
+        self.observer.event(CopyEvent::LaneUp { lane: id.0, transport, peer });
+        let welcomed = &self.welcomed;
+        attach(Arc::clone(&self.end), id, lane, Some(Frame::Hello(hello)), &|| welcomed.store(true, Ordering::Relaxed))
+    }
+
+    /// Every lane must end at the agent that the first one reached.
+    fn check_trust(&self, lane: &Lane) -> Result<(), Error> {
+        let trusted = *lock(&self.trusted);
+        if trusted == Some(lane.peer) {
+            return Ok(());
+        }
+        self.observer.trust(&self.remote, &lane.peer)?;
+        *lock(&self.trusted) = Some(lane.peer);
+        Ok(())
+    }
+
+    fn wait(&self, time: Duration) {
+        let (over, wake) = &self.over;
+        let guard = lock(over);
+        if !*guard {
+            // A poisoned lock only ends the wait early.
+            let _ = wake.wait_timeout(guard, time);
+        }
+    }
+
+    fn sends(&self) -> bool {
+        matches!(self.hello.request, Request::Push { .. })
+    }
+
+    fn adapt(&self) {
+        for rationale in if self.sends() { self.live.adapt_congestion() } else { Vec::new() } {
+            self.observer.event(CopyEvent::Decision { subject: "congestion", rationale });
+        }
+    }
+
+    fn progress(&self, started: Instant) -> CopyProgress {
+        let lanes = self.live.live().iter().map(|handle| handle.stats()).collect();
+        CopyProgress {
+            session: self.end.progress(),
+            elapsed: started.elapsed(),
+            lanes,
+            files: self.end.active_files(ACTIVE_FILES_SHOWN),
+        }
+    }
+
+    /// Ends every lane. What was said last leaves this host, and its arrival is not waited for: that would cost a round trip,
+    /// and an agent that misses it notices the lane's end.
+    fn finish(&self) {
+        let (over, wake) = &self.over;
+        *lock(over) = true;
+        wake.notify_all();
+        for handle in self.live.live() {
+            handle.close("session over");
+        }
+        thread::sleep(DEPARTURE);
+    }
+}
+
+/// Whether a lane's failure would meet every other lane too.
+fn ends_session(error: &Error) -> bool {
+    error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
+}

@@ -1,0 +1,364 @@
+//! Where entries go: names as `cp` gives them, directories made, files made ready to be written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+use sterna_proto::session::Overwrite;
+use sterna_proto::{Checks, EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
+
+use super::expand::Sources;
+use super::fault::{FINALISING, PREPARING};
+use super::incoming::IncomingFile;
+use super::is_hidden_name;
+use super::root::{Access, Root};
+use super::source::time_from;
+
+/// What a file is prepared for.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// What to do when a file has its name already.
+    pub overwrite: Overwrite,
+    /// Which digests are wanted beside BLAKE3.
+    pub checks: Checks,
+}
+
+/// What [`Destination::prepare`] found.
+#[derive(Debug)]
+pub enum Prepared {
+    /// The file is there already; nothing is to be sent.
+    UpToDate,
+    /// The directory is there.
+    Directory,
+    /// A small file: it is wanted whole, for [`super::PackedBatch::add`].
+    Packed,
+    /// A file that takes blocks; some may be there already.
+    Incoming(Box<IncomingFile>),
+}
+
+/// What [`Destination::inspect`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspected {
+    /// It is there already.
+    UpToDate,
+    /// It would be written.
+    Wanted,
+}
+
+/// A place beneath a root that takes entries; cheap to clone, shared by all threads of a session.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    root: Root,
+    /// The directory that entries go beneath; empty for the root.
+    base: Vec<u8>,
+    /// The name that takes the place of the first name of every entry, if any.
+    rename: Option<Box<[u8]>>,
+    made: Mutex<Made>,
+    /// Held while directories are synced.
+    settling: Mutex<()>,
+}
+
+/// What was made of directories and is not finished.
+#[derive(Debug, Default)]
+struct Made {
+    /// Directories that got a new name in them which is not durable yet.
+    unsynced: BTreeSet<Vec<u8>>,
+    /// Directories of the source, with the mode and time that they get at the end.
+    unfinished: BTreeMap<RelPath, (u16, FileTime)>,
+}
+
+/// Most directories whose mode and time are kept until the end; later ones keep what they were made with.
+/// Reason: bounds what a peer can make us remember to about 10 MB.
+pub const UNFINISHED_DIRECTORIES_MAX: usize = 1 << 16;
+
+/// Up to this many directories or files are synced one by one; more are synced with their whole file system.
+/// Guess: on a disk an `fsync` is one flush, and `syncfs` one flush and everyone else's data.
+pub(super) const SINGLE_SYNCS_MAX: usize = 4;
+
+impl Destination {
+    /// What the destination `path` means to `cp`.
+    ///
+    /// Entries go beneath `path` when it is empty, ends in `/`, is a directory, or there are several sources; otherwise
+    /// the one source gets that very name. Missing directories are made when the first entry comes.
+    /// Errors: `Denied` beneath a read-only root or when the path leaves it, `Exists` when a file is where a directory
+    /// is needed.
+    pub fn resolve(root: &Root, path: &[u8], sources: Sources) -> Result<Self, Error> {
+        if root.access() != Access::ReadWrite {
+            return Err(PREPARING.refused(ErrorKind::Denied, format!("write beneath {root}: this root is read-only")));
+        }
+        let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+        let ends_in_slash = path.ends_with(b"/") || path.ends_with(b"/.");
+        let (base, rename) = match names.split_last() {
+            None => (Vec::new(), None),
+            Some((last, parents)) => {
+                let whole = RelPath::new(&names.join(&b'/'))?;
+                refuse_hidden(&whole)?;
+                let is_directory = match root.open_at(whole.as_bytes(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+                {
+                    Ok(_) => true,
+                    Err(Errno::NOENT) => ends_in_slash || sources == Sources::Many,
+                    Err(Errno::NOTDIR) if !ends_in_slash && sources == Sources::One => false,
+                    Err(errno) => return Err(PREPARING.failed(errno, format_args!("copy into {whole} in {root}"))),
+                };
+                match is_directory {
+                    true => (whole.as_bytes().to_vec(), None),
+                    false => {
+                        let parent = parents.join(&b'/');
+                        match root.open_at(&parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
+                            Ok(_) | Err(Errno::NOENT) => {}
+                            Err(errno) => return Err(making(errno, &parent, root)),
+                        }
+                        (parent, Some((*last).into()))
+                    }
+                }
+            }
+        };
+        let made = Mutex::default();
+        Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, made, settling: Mutex::default() }) })
+    }
+
+    /// The path beneath the root that an entry named `path` gets.
+    ///
+    /// Errors: `Denied` for a name that is kept for our hidden files, or when the whole is too long.
+    pub fn place(&self, path: &RelPath) -> Result<RelPath, Error> {
+        refuse_hidden(path)?;
+        let mut placed = self.shared.base.clone();
+        if !placed.is_empty() {
+            placed.push(b'/');
+        }
+        match &self.shared.rename {
+            None => placed.extend_from_slice(path.as_bytes()),
+            Some(name) => {
+                let first = path.as_bytes().iter().position(|&b| b == b'/').unwrap_or(path.as_bytes().len());
+                placed.extend_from_slice(name);
+                placed.extend_from_slice(&path.as_bytes()[first..]);
+            }
+        }
+        RelPath::new(&placed)
+    }
+
+    /// Makes ready for `entry`: makes directories, looks whether it is there, or opens it for writing.
+    ///
+    /// Errors: `Exists` under [`Overwrite::Never`] or when a directory has the file's name; `Busy`, after, when another
+    /// session is writing it; `NoSpace`; `Denied`; `Limit`.
+    pub fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared, Error> {
+        let path = self.place(&entry.path)?;
+        if entry.kind == EntryKind::Directory {
+            self.make_directory(path.as_bytes())?;
+            let mut made = self.made();
+            if made.unfinished.len() < UNFINISHED_DIRECTORIES_MAX {
+                made.unfinished.insert(path, (entry.mode, entry.mtime));
+            }
+            return Ok(Prepared::Directory);
+        }
+        let directory = self.make_directory(parent_of(&path))?;
+        let verdict = self.look(&directory, &path, entry, terms.overwrite)?;
+        match verdict {
+            Verdict::UpToDate => {
+                if !entry.is_packed() {
+                    IncomingFile::sweep(&directory, &path);
+                }
+                Ok(Prepared::UpToDate)
+            }
+            Verdict::Wanted if entry.is_packed() => Ok(Prepared::Packed),
+            Verdict::Wanted => {
+                let incoming = IncomingFile::open(self.clone(), directory, path, entry, terms)?;
+                Ok(Prepared::Incoming(Box::new(incoming)))
+            }
+        }
+    }
+
+    /// Looks whether `entry` is there, and changes nothing; [`Prepared`] without the making.
+    ///
+    /// Errors: as [`Destination::prepare`], as far as they can be foreseen.
+    pub fn inspect(&self, entry: &FileEntry, overwrite: Overwrite) -> Result<Inspected, Error> {
+        let path = self.place(&entry.path)?;
+        let directory = match self.shared.root.open_directory(parent_of(&path)) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(Inspected::Wanted),
+            Err(errno) => return Err(PREPARING.failed(errno, format_args!("look for {path}"))),
+        };
+        if entry.kind == EntryKind::Directory {
+            return match self.shared.root.open_directory(path.as_bytes()) {
+                Ok(_) => Ok(Inspected::UpToDate),
+                Err(Errno::NOENT) => Ok(Inspected::Wanted),
+                Err(errno) => Err(PREPARING.failed(errno, format_args!("look for directory {path}"))),
+            };
+        }
+        match self.look(&directory, &path, entry, overwrite)? {
+            Verdict::UpToDate => Ok(Inspected::UpToDate),
+            Verdict::Wanted => Ok(Inspected::Wanted),
+        }
+    }
+
+    /// Ends a session: gives directories their mode and time, and makes every new name durable.
+    ///
+    /// Errors: the first one met; the rest is done nonetheless.
+    pub fn finish(&self) -> Result<(), Error> {
+        let unfinished = std::mem::take(&mut self.made().unfinished);
+        let mut first = Ok(());
+        // Deepest first: a directory that loses its write bit may still hold one that waits.
+        for (path, (mode, mtime)) in unfinished.into_iter().rev() {
+            let done = self.shared.root.open_directory(path.as_bytes()).and_then(|directory| {
+                rustix::fs::fchmod(&directory, Mode::from_raw_mode(u32::from(mode)))?;
+                rustix::fs::futimens(&directory, &times(mtime))
+            });
+            first =
+                first.and(done.map_err(|errno| FINALISING.failed(errno, format_args!("set mode and time of {path}"))));
+        }
+        first.and(self.settle())
+    }
+
+    /// The root that it lies beneath.
+    pub fn root(&self) -> &Root {
+        &self.shared.root
+    }
+
+    /// Makes the names of all directories that were made durable.
+    pub(super) fn settle(&self) -> Result<(), Error> {
+        // Held to the end: who finds nothing left to sync must know that it is synced, not that another began to.
+        let _turn = self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let unsynced = std::mem::take(&mut self.made().unsynced);
+        self.sync_directories(&unsynced).map_err(|errno| {
+            let error = FINALISING.failed(errno, format_args!("sync directories in {}", self.shared.root));
+            self.made().unsynced.extend(unsynced);
+            error
+        })
+    }
+
+    fn sync_directories(&self, paths: &BTreeSet<Vec<u8>>) -> rustix::io::Result<()> {
+        let mut synced = BTreeSet::new();
+        for path in paths {
+            let directory = match self.shared.root.open_directory(path) {
+                Ok(directory) => directory,
+                // Deleted meanwhile: nothing is left to be made durable.
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(errno),
+            };
+            if paths.len() <= SINGLE_SYNCS_MAX {
+                rustix::fs::fsync(directory)?;
+            } else if synced.insert(rustix::fs::fstat(&directory)?.st_dev) {
+                rustix::fs::syncfs(directory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the directory `path` (empty: the root), and makes it and those above it when they are missing.
+    pub(super) fn make_directory(&self, path: &[u8]) -> Result<OwnedFd, Error> {
+        let root = &self.shared.root;
+        let mut missing: Vec<usize> = Vec::new();
+        let mut end = path.len();
+        let mut directory = loop {
+            match root.open_directory(&path[..end]) {
+                Ok(directory) => break directory,
+                Err(Errno::NOENT) if end > 0 => {
+                    missing.push(end);
+                    end = path[..end].iter().rposition(|&b| b == b'/').unwrap_or(0);
+                }
+                Err(errno) => return Err(making(errno, &path[..end], root)),
+            }
+        };
+        while let Some(next) = missing.pop() {
+            let name = &path[if end == 0 { 0 } else { end + 1 }..next];
+            match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) => {
+                    self.made().unsynced.insert(path[..end].to_vec());
+                }
+                // Another thread or session made it meanwhile.
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(making(errno, &path[..next], root)),
+            }
+            directory = root.open_directory(&path[..next]).map_err(|errno| making(errno, &path[..next], root))?;
+            end = next;
+        }
+        Ok(directory)
+    }
+
+    /// Looks at what has the file's name.
+    pub(super) fn look(
+        &self,
+        directory: &OwnedFd,
+        path: &RelPath,
+        entry: &FileEntry,
+        overwrite: Overwrite,
+    ) -> Result<Verdict, Error> {
+        let stat = match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(Verdict::Wanted),
+            Err(errno) => return Err(PREPARING.failed(errno, format_args!("look at {path}"))),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Directory {
+            return Err(PREPARING.refused(ErrorKind::Exists, format!("write {path}: a directory has this name")));
+        }
+        match overwrite {
+            Overwrite::Never => {
+                let text = format!("write {path}: it exists, and --overwrite never keeps it");
+                Err(PREPARING.refused(ErrorKind::Exists, text))
+            }
+            Overwrite::IfChanged
+                if kind == FileType::RegularFile
+                    && stat.st_size as u64 == entry.size
+                    && time_from(&stat) == entry.mtime =>
+            {
+                Ok(Verdict::UpToDate)
+            }
+            Overwrite::IfChanged | Overwrite::Always => Ok(Verdict::Wanted),
+        }
+    }
+
+    fn made(&self) -> MutexGuard<'_, Made> {
+        // What it guards is whole between any two statements, so a panic elsewhere leaves it usable.
+        self.shared.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.shared.root)?;
+        let names = self.shared.base.split(|&b| b == b'/').chain(self.shared.rename.as_deref());
+        names.filter(|name| !name.is_empty()).try_for_each(|name| write!(f, "/{}", name.escape_ascii()))
+    }
+}
+
+/// Whether a file is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    UpToDate,
+    Wanted,
+}
+
+/// The directory that holds `path`; empty for the root.
+pub(super) fn parent_of(path: &RelPath) -> &[u8] {
+    let bytes = path.as_bytes();
+    &bytes[..bytes.iter().rposition(|&b| b == b'/').unwrap_or(0)]
+}
+
+/// The times that a file gets: its modification time, and that as the time of its last access too.
+pub(super) fn times(mtime: FileTime) -> Timestamps {
+    let time = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanoseconds.into() };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+fn refuse_hidden(path: &RelPath) -> Result<(), Error> {
+    match path.as_bytes().split(|&b| b == b'/').any(is_hidden_name) {
+        true => {
+            let text = format!("write {path}: names that begin with .sterna- are kept for unfinished files");
+            Err(PREPARING.refused(ErrorKind::Denied, text))
+        }
+        false => Ok(()),
+    }
+}
+
+fn making(errno: Errno, path: &[u8], root: &Root) -> Error {
+    PREPARING.failed(errno, format_args!("make directory {:?} in {root}", String::from_utf8_lossy(path)))
+}

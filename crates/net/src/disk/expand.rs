@@ -1,0 +1,323 @@
+//! From a path with wildcards and directories to the files that it means, one at a time.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use sterna_proto::file::FILE_BYTES_MAX;
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
+
+use super::fault::LISTING;
+use super::is_hidden_name;
+use super::pattern::{has_wildcards, matches};
+use super::root::Root;
+use super::source::{describe, entry_from};
+
+/// Most names in one directory; they are held in memory, about 64 bytes each, to be sorted.
+/// Reason: 40 times the 100,000 that archives are known to keep in one directory.
+pub const DIRECTORY_NAMES_MAX: usize = 4_000_000;
+
+/// One file or directory to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceItem {
+    /// What the receiver is told; its path is what `cp -r` would name it beneath the destination.
+    pub entry: FileEntry,
+    /// Where it is read, beneath the root.
+    pub source: RelPath,
+}
+
+/// Whether a path can mean more than one thing to copy, which decides how a destination is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sources {
+    /// One named file or directory.
+    One,
+    /// A wildcard, the contents of a directory, or more than one path.
+    Many,
+}
+
+/// The files that a path means, in order: names sorted by their bytes in each directory, a directory before its contents.
+///
+/// Every `Err` is about one name (or the contents of one directory) and the rest goes on behind it; an expansion that
+/// finds nothing at all yields `NotFound`. Cost: the names of one directory for each level are held, and one descriptor.
+pub struct Expansion {
+    root: Root,
+    wanted: Vec<Box<[u8]>>,
+    sources: Sources,
+    /// What is sent of a directory that the last name means: itself and its contents, or its contents.
+    top: Top,
+    frames: Vec<Frame>,
+    found: Found,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Top {
+    Named,
+    ContentsOnly,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Something,
+}
+
+/// A directory that is being listed.
+struct Frame {
+    /// Its path; empty for the root.
+    directory: Vec<u8>,
+    stage: Stage,
+    names: Option<std::vec::IntoIter<Box<[u8]>>>,
+    /// Open while it is on top; reopened when the walk comes back, so that depth costs no descriptors.
+    open: Option<OwnedFd>,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    /// Names are compared with this one of the wanted names.
+    Match(usize),
+    /// Everything is sent; paths lose this many leading bytes.
+    Below(usize),
+}
+
+impl Root {
+    /// What `path` means beneath this root: a file, a directory and all in it, or what its wildcards match.
+    ///
+    /// `*`, `?`, `[a-z]`, `[!a-z]` and `\` work in every name; a name that exists as written is taken as written. An
+    /// empty path, `.` or a final `/.` means the contents of the directory. Symlinks to files beneath the root are
+    /// followed, others are reported. Errors: `NotFound`, `Denied`.
+    pub fn expand(&self, path: &[u8]) -> Result<Expansion, Error> {
+        let mut wanted: Vec<Box<[u8]>> = Vec::new();
+        for name in path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")) {
+            // Checks the name: `..`, NUL and length.
+            wanted.push(RelPath::new(name)?.as_bytes().into());
+        }
+        let ends_in_dot = path.rsplit(|&b| b == b'/').next() == Some(b".");
+        let top = if wanted.is_empty() || ends_in_dot { Top::ContentsOnly } else { Top::Named };
+        let plain = wanted.join(&b'/');
+        let is_plain = match self.open_at(&plain, OFlags::PATH, Mode::empty()) {
+            Ok(_) => true,
+            Err(Errno::NOENT | Errno::NOTDIR) if wanted.iter().any(|name| has_wildcards(name)) => false,
+            Err(errno) => return Err(LISTING.failed(errno, format_args!("look for {} in {self}", shown(path)))),
+        };
+        let first = match (wanted.is_empty(), is_plain) {
+            (true, _) => Frame::new(Vec::new(), Stage::Below(0)),
+            (false, true) => {
+                let parent = wanted[..wanted.len() - 1].join(&b'/');
+                let names = vec![wanted[wanted.len() - 1].clone()];
+                let last = wanted.len() - 1;
+                Frame { names: Some(names.into_iter()), ..Frame::new(parent, Stage::Match(last)) }
+            }
+            (false, false) => Frame::new(Vec::new(), Stage::Match(0)),
+        };
+        let sources = if is_plain && top == Top::Named { Sources::One } else { Sources::Many };
+        // The contents of an empty directory are nothing, and that is no error.
+        let found = if wanted.is_empty() { Found::Something } else { Found::Nothing };
+        Ok(Expansion { root: self.clone(), wanted, sources, top, frames: vec![first], found })
+    }
+}
+
+impl Expansion {
+    /// Whether the path can mean more than one thing; see [`super::Destination::resolve`].
+    pub fn sources(&self) -> Sources {
+        self.sources
+    }
+
+    /// Goes on with the next name of the directory on top; `None` when it brought nothing to send.
+    fn step(&mut self) -> Result<Option<SourceItem>, Error> {
+        let Some(frame) = self.frames.last_mut() else {
+            return Ok(None);
+        };
+        let listed = match &mut frame.names {
+            Some(names) => names,
+            None => match list(&self.root, frame, &self.wanted) {
+                Ok(names) => frame.names.insert(names.into_iter()),
+                Err(error) => {
+                    self.frames.pop();
+                    return Err(error);
+                }
+            },
+        };
+        let Some(name) = listed.next() else {
+            self.frames.pop();
+            return Ok(None);
+        };
+        if is_hidden_name(&name) {
+            return Ok(None);
+        }
+        let stage = frame.stage;
+        let path = match frame.directory.is_empty() {
+            true => RelPath::new(&name)?,
+            false => RelPath::new(&[&frame.directory[..], b"/", &name].concat())?,
+        };
+        let looked = look(&self.root, frame, &path, &name);
+        match stage {
+            Stage::Match(index) => self.matched(index, path, looked),
+            Stage::Below(strip) => {
+                let (stat, via) = looked.map_err(|errno| unseen(errno, &path))?;
+                self.send(path, &stat, via, strip)
+            }
+        }
+    }
+
+    /// Handles a name that matches the wanted name `index`.
+    fn matched(
+        &mut self,
+        index: usize,
+        path: RelPath,
+        looked: rustix::io::Result<(Stat, Via)>,
+    ) -> Result<Option<SourceItem>, Error> {
+        let is_last = index + 1 == self.wanted.len();
+        let (stat, via) = match looked {
+            Ok(looked) => looked,
+            // `*/b` looks for b in many directories and need not find it in all; `*` found what it shows.
+            Err(Errno::NOENT | Errno::NOTDIR) if !is_last || !has_wildcards(&self.wanted[index]) => return Ok(None),
+            Err(errno) => return Err(unseen(errno, &path)),
+        };
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if !is_last {
+            if is_directory {
+                self.push(path.as_bytes().to_vec(), Stage::Match(index + 1));
+            }
+            return Ok(None);
+        }
+        self.found = Found::Something;
+        if is_directory && self.top == Top::ContentsOnly {
+            let strip = path.as_bytes().len() + 1;
+            self.push(path.as_bytes().to_vec(), Stage::Below(strip));
+            return Ok(None);
+        }
+        let strip = path.as_bytes().len() - path.name().len();
+        // A directory that is named as written may be a symlink to one: the caller asked for it.
+        let via = if self.sources == Sources::One { Via::Name } else { via };
+        self.send(path, &stat, via, strip)
+    }
+
+    /// Makes the item for `path`, and goes into it when it is a directory.
+    fn send(&mut self, path: RelPath, stat: &Stat, via: Via, strip: usize) -> Result<Option<SourceItem>, Error> {
+        let target = RelPath::new(&path.as_bytes()[strip..])?;
+        let kind = match (FileType::from_raw_mode(stat.st_mode), via) {
+            (FileType::RegularFile, _) => EntryKind::File,
+            (FileType::Directory, Via::Name) => EntryKind::Directory,
+            (FileType::Directory, Via::Symlink) => {
+                let text = format!("{path} is a symlink to a directory, which is not followed; skipped");
+                return Err(LISTING.refused(ErrorKind::Denied, text));
+            }
+            (other, _) => {
+                return Err(LISTING.refused(ErrorKind::Denied, format!("{path} is {}; skipped", describe(other))));
+            }
+        };
+        let entry = entry_from(stat, kind, target);
+        if entry.size > FILE_BYTES_MAX {
+            return Err(LISTING.refused(ErrorKind::Limit, format!("{path} is larger than 2^62 bytes; skipped")));
+        }
+        if kind == EntryKind::Directory {
+            self.push(path.as_bytes().to_vec(), Stage::Below(strip));
+        }
+        Ok(Some(SourceItem { entry, source: path }))
+    }
+
+    fn push(&mut self, directory: Vec<u8>, stage: Stage) {
+        if let Some(above) = self.frames.last_mut() {
+            above.open = None;
+        }
+        self.frames.push(Frame::new(directory, stage));
+    }
+}
+
+impl Iterator for Expansion {
+    type Item = Result<SourceItem, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.frames.is_empty() {
+            match self.step() {
+                Ok(None) => {}
+                Ok(Some(item)) => return Some(Ok(item)),
+                Err(error) => {
+                    self.found = Found::Something;
+                    return Some(Err(error));
+                }
+            }
+        }
+        if self.found == Found::Something {
+            return None;
+        }
+        self.found = Found::Something;
+        let pattern = shown(&self.wanted.join(&b'/'));
+        Some(Err(LISTING.refused(ErrorKind::NotFound, format!("nothing in {} matches {pattern}", self.root))))
+    }
+}
+
+impl fmt::Debug for Expansion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Expansion({} in {})", shown(&self.wanted.join(&b'/')), self.root)
+    }
+}
+
+impl Frame {
+    fn new(directory: Vec<u8>, stage: Stage) -> Self {
+        Self { directory, stage, names: None, open: None }
+    }
+
+    /// The directory, opened if it is not.
+    fn directory(&mut self, root: &Root) -> rustix::io::Result<&OwnedFd> {
+        match self.open.take() {
+            Some(open) => Ok(self.open.insert(open)),
+            None => Ok(self.open.insert(root.open_directory(&self.directory)?)),
+        }
+    }
+}
+
+/// How a name led to what it means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Via {
+    Name,
+    Symlink,
+}
+
+/// What `name` in the directory of `frame` is; a symlink is followed as far as the root allows.
+fn look(root: &Root, frame: &mut Frame, path: &RelPath, name: &[u8]) -> rustix::io::Result<(Stat, Via)> {
+    let stat = rustix::fs::statat(frame.directory(root)?, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+        return Ok((stat, Via::Name));
+    }
+    let target = root.open_at(path.as_bytes(), OFlags::PATH, Mode::empty())?;
+    Ok((rustix::fs::fstat(target)?, Via::Symlink))
+}
+
+fn unseen(errno: Errno, path: &RelPath) -> Error {
+    LISTING.failed(errno, format_args!("look at {path}; skipped"))
+}
+
+/// The names of a directory that its stage wants, sorted.
+fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
+    let wanted = match frame.stage {
+        Stage::Match(index) if !has_wildcards(&wanted[index]) => return Ok(vec![wanted[index].clone()]),
+        Stage::Match(index) => Some(&wanted[index]),
+        Stage::Below(_) => None,
+    };
+    let directory = shown(&frame.directory);
+    let failed = |errno: Errno| LISTING.failed(errno, format_args!("list directory {directory:?} in {root}; skipped"));
+    let mut names: Vec<Box<[u8]>> = Vec::new();
+    for item in Dir::read_from(frame.directory(root).map_err(failed)?).map_err(failed)? {
+        let item = item.map_err(failed)?;
+        let name = item.file_name().to_bytes();
+        let is_wanted = wanted.is_none_or(|wanted| **wanted == *name || matches(wanted, name));
+        if matches!(name, b"." | b"..") || is_hidden_name(name) || !is_wanted {
+            continue;
+        }
+        if names.len() == DIRECTORY_NAMES_MAX {
+            let text = format!("directory {directory:?} in {root} has over {DIRECTORY_NAMES_MAX} names; skipped");
+            return Err(LISTING.refused(ErrorKind::Limit, text));
+        }
+        names.push(name.into());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// A path for an error text, without what could drive a terminal.
+fn shown(path: &[u8]) -> String {
+    let text = String::from_utf8_lossy(path);
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}

@@ -1,0 +1,71 @@
+//! From an error of the file system to an [`Error`]: kind and retry are set here, by whoever saw it first.
+
+use std::fmt;
+use std::io;
+
+use rustix::io::Errno;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
+/// Whose end, in which phase.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At(pub(super) Scope, pub(super) Phase);
+
+/// Reading a source before any byte has moved.
+pub(super) const LISTING: At = At(Scope::Source, Phase::Prepare);
+/// Reading a source while bytes move.
+pub(super) const READING: At = At(Scope::Source, Phase::Transfer);
+/// Making ready to write.
+pub(super) const PREPARING: At = At(Scope::Destination, Phase::Prepare);
+/// Writing while bytes move.
+pub(super) const WRITING: At = At(Scope::Destination, Phase::Transfer);
+/// Comparing digests.
+pub(super) const VERIFYING: At = At(Scope::Destination, Phase::Verify);
+/// Making a file durable and giving it its name.
+pub(super) const FINALISING: At = At(Scope::Destination, Phase::Finalise);
+
+impl At {
+    /// The failure of `tried` with what the file system said.
+    pub(super) fn failed(self, error: impl Into<io::Error>, tried: impl fmt::Display) -> Error {
+        let error = error.into();
+        let (kind, retry, said) = self.classify(Errno::from_io_error(&error));
+        let text = match said {
+            "" => tried.to_string(),
+            said => format!("{tried}: {said}"),
+        };
+        self.refused(kind, text).retry(retry).caused_by(error)
+    }
+
+    /// A failure that we saw ourselves.
+    pub(super) fn refused(self, kind: ErrorKind, text: impl Into<String>) -> Error {
+        Error::new(kind, self.0, self.1, text)
+    }
+
+    /// What an error number means here, and what a reader may need beside its own words.
+    fn classify(self, errno: Option<Errno>) -> (ErrorKind, Retry, &'static str) {
+        let is_source = self.0 == Scope::Source;
+        let Some(errno) = errno else {
+            return (ErrorKind::Io, Retry::After, "");
+        };
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => {
+                (ErrorKind::NoSpace, Retry::Never, "the file system is full or a quota is reached")
+            }
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => (ErrorKind::Denied, Retry::Never, ""),
+            Errno::XDEV | Errno::LOOP => {
+                (ErrorKind::Denied, Retry::Never, "a symlink, .. or mount on the way leaves the root or loops")
+            }
+            Errno::NOSYS => {
+                (ErrorKind::Denied, Retry::Never, "the kernel has no openat2; Linux 5.6 or later is needed")
+            }
+            Errno::NOENT => (ErrorKind::NotFound, Retry::Never, ""),
+            Errno::NOTDIR if is_source => (ErrorKind::NotFound, Retry::Never, ""),
+            Errno::NOTDIR | Errno::EXIST | Errno::ISDIR | Errno::NOTEMPTY => (ErrorKind::Exists, Retry::Never, ""),
+            Errno::NAMETOOLONG | Errno::FBIG | Errno::OVERFLOW => (ErrorKind::Limit, Retry::Never, ""),
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorKind::Limit, Retry::After, ""),
+            Errno::BUSY | Errno::TXTBSY | Errno::WOULDBLOCK => (ErrorKind::Busy, Retry::After, ""),
+            // A medium that cannot be read stays so; a replica may be sound.
+            Errno::IO if is_source => (ErrorKind::Io, Retry::OtherReplica, ""),
+            _ => (ErrorKind::Io, Retry::After, ""),
+        }
+    }
+}

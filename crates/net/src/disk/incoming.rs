@@ -1,0 +1,620 @@
+//! A file on its way in: blocks at their offsets, a journal of what is durable, and its name at the end.
+//!
+//! The order of steps, and what a crash after each leaves, is in the module above.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+use sterna_proto::digest::InOrder;
+use sterna_proto::journal::{HEADER_BYTES, JournalHeader, JournalRecord, RECORD_BYTES, RecordCodec};
+use sterna_proto::{
+    BlockDigest, BlockMap, ByteCount, Checks, Digest, Error, ErrorKind, FileDigester, FileDigests, FileEntry, RangeSet,
+    RelPath, Retry,
+};
+
+use sterna_proto::session::Overwrite;
+
+use super::destination::{Destination, Terms, times};
+use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
+
+/// A file that takes blocks in any order, shared by the threads of all lanes.
+///
+/// Dropping it keeps what was checkpointed for the next session, and lets that session in.
+#[derive(Debug)]
+pub struct IncomingFile {
+    destination: Destination,
+    directory: OwnedFd,
+    part: File,
+    names: HiddenNames,
+    path: RelPath,
+    entry: FileEntry,
+    blocks: BlockMap,
+    overwrite: Overwrite,
+    checks: Checks,
+    restarted: Option<String>,
+    records: Mutex<Records>,
+    journal: Mutex<Journal>,
+}
+
+/// What is known of the blocks that are here.
+#[derive(Debug)]
+struct Records {
+    have: RangeSet,
+    /// Recorded since the last checkpoint.
+    unsaved: Vec<JournalRecord>,
+    /// Digests behind a gap; those before it are merged already.
+    ahead: BTreeMap<u64, BlockDigest>,
+    digester: FileDigester,
+}
+
+/// The journal file, and whether this file may still be checkpointed and published.
+#[derive(Debug)]
+enum Journal {
+    /// No checkpoint yet: a file that is done within the first second never gets a journal.
+    None,
+    Open {
+        file: File,
+        codec: RecordCodec,
+        end: u64,
+    },
+    /// A write was lost or it ended: nothing more may be claimed.
+    Closed(&'static str),
+}
+
+/// The names of our files beside a final name.
+#[derive(Debug)]
+pub(super) struct HiddenNames {
+    pub(super) part: String,
+    pub(super) journal: String,
+}
+
+impl HiddenNames {
+    /// A hash of the name and not the name itself: it may be 255 bytes long already.
+    pub(super) fn of(path: &RelPath) -> Self {
+        let hash = blake3::hash(path.name()).to_hex();
+        Self { part: format!(".sterna-{}.part", &hash[..32]), journal: format!(".sterna-{}.journal", &hash[..32]) }
+    }
+}
+
+impl IncomingFile {
+    /// Opens and locks the part file of `path` in `directory`, and takes up its journal if that is of the same version.
+    pub(super) fn open(
+        destination: Destination,
+        directory: OwnedFd,
+        path: RelPath,
+        entry: &FileEntry,
+        terms: &Terms,
+    ) -> Result<Self, Error> {
+        let names = HiddenNames::of(&path);
+        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
+        let blocks = entry.blocks();
+        let mut records = Records::new(blocks);
+        let failed = |errno: Errno| PREPARING.failed(errno, format_args!("make ready {} for {path}", names.part));
+        let found = take_up(directory.as_fd(), &names, &path, entry, &stat, &mut records)?;
+        let (journal, restarted) = match found {
+            Found::Journal(journal) => (journal, None),
+            Found::Nothing { reason } => {
+                if reason.is_some() {
+                    // In this order, each durable before the next: no journal claims blocks of an emptied file.
+                    unlink(directory.as_fd(), &names.journal).map_err(failed)?;
+                    rustix::fs::fsync(&directory).map_err(failed)?;
+                }
+                if stat.st_size != 0 {
+                    rustix::fs::ftruncate(&part, 0).map_err(failed)?;
+                }
+                records = Records::new(blocks);
+                // A journal that outlived its published file says nothing to anyone.
+                (Journal::None, reason.filter(|_| stat.st_size != 0))
+            }
+        };
+        let occupied = if records.have.is_empty() { 0 } else { (stat.st_blocks as u64).saturating_mul(512) };
+        let room = check_space(directory.as_fd(), &path, entry.allocated.saturating_sub(occupied))
+            // The length only: the file is a hole until blocks come, so that holes of the source can stay.
+            .and_then(|()| rustix::fs::ftruncate(&part, entry.size).map_err(failed));
+        if let Err(error) = room {
+            if records.have.is_empty() {
+                let _ = unlink(directory.as_fd(), &names.part);
+            }
+            return Err(error);
+        }
+        Ok(Self {
+            destination,
+            directory,
+            part,
+            names,
+            path,
+            entry: entry.clone(),
+            blocks,
+            overwrite: terms.overwrite,
+            checks: terms.checks,
+            restarted,
+            records: Mutex::new(records),
+            journal: Mutex::new(journal),
+        })
+    }
+
+    /// Deletes what an earlier session left beside a file that is complete, unless a live session holds it.
+    pub(super) fn sweep(directory: &OwnedFd, path: &RelPath) {
+        let names = HiddenNames::of(path);
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        // Best effort: what stays costs space, and the next session tries again.
+        match rustix::fs::openat(directory, &*names.part, flags, Mode::empty()) {
+            Ok(part) if rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive).is_ok() => {
+                let _ = unlink(directory.as_fd(), &names.journal);
+                let _ = unlink(directory.as_fd(), &names.part);
+            }
+            Err(Errno::NOENT) => drop(unlink(directory.as_fd(), &names.journal)),
+            _ => {}
+        }
+    }
+
+    /// The entry that it was prepared for.
+    pub fn entry(&self) -> &FileEntry {
+        &self.entry
+    }
+
+    /// Its final path beneath the root.
+    pub fn path(&self) -> &RelPath {
+        &self.path
+    }
+
+    /// The cut of the file into blocks.
+    pub fn blocks(&self) -> &BlockMap {
+        &self.blocks
+    }
+
+    /// The digests that its blocks are to carry beside BLAKE3.
+    pub fn checks(&self) -> Checks {
+        self.checks
+    }
+
+    /// Why an earlier attempt could not be gone on with, in words for a person; `None` when there was none or it is.
+    pub fn restarted(&self) -> Option<&str> {
+        self.restarted.as_deref()
+    }
+
+    /// The blocks that are here: recorded now, or found in the journal of an earlier session.
+    pub fn have(&self) -> RangeSet {
+        self.records().have.clone()
+    }
+
+    /// Whether every block is here.
+    pub fn is_complete(&self) -> bool {
+        self.records().have.len() == self.blocks.count()
+    }
+
+    /// Writes `data` at its own offset; blocks may arrive in any order.
+    ///
+    /// Errors: `NoSpace`, never, when the disk is full; `Protocol` beyond the end of the file. Cost: one `pwrite`; nothing
+    /// is synced, which [`IncomingFile::checkpoint`] does for many blocks at once.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.check_range(offset, data.len() as u64)?;
+        self.part.write_all_at(data, offset).map_err(|error| {
+            WRITING.failed(error, format_args!("write {} bytes at {offset} of {}", data.len(), self.path))
+        })
+    }
+
+    /// Makes `[offset, offset + length)` zeros: a hole, where the file system has them.
+    ///
+    /// Errors: as [`IncomingFile::write_at`].
+    pub fn write_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
+        self.check_range(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let failed = |errno: Errno| WRITING.failed(errno, format_args!("write a hole at {offset} of {}", self.path));
+        match rustix::fs::fallocate(&self.part, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)
+        {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                let zeros = [0u8; 64 << 10];
+                let mut at = offset;
+                while at < offset + length {
+                    let step = (offset + length - at).min(zeros.len() as u64);
+                    self.write_at(at, &zeros[..step as usize])?;
+                    at += step;
+                }
+                Ok(())
+            }
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Reads back what was written, to hash what a lane left half done.
+    ///
+    /// Errors: `Protocol` beyond the end of the file, `Io`.
+    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        self.check_range(offset, buffer.len() as u64)?;
+        self.part
+            .read_exact_at(buffer, offset)
+            .map_err(|error| WRITING.failed(error, format_args!("read back {offset} of {}", self.path)))
+    }
+
+    /// Takes note that block `index` is written and its digest was found right; a second time changes nothing.
+    ///
+    /// Errors: `Protocol` for a block that the file does not have. Cost: memory only, until the next checkpoint.
+    pub fn record(&self, index: u64, digest: BlockDigest) -> Result<(), Error> {
+        if index >= self.blocks.count() {
+            let count = self.blocks.count();
+            return Err(Error::protocol(format!("block {index} of {}, which has {count} blocks", self.path)));
+        }
+        let mut records = self.records();
+        if !records.have.contains(index) {
+            records.take(index, digest);
+            records.unsaved.push(JournalRecord { index, digest });
+        }
+        Ok(())
+    }
+
+    /// Makes everything recorded so far durable, so that no crash sends it again; how many blocks that were.
+    ///
+    /// To be called by one thread about once a second; others may write and record meanwhile. Errors: after any, nothing
+    /// of this call counts as durable and the file is to be dropped and prepared again: once a kernel has reported a lost
+    /// write, a second `fdatasync` would not. Cost: two syncs, three more the first time.
+    pub fn checkpoint(&self) -> Result<u64, Error> {
+        let mut journal = self.journal();
+        self.save(&mut journal)
+    }
+
+    /// Verifies the whole file, makes it durable and gives it its name; the digests that were asked for.
+    ///
+    /// Every digest of `expected` must be met. Errors: `Corrupt`, other replica, when one is not: the data is deleted;
+    /// `Exists` when the name was taken meanwhile under [`Overwrite::Never`]; `Internal` when blocks are missing. After
+    /// other errors the blocks stay for the next session. Cost: two syncs, and one pass over the file for MD5 and SHA-256.
+    pub fn publish(&self, expected: &[Digest]) -> Result<FileDigests, Error> {
+        let mut journal = self.journal();
+        self.refuse_closed(&journal)?;
+        let checks = expected.iter().fold(self.checks, |checks, digest| checks.with(digest.algorithm()));
+        let digests = self.file_digests(checks)?;
+        if let Some(wrong) = expected.iter().find_map(|digest| digest.check(&digests, &self.path).err()) {
+            self.remove(&mut journal, "it was corrupt")?;
+            return Err(wrong);
+        }
+        let failed = |what: &str, errno: Errno| {
+            FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
+        };
+        let outcome = rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.entry.mode)))
+            .and_then(|()| rustix::fs::futimens(&self.part, &times(self.entry.mtime)))
+            .map_err(|errno| failed("set mode and time of", errno));
+        outcome?;
+        if let Err(errno) = rustix::fs::fsync(&self.part) {
+            *journal = Journal::Closed("a write was lost");
+            return Err(failed("sync", errno));
+        }
+        rename_into_place(self.directory.as_fd(), &self.names.part, &self.path, self.overwrite)?;
+        *journal = Journal::Closed("it was published");
+        self.destination.settle()?;
+        rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync the directory of", errno))?;
+        // Last, and not synced: left behind it does no harm, and the next session deletes it.
+        let _ = unlink(self.directory.as_fd(), &self.names.journal);
+        Ok(digests)
+    }
+
+    /// Deletes what was received, for a file that will not be gone on with.
+    pub fn discard(&self) -> Result<(), Error> {
+        let mut journal = self.journal();
+        self.refuse_closed(&journal)?;
+        self.remove(&mut journal, "it was discarded")
+    }
+
+    /// The body of [`IncomingFile::checkpoint`].
+    fn save(&self, journal: &mut Journal) -> Result<u64, Error> {
+        self.refuse_closed(journal)?;
+        // Taken before the sync begins: what is recorded during it may not be on disk yet.
+        let unsaved = std::mem::take(&mut self.records().unsaved);
+        if unsaved.is_empty() {
+            return Ok(0);
+        }
+        let saved = self.append(journal, &unsaved);
+        if let Err(errno) = saved {
+            *journal = Journal::Closed("a write was lost");
+            let count = unsaved.len();
+            return Err(WRITING.failed(errno, format_args!("make {count} blocks of {} durable", self.path)));
+        }
+        Ok(unsaved.len() as u64)
+    }
+
+    fn append(&self, journal: &mut Journal, unsaved: &[JournalRecord]) -> std::io::Result<()> {
+        rustix::fs::fdatasync(&self.part)?;
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + unsaved.len() * RECORD_BYTES);
+        if matches!(journal, Journal::None) {
+            let header = JournalHeader::new(&self.entry, rustix::fs::fstat(&self.part)?.st_ino, nonce());
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            // One that is there was left by a session that published; see step 6 in the module above.
+            unlink(self.directory.as_fd(), &self.names.journal)?;
+            let mode = Mode::from_raw_mode(0o600);
+            let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, mode)?);
+            bytes.extend_from_slice(&header.encode());
+            *journal = Journal::Open { file, codec: header.records(), end: 0 };
+        }
+        if let Journal::Open { file, codec, end } = journal {
+            let is_new = *end == 0;
+            for record in unsaved {
+                bytes.extend_from_slice(&codec.encode(record));
+            }
+            file.write_all_at(&bytes, *end)?;
+            rustix::fs::fdatasync(&*file)?;
+            *end += bytes.len() as u64;
+            if is_new {
+                // The names of both files must outlive a power cut too.
+                rustix::fs::fsync(&self.directory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges the blocks' digests, and reads the file once for those that `checks` wants and blocks did not carry.
+    fn file_digests(&self, checks: Checks) -> Result<FileDigests, Error> {
+        let digester = self.records().digester.clone();
+        if digester.next_index() != self.blocks.count() {
+            let text = format!("publish {}: block {} is missing", self.path, digester.next_index());
+            return Err(FINALISING.refused(ErrorKind::Internal, text));
+        }
+        let mut digests = digester.finish();
+        let failed = |error: std::io::Error| VERIFYING.failed(error, format_args!("read back {}", self.path));
+        let size = rustix::fs::fstat(&self.part).map_err(|errno| failed(errno.into()))?.st_size;
+        if size as u64 != self.entry.size {
+            let text = format!("publish {}: something cut its part file to {size} bytes", self.path);
+            return Err(VERIFYING.refused(ErrorKind::Corrupt, text).retry(Retry::After));
+        }
+        let missing = digests.missing(checks);
+        if !missing.is_none() {
+            let mut rest = InOrder::new(missing);
+            let mut buffer = vec![0u8; READ_BACK_BYTES];
+            let mut offset = 0;
+            while offset < self.entry.size {
+                let step = (self.entry.size - offset).min(READ_BACK_BYTES as u64) as usize;
+                self.part.read_exact_at(&mut buffer[..step], offset).map_err(failed)?;
+                rest.update(&buffer[..step]);
+                offset += step as u64;
+            }
+            rest.finish_into(&mut digests);
+        }
+        Ok(FileDigests {
+            adler32: digests.adler32.filter(|_| checks.adler32),
+            crc32c: digests.crc32c.filter(|_| checks.crc32c),
+            ..digests
+        })
+    }
+
+    /// Deletes the journal and then the part file.
+    fn remove(&self, journal: &mut Journal, reason: &'static str) -> Result<(), Error> {
+        *journal = Journal::Closed(reason);
+        let directory = self.directory.as_fd();
+        unlink(directory, &self.names.journal)
+            .and_then(|()| rustix::fs::fsync(directory))
+            .and_then(|()| unlink(directory, &self.names.part))
+            .map_err(|errno| FINALISING.failed(errno, format_args!("delete what was received of {}", self.path)))
+    }
+
+    fn refuse_closed(&self, journal: &Journal) -> Result<(), Error> {
+        match journal {
+            Journal::Closed(reason) => {
+                let text = format!("go on with {}: {reason}; prepare it again", self.path);
+                Err(WRITING.refused(ErrorKind::Io, text).retry(Retry::After))
+            }
+            Journal::None | Journal::Open { .. } => Ok(()),
+        }
+    }
+
+    fn check_range(&self, offset: u64, length: u64) -> Result<(), Error> {
+        match offset.checked_add(length).is_some_and(|end| end <= self.entry.size) {
+            true => Ok(()),
+            false => Err(Error::protocol(format!(
+                "{length} bytes at {offset} of {}, which has {} bytes",
+                self.path, self.entry.size
+            ))),
+        }
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        // Records are whole between any two statements, so a panic elsewhere leaves them usable.
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        // As above: a half-written journal is closed before the lock is given up.
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for IncomingFile {
+    fn drop(&mut self) {
+        // Said aloud: closing is not enough while a process that is just being started still has a copy of the descriptor.
+        let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
+    }
+}
+
+impl Records {
+    fn new(blocks: BlockMap) -> Self {
+        Self { have: RangeSet::new(), unsaved: Vec::new(), ahead: BTreeMap::new(), digester: FileDigester::new(blocks) }
+    }
+
+    /// Adds a block that is not here yet, and merges what is now without a gap.
+    fn take(&mut self, index: u64, digest: BlockDigest) {
+        self.have.insert(index..index + 1);
+        self.ahead.insert(index, digest);
+        while let Some(digest) = self.ahead.remove(&self.digester.next_index()) {
+            self.digester.push(&digest);
+        }
+    }
+}
+
+/// Bytes read at once for digests that do not combine. Guess: large enough that a system call costs nothing beside it.
+const READ_BACK_BYTES: usize = 1 << 20;
+
+/// Bytes of journal read at once.
+const JOURNAL_READ_BYTES: usize = 1024 * RECORD_BYTES;
+
+/// How often a part file is opened again when another session renames or deletes it at that moment.
+const LOCK_TRIES_MAX: u32 = 16;
+
+/// What was there of an earlier session.
+enum Found {
+    Journal(Journal),
+    /// Nothing to go on with; the reason is given when there was a journal.
+    Nothing {
+        reason: Option<String>,
+    },
+}
+
+/// Opens and locks the part file `name`, and makes it if it is missing; also what it is.
+///
+/// Errors: `Busy`, after, when a live session of this or another process holds it.
+pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(File, Stat), Error> {
+    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("create {name} for {path}"));
+    let busy = || {
+        let text = format!("write {path}: another session is writing it; it can be tried again when that has ended");
+        PREPARING.refused(ErrorKind::Busy, text).retry(Retry::After)
+    };
+    // Neither a symlink nor a fifo that someone put there may be followed or waited for.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for _ in 0..LOCK_TRIES_MAX {
+        let part = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+        match rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(busy()),
+            Err(errno) => return Err(failed(errno)),
+        }
+        // Between open and lock the holder may have renamed the file: then the lock is on what is published now.
+        let stat = rustix::fs::fstat(&part).map_err(failed)?;
+        match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) if (named.st_dev, named.st_ino) == (stat.st_dev, stat.st_ino) => {}
+            Ok(_) | Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(failed(errno)),
+        }
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
+            let text = format!("create {name} for {path}: something else has this name, or it has a second name");
+            return Err(PREPARING.refused(ErrorKind::Denied, text));
+        }
+        return Ok((File::from(part), stat));
+    }
+    Err(busy())
+}
+
+/// Gives the part file its final name. Errors: `Exists` when the name was taken meanwhile and may not be replaced.
+pub(super) fn rename_into_place(
+    directory: BorrowedFd<'_>,
+    part: &str,
+    path: &RelPath,
+    overwrite: Overwrite,
+) -> Result<(), Error> {
+    let renamed = match overwrite {
+        Overwrite::Never => {
+            match rustix::fs::renameat_with(directory, part, directory, path.name(), RenameFlags::NOREPLACE) {
+                // A file system without it: look, then rename; a race within microseconds is the price.
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
+                        Ok(_) => Err(Errno::EXIST),
+                        Err(Errno::NOENT) => rustix::fs::renameat(directory, part, directory, path.name()),
+                        Err(errno) => Err(errno),
+                    }
+                }
+                other => other,
+            }
+        }
+        Overwrite::Always | Overwrite::IfChanged => rustix::fs::renameat(directory, part, directory, path.name()),
+    };
+    renamed.map_err(|errno| FINALISING.failed(errno, format_args!("give {path} its name")))
+}
+
+/// Deletes `name`; one that is not there is deleted already.
+pub(super) fn unlink(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Reads the journal of a part file, if it speaks of this version of the source and of this part file.
+fn take_up(
+    directory: BorrowedFd<'_>,
+    names: &HiddenNames,
+    path: &RelPath,
+    entry: &FileEntry,
+    part: &Stat,
+    records: &mut Records,
+) -> Result<Found, Error> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let failed = |error: std::io::Error| PREPARING.failed(error, format_args!("read the journal of {path}"));
+    let file = match rustix::fs::openat(directory, &*names.journal, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(Found::Nothing { reason: None }),
+        Err(errno) => return Err(failed(errno.into())),
+    };
+    let over = |why: &str| Ok(Found::Nothing { reason: Some(format!("{path} starts over: {why}")) });
+    let mut buffer = vec![0u8; JOURNAL_READ_BYTES];
+    let taken = read_up_to(&file, &mut buffer[..HEADER_BYTES], 0).map_err(failed)?;
+    if taken == 0 {
+        // Killed between making the journal and writing to it: it never claimed anything, and the next one replaces it.
+        return Ok(Found::Nothing { reason: None });
+    }
+    let header = match JournalHeader::decode(&buffer[..taken]) {
+        Ok(header) => header,
+        Err(error) => return over(error.text()),
+    };
+    if !header.same_version(entry) {
+        return over("the source is not the version that an earlier session began with");
+    }
+    if header.data_inode != part.st_ino || part.st_size as u64 != entry.size {
+        return over("its unfinished data was replaced or cut");
+    }
+    let codec = header.records();
+    let end = RecordCodec::append_offset(file.metadata().map_err(failed)?.len());
+    // No session writes a block twice; more than this is damage, and is not read.
+    let end = end.min(HEADER_BYTES as u64 + entry.blocks().count().saturating_mul(RECORD_BYTES as u64 * 2));
+    let mut at = HEADER_BYTES as u64;
+    while at < end {
+        let step = (end - at).min(JOURNAL_READ_BYTES as u64) as usize;
+        let taken = read_up_to(&file, &mut buffer[..step], at).map_err(failed)?;
+        for record in buffer[..taken].chunks_exact(RECORD_BYTES).filter_map(|bytes| codec.decode(bytes)) {
+            if !records.have.contains(record.index) {
+                records.take(record.index, record.digest);
+            }
+        }
+        if taken < step {
+            break;
+        }
+        at += step as u64;
+    }
+    Ok(Found::Journal(Journal::Open { file, codec, end }))
+}
+
+/// Reads until `buffer` is full or the file ends; how many bytes came.
+fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+    let mut taken = 0;
+    while taken < buffer.len() {
+        match file.read_at(&mut buffer[taken..], offset + taken as u64) {
+            Ok(0) => break,
+            Ok(count) => taken += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(taken)
+}
+
+/// Refuses a file that the file system has no room for, before a byte of it is sent.
+fn check_space(directory: BorrowedFd<'_>, path: &RelPath, needed: u64) -> Result<(), Error> {
+    let Ok(space) = rustix::fs::fstatvfs(directory) else {
+        return Ok(());
+    };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    // Some network file systems know nothing of their size and say 0 blocks.
+    if space.f_blocks == 0 || needed <= free {
+        return Ok(());
+    }
+    let (needed, free) = (ByteCount(needed), ByteCount(free));
+    Err(PREPARING.refused(ErrorKind::NoSpace, format!("write {path}: it needs {needed} more, {free} are free")))
+}
+
+/// A number that no other journal has: the standard library seeds its hasher at random for each.
+fn nonce() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,58 @@
+//! Storage on a POSIX file system: sources that are read, destinations that are written, resumed and published.
+//!
+//! What it does: resolves every path beneath a [`Root`], lists sources as `cp -r` would name them, reads and writes blocks at
+//! their offsets, and makes files durable before they get their name. What it refuses to do: decide what is sent, hash or
+//! check blocks, start threads, or read a clock. Everything is synchronous and may be called from many threads.
+//!
+//! # What a crash can leave behind
+//!
+//! A file above [`sterna_proto::file::PACKED_FILE_BYTES_MAX`] is written to `.sterna-<hash>.part` beside its final name,
+//! with its journal in `.sterna-<hash>.journal`; the hash is of the final name. The steps, and what `kill -9` or a power
+//! cut after each of them leaves:
+//!
+//! 1. The part file is opened and locked, and gets its full length. *Left:* a part file and no journal. The next session
+//!    empties it and starts over; nothing was claimed.
+//! 2. Blocks are written, and recorded in memory. *Left:* bytes that no journal claims; they are sent again.
+//! 3. [`IncomingFile::checkpoint`]: `fdatasync` of the part file, and only then the records of the blocks that were recorded
+//!    *before* that `fdatasync` began are appended to the journal, which is then synced. *Left:* a journal that claims less
+//!    than the disk holds, never more. A record that was torn fails its own check and its block is sent again. A `kill -9`
+//!    loses no page cache, so there it is the same as nothing happening.
+//! 4. [`IncomingFile::publish`]: digests are compared, then mode and time are set and the part file is `fsync`ed. *Left:* a
+//!    complete part file and its journal; the next session finds every block there and publishes at once.
+//! 5. `rename` to the final name: atomic; whoever opens the name sees the old file or the whole new one. *Left after a power
+//!    cut:* either the state of 4 or that of 6.
+//! 6. `fsync` of the directory: the name is durable. *Left:* a journal without a part file; the next session deletes it.
+//! 7. The journal is deleted. It goes last, so that no order in which the disk takes 5 and 7 can lose both.
+//!
+//! Starting over goes the other way round: the journal is deleted and the directory synced *before* the part file is
+//! emptied, so that no journal ever claims blocks of a file that was emptied. A journal also names the inode of its part
+//! file and speaks of no other.
+//!
+//! Small files have no journal: see [`PackedBatch`].
+
+mod destination;
+mod expand;
+mod fault;
+mod incoming;
+mod packed;
+mod pattern;
+mod root;
+mod source;
+
+pub use destination::{Destination, Inspected, Prepared, Terms, UNFINISHED_DIRECTORIES_MAX};
+pub use expand::{DIRECTORY_NAMES_MAX, Expansion, SourceItem, Sources};
+pub use incoming::IncomingFile;
+pub use packed::{OPEN_FILES_MAX, PackedBatch, PackedFile};
+pub use root::{Access, Root};
+pub use source::SourceFile;
+
+#[cfg(test)]
+mod tests;
+
+/// How the names of our hidden files begin; they are never listed and never accepted from a peer.
+pub const HIDDEN_PREFIX: &[u8] = b".sterna-";
+
+/// Whether `name` is one of our hidden files.
+fn is_hidden_name(name: &[u8]) -> bool {
+    name.starts_with(HIDDEN_PREFIX)
+}

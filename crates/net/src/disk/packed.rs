@@ -1,0 +1,237 @@
+//! Small files, written whole and made durable many at a time.
+//!
+//! An `fsync` for each of 10,000 small files is 10,000 flushes of a disk, one behind the other. A batch writes its files under
+//! hidden names, makes all of them durable by one `syncfs`, and only then renames them: no name ever shows half a file,
+//! and a crash leaves hidden files that the next session takes over. The price of `syncfs` is that it also writes what
+//! others have in the cache of that file system.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, Mode};
+use rustix::io::Errno;
+use sterna_proto::file::PACKED_FILE_BYTES_MAX;
+use sterna_proto::session::Overwrite;
+use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RelPath, Retry, Scope};
+
+use super::destination::{Destination, SINGLE_SYNCS_MAX, parent_of, times};
+use super::fault::{At, FINALISING, WRITING};
+use super::incoming::{HiddenNames, lock_part, rename_into_place, unlink};
+
+/// A small file with all its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedFile<'a> {
+    /// What it is.
+    pub entry: &'a FileEntry,
+    /// Its bytes.
+    pub data: &'a [u8],
+    /// BLAKE3 of the bytes that the sender read, if it is to be compared here.
+    pub blake3: Option<[u8; 32]>,
+    /// Digests that the person who asked expects.
+    pub expected: &'a [Digest],
+}
+
+/// Small files that are written and not yet durable or named.
+///
+/// Dropping it deletes what was not published. It belongs to one thread; any number of batches may be open at once.
+#[derive(Debug)]
+pub struct PackedBatch {
+    destination: Destination,
+    overwrite: Overwrite,
+    checks: Checks,
+    /// Directories of the files, open; at most [`OPEN_FILES_MAX`] of them.
+    directories: HashMap<Vec<u8>, Arc<OwnedFd>>,
+    written: Vec<Written>,
+    /// What became of each file, in the order of [`PackedBatch::add`].
+    outcomes: Vec<Result<FileDigests, Error>>,
+}
+
+/// A file under its hidden name. Its descriptor holds the lock that keeps other sessions off.
+#[derive(Debug)]
+struct Written {
+    directory: Arc<OwnedFd>,
+    part: File,
+    part_name: String,
+    path: RelPath,
+    digests: FileDigests,
+    /// Its place in `outcomes`.
+    place: usize,
+}
+
+/// Most files that a batch holds open; it publishes by itself when it has so many.
+/// Reason: a quarter of the 1024 descriptors that a process has by default.
+pub const OPEN_FILES_MAX: usize = 256;
+
+impl Destination {
+    /// An empty batch of small files.
+    pub fn packed(&self, overwrite: Overwrite, checks: Checks) -> PackedBatch {
+        PackedBatch {
+            destination: self.clone(),
+            overwrite,
+            checks,
+            directories: HashMap::new(),
+            written: Vec::new(),
+            outcomes: Vec::new(),
+        }
+    }
+}
+
+impl PackedBatch {
+    /// Verifies a file and writes it under a hidden name; [`PackedBatch::publish`] says what became of it.
+    ///
+    /// Cost: eight system calls, none of which waits for the disk, except when the batch is full.
+    pub fn add(&mut self, file: PackedFile<'_>) {
+        let place = self.outcomes.len();
+        match self.write(&file, place) {
+            Ok(written) => {
+                self.outcomes.push(Ok(written.digests));
+                self.written.push(written);
+            }
+            Err(error) => self.outcomes.push(Err(error)),
+        }
+        if self.written.len() == OPEN_FILES_MAX || self.directories.len() == OPEN_FILES_MAX {
+            self.flush();
+        }
+    }
+
+    /// Makes every file durable and gives it its name; what became of each, in the order of [`PackedBatch::add`].
+    ///
+    /// Errors, for each file: `Corrupt` when a digest was not met; `Exists` under [`Overwrite::Never`]; `Busy`; `NoSpace`.
+    /// Cost: one `syncfs` and a sync of each directory for every [`OPEN_FILES_MAX`] files.
+    pub fn publish(&mut self) -> Vec<Result<FileDigests, Error>> {
+        self.flush();
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// How many files wait to be published.
+    pub fn len(&self) -> usize {
+        self.written.len()
+    }
+
+    /// Whether no file waits to be published.
+    pub fn is_empty(&self) -> bool {
+        self.written.is_empty()
+    }
+
+    fn write(&mut self, file: &PackedFile<'_>, place: usize) -> Result<Written, Error> {
+        let entry = file.entry;
+        let path = self.destination.place(&entry.path)?;
+        if entry.kind != EntryKind::File || entry.size != file.data.len() as u64 || entry.size > PACKED_FILE_BYTES_MAX {
+            let text = format!("{path}: {} bytes came for a file of {}", file.data.len(), entry.size);
+            return Err(Error::protocol(text));
+        }
+        let checks = file.expected.iter().fold(self.checks, |checks, digest| checks.with(digest.algorithm()));
+        let digests = FileDigests::of(file.data, checks);
+        if file.blake3.is_some_and(|blake3| blake3 != digests.blake3) {
+            let text = format!("verify {path}: its bytes changed on the way; it is asked for again");
+            return Err(Error::new(ErrorKind::Corrupt, Scope::Path, Phase::Verify, text).retry(Retry::After));
+        }
+        file.expected.iter().try_for_each(|digest| digest.check(&digests, &path))?;
+        let directory = self.directory(&path)?;
+        self.destination.look(&directory, &path, entry, self.overwrite)?;
+        let names = HiddenNames::of(&path);
+        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
+        let filled = fill(&part, stat.st_size != 0, file);
+        if let Err(error) = filled {
+            let _ = unlink(directory.as_fd(), &names.part);
+            return Err(WRITING.failed(error, format_args!("write {} bytes of {path}", file.data.len())));
+        }
+        if stat.st_size != 0 {
+            // The part file was left by a session of a larger version of this file, which had a journal.
+            let _ = unlink(directory.as_fd(), &names.journal);
+        }
+        Ok(Written { directory, part, part_name: names.part, path, digests, place })
+    }
+
+    fn directory(&mut self, path: &RelPath) -> Result<Arc<OwnedFd>, Error> {
+        let parent = parent_of(path);
+        if let Some(directory) = self.directories.get(parent) {
+            return Ok(directory.clone());
+        }
+        let directory = Arc::new(self.destination.make_directory(parent)?);
+        self.directories.insert(parent.to_vec(), directory.clone());
+        Ok(directory)
+    }
+
+    /// Publishes what is written: data first, then names, then the directories that hold the names.
+    fn flush(&mut self) {
+        let written = std::mem::take(&mut self.written);
+        let directories = std::mem::take(&mut self.directories);
+        if written.is_empty() {
+            return;
+        }
+        if let Err(errno) = sync(written.iter().map(|file| &file.part)) {
+            for file in &written {
+                self.fail(file, FINALISING, errno, "make durable");
+                let _ = unlink(file.directory.as_fd(), &file.part_name);
+            }
+            return;
+        }
+        for file in &written {
+            let renamed = rename_into_place(file.directory.as_fd(), &file.part_name, &file.path, self.overwrite);
+            if let Err(error) = renamed {
+                self.outcomes[file.place] = Err(error);
+                let _ = unlink(file.directory.as_fd(), &file.part_name);
+            }
+        }
+        let named =
+            self.destination.settle().map_err(|error| error.chain()).and_then(|()| {
+                sync(directories.values().map(|directory| &**directory)).map_err(|errno| errno.to_string())
+            });
+        if let Err(reason) = named {
+            for file in written.iter().filter(|file| self.outcomes[file.place].is_ok()).collect::<Vec<_>>() {
+                let text = format!("make the name of {} durable: {reason}", file.path);
+                self.outcomes[file.place] = Err(FINALISING.refused(ErrorKind::Io, text).retry(Retry::After));
+            }
+        }
+    }
+
+    fn fail(&mut self, file: &Written, at: At, errno: Errno, tried: &str) {
+        self.outcomes[file.place] = Err(at.failed(errno, format_args!("{tried} {}", file.path)));
+    }
+}
+
+impl Drop for PackedBatch {
+    fn drop(&mut self) {
+        for file in &self.written {
+            let _ = unlink(file.directory.as_fd(), &file.part_name);
+        }
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // As for a file that takes blocks: closing is not enough.
+        let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
+    }
+}
+
+/// Writes the bytes, mode and time of a file into its part file.
+fn fill(part: &File, has_old_bytes: bool, file: &PackedFile<'_>) -> std::io::Result<()> {
+    if has_old_bytes {
+        rustix::fs::ftruncate(part, 0)?;
+    }
+    part.write_all_at(file.data, 0)?;
+    rustix::fs::fchmod(part, Mode::from_raw_mode(u32::from(file.entry.mode)))?;
+    rustix::fs::futimens(part, &times(file.entry.mtime))?;
+    Ok(())
+}
+
+/// Makes files or directories durable: few of them one by one, many with the file systems that they are on.
+///
+/// `syncfs` reports writes that were lost since the descriptor was opened (Linux 5.8), and these were opened before.
+fn sync<F: AsFd>(files: impl ExactSizeIterator<Item = F>) -> rustix::io::Result<()> {
+    let is_few = files.len() <= SINGLE_SYNCS_MAX;
+    let mut synced = BTreeSet::new();
+    for file in files {
+        if is_few {
+            rustix::fs::fsync(file)?;
+        } else if synced.insert(rustix::fs::fstat(&file)?.st_dev) {
+            rustix::fs::syncfs(file)?;
+        }
+    }
+    Ok(())
+}

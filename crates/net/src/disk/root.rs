@@ -1,0 +1,186 @@
+//! A directory that nothing resolved beneath it can leave.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use sterna_proto::{Error, ErrorKind, RelPath};
+
+use super::fault::{LISTING, PREPARING};
+use super::pattern::has_wildcards;
+
+/// What may be done beneath a root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Files may be read.
+    ReadOnly,
+    /// Files may be read, created and replaced.
+    ReadWrite,
+}
+
+/// Whose word decides how far a symlink may lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Authority {
+    /// A peer's: nothing leaves the directory.
+    Peer,
+    /// The person's who gave the path on the command line: symlinks lead where they lead.
+    Person,
+}
+
+/// A directory beneath which paths are resolved; cheap to clone.
+///
+/// The kernel does the resolving (`openat2` with `RESOLVE_BENEATH`), so `..`, absolute symlinks and symlinks that lead
+/// out are refused without a race. Needs Linux 5.6.
+#[derive(Clone)]
+pub struct Root {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    directory: OwnedFd,
+    access: Access,
+    authority: Authority,
+    name: String,
+}
+
+impl Root {
+    /// Opens the directory `path` for peers.
+    ///
+    /// Errors: `NotFound`, `Denied`; `path` itself may be or hold symlinks, since the operator gave it.
+    pub fn open(path: &Path, access: Access) -> Result<Self, Error> {
+        Self::open_with(path, access, Authority::Peer)
+    }
+
+    /// Opens what a person's own source path starts from; also the pattern to give to [`Root::expand`].
+    ///
+    /// The root is the directory that holds the named file, or the one in front of the first wildcard. Symlinks are
+    /// followed wherever they lead: the person could read those files anyway.
+    pub fn for_local_source(path: &[u8]) -> Result<(Self, Vec<u8>), Error> {
+        let trimmed = trim_slashes(path);
+        let last = trimmed.rsplit(|&b| b == b'/').next().unwrap_or_default();
+        // `.`, `..` and `/` name a directory without naming it: its contents are meant.
+        if matches!(last, b"" | b"." | b"..") {
+            let directory: &[u8] = if path.is_empty() { b"." } else { path };
+            return Ok((Self::open_with(as_path(directory), Access::ReadOnly, Authority::Person)?, b".".to_vec()));
+        }
+        let exists = as_path(trimmed).symlink_metadata().is_ok();
+        let mut split = trimmed.len() - last.len();
+        if !exists {
+            let mut start = 0;
+            for name in trimmed.split(|&b| b == b'/') {
+                if has_wildcards(name) {
+                    split = start;
+                    break;
+                }
+                start += name.len() + 1;
+            }
+        }
+        let (parent, pattern) = trimmed.split_at(split);
+        let parent: &[u8] = if parent.is_empty() { b"." } else { parent };
+        Ok((Self::open_with(as_path(parent), Access::ReadOnly, Authority::Person)?, pattern.to_vec()))
+    }
+
+    /// Opens what a person's own destination path starts from; also the path to give to `Destination::resolve`.
+    ///
+    /// The root is the deepest directory of `path` that exists. What a peer sends cannot leave it.
+    pub fn for_local_destination(path: &[u8]) -> Result<(Self, Vec<u8>), Error> {
+        let mut split = path.len();
+        loop {
+            let directory: &[u8] = if split == 0 { b"." } else { &path[..split] };
+            if as_path(directory).is_dir() {
+                let root = Self::open_with(as_path(directory), Access::ReadWrite, Authority::Peer)?;
+                return Ok((root, path[split..].iter().skip_while(|&&b| b == b'/').copied().collect()));
+            }
+            if split == 0 {
+                return Err(PREPARING.refused(ErrorKind::NotFound, "the current directory does not exist"));
+            }
+            let trimmed = trim_slashes(&path[..split]);
+            split = trimmed.iter().rposition(|&b| b == b'/').map_or(0, |slash| slash + 1);
+        }
+    }
+
+    fn open_with(path: &Path, access: Access, authority: Authority) -> Result<Self, Error> {
+        let at = if access == Access::ReadOnly { LISTING } else { PREPARING };
+        let shown = path.display();
+        let directory = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| at.failed(errno, format_args!("open directory {shown}")))?;
+        let root = Self { inner: Arc::new(Inner { directory, access, authority, name: shown.to_string() }) };
+        root.open_at(b".", OFlags::PATH, Mode::empty())
+            .map_err(|errno| at.failed(errno, format_args!("resolve paths beneath {shown}")))?;
+        Ok(root)
+    }
+
+    /// Whether both are the same opened directory.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// What may be done beneath it.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// Opens `path` beneath the root; an empty path is the root itself.
+    pub(super) fn open_at(&self, path: &[u8], flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+        let resolve = match self.inner.authority {
+            Authority::Peer => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+            Authority::Person => ResolveFlags::NO_MAGICLINKS,
+        };
+        let path = if path.is_empty() { b"." } else { path };
+        for _ in 0..RESOLVE_TRIES_MAX {
+            match rustix::fs::openat2(&self.inner.directory, path, flags | OFlags::CLOEXEC, mode, resolve) {
+                // A rename elsewhere made the kernel unsure whether a path left the root: it asks to try again.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Opens the directory `path` (empty: the root itself) for listing, creating in and syncing.
+    pub(super) fn open_directory(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+        self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+    }
+
+    /// Opens the regular file `path` for reading, without waiting for the other end of a fifo.
+    pub(super) fn open_readable(&self, path: &RelPath) -> rustix::io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        self.open_at(path.as_bytes(), flags, Mode::empty()).map(File::from)
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.directory.as_fd()
+    }
+}
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.inner.name)
+    }
+}
+
+impl fmt::Debug for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Root({:?}, {:?})", self.inner.name, self.inner.access)
+    }
+}
+
+/// How often a path is resolved again when renames race with it. Guess: each try needs another rename in its microseconds.
+const RESOLVE_TRIES_MAX: u32 = 64;
+
+fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
+    &path[..end]
+}

@@ -1,0 +1,155 @@
+//! A file that is read, block by block, by any number of threads.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{Advice, FileType, OFlags, Stat};
+use rustix::io::Errno;
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath, Retry};
+
+use super::fault::{LISTING, READING};
+use super::root::Root;
+
+/// A regular file open for reading.
+#[derive(Debug)]
+pub struct SourceFile {
+    file: File,
+    root: Root,
+    path: RelPath,
+}
+
+impl Root {
+    /// Opens the regular file `path` for reading.
+    ///
+    /// Errors: `NotFound`; `Denied` when it leaves the root or is no regular file.
+    pub fn open_source(&self, path: &RelPath) -> Result<SourceFile, Error> {
+        let file = self.open_readable(path).map_err(|errno| LISTING.failed(errno, format_args!("open {path}")))?;
+        let stat = rustix::fs::fstat(&file).map_err(|errno| LISTING.failed(errno, format_args!("open {path}")))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != FileType::RegularFile {
+            return Err(LISTING.refused(ErrorKind::Denied, format!("open {path}: it is {}", describe(kind))));
+        }
+        // A hint: that it is not taken costs speed only.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::Sequential);
+        Ok(SourceFile { file, root: self.clone(), path: path.clone() })
+    }
+}
+
+impl SourceFile {
+    /// Fills `buffer` with the bytes at `offset`.
+    ///
+    /// Errors: `Changed` when the file ends before the buffer is full: no byte is made up.
+    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        self.file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                self.changed(format_args!("it ends before byte {}", offset + buffer.len() as u64))
+            }
+            _ => READING.failed(error, format_args!("read {} bytes at {offset} of {}", buffer.len(), self.path)),
+        })
+    }
+
+    /// Whether the bytes `[offset, offset + length)` lie in a hole, so that they are zeros without being read.
+    ///
+    /// Errors: `Changed` when the file ends before them. Cost: one or two system calls.
+    pub fn is_hole(&self, offset: u64, length: u64) -> Result<bool, Error> {
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(offset)) {
+            Ok(data) if data < offset + length => return Ok(false),
+            // No data up to the end; the end may have moved, so it is looked at below.
+            Ok(_) | Err(Errno::NXIO) => {}
+            // A file system that does not know its holes has none.
+            Err(_) => return Ok(false),
+        }
+        let stat = self.stat()?;
+        if (stat.st_size as u64) < offset + length {
+            return Err(self.changed(format_args!("it ends before byte {}", offset + length)));
+        }
+        Ok(true)
+    }
+
+    /// Compares the open file, and the file that its path names now, with what was listed.
+    ///
+    /// Errors: `Changed`, after: the next attempt lists it anew and starts over.
+    pub fn check_unchanged(&self, entry: &FileEntry) -> Result<(), Error> {
+        let now = self.entry_of(&self.stat()?);
+        if let Some(what) = difference(entry, &now) {
+            return Err(self.changed(what));
+        }
+        let named = self
+            .root
+            .open_at(self.path.as_bytes(), OFlags::PATH, rustix::fs::Mode::empty())
+            .and_then(rustix::fs::fstat)
+            .map_err(|errno| self.changed("its name is gone").caused_by(std::io::Error::from(errno)))?;
+        match difference(entry, &self.entry_of(&named)) {
+            Some(what) => Err(self.changed(format_args!("another file has its name, with {what}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Where it lies beneath its root.
+    pub fn path(&self) -> &RelPath {
+        &self.path
+    }
+
+    /// The file as it is now, for a caller that lists it itself.
+    pub fn entry(&self) -> Result<FileEntry, Error> {
+        Ok(self.entry_of(&self.stat()?))
+    }
+
+    fn entry_of(&self, stat: &Stat) -> FileEntry {
+        entry_from(stat, EntryKind::File, self.path.clone())
+    }
+
+    fn stat(&self) -> Result<Stat, Error> {
+        rustix::fs::fstat(&self.file).map_err(|errno| READING.failed(errno, format_args!("look at {}", self.path)))
+    }
+
+    fn changed(&self, what: impl std::fmt::Display) -> Error {
+        let text = format!("{} changed while it was read: {what}; the next attempt starts it over", self.path);
+        READING.refused(ErrorKind::Changed, text).retry(Retry::After)
+    }
+}
+
+/// What differs between two looks at a file, in words; `None` when they show the same version.
+fn difference(before: &FileEntry, now: &FileEntry) -> Option<String> {
+    if before.size != now.size {
+        return Some(format!("{} bytes instead of {}", now.size, before.size));
+    }
+    if before.mtime != now.mtime {
+        return Some("another modification time".to_owned());
+    }
+    (before.inode != now.inode).then(|| "another inode".to_owned())
+}
+
+/// The entry that `stat` shows.
+pub(super) fn entry_from(stat: &Stat, kind: EntryKind, path: RelPath) -> FileEntry {
+    // A regular file's size is never negative.
+    let size = if kind == EntryKind::File { stat.st_size as u64 } else { 0 };
+    FileEntry {
+        path,
+        kind,
+        size,
+        // `st_blocks` counts 512 bytes (POSIX), whatever the file system's block is.
+        allocated: (stat.st_blocks as u64).saturating_mul(512).min(size),
+        mtime: time_from(stat),
+        mode: (stat.st_mode & 0o777) as u16,
+        inode: stat.st_ino,
+    }
+}
+
+/// The modification time that `stat` shows.
+pub(super) fn time_from(stat: &Stat) -> FileTime {
+    FileTime { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 }
+}
+
+/// A kind of file in words.
+pub(super) fn describe(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symlink",
+        FileType::Fifo => "a fifo, which is not copied",
+        FileType::Socket => "a socket, which is not copied",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device, which is not copied",
+        FileType::Unknown => "of an unknown kind, which is not copied",
+    }
+}

@@ -1,0 +1,177 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use sterna_proto::{ErrorKind, Scope};
+
+use super::*;
+
+fn placed(root: &Root, path: &[u8], sources: Sources, entry: &str) -> String {
+    Destination::resolve(root, path, sources).unwrap().place(&rel(entry)).unwrap().to_string()
+}
+
+#[test]
+fn destinations_are_named_as_cp_names_them() {
+    let directory = scratch();
+    std::fs::create_dir(directory.path().join("there")).unwrap();
+    std::fs::write(directory.path().join("file"), b"").unwrap();
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let one = |path: &[u8]| placed(&root, path, Sources::One, "pass/x.h5");
+    assert_eq!(one(b""), "pass/x.h5");
+    assert_eq!(one(b"there"), "there/pass/x.h5");
+    assert_eq!(one(b"new"), "new/x.h5");
+    assert_eq!(one(b"new/"), "new/pass/x.h5");
+    assert_eq!(one(b"deep/er"), "deep/er/x.h5");
+    assert_eq!(placed(&root, b"file", Sources::One, "x.h5"), "file");
+    assert_eq!(placed(&root, b"new", Sources::Many, "x.h5"), "new/x.h5");
+    for (path, sources) in [(&b"file"[..], Sources::Many), (b"file/", Sources::One), (b"file/x", Sources::One)] {
+        let error = Destination::resolve(&root, path, sources).unwrap_err();
+        assert_eq!((error.kind, error.scope), (ErrorKind::Exists, Scope::Destination), "{path:?}");
+    }
+}
+
+#[test]
+fn a_local_destination_starts_at_the_deepest_directory_there_is() {
+    let directory = scratch();
+    std::fs::create_dir(directory.path().join("there")).unwrap();
+    let local = |ending: &str| {
+        let path = format!("{}{ending}", directory.path().display());
+        let (root, rest) = Root::for_local_destination(path.as_bytes()).unwrap();
+        (root.to_string(), String::from_utf8(rest).unwrap())
+    };
+    let base = directory.path().display();
+    assert_eq!(local("/there/"), (format!("{base}/there/"), String::new()));
+    assert_eq!(local("/there"), (format!("{base}/there"), String::new()));
+    assert_eq!(local("/there/x"), (format!("{base}/there/"), "x".to_owned()));
+    assert_eq!(local("/there/x/y/"), (format!("{base}/there/"), "x/y/".to_owned()));
+    assert_eq!(Root::for_local_destination(b"surely-not-here").unwrap().1, b"surely-not-here");
+}
+
+#[test]
+fn nothing_outside_the_root_can_be_written() {
+    let outside = scratch();
+    let directory = scratch();
+    symlink(outside.path(), directory.path().join("out")).unwrap();
+    symlink("..", directory.path().join("up")).unwrap();
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    for path in [&b"out"[..], b"out/x", b"up/x", b"../x", b"a/../../x"] {
+        let error = Destination::resolve(&root, path, Sources::One).and_then(|destination| {
+            let entry = file_entry("x", 1);
+            destination.prepare(&entry, &terms(Overwrite::Always)).map(drop)
+        });
+        assert_eq!(error.unwrap_err().kind, ErrorKind::Denied, "{path:?}");
+    }
+    let destination = writable(&directory);
+    for path in ["out/x", "up/x", "out/new/x"] {
+        for entry in [file_entry(path, ONE_BLOCK), file_entry(path, 1), directory_entry(path)] {
+            let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Denied, "{path}");
+        }
+    }
+    for path in [".sterna-x.part", "a/.sterna-y/b"] {
+        let entry = file_entry(path, 1);
+        let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Denied, "{path}");
+    }
+    assert_eq!(names_in(outside.path()), Vec::<String>::new());
+}
+
+#[test]
+fn a_symlink_with_the_files_name_is_replaced_and_not_followed() {
+    let outside = scratch();
+    let directory = scratch();
+    let victim = outside.path().join("victim");
+    std::fs::write(&victim, b"keep").unwrap();
+    symlink(&victim, directory.path().join("a.h5")).unwrap();
+    let destination = writable(&directory);
+    let data = pattern(ONE_BLOCK);
+    let entry = file_entry("a.h5", ONE_BLOCK);
+    // The hidden name as well may be a trap.
+    let file = incoming(&destination, &entry);
+    let part = hidden_file(directory.path(), ".part");
+    drop(file);
+    std::fs::remove_file(&part).unwrap();
+    symlink(&victim, &part).unwrap();
+    let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Denied);
+    std::fs::remove_file(&part).unwrap();
+    std::fs::hard_link(&victim, &part).unwrap();
+    let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Denied);
+    std::fs::remove_file(&part).unwrap();
+
+    let file = incoming(&destination, &entry);
+    put_block(&file, &data, 0);
+    file.publish(&[]).unwrap();
+    assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
+    assert_eq!(std::fs::read(&victim).unwrap(), b"keep");
+}
+
+#[test]
+fn overwrite_decides_what_happens_to_a_file_that_is_there() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    for size in [10, ONE_BLOCK] {
+        let entry = file_entry(format!("{size}"), size);
+        let prepare = |overwrite| destination.prepare(&entry, &terms(overwrite));
+        let wanted = |prepared: Prepared| matches!(prepared, Prepared::Packed | Prepared::Incoming(_));
+        assert!(wanted(prepare(Overwrite::Never).unwrap()));
+        let path = directory.path().join(format!("{size}"));
+        std::fs::write(&path, vec![0; size as usize]).unwrap();
+        assert_eq!(prepare(Overwrite::Never).unwrap_err().kind, ErrorKind::Exists);
+        assert!(wanted(prepare(Overwrite::IfChanged).unwrap()), "the time differs");
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_700_000_000, 123_456_789);
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        assert!(matches!(prepare(Overwrite::IfChanged).unwrap(), Prepared::UpToDate));
+        assert!(wanted(prepare(Overwrite::Always).unwrap()));
+        std::fs::write(&path, b"").unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        assert!(wanted(prepare(Overwrite::IfChanged).unwrap()), "the size differs");
+    }
+    std::fs::create_dir(directory.path().join("d")).unwrap();
+    let entry = file_entry("d", 1);
+    let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Exists);
+}
+
+#[test]
+fn directories_arrive_with_mode_and_time_after_what_is_in_them() {
+    let directory = scratch();
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let destination = Destination::resolve(&root, b"new/place", Sources::Many).unwrap();
+    let closed = FileEntry { mode: 0o555, ..directory_entry("closed") };
+    let inner = FileEntry { mode: 0o500, ..directory_entry("closed/inner") };
+    for entry in [&closed, &inner, &directory_entry("empty")] {
+        assert!(matches!(destination.prepare(entry, &terms(Overwrite::Never)).unwrap(), Prepared::Directory));
+    }
+    let entry = file_entry("closed/inner/x", 3);
+    let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
+    batch.add(PackedFile { entry: &entry, data: b"abc", blake3: None, expected: &[] });
+    assert!(batch.publish().iter().all(Result::is_ok));
+    destination.finish().unwrap();
+    for (path, mode) in [("closed", 0o555), ("closed/inner", 0o500), ("empty", 0o755)] {
+        let meta = std::fs::metadata(directory.path().join("new/place").join(path)).unwrap();
+        assert_eq!((meta.mode() & 0o777, meta.mtime()), (mode, closed.mtime.seconds), "{path}");
+    }
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(directory.path().join("new/place/closed"), open.clone()).unwrap();
+    std::fs::set_permissions(directory.path().join("new/place/closed/inner"), open).unwrap();
+}
+
+#[test]
+fn a_read_only_destination_is_denied_before_a_byte_moves() {
+    let directory = scratch();
+    let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
+    let error = Destination::resolve(&root, b"x", Sources::One).unwrap_err();
+    assert_eq!((error.kind, error.exit_code()), (ErrorKind::Denied, 4));
+    if is_superuser() {
+        // The superuser may write anywhere; a read-only mount is in the tests of full disks.
+        return;
+    }
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    let destination = writable(&directory);
+    for size in [1, ONE_BLOCK] {
+        let entry = file_entry("x/y", size);
+        let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Denied);
+    }
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+}

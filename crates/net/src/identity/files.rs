@@ -1,0 +1,83 @@
+//! Reading and replacing the small files of the state directory.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+/// A failure of the storage that holds the state directory or the file of authorized peers.
+pub(super) fn storage_error(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, text)
+}
+
+/// A line of such a file that cannot be read.
+pub(super) fn line_error(path: &Path, line_number: usize, what: impl std::fmt::Display) -> Error {
+    let text = format!("{} line {line_number}: {what}", path.display());
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// Reads a file of at most `bytes_max` bytes; `None` when there is none.
+pub(super) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Error> {
+    let failed = |e| storage_error(format!("read {}", path.display())).caused_by(e);
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > bytes_max {
+        let text = format!("{} is larger than {bytes_max} bytes", path.display());
+        return Err(Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, text));
+    }
+    Ok(Some(bytes))
+}
+
+/// The same for a file of lines.
+pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, Error> {
+    let Some(bytes) = read_bounded(path, bytes_max)? else { return Ok(None) };
+    String::from_utf8(bytes).map(Some).map_err(|e| {
+        let text = format!("{} is not text in UTF-8", path.display());
+        Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text).caused_by(e)
+    })
+}
+
+/// Makes the state directory, for its owner only, unless it is there.
+pub(super) fn create_state_dir(dir: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|e| storage_error(format!("make the state directory {}", dir.display())).caused_by(e))
+}
+
+/// Replaces the file at `path` by `bytes`: after a crash there is the old or the new one, complete.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let write = || -> std::io::Result<()> {
+        let temporary = temporary_beside(path)?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            fs::remove_file(&temporary)?;
+        }
+        written.and_then(|()| sync_dir_of(path))
+    };
+    write().map_err(|e| storage_error(format!("replace {}", path.display())).caused_by(e))
+}
+
+/// A name for a temporary file beside `path` that nobody else uses.
+pub(super) fn temporary_beside(path: &Path) -> std::io::Result<PathBuf> {
+    let mut random = [0; 8];
+    let generator = ring::rand::SystemRandom::new();
+    ring::rand::SecureRandom::fill(&generator, &mut random).map_err(|_| std::io::Error::other("no random bytes"))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    Ok(path.with_file_name(format!(".{name}.{:016x}", u64::from_le_bytes(random))))
+}
+
+/// Makes the names in the directory of `path` durable.
+pub(super) fn sync_dir_of(path: &Path) -> std::io::Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
+}

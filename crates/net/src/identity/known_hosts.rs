@@ -1,0 +1,198 @@
+//! The hosts that we have connected to, and the keys that we found there.
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use super::{Fingerprint, files};
+
+/// Name of the file in the state directory.
+const FILE: &str = "known_hosts";
+
+/// Largest file that is read, in bytes. Reason: 100,000 hosts of 80 bytes.
+const FILE_BYTES_MAX: u64 = 8 << 20;
+
+/// What is known of a host that shows a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnownHost {
+    /// The host is known by this key.
+    Match,
+    /// Nothing is known of the host.
+    Unknown,
+    /// The host is known by another key: it was set up anew, or somebody stands in between.
+    Changed {
+        /// The key that it is known by.
+        expected: Fingerprint,
+    },
+}
+
+/// The file `known_hosts` of the state directory: one `host:port SHA256:…` a line, with `#` comments.
+///
+/// A host may have several lines (several hosts behind one name); any of its keys matches. The file is read at each
+/// question, so that what another process adds counts at once.
+#[derive(Clone, Debug)]
+pub struct KnownHosts {
+    path: PathBuf,
+}
+
+impl KnownHosts {
+    /// The known hosts of `state_dir`; nothing is read yet.
+    pub fn new(state_dir: &Path) -> Self {
+        Self { path: state_dir.join(FILE) }
+    }
+
+    /// The file, to name it in messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is known of `host` (`host:port`, as the person wrote the host), given that it shows `fingerprint`.
+    ///
+    /// Errors: a line that cannot be read, with its number.
+    pub fn lookup(&self, host: &str, fingerprint: &Fingerprint) -> Result<KnownHost, Error> {
+        let text = files::read_text(&self.path, FILE_BYTES_MAX)?.unwrap_or_default();
+        self.find(&text, host, fingerprint)
+    }
+
+    /// Adds `host` by its key, keeping all that the file holds; nothing happens when it is there.
+    ///
+    /// Errors: `Untrusted` when the host is known by another key: a person has to remove that line first.
+    pub fn add(&self, host: &str, fingerprint: &Fingerprint) -> Result<(), Error> {
+        if host.is_empty() || host.starts_with('#') || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            let text = format!("\"{}\" cannot be kept as a known host", host.escape_debug());
+            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        }
+        if let Some(dir) = self.path.parent() {
+            files::create_state_dir(dir)?;
+        }
+        let _lock = self.lock()?;
+        let mut text = files::read_text(&self.path, FILE_BYTES_MAX)?.unwrap_or_default();
+        match self.find(&text, host, fingerprint)? {
+            KnownHost::Match => return Ok(()),
+            KnownHost::Changed { expected } => {
+                let text = format!(
+                    "{host} shows {fingerprint} and {} has {expected} for it; remove that line if the host is new",
+                    self.path.display()
+                );
+                return Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text));
+            }
+            KnownHost::Unknown => {}
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        text.push_str(&format!("{host} {fingerprint}\n"));
+        files::replace(&self.path, text.as_bytes())
+    }
+
+    fn find(&self, text: &str, host: &str, fingerprint: &Fingerprint) -> Result<KnownHost, Error> {
+        let mut known = KnownHost::Unknown;
+        for (index, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default();
+            let mut words = line.split_whitespace();
+            let Some(name) = words.next() else { continue };
+            let key = words.next().ok_or_else(|| files::line_error(&self.path, index + 1, "no fingerprint"))?;
+            let key: Fingerprint = key.parse().map_err(|e| files::line_error(&self.path, index + 1, e))?;
+            if let Some(word) = words.next() {
+                return Err(files::line_error(&self.path, index + 1, format!("\"{word}\" is not expected")));
+            }
+            if name != host {
+                continue;
+            }
+            known = match known {
+                _ if key == *fingerprint => KnownHost::Match,
+                KnownHost::Unknown => KnownHost::Changed { expected: key },
+                known => known,
+            };
+        }
+        Ok(known)
+    }
+
+    /// Keeps other processes from adding at the same time; the lock ends with the file.
+    fn lock(&self) -> Result<fs::File, Error> {
+        let path = self.path.with_extension("lock");
+        let failed = |e| files::storage_error(format!("lock {}", path.display())).caused_by(e);
+        let file =
+            fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Fingerprint = Fingerprint([1; 32]);
+    const TWO: Fingerprint = Fingerprint([2; 32]);
+
+    #[test]
+    fn a_host_is_unknown_then_known_then_changed() {
+        let state = tempfile::tempdir().unwrap();
+        let hosts = KnownHosts::new(&state.path().join("new"));
+        assert_eq!(hosts.lookup("a:7373", &ONE).unwrap(), KnownHost::Unknown);
+        hosts.add("a:7373", &ONE).unwrap();
+        hosts.add("a:7373", &ONE).unwrap();
+        assert_eq!(hosts.lookup("a:7373", &ONE).unwrap(), KnownHost::Match);
+        assert_eq!(hosts.lookup("a:7374", &ONE).unwrap(), KnownHost::Unknown);
+        assert_eq!(hosts.lookup("a:7373", &TWO).unwrap(), KnownHost::Changed { expected: ONE });
+        assert_eq!(hosts.add("a:7373", &TWO).unwrap_err().kind, ErrorKind::Untrusted);
+        assert_eq!(fs::read_to_string(hosts.path()).unwrap(), format!("a:7373 {ONE}\n"));
+    }
+
+    #[test]
+    fn adding_keeps_comments_and_a_last_line_without_end() {
+        let state = tempfile::tempdir().unwrap();
+        let hosts = KnownHosts::new(state.path());
+        let text = format!("# site list\n\n[::1]:7373 {ONE} # lab\nb:1 {TWO}");
+        fs::write(hosts.path(), &text).unwrap();
+        hosts.add("c:1", &ONE).unwrap();
+        assert_eq!(fs::read_to_string(hosts.path()).unwrap(), format!("{text}\nc:1 {ONE}\n"));
+        assert_eq!(hosts.lookup("[::1]:7373", &ONE).unwrap(), KnownHost::Match);
+    }
+
+    #[test]
+    fn any_of_several_keys_of_a_name_matches() {
+        let state = tempfile::tempdir().unwrap();
+        let hosts = KnownHosts::new(state.path());
+        fs::write(hosts.path(), format!("a:1 {ONE}\na:1 {TWO}\n")).unwrap();
+        assert_eq!(hosts.lookup("a:1", &TWO).unwrap(), KnownHost::Match);
+        let third = Fingerprint([3; 32]);
+        assert_eq!(hosts.lookup("a:1", &third).unwrap(), KnownHost::Changed { expected: ONE });
+    }
+
+    #[test]
+    fn bad_lines_are_named_by_number() {
+        let state = tempfile::tempdir().unwrap();
+        let hosts = KnownHosts::new(state.path());
+        for bad in ["a:1".to_owned(), "a:1 SHA256:short".to_owned(), format!("a:1 {ONE} ro")] {
+            fs::write(hosts.path(), format!("# first\n{bad}\n")).unwrap();
+            let error = hosts.lookup("z:1", &ONE).unwrap_err();
+            assert!(error.text().contains("known_hosts line 2: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn hosts_that_would_break_the_file_are_refused() {
+        let state = tempfile::tempdir().unwrap();
+        let hosts = KnownHosts::new(state.path());
+        for host in ["", "a b:1", "a:1\nb:1", "#a:1", "a\0:1"] {
+            assert_eq!(hosts.add(host, &ONE).unwrap_err().kind, ErrorKind::Usage);
+        }
+    }
+
+    #[test]
+    fn many_writers_lose_no_line() {
+        let state = tempfile::tempdir().unwrap();
+        let hosts = KnownHosts::new(state.path());
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let hosts = &hosts;
+                scope.spawn(move || (0..8).for_each(|n| hosts.add(&format!("h{writer}-{n}:1"), &ONE).unwrap()));
+            }
+        });
+        assert_eq!(fs::read_to_string(hosts.path()).unwrap().lines().count(), 32);
+    }
+}

@@ -1,0 +1,162 @@
+//! A lane: one live connection to a peer that carries control frames both ways and blocks from sender to receiver.
+//!
+//! Both engines (TCP and QUIC) hide behind the same four shapes, so that the driver knows no transport:
+//! [`LaneTx`] is called by the thread that feeds the lane, [`LaneRx`] runs on a thread of its own and calls a [`LaneSink`],
+//! [`LaneHandle`] is shared and answers questions, and a [`Lane`] is the three of them fresh from the handshake.
+//!
+//! Everything here blocks: a lane is a pair of plain threads. What is asynchronous inside an engine stays inside it.
+
+pub mod frame;
+pub mod quic;
+pub mod tcp;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sterna_proto::{BitRate, ByteCount, Error};
+
+/// Longest control frame, in bytes, that a lane carries; a peer that announces more is cut off.
+/// Reason: a file entry is a path of at most 4096 bytes and some fixed fields; batches of them stay below this.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 256 << 10;
+
+/// Longest header of a block, in bytes: a packed block carries up to 64 KiB of file entries.
+pub const BLOCK_HEADER_BYTES_MAX: usize = 128 << 10;
+
+/// Longest trailer of a block, in bytes: digests of every file in a packed block.
+pub const BLOCK_TRAILER_BYTES_MAX: usize = 64 << 10;
+
+/// Most data that one block carries, in bytes (the largest block of the plan).
+pub const BLOCK_BYTES_MAX: u64 = 16 << 20;
+
+/// The transport of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// TLS 1.3 over TCP.
+    Tcp,
+    /// QUIC (TLS 1.3 inside) over UDP.
+    Quic,
+}
+
+/// A connection that has finished its handshake.
+pub struct Lane {
+    /// Who is at the other end: the fingerprint of its key, proven in the handshake. Nothing has been sent to it yet,
+    /// and the caller decides whether it is trusted.
+    pub peer: crate::identity::Fingerprint,
+    /// Feeds the lane.
+    pub tx: Box<dyn LaneTx>,
+    /// Reads the lane.
+    pub rx: Box<dyn LaneRx>,
+    /// Asks and steers the lane from any thread.
+    pub handle: Arc<dyn LaneHandle>,
+}
+
+/// The sending half of a lane; used by one thread.
+///
+/// Control frames and blocks are taken in the order of the calls, and control frames may overtake a block that is under way.
+/// Each call blocks until the transport has room: this is the back-pressure that makes lanes *pull*.
+/// Errors: once any call has failed the lane is dead; the caller drops it and gives its blocks back.
+pub trait LaneTx: Send {
+    /// Sends one control frame of at most [`CONTROL_FRAME_BYTES_MAX`] bytes; may be called between the data of a block.
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error>;
+    /// Starts a block whose data will be exactly `data_len` bytes.
+    fn block_begin(&mut self, header: &[u8], data_len: u64) -> Result<(), Error>;
+    /// Sends the next data of the block. `data` is given back to its pool when the transport drops it.
+    fn block_data(&mut self, data: Bytes) -> Result<(), Error>;
+    /// Ends the block: `data_len` bytes have been given.
+    fn block_end(&mut self, trailer: &[u8]) -> Result<(), Error>;
+    /// Gives up the block under way (its source could not be read). The lane stays usable; the receiver's sink hears
+    /// `block_abandoned`.
+    fn block_abandon(&mut self) -> Result<(), Error>;
+    /// Pushes out what a buffer still holds; called when there is nothing more to send for now.
+    fn flush(&mut self) -> Result<(), Error>;
+}
+
+/// The receiving half of a lane.
+pub trait LaneRx: Send {
+    /// Reads until the lane ends, calling `sink` for everything that arrives.
+    ///
+    /// Returns `Ok` when the peer closed the lane in order. An error of the sink closes the lane and is returned.
+    fn run(self: Box<Self>, sink: &mut dyn LaneSink) -> Result<(), Error>;
+}
+
+/// What a receiving lane calls; every call may block (a full disk queue is back-pressure on the peer).
+///
+/// `block` names one block transfer on this lane, unique within the lane; several may be open at once (QUIC).
+/// The bytes of a block may come in any order but never twice.
+pub trait LaneSink: Send {
+    /// Whether no block may be given before the next control frame (an agent must hear the hello first). A transport whose
+    /// streams overtake each other holds blocks back while this is so.
+    fn awaits_control(&self) -> bool {
+        false
+    }
+    /// A control frame.
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error>;
+    /// A block starts; always the first call for it. `data_len` is at most [`BLOCK_BYTES_MAX`].
+    fn block_begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error>;
+    /// Data of the block at `offset` within it; `offset + data.len() <= data_len`.
+    fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error>;
+    /// All data of the block has been given; the last call for it.
+    fn block_end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error>;
+    /// The block ended before its data was complete (the sender gave it up); the last call for it.
+    fn block_abandoned(&mut self, block: u64) -> Result<(), Error>;
+}
+
+/// A lane as seen from any thread.
+pub trait LaneHandle: Send + Sync {
+    /// The transport.
+    fn transport(&self) -> Transport;
+    /// Our address.
+    fn local_addr(&self) -> SocketAddr;
+    /// The address of the peer.
+    fn peer_addr(&self) -> SocketAddr;
+    /// What the transport knows of the path now.
+    fn stats(&self) -> LaneStats;
+    /// Sets this lane's share of the rate of the path, on the wire; `None` lifts the cap.
+    fn set_rate(&self, rate: Option<BitRate>);
+    /// Lets this lane share one rate with the other lanes of its session: a lane that has nothing to send leaves its share
+    /// to the others. A transport that cannot share keeps to [`LaneHandle::set_rate`].
+    fn share_rate(&self, _budget: &quic::SharedBudget) {}
+    /// Most that this lane can have in flight by what the kernels at both ends allow; `None` when they do not limit it, or
+    /// do not say.
+    fn window_max(&self) -> Option<ByteCount> {
+        None
+    }
+    /// Changes the congestion control of a live TCP lane; other transports have their own and ignore it.
+    ///
+    /// Errors: the kernel has it not, or does not allow it; the lane goes on as it was.
+    fn set_congestion(&self, _name: &str) -> Result<(), Error> {
+        Ok(())
+    }
+    /// Why the peer closed the lane, in its words; `None` while it has not, or when the transport does not carry them.
+    fn closed_by_peer(&self) -> Option<String> {
+        None
+    }
+    /// Closes the lane. With `reason`, in order: what has been given to the transport is still delivered (bounded by 2 s
+    /// and one round trip) and the peer learns the reason; both halves end soon after. Calling it twice is harmless.
+    fn close(&self, reason: &str);
+}
+
+/// What a transport knows of its path.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LaneStats {
+    /// Smoothed round-trip time; zero while unknown.
+    pub rtt: Duration,
+    /// Smallest round-trip time seen; zero while unknown.
+    pub rtt_min: Duration,
+    /// Packets (QUIC) or segments (TCP) with data sent, repeats included.
+    pub packets_sent: u64,
+    /// Those of them found lost (QUIC) or sent again (TCP).
+    pub packets_lost: u64,
+    /// Bytes on the wire sent by this end, IP headers included as far as the transport can tell.
+    pub wire_bytes_sent: u64,
+    /// Bytes on the wire received by this end, likewise.
+    pub wire_bytes_received: u64,
+    /// Congestion window in bytes.
+    pub window_bytes: u64,
+    /// Bytes sent and not yet acknowledged.
+    pub in_flight_bytes: u64,
+    /// Path MTU in use, bytes of an IP packet; zero while unknown.
+    pub mtu: u16,
+}

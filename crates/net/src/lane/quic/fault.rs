@@ -1,0 +1,91 @@
+//! The engine's errors in the words of this project.
+
+use std::io;
+use std::net::SocketAddr;
+
+use noq::ConnectionError;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
+use super::CODE_ORDERLY;
+
+/// Whether a lane that ended like this ended in order.
+pub(super) fn is_orderly(reason: &ConnectionError) -> bool {
+    match reason {
+        ConnectionError::ApplicationClosed(close) => close.error_code == CODE_ORDERLY,
+        ConnectionError::LocallyClosed => true,
+        _ => false,
+    }
+}
+
+/// Why an established lane ended.
+pub(super) fn lane_error(reason: &ConnectionError, peer: SocketAddr) -> Error {
+    error(reason, peer, Phase::Transfer)
+}
+
+/// Why a lane did not come to be.
+pub(super) fn handshake_error(reason: &ConnectionError, peer: SocketAddr) -> Error {
+    error(reason, peer, Phase::Prepare)
+}
+
+/// The socket said that the peer cannot be reached.
+pub(super) fn unreachable(kind: io::ErrorKind, peer: SocketAddr) -> Error {
+    let text = match kind {
+        io::ErrorKind::ConnectionRefused => {
+            format!("connect to {peer} by QUIC: refused, nobody listens on this UDP port")
+        }
+        io::ErrorKind::PermissionDenied => format!("connect to {peer} by QUIC: a firewall refuses UDP"),
+        _ => format!("connect to {peer} by QUIC: {kind}"),
+    };
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After)
+}
+
+/// The socket itself gave an error.
+pub(super) fn socket_error(what: &str, addr: SocketAddr, source: io::Error) -> Error {
+    let kind = match source.kind() {
+        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        io::ErrorKind::AddrInUse => ErrorKind::Busy,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, Scope::Client, Phase::Prepare, format!("{what} UDP {addr}")).caused_by(source)
+}
+
+/// No answer in time.
+pub(super) fn timed_out(peer: SocketAddr, after: std::time::Duration) -> Error {
+    let text = format!("connect to {peer} by QUIC: no answer in {:.1} s", after.as_secs_f64());
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After)
+}
+
+fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase) -> Error {
+    let (kind, retry, what) = match reason {
+        ConnectionError::VersionMismatch => {
+            (ErrorKind::Protocol, Retry::Never, "the peer speaks another QUIC version".into())
+        }
+        ConnectionError::TransportError(error) if is_tls(u64::from(error.code)) => {
+            (ErrorKind::Untrusted, Retry::Never, format!("TLS: {}", error.reason))
+        }
+        ConnectionError::ConnectionClosed(close) if is_tls(u64::from(close.error_code)) => {
+            (ErrorKind::Untrusted, Retry::Never, format!("the peer refused us: {close}"))
+        }
+        ConnectionError::TransportError(error) => (ErrorKind::Protocol, Retry::After, error.to_string()),
+        ConnectionError::ConnectionClosed(close) if phase == Phase::Prepare => {
+            (ErrorKind::Unreachable, Retry::After, format!("the peer takes no more connections: {close}"))
+        }
+        ConnectionError::ConnectionClosed(close) => {
+            (ErrorKind::Protocol, Retry::After, format!("ended by the peer: {close}"))
+        }
+        ConnectionError::ApplicationClosed(close) => {
+            let said = String::from_utf8_lossy(&close.reason).into_owned();
+            (ErrorKind::Unreachable, Retry::After, format!("closed by the peer: {}", said.escape_debug()))
+        }
+        ConnectionError::Reset => (ErrorKind::Unreachable, Retry::After, "the peer no longer knows the lane".into()),
+        ConnectionError::TimedOut => (ErrorKind::Unreachable, Retry::After, "the path fell silent".into()),
+        ConnectionError::LocallyClosed => (ErrorKind::Cancelled, Retry::After, "closed by us".into()),
+        ConnectionError::CidsExhausted => (ErrorKind::Limit, Retry::After, "no connection numbers left".into()),
+    };
+    Error::new(kind, Scope::Path, phase, format!("QUIC lane to {peer}: {what}")).retry(retry)
+}
+
+/// Codes of TLS alerts (RFC 9001, section 4.8).
+fn is_tls(code: u64) -> bool {
+    (0x100..0x200).contains(&code)
+}

@@ -1,0 +1,270 @@
+//! The accepting side: some sockets on one port, each with a thread.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use noq::crypto::rustls::QuicServerConfig;
+use noq::{Endpoint, EndpointConfig, Incoming, PathId, ServerConfig, TokioRuntime};
+use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::watch;
+
+use super::pace::PaceController;
+use super::socket::{LaneSocket, PortUse, SocketLanes};
+use super::{CLOSE_GRACE, IDLE_TIMEOUT, LOSS_CEILING, LaneParts, MEMORY_DEFAULT, PREAMBLE, assemble, fault, transport};
+use crate::identity::Identity;
+use crate::lane::Lane;
+
+/// Settings of the lanes that a [`Listener`] accepts; see `QuicOptions` for the words.
+#[derive(Clone, Debug)]
+pub struct ListenerOptions {
+    /// Most that one lane may hold.
+    pub memory: ByteCount,
+    /// A path that is silent for this long is dead.
+    pub idle_timeout: Duration,
+    /// Loss that is noise, as a fraction.
+    pub loss_ceiling: f64,
+    /// Largest UDP payload that MTU discovery tries.
+    pub payload_max: u16,
+}
+
+impl Default for ListenerOptions {
+    fn default() -> Self {
+        Self {
+            memory: MEMORY_DEFAULT,
+            idle_timeout: IDLE_TIMEOUT,
+            loss_ceiling: LOSS_CEILING,
+            payload_max: transport::PAYLOAD_MAX,
+        }
+    }
+}
+
+/// Accepts QUIC lanes on one UDP port. Dropping it refuses new lanes; those that were accepted live on.
+pub struct Listener {
+    local_addr: SocketAddr,
+    lanes: Mutex<mpsc::Receiver<Lane>>,
+    wake: mpsc::SyncSender<Lane>,
+    stop: watch::Sender<bool>,
+}
+
+impl Listener {
+    /// Binds `addr` with a socket and a thread for each core, at most [`SOCKETS_MAX`].
+    ///
+    /// Errors: `Busy` when the port is taken, `Denied`, `Io`.
+    pub fn bind(addr: SocketAddr, identity: &Identity, options: &ListenerOptions) -> Result<Self, Error> {
+        let crypto = QuicServerConfig::try_from(identity.server_config()).map_err(|e| {
+            Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "set TLS up for QUIC").caused_by(e)
+        })?;
+        let crypto = Arc::new(crypto);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let (sender, lanes) = mpsc::sync_channel(ACCEPTED_WAITING_MAX);
+        let (stop, stopped) = watch::channel(false);
+        let mut local_addr = addr;
+        for _ in 0..cores.min(SOCKETS_MAX) {
+            let bound = super::socket::bind(local_addr, PortUse::Shared)
+                .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
+            // With port 0 the first socket gets the port that the others share.
+            local_addr = bound.local_addr().ok().and_then(|a| a.as_socket()).unwrap_or(local_addr);
+            let runtime = super::lane_runtime()?;
+            let (endpoint, socket_lanes) = open(
+                &runtime,
+                bound,
+                transport::endpoint(identity),
+                server_config(crypto.clone(), options, local_addr),
+            )
+            .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
+            let door = Door {
+                crypto: Arc::clone(&crypto),
+                options: options.clone(),
+                lanes: sender.clone(),
+                stopped: stopped.clone(),
+                local_addr,
+                handshakes: Arc::default(),
+                socket_lanes,
+            };
+            super::spawn_named("quic-listen", move || {
+                let handle = runtime.handle().clone();
+                runtime.block_on(door.serve(endpoint, handle));
+            })?;
+        }
+        Ok(Self { local_addr, lanes: Mutex::new(lanes), wake: sender, stop })
+    }
+
+    /// The address, with the port that the system chose.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Waits for the next lane whose handshake is done; callable from several threads.
+    ///
+    /// Errors: `Cancelled` after [`Listener::stop`].
+    pub fn accept(&self) -> Result<Lane, Error> {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if *self.stop.borrow() {
+                return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "listening has stopped"));
+            }
+            // Bounded so that a stop is noticed; `wake` keeps the channel from ever being closed.
+            if let Ok(lane) = lanes.recv_timeout(STOP_NOTICED_WITHIN) {
+                return Ok(lane);
+            }
+        }
+    }
+
+    /// Refuses new lanes from now on and ends every [`Listener::accept`].
+    pub fn stop(&self) {
+        let _ = &self.wake;
+        self.stop.send_replace(true);
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn open(
+    runtime: &Runtime,
+    bound: socket2::Socket,
+    endpoint_config: EndpointConfig,
+    config: ServerConfig,
+) -> std::io::Result<(Endpoint, SocketLanes)> {
+    let _guard = runtime.enter();
+    let socket = LaneSocket::new(bound, None)?;
+    let lanes = socket.lanes();
+    let runtime = Arc::new(TokioRuntime);
+    Ok((Endpoint::new_with_abstract_socket(endpoint_config, Some(config), Box::new(socket), runtime)?, lanes))
+}
+
+/// The settings for lanes from `peer`.
+fn server_config(crypto: Arc<QuicServerConfig>, options: &ListenerOptions, peer: SocketAddr) -> ServerConfig {
+    let hints = transport::PathHints {
+        rate: None,
+        rtt: None,
+        memory: options.memory,
+        idle_timeout: options.idle_timeout,
+        loss_ceiling: options.loss_ceiling,
+        payload_max: options.payload_max,
+    }
+    .through(super::socket::payload_towards(peer));
+    let mut config = ServerConfig::with_crypto(crypto);
+    config
+        .transport_config(Arc::new(transport::transport(&hints, peer, None)))
+        // Another address may belong to another of our sockets, which knows nothing of the lane: it is redialled.
+        .migration(false)
+        .max_incoming(INCOMING_MAX)
+        .incoming_buffer_size(INCOMING_BYTES_MAX)
+        .incoming_buffer_size_total(INCOMING_BYTES_MAX * 64);
+    config
+}
+
+/// One socket's share of the accepting.
+struct Door {
+    crypto: Arc<QuicServerConfig>,
+    options: ListenerOptions,
+    lanes: mpsc::SyncSender<Lane>,
+    stopped: watch::Receiver<bool>,
+    local_addr: SocketAddr,
+    handshakes: Arc<AtomicUsize>,
+    socket_lanes: SocketLanes,
+}
+
+impl Door {
+    /// Accepts until told to stop, then stays until its lanes have ended.
+    ///
+    /// Started by `Listener::bind` on its own thread; woken by packets; a turn is one connection attempt.
+    async fn serve(mut self, endpoint: Endpoint, runtime: Handle) {
+        loop {
+            let incoming = tokio::select! {
+                incoming = endpoint.accept() => incoming,
+                _ = self.stopped.wait_for(|stopped| *stopped) => None,
+            };
+            let Some(incoming) = incoming else { break };
+            self.admit(incoming, &runtime);
+        }
+        endpoint.set_server_config(None);
+        endpoint.wait_all_draining().await;
+        let _ = tokio::time::timeout(CLOSE_GRACE, endpoint.wait_idle()).await;
+    }
+
+    /// Starts a handshake, or defends itself: addresses must prove themselves when many knock at once.
+    fn admit(&self, incoming: Incoming, runtime: &Handle) {
+        let under_way = self.handshakes.load(Ordering::Relaxed);
+        if under_way >= HANDSHAKES_MAX {
+            incoming.refuse();
+            return;
+        }
+        if under_way >= HANDSHAKES_UNPROVEN_MAX && !incoming.remote_address_validated() {
+            // A second retry is never needed: a validated address does not come here.
+            let _ = incoming.retry();
+            return;
+        }
+        self.handshakes.fetch_add(1, Ordering::Relaxed);
+        let handshakes = Arc::clone(&self.handshakes);
+        let (lanes, socket_lanes) = (self.lanes.clone(), self.socket_lanes.clone());
+        let runtime_of_lane = runtime.clone();
+        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, incoming.remote_address()));
+        let (memory, local_addr) = (self.options.memory, self.local_addr);
+        runtime.spawn(async move {
+            let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(incoming, config, memory, local_addr)).await;
+            handshakes.fetch_sub(1, Ordering::Relaxed);
+            // A peer that cannot finish its handshake learns why from TLS; here is nobody to tell.
+            let Ok(Ok(parts)) = greeted else { return };
+            let connection = parts.connection.clone();
+            socket_lanes.add(&parts.connection);
+            let Ok((lane, _pump)) = assemble(parts, runtime_of_lane) else { return };
+            if lanes.try_send(lane).is_err() {
+                connection.close(super::CODE_FAULT, b"too many lanes wait to be taken");
+            }
+        });
+    }
+}
+
+async fn greet(
+    incoming: Incoming,
+    config: Arc<ServerConfig>,
+    memory: ByteCount,
+    local_addr: SocketAddr,
+) -> Result<LaneParts, Error> {
+    let peer = incoming.remote_address();
+    let connection = incoming.accept_with(config).map_err(|e| fault::handshake_error(&e, peer))?;
+    let connection = connection.await.map_err(|e| fault::handshake_error(&e, peer))?;
+    let (send, mut receive) = connection.accept_bi().await.map_err(|e| fault::handshake_error(&e, peer))?;
+    let mut preamble = [0; PREAMBLE.len()];
+    let greeted = receive.read_exact(&mut preamble).await;
+    if greeted.is_err() || preamble != *PREAMBLE {
+        connection.close(super::CODE_FAULT, b"this port speaks sterna's lane protocol, version 1");
+        return Err(Error::protocol(format!("QUIC lane from {peer}: not a lane")));
+    }
+    let controller =
+        connection.congestion_state(PathId::ZERO).and_then(|c| c.into_any().downcast::<PaceController>().ok());
+    let Some(controller) = controller else {
+        return Err(Error::new(ErrorKind::Internal, Scope::Path, Phase::Prepare, "a lane has lost its controller"));
+    };
+    let pace = controller.pace();
+    Ok(LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr: peer })
+}
+
+/// Sockets on the port. Guess: four cores of packets are more than the path of one agent.
+const SOCKETS_MAX: usize = 4;
+
+/// Handshakes under way on a socket before an address has to prove itself, and at all.
+const HANDSHAKES_UNPROVEN_MAX: usize = 32;
+const HANDSHAKES_MAX: usize = 256;
+
+/// How long a handshake may take: 660 ms paths with losses need some seconds.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connection attempts and their early packets that wait to be looked at.
+const INCOMING_MAX: usize = 512;
+const INCOMING_BYTES_MAX: u64 = 64 << 10;
+
+/// Lanes that wait for [`Listener::accept`].
+const ACCEPTED_WAITING_MAX: usize = 64;
+
+/// How soon `accept` notices a stop.
+const STOP_NOTICED_WITHIN: Duration = Duration::from_millis(200);

@@ -1,0 +1,401 @@
+//! QUIC lanes: blocks over UDP at a given rate, for paths that lose packets.
+//!
+//! What it does: [`connect`] and [`Listener`] make [`Lane`]s from QUIC connections of the crate `noq`, with our own rate
+//! control. What it refuses to do: decide rates or numbers of lanes. Where time enters: the engine reads the clock and
+//! hands it to [`sterna_proto::rate`]. Each client lane has a UDP socket and a thread of its own, so that lanes spread over
+//! cores and the engine's window for duplicates (129 packets) of one lane spans more time than a path reorders; a
+//! listener has a socket and a thread per core.
+//!
+//! # On the wire
+//! All numbers are big-endian. QUIC version 1, TLS 1.3, ALPN as every lane, certificates both ways.
+//! - Bidirectional stream 0, opened by the client at once: each end first sends [`PREAMBLE`] (client) or nothing
+//!   (server), then control frames, each `[u32 length][frame]`, length at most 256 KiB. Its end says that no more come.
+//! - A block travels in stretches of 1 MiB of its data (one, empty, for a block without data), each on a unidirectional
+//!   stream of its own, from either end: `[u64 block][u64 data_len][u32 index][u32 header_len][header][data][trailer]`.
+//!   `block` counts from 0 per lane and direction; `data_len` is that of the whole block, at most 16 MiB; the header, at most
+//!   128 KiB, comes with index 0 only; the trailer, at most 64 KiB, with the last stretch only and up to the end of its
+//!   stream. Index 2^32 - 1 (no header, no data) gives the block up; a stream that is reset (code 1) belongs to such a block.
+//! - Close codes: 0 in order, with a reason for people; 1 the receiver could not go on, with a reason.
+
+mod fault;
+mod listener;
+mod pace;
+mod receive;
+mod send;
+mod socket;
+mod stretch;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use noq::crypto::rustls::QuicClientConfig;
+use noq::rustls::pki_types::CertificateDer;
+use noq::{Connection, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, TokioRuntime, VarInt};
+use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Mutex;
+
+use crate::identity::{Fingerprint, Identity, peer_fingerprint};
+use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
+
+pub use listener::{Listener, ListenerOptions};
+pub use pace::SharedBudget;
+
+/// What [`connect`] needs to know.
+#[derive(Clone, Debug)]
+pub struct QuicOptions {
+    /// The address of the peer.
+    pub remote: SocketAddr,
+    /// The local address, for a host with several; `None`: the system chooses.
+    pub local: Option<SocketAddr>,
+    /// The rate that this lane shares with the other lanes of its session.
+    pub budget: SharedBudget,
+    /// How many lanes share the budget, at least 1; only a hint for how often to acknowledge.
+    pub lanes: u32,
+    /// The RTT if it is known from before.
+    pub expected_rtt: Option<Duration>,
+    /// Most that the lane may hold on each side: bounds its flow-control windows. Twice the lane's share of the BDP
+    /// carries the full rate.
+    pub memory: ByteCount,
+    /// How long to wait for the peer.
+    pub connect_timeout: Duration,
+    /// A path that is silent for this long is dead.
+    pub idle_timeout: Duration,
+    /// Loss that is noise, as a fraction.
+    pub loss_ceiling: f64,
+    /// Largest UDP payload that MTU discovery tries.
+    pub payload_max: u16,
+}
+
+impl QuicOptions {
+    /// The defaults for a lane to `remote`.
+    pub fn new(remote: SocketAddr, budget: SharedBudget) -> Self {
+        Self {
+            remote,
+            local: None,
+            budget,
+            lanes: 1,
+            expected_rtt: None,
+            memory: MEMORY_DEFAULT,
+            connect_timeout: CONNECT_TIMEOUT,
+            idle_timeout: IDLE_TIMEOUT,
+            loss_ceiling: LOSS_CEILING,
+            payload_max: transport::PAYLOAD_MAX,
+        }
+    }
+
+    fn hints(&self) -> transport::PathHints {
+        transport::PathHints {
+            rate: self.budget.rate().map(|rate| BitRate(rate.0 / u64::from(self.lanes.max(1)))),
+            rtt: self.expected_rtt,
+            memory: self.memory,
+            idle_timeout: self.idle_timeout,
+            loss_ceiling: self.loss_ceiling,
+            payload_max: self.payload_max,
+        }
+    }
+}
+
+/// Connects a lane; blocks until the handshake is done.
+///
+/// Errors: `Unreachable` (refused, unreachable, no answer; worth a retry), `Untrusted` (TLS), `Protocol`.
+/// Whether the peer is trusted is for the caller to decide: see [`Lane::peer`].
+pub fn connect(options: &QuicOptions, identity: &Identity) -> Result<Lane, Error> {
+    let (report, outcome) = mpsc::sync_channel(1);
+    let options = options.clone();
+    let crypto = QuicClientConfig::try_from(identity.client_config()).map_err(|e| {
+        Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "set TLS up for QUIC").caused_by(e)
+    })?;
+    let endpoint_config = transport::endpoint(identity);
+    let runtime = lane_runtime()?;
+    let lane_thread = move || {
+        let handle = runtime.handle().clone();
+        runtime.block_on(async move {
+            match dial(&options, crypto, endpoint_config, handle).await {
+                Ok((lane, end)) => {
+                    // Whoever asked waits on the other side; if not, dropping the lane closes it.
+                    let _ = report.send(Ok(lane));
+                    end.wait().await;
+                }
+                Err(error) => {
+                    let _ = report.send(Err(error));
+                }
+            }
+        });
+    };
+    spawn_named("quic-lane", lane_thread)?;
+    outcome.recv().unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "the thread of a QUIC lane ended early"))
+    })
+}
+
+/// What keeps a lane's thread going until the last bytes are out and handed over.
+struct LaneEnd {
+    endpoint: Endpoint,
+    pump: tokio::task::JoinHandle<()>,
+}
+
+impl LaneEnd {
+    async fn wait(self) {
+        let _ = self.pump.await;
+        // The close itself has to reach the peer.
+        self.endpoint.wait_all_draining().await;
+        let _ = tokio::time::timeout(CLOSE_GRACE, self.endpoint.wait_idle()).await;
+    }
+}
+
+async fn dial(
+    options: &QuicOptions,
+    crypto: QuicClientConfig,
+    endpoint_config: EndpointConfig,
+    runtime: Handle,
+) -> Result<(Lane, LaneEnd), Error> {
+    let peer = options.remote;
+    let local = options.local.unwrap_or_else(|| match peer {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    });
+    let bound = socket::bind(local, socket::PortUse::Alone).map_err(|e| fault::socket_error("bind", local, e))?;
+    // A connected socket hears of refusals, and the kernel looks the route up once.
+    let route = socket::connect(&bound, peer).map_err(|e| fault::unreachable(e.kind(), peer))?;
+    let hints = options.hints().through(route);
+    let pace = pace::Pace::new(&options.budget);
+    let socket =
+        socket::LaneSocket::new(bound, Some(Arc::clone(&pace))).map_err(|e| fault::socket_error("set up", local, e))?;
+    let (trouble, socket_lanes) = (socket.trouble(), socket.lanes());
+    let endpoint = Endpoint::new_with_abstract_socket(endpoint_config, None, Box::new(socket), Arc::new(TokioRuntime))
+        .map_err(|e| fault::socket_error("drive", local, e))?;
+    let mut config = noq::ClientConfig::new(Arc::new(crypto));
+    config.transport_config(Arc::new(transport::transport(&hints, peer, Some(Arc::clone(&pace)))));
+    let connecting = endpoint.connect_with(config, peer, SERVER_NAME).map_err(|e| {
+        Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, format!("connect to {peer} by QUIC")).caused_by(e)
+    })?;
+    let connected = async {
+        let connection = connecting.await.map_err(|e| fault::handshake_error(&e, peer))?;
+        let (mut send, receive) = connection.open_bi().await.map_err(|e| fault::handshake_error(&e, peer))?;
+        // The stream exists for the peer only with its first bytes.
+        send.write_all(PREAMBLE).await.map_err(|e| Error::protocol(format!("greet {peer}")).caused_by(e))?;
+        Ok((connection, send, receive))
+    };
+    let (connection, send, receive) = tokio::select! {
+        connected = connected => connected?,
+        kind = trouble.unreachable() => return Err(fault::unreachable(kind, peer)),
+        () = tokio::time::sleep(options.connect_timeout) => return Err(fault::timed_out(peer, options.connect_timeout)),
+    };
+    socket_lanes.add(&connection);
+    let local_addr = endpoint.local_addr().unwrap_or(local);
+    let memory = options.memory;
+    let parts = LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr: peer };
+    let (lane, pump) = assemble(parts, runtime)?;
+    Ok((lane, LaneEnd { endpoint, pump }))
+}
+
+/// A connection with its control stream.
+struct LaneParts {
+    connection: Connection,
+    send: SendStream,
+    receive: RecvStream,
+    pace: Arc<pace::Pace>,
+    memory: ByteCount,
+    local_addr: SocketAddr,
+    peer_addr: SocketAddr,
+}
+
+/// Makes the lane of a connection and starts its tasks.
+fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::JoinHandle<()>), Error> {
+    let LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr } = parts;
+    let peer = fingerprint_of(&connection, peer_addr)?;
+    let path = connection.path(PathId::ZERO);
+    let local_ip = path.and_then(|path| path.local_ip().ok().flatten()).unwrap_or(local_addr.ip());
+    let _ = send.set_priority(CONTROL_PRIORITY);
+    let shared = Arc::new(Shared {
+        connection: connection.clone(),
+        control: Arc::new(Mutex::new(send)),
+        undelivered: Arc::default(),
+        pace: Arc::clone(&pace),
+        peer_addr,
+        local_addr: SocketAddr::new(local_ip, local_addr.port()),
+        runtime: runtime.clone(),
+        closing: AtomicBool::new(false),
+        header_bytes: transport::header_bytes(peer_addr),
+    });
+    let (rx, inbox) = receive::receiver(Arc::clone(&shared));
+    runtime.spawn(keep_send_window(connection.clone(), pace, memory));
+    let (orders, queue) = send::queue();
+    runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered)));
+    let pump = runtime.spawn(receive::pump(connection, receive, inbox));
+    let tx = send::QuicTx::new(Arc::clone(&shared), orders);
+    let lane = Lane { peer, tx: Box::new(tx), rx: Box::new(rx), handle: Arc::new(QuicHandle(shared)) };
+    Ok((lane, pump))
+}
+
+fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerprint, Error> {
+    let identity = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
+    match identity {
+        Some(certificates) => peer_fingerprint(&certificates),
+        None => Err(Error::new(
+            ErrorKind::Untrusted,
+            Scope::Path,
+            Phase::Prepare,
+            format!("QUIC lane to {peer}: the peer showed no certificate"),
+        )),
+    }
+}
+
+/// Sizes the send window by the path while the lane lives: the window of the controller and some blocks ahead.
+///
+/// Started with the lane; woken ten times a second; ends with the connection.
+async fn keep_send_window(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount) {
+    let mut current = ByteCount(0);
+    loop {
+        let wanted = transport::send_window(pace.window(), memory);
+        if wanted != current {
+            connection.set_send_window(wanted.0);
+            current = wanted;
+        }
+        tokio::select! {
+            _ = connection.closed() => return,
+            () = tokio::time::sleep(SEND_WINDOW_EVERY) => {}
+        }
+    }
+}
+
+/// What the parts of a lane share. When the last of them is dropped the lane is closed.
+struct Shared {
+    connection: Connection,
+    control: send::ControlStream,
+    undelivered: Arc<send::Undelivered>,
+    pace: Arc<pace::Pace>,
+    peer_addr: SocketAddr,
+    local_addr: SocketAddr,
+    runtime: Handle,
+    closing: AtomicBool,
+    header_bytes: u64,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.connection.close(CODE_ORDERLY, b"lane dropped");
+    }
+}
+
+/// The lane for any thread.
+struct QuicHandle(Arc<Shared>);
+
+impl LaneHandle for QuicHandle {
+    fn transport(&self) -> Transport {
+        Transport::Quic
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.0.peer_addr
+    }
+
+    fn stats(&self) -> LaneStats {
+        let path = self.0.connection.path_stats(PathId::ZERO).unwrap_or_default();
+        let headers = |datagrams: u64| datagrams * self.0.header_bytes;
+        LaneStats {
+            rtt: path.rtt,
+            rtt_min: self.0.pace.rtt_min(),
+            packets_sent: path.sent_packets - path.sent_plpmtud_probes.min(path.sent_packets),
+            packets_lost: path.lost_packets - path.lost_plpmtud_probes.min(path.lost_packets),
+            wire_bytes_sent: path.udp_tx.bytes + headers(path.udp_tx.datagrams),
+            wire_bytes_received: path.udp_rx.bytes + headers(path.udp_rx.datagrams),
+            window_bytes: self.0.pace.window().0,
+            in_flight_bytes: self.0.pace.in_flight().0,
+            mtu: path.current_mtu.saturating_add(self.0.header_bytes as u16),
+        }
+    }
+
+    fn set_rate(&self, rate: Option<BitRate>) {
+        self.0.pace.set_cap(rate);
+    }
+
+    fn share_rate(&self, budget: &SharedBudget) {
+        self.0.pace.join(budget);
+    }
+
+    fn close(&self, reason: &str) {
+        if self.0.closing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let shared = Arc::clone(&self.0);
+        let reason = shortened(reason).to_vec();
+        self.0.runtime.spawn(async move {
+            let rtt = shared.connection.rtt(PathId::ZERO).unwrap_or_default();
+            let delivered = async {
+                let mut control = shared.control.lock().await;
+                let _ = control.finish();
+                let _ = control.stopped().await;
+                shared.undelivered.none().await;
+            };
+            let _ = tokio::time::timeout(CLOSE_GRACE + rtt, delivered).await;
+            shared.connection.close(CODE_ORDERLY, &reason);
+        });
+    }
+}
+
+/// As much of a reason as fits into one packet.
+fn shortened(reason: &str) -> &[u8] {
+    let mut end = reason.len().min(REASON_BYTES_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    &reason.as_bytes()[..end]
+}
+
+fn lane_runtime() -> Result<Runtime, Error> {
+    Builder::new_current_thread().enable_all().build().map_err(|e| {
+        Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, "start the runtime of a QUIC lane").caused_by(e)
+    })
+}
+
+fn spawn_named(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, Error> {
+    thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|e| {
+        Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, "start the thread of a QUIC lane").caused_by(e)
+    })
+}
+
+/// First bytes of the control stream from the client: the lane protocol and its version.
+pub const PREAMBLE: &[u8; 4] = b"STQ1";
+
+/// The server name in the handshake; peers are known by their keys.
+const SERVER_NAME: &str = "sterna";
+
+/// Close codes on the wire.
+const CODE_ORDERLY: VarInt = VarInt::from_u32(0);
+const CODE_FAULT: VarInt = VarInt::from_u32(1);
+
+/// Longest reason of a close: it has to fit into one packet of 1200 bytes.
+const REASON_BYTES_MAX: usize = 512;
+
+/// Control frames go before blocks.
+const CONTROL_PRIORITY: i32 = 1;
+
+/// How long a close waits for what is under way, and then for the close itself (the contract of `LaneHandle::close`).
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// How often the send window follows the path.
+const SEND_WINDOW_EVERY: Duration = Duration::from_millis(100);
+
+/// Default bound of a lane's windows: 1 Gbit/s over 660 ms in one lane, with a reserve.
+const MEMORY_DEFAULT: ByteCount = ByteCount::mebibytes(128);
+
+/// Default wait for a peer: a handshake over 660 ms with some packets lost.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Default silence after which a path is dead: an outage of 10 s is survived.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Default loss that is noise.
+const LOSS_CEILING: f64 = 0.02;

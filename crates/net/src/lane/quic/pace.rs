@@ -1,0 +1,307 @@
+//! Our rate control as the QUIC engine's congestion controller.
+//!
+//! The engine counts UDP payload, [`RateControl`] and [`RateBudget`] count bytes on the wire: this is where they meet.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use noq_proto::RttEstimator;
+use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+use sterna_proto::rate::{AckedPacket, LaneKey, RateBudget, RateConfig, RateControl};
+use sterna_proto::{BitRate, ByteCount};
+
+/// One rate on the wire for all QUIC lanes that share it; clones are the same budget.
+#[derive(Clone, Debug)]
+pub struct SharedBudget(Arc<Mutex<RateBudget>>);
+
+impl SharedBudget {
+    /// A budget of `rate`; without a rate its lanes find their own.
+    pub fn new(rate: Option<BitRate>) -> Self {
+        Self(Arc::new(Mutex::new(RateBudget::new(rate))))
+    }
+
+    /// The rate of the session.
+    pub fn rate(&self) -> Option<BitRate> {
+        self.lock().rate()
+    }
+
+    /// Chooses the loss that every lane of the session takes for noise, as a fraction.
+    pub fn set_loss_ceiling(&self, ceiling: f64) {
+        self.lock().set_loss_ceiling(ceiling);
+    }
+
+    /// Changes the rate of the session.
+    pub fn set_rate(&self, rate: Option<BitRate>) {
+        self.lock().set_rate(rate);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RateBudget> {
+        // No call into the budget can panic half-way: a poisoned one is whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lane's place in a budget; given up when dropped.
+#[derive(Debug)]
+struct Seat {
+    budget: SharedBudget,
+    key: LaneKey,
+}
+
+impl Seat {
+    fn take(budget: &SharedBudget) -> Self {
+        Self { budget: budget.clone(), key: budget.lock().join() }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.budget.lock().leave(self.key);
+    }
+}
+
+/// What a lane and its controller share: the seat, and figures for whoever asks.
+#[derive(Debug)]
+pub(super) struct Pace {
+    seat: Mutex<Seat>,
+    rtt_min_micros: AtomicU64,
+    window_bytes: AtomicU64,
+    in_flight_bytes: AtomicU64,
+    /// Datagrams that may be sent twice; see [`Pace::repeats`].
+    repeats: AtomicU64,
+    overhead_bytes: AtomicU64,
+}
+
+impl Pace {
+    pub(super) fn new(budget: &SharedBudget) -> Arc<Self> {
+        Arc::new(Self {
+            seat: Mutex::new(Seat::take(budget)),
+            rtt_min_micros: AtomicU64::new(0),
+            window_bytes: AtomicU64::new(0),
+            in_flight_bytes: AtomicU64::new(0),
+            repeats: AtomicU64::new(REPEATS_HANDSHAKE),
+            overhead_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Moves the lane to another budget.
+    pub(super) fn join(&self, budget: &SharedBudget) {
+        let seat = Seat::take(budget);
+        *self.seat() = seat;
+    }
+
+    /// Caps this lane below its share.
+    pub(super) fn set_cap(&self, cap: Option<BitRate>) {
+        let seat = self.seat();
+        seat.budget.lock().set_lane_cap(seat.key, cap);
+    }
+
+    /// Smallest RTT seen; zero while unknown.
+    pub(super) fn rtt_min(&self) -> Duration {
+        Duration::from_micros(self.rtt_min_micros.load(Ordering::Relaxed))
+    }
+
+    /// Window in bytes on the wire.
+    pub(super) fn window(&self) -> ByteCount {
+        ByteCount(self.window_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Bytes in flight when the last acknowledgement came.
+    pub(super) fn in_flight(&self) -> ByteCount {
+        ByteCount(self.in_flight_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Whether to send a transmit of `datagrams` datagrams and `bytes` payload twice.
+    ///
+    /// When a lane has run dry nothing follows that would show a loss, and each loss costs two round trips: at 660 ms and
+    /// 1 % the end of a file took 2.5 s. The rate is free then, so what is sent at the end, and the handshake, goes twice;
+    /// the peer drops the second copy unread. Bounded by [`REPEATS_TAIL`] per acknowledgement.
+    pub(super) fn repeats(&self, now: Instant, datagrams: u64, bytes: u64) -> bool {
+        let spend = |left: u64| left.checked_sub(datagrams);
+        let granted = self.repeats.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok();
+        if granted {
+            self.account(now, bytes + datagrams * self.overhead_bytes.load(Ordering::Relaxed));
+        }
+        granted
+    }
+
+    fn seat(&self) -> MutexGuard<'_, Seat> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the budget what was sent; returns what it allows now.
+    fn account(&self, now: Instant, wire_bytes: u64) -> Terms {
+        let seat = self.seat();
+        let mut budget = seat.budget.lock();
+        if wire_bytes > 0 {
+            budget.handle_sent(seat.key, now, wire_bytes);
+        }
+        Terms {
+            share: budget.share(seat.key, now),
+            correction: budget.pacing(now),
+            loss_ceiling: budget.loss_ceiling(),
+        }
+    }
+}
+
+/// What the budget allows a lane now.
+struct Terms {
+    share: Option<BitRate>,
+    /// Correction of its pace.
+    correction: f64,
+    loss_ceiling: Option<f64>,
+}
+
+/// Makes the controller of one lane.
+#[derive(Debug)]
+pub(super) struct PaceFactory {
+    /// The lane's pace when there is one lane (client); a server's lanes each make their own.
+    pub(super) pace: Mutex<Option<Arc<Pace>>>,
+    pub(super) loss_ceiling: f64,
+    pub(super) expected_rtt: Option<Duration>,
+    /// Bytes of IP and UDP headers of each datagram.
+    pub(super) overhead_bytes: u64,
+}
+
+impl ControllerFactory for PaceFactory {
+    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        let held = self.pace.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let pace = held.unwrap_or_else(|| Pace::new(&SharedBudget::new(None)));
+        let terms = pace.account(now, 0);
+        pace.overhead_bytes.store(self.overhead_bytes, Ordering::Relaxed);
+        let control = RateControl::new(RateConfig {
+            given: terms.share,
+            loss_ceiling: terms.loss_ceiling.unwrap_or(self.loss_ceiling),
+            packet_bytes: u64::from(current_mtu) + self.overhead_bytes,
+            expected_rtt: self.expected_rtt,
+        });
+        let mut controller = PaceController {
+            pace,
+            control,
+            overhead_bytes: self.overhead_bytes,
+            mtu: u64::from(current_mtu),
+            window: 0,
+            pacing_rate: 0,
+        };
+        controller.refresh(terms.correction);
+        Box::new(controller)
+    }
+}
+
+/// The controller of one lane, owned by its connection.
+#[derive(Clone, Debug)]
+pub(super) struct PaceController {
+    pace: Arc<Pace>,
+    control: RateControl,
+    overhead_bytes: u64,
+    mtu: u64,
+    /// In UDP payload, for the engine, which asks for both with each datagram.
+    window: u64,
+    pacing_rate: u64,
+}
+
+impl PaceController {
+    /// The lane that this controller paces.
+    pub(super) fn pace(&self) -> Arc<Pace> {
+        Arc::clone(&self.pace)
+    }
+
+    fn account(&mut self, now: Instant, wire_bytes: u64) {
+        let terms = self.pace.account(now, wire_bytes);
+        self.control.set_aim(terms.share);
+        if let Some(ceiling) = terms.loss_ceiling {
+            self.control.set_loss_ceiling(ceiling);
+        }
+        self.refresh(terms.correction);
+    }
+
+    fn refresh(&mut self, correction: f64) {
+        let payload = self.mtu as f64 / (self.mtu + self.overhead_bytes) as f64;
+        let rate = self.control.rate().0 as f64 / 8.0 * correction * payload;
+        self.pacing_rate = (rate as u64).max(1);
+        let window = self.control.window().0;
+        self.window = ((window as f64 * payload) as u64).max(2 * self.mtu);
+        self.pace.window_bytes.store(window, Ordering::Relaxed);
+    }
+}
+
+impl Controller for PaceController {
+    fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
+        self.control.handle_sent(largest_pn);
+        let datagrams = bytes.div_ceil(self.mtu);
+        self.account(now, bytes + datagrams * self.overhead_bytes);
+    }
+
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
+        let packet = AckedPacket { number: pn, sent, bytes: bytes + self.overhead_bytes };
+        self.control.handle_acked(now, packet);
+    }
+
+    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
+        self.control.handle_end_of_acks(now, app_limited);
+        let rtt_min = u64::try_from(self.control.rtt_min().as_micros()).unwrap_or(u64::MAX);
+        self.pace.rtt_min_micros.store(rtt_min, Ordering::Relaxed);
+        self.pace.in_flight_bytes.store(in_flight, Ordering::Relaxed);
+        let ran_dry = app_limited && in_flight > 0;
+        self.pace.repeats.store(if ran_dry { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
+        self.account(now, 0);
+    }
+
+    fn on_packet_lost(&mut self, _lost_bytes: u16, pn: u64, _now: Instant) {
+        self.control.handle_lost(pn);
+    }
+
+    /// Losses have been counted packet by packet, and a run of them ("persistent congestion") is an outage here, which
+    /// [`RateControl`] knows by its silence. Only a mark of the network is news.
+    fn on_congestion_event(
+        &mut self,
+        _now: Instant,
+        _sent: Instant,
+        _is_persistent_congestion: bool,
+        is_ecn: bool,
+        _lost_bytes: u64,
+        largest_lost_pn: u64,
+    ) {
+        if is_ecn {
+            self.control.handle_marked(largest_lost_pn);
+        }
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = u64::from(new_mtu);
+        self.control.set_packet_bytes(self.mtu + self.overhead_bytes);
+        self.refresh(1.0);
+    }
+
+    fn window(&self) -> u64 {
+        self.window
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        let mut metrics = ControllerMetrics::default();
+        metrics.congestion_window = self.window;
+        metrics.pacing_rate = Some(self.pacing_rate);
+        metrics
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(self.clone())
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.window
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// Datagrams of the handshake that are sent twice: about its length from a client.
+const REPEATS_HANDSHAKE: u64 = 12;
+
+/// Datagrams sent twice per acknowledgement once a lane has run dry. Reason: an acknowledgement stands for 50 to 200
+/// packets, of which some per cent were lost; more would be new data, which needs no copy.
+const REPEATS_TAIL: u64 = 16;

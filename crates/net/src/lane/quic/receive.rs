@@ -1,0 +1,271 @@
+//! The receiving half of a QUIC lane.
+//!
+//! Tasks on the lane's runtime read streams as packets arrive and hand batches to the thread that runs the sink, through
+//! an inbox that holds at most [`INBOX_BYTES`]. When the sink is slow the inbox fills, streams are no longer read, the
+//! engine's flow-control windows fill, and the peer stops: nothing is buffered without bound.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use noq::{Connection, ReadError, RecvStream, UnorderedRecvStream};
+use sterna_proto::Error;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+use super::fault::{is_orderly, lane_error};
+use super::stretch::{Arrival, Blocks, StretchReading};
+use super::{CODE_FAULT, Shared};
+use crate::lane::{CONTROL_FRAME_BYTES_MAX, LaneRx, LaneSink};
+
+/// Runs the sink of a lane.
+pub(super) struct QuicRx {
+    shared: Arc<Shared>,
+    inbox: mpsc::Receiver<Parcel>,
+}
+
+/// What the tasks hand to the thread of the sink, with the room in the inbox that it takes.
+struct Parcel {
+    content: Content,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+enum Content {
+    Control(Vec<u8>),
+    Block(Arrival),
+    Fault(Error),
+}
+
+/// Where tasks put what they read.
+#[derive(Clone)]
+pub(super) struct Inbox {
+    parcels: mpsc::Sender<Parcel>,
+    room: Arc<Semaphore>,
+    /// Bytes of stretches whose front has not come yet.
+    held: Arc<Semaphore>,
+}
+
+/// The sink is gone: nobody reads any more.
+struct Gone;
+
+impl Inbox {
+    async fn put(&self, content: Content, bytes: usize) -> Result<(), Gone> {
+        let wanted = u32::try_from(bytes.min(INBOX_BYTES)).unwrap_or(u32::MAX);
+        let room = match wanted {
+            0 => None,
+            _ => Some(Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(|_| Gone)?),
+        };
+        self.parcels.send(Parcel { content, _room: room }).await.map_err(|_| Gone)
+    }
+
+    /// Accounts for bytes that wait for the front of their stretch; the peer decides how many, so there is an end to it.
+    fn hold(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
+        let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
+        Arc::clone(&self.held)
+            .try_acquire_many_owned(wanted)
+            .map_err(|_| Error::protocol("too much data came before the fronts of its stretches"))
+    }
+}
+
+/// Makes the receiving half and the inbox that [`pump`] fills for it.
+pub(super) fn receiver(shared: Arc<Shared>) -> (QuicRx, Inbox) {
+    let (sender, inbox) = mpsc::channel(INBOX_PARCELS);
+    let room = Arc::new(Semaphore::new(INBOX_BYTES));
+    (QuicRx { shared, inbox }, Inbox { parcels: sender, room, held: Arc::new(Semaphore::new(HELD_BYTES_MAX)) })
+}
+
+impl LaneRx for QuicRx {
+    fn run(mut self: Box<Self>, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        let mut blocks = Blocks::default();
+        // What came before the frame that the sink must hear first: streams overtake each other when packets are lost. It
+        // keeps its room in the inbox, which bounds it.
+        let mut early = VecDeque::new();
+        while let Some(parcel) = self.inbox.blocking_recv() {
+            let delivered = match parcel.content {
+                Content::Block(_) if sink.awaits_control() => {
+                    early.push_back(parcel);
+                    Ok(())
+                }
+                Content::Block(arrival) => blocks.handle(arrival, sink),
+                Content::Control(frame) => sink.control(&frame).and_then(|()| {
+                    if sink.awaits_control() {
+                        return Ok(());
+                    }
+                    early.drain(..).try_for_each(|parcel| match parcel.content {
+                        Content::Block(arrival) => blocks.handle(arrival, sink),
+                        _ => Ok(()),
+                    })
+                }),
+                Content::Fault(error) => Err(error),
+            };
+            if let Err(error) = delivered {
+                self.shared.connection.close(CODE_FAULT, super::shortened(error.text()));
+                return Err(error);
+            }
+        }
+        match self.shared.connection.close_reason() {
+            Some(reason) if !is_orderly(&reason) => Err(lane_error(&reason, self.shared.peer_addr)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads everything that the peer sends until the lane ends and the last of it is in the inbox.
+///
+/// Started with the lane on its runtime; woken by the engine; a turn is one stream accepted or one ended.
+pub(super) async fn pump(connection: Connection, control: RecvStream, inbox: Inbox) {
+    let mut streams = JoinSet::new();
+    streams.spawn(read_control(control, inbox.clone()));
+    loop {
+        tokio::select! {
+            accepted = connection.accept_uni() => match accepted {
+                Ok(stream) => { streams.spawn(read_stretch(stream, inbox.clone())); }
+                Err(_) => break,
+            },
+            Some(_) = streams.join_next() => {}
+            () = inbox.parcels.closed() => break,
+        }
+    }
+    // What has arrived before the end is still given; the tasks end with the connection.
+    while streams.join_next().await.is_some() {}
+}
+
+async fn read_control(mut stream: RecvStream, inbox: Inbox) {
+    // The first frame takes no room: blocks that wait for it may have taken all.
+    let mut first = true;
+    loop {
+        let mut length = [0; 4];
+        if stream.read_exact(&mut length).await.is_err() {
+            // Ended in order, or with the connection, whose reason the sink's thread looks up.
+            return;
+        }
+        let length = u32::from_be_bytes(length) as usize;
+        if length > CONTROL_FRAME_BYTES_MAX {
+            let text = format!("a control frame of {length} bytes; at most {CONTROL_FRAME_BYTES_MAX} are taken");
+            let _ = inbox.put(Content::Fault(Error::protocol(text)), 0).await;
+            return;
+        }
+        let mut frame = vec![0; length];
+        let room = if std::mem::take(&mut first) { 0 } else { length };
+        if stream.read_exact(&mut frame).await.is_err() || inbox.put(Content::Control(frame), room).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Why the reading of a stretch ended early.
+enum StretchEnd {
+    /// The lane ended, the block was given up, or the sink is gone.
+    Over,
+    /// The peer broke the protocol.
+    Fault(Error),
+}
+
+impl From<Gone> for StretchEnd {
+    fn from(_: Gone) -> Self {
+        Self::Over
+    }
+}
+
+impl From<ReadError> for StretchEnd {
+    fn from(_: ReadError) -> Self {
+        Self::Over
+    }
+}
+
+impl From<Error> for StretchEnd {
+    fn from(error: Error) -> Self {
+        Self::Fault(error)
+    }
+}
+
+async fn read_stretch(stream: RecvStream, inbox: Inbox) {
+    if let Err(StretchEnd::Fault(error)) = receive_stretch(stream, &inbox).await {
+        let _ = inbox.put(Content::Fault(error), 0).await;
+    }
+}
+
+/// Reads one stretch as it comes: a lost first packet holds nothing up but the calls of the sink.
+async fn receive_stretch(stream: RecvStream, inbox: &Inbox) -> Result<(), StretchEnd> {
+    let mut stream = stream.into_unordered();
+    let mut reading = StretchReading::default();
+    let mut known = None;
+    let mut held: Option<OwnedSemaphorePermit> = None;
+    let mut pieces = Vec::new();
+    loop {
+        let ended = read_batch(&mut stream, &mut reading, &mut pieces).await?;
+        if let Some((prefix, header)) = reading.take_front() {
+            known = Some(prefix);
+            held = None;
+            let bytes = header.len();
+            inbox.put(Content::Block(Arrival::Front(prefix, header)), bytes).await?;
+        }
+        if known.is_none() {
+            drop(held.take());
+            held = Some(inbox.hold(reading.held_bytes())?);
+        }
+        if let (Some(prefix), false) = (known, pieces.is_empty()) {
+            let bytes = pieces.iter().map(|(_, data): &(u64, Bytes)| data.len()).sum();
+            inbox.put(Content::Block(Arrival::Data(prefix.block, std::mem::take(&mut pieces))), bytes).await?;
+        }
+        if ended {
+            let trailer = reading.finish()?;
+            let bytes = trailer.len();
+            let Some(prefix) = known else { return Ok(()) };
+            return Ok(inbox.put(Content::Block(Arrival::End(prefix, trailer)), bytes).await?);
+        }
+    }
+}
+
+/// Waits for data, then takes all that comes within [`GATHER`], up to [`BATCH_BYTES`]; whether the stream has ended.
+async fn read_batch(
+    stream: &mut UnorderedRecvStream,
+    rest: &mut StretchReading,
+    pieces: &mut Vec<(u64, Bytes)>,
+) -> Result<bool, StretchEnd> {
+    let Some(chunk) = stream.read_chunk(BATCH_BYTES).await? else { return Ok(true) };
+    let mut bytes = rest.take(chunk, pieces)?;
+    let mut gathered = false;
+    while bytes < BATCH_BYTES {
+        let next = poll_fn(|cx| {
+            Poll::Ready(match pin!(stream.read_chunk(BATCH_BYTES)).poll(cx) {
+                Poll::Ready(read) => Some(read),
+                Poll::Pending => None,
+            })
+        });
+        match next.await {
+            // Each parcel wakes the thread of the sink: a thousand times a second is enough.
+            None if !gathered && bytes < GATHER_BYTES => {
+                tokio::time::sleep(GATHER).await;
+                gathered = true;
+            }
+            None => break,
+            Some(Ok(Some(chunk))) => bytes += rest.take(chunk, pieces)?,
+            Some(Ok(None)) => return Ok(true),
+            Some(Err(error)) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}
+
+/// Bytes between the tasks and the sink. Reason: 10 Gbit/s for 6 ms, so that a sink that stalls briefly costs nothing.
+const INBOX_BYTES: usize = 8 << 20;
+
+/// Parcels in the inbox; each is at least one wake-up of the sink's thread.
+const INBOX_PARCELS: usize = 256;
+
+/// Data that may wait for the fronts of its stretches. Reason: 32 stretches that have lost their first packet.
+const HELD_BYTES_MAX: usize = 32 << 20;
+
+/// How long a parcel waits for more when it is smaller than [`GATHER_BYTES`]; timers are no finer.
+const GATHER: Duration = Duration::from_millis(1);
+
+/// A parcel of this size goes at once. Reason: beside its bytes a wake-up of the sink's thread costs nothing.
+const GATHER_BYTES: usize = 128 << 10;
+
+/// Most data in one parcel, so that the sink starts before a whole block is there.
+const BATCH_BYTES: usize = 256 << 10;

@@ -1,0 +1,286 @@
+//! The sending half of a QUIC lane: called by one plain thread, which hands pieces of blocks to a task on the lane's runtime.
+//!
+//! The queue in between is short. It is there because a thread that waits on the engine itself is woken for every
+//! acknowledgement, and fights the engine for its lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use noq::{Connection, SendStream, VarInt, WriteError};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, Notify, mpsc};
+
+use super::fault::lane_error;
+use super::stretch::{ABANDONED, Prefix};
+use super::{CODE_FAULT, Shared};
+use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, LaneTx};
+
+/// Feeds a lane.
+pub(super) struct QuicTx {
+    shared: Arc<Shared>,
+    orders: mpsc::Sender<Order>,
+    /// Bytes that the open block still has to get.
+    left: Option<u64>,
+}
+
+/// What the feeding task does next.
+pub(super) enum Order {
+    /// Opens a block.
+    Begin {
+        header: Bytes,
+        data_len: u64,
+    },
+    Data(Bytes),
+    /// The trailer, and the end of the block.
+    End(Bytes),
+    Abandon,
+}
+
+/// Stretches of blocks that were given whole and are not yet acknowledged; a lane that closes in order waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Undelivered {
+    count: AtomicUsize,
+    all_delivered: Notify,
+}
+
+impl Undelivered {
+    fn add(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn remove(&self) {
+        if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.all_delivered.notify_waiters();
+        }
+    }
+
+    /// Waits until everything is acknowledged.
+    pub(super) async fn none(&self) {
+        loop {
+            let mut delivered = std::pin::pin!(self.all_delivered.notified());
+            // Listens before it looks, so that the last delivery is not missed in between.
+            delivered.as_mut().enable();
+            if self.count.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            delivered.await;
+        }
+    }
+}
+
+/// Makes the queue of a lane.
+pub(super) fn queue() -> (mpsc::Sender<Order>, mpsc::Receiver<Order>) {
+    mpsc::channel(ORDERS)
+}
+
+/// Carries orders out until the lane ends or nobody gives any.
+///
+/// Started with the lane on its runtime; woken by orders and by room in the engine's window; a turn is one order.
+pub(super) async fn feed(connection: Connection, mut orders: mpsc::Receiver<Order>, undelivered: Arc<Undelivered>) {
+    let mut feeder = Feeder { connection: connection.clone(), undelivered, next_block: 0, open: None };
+    let mut ended = std::pin::pin!(connection.closed());
+    loop {
+        // An order that waits in the engine's window fails with the lane by itself; here the lane may end between orders.
+        let order = tokio::select! {
+            order = orders.recv() => order,
+            _ = &mut ended => return,
+        };
+        // A queue without a giver: an open block will never be complete.
+        let last = order.is_none();
+        if let Err(error) = feeder.carry_out(order.unwrap_or(Order::Abandon)).await {
+            if !matches!(error, WriteError::ConnectionLost(_)) {
+                // A peer that stops a stream of ours breaks the protocol.
+                connection.close(CODE_FAULT, b"a block was refused");
+            }
+            return;
+        }
+        if last {
+            return;
+        }
+    }
+}
+
+/// The block that is being sent, cut into stretches.
+struct Feeder {
+    connection: Connection,
+    undelivered: Arc<Undelivered>,
+    next_block: u64,
+    open: Option<OpenBlock>,
+}
+
+struct OpenBlock {
+    prefix: Prefix,
+    stream: SendStream,
+    /// Bytes that the stretch still has to get.
+    left: u64,
+}
+
+impl Feeder {
+    async fn carry_out(&mut self, order: Order) -> Result<(), WriteError> {
+        match order {
+            Order::Begin { header, data_len } => {
+                let prefix = Prefix { block: self.next_block, data_len, index: 0, header_len: header.len() };
+                self.next_block += 1;
+                self.open = Some(self.start(prefix, header).await?);
+                Ok(())
+            }
+            Order::Data(data) => self.write(data).await,
+            Order::End(trailer) => {
+                let Some(mut block) = self.open.take() else { return Ok(()) };
+                if !trailer.is_empty() {
+                    block.stream.write_chunk(trailer).await?;
+                }
+                self.end_stretch(block.stream);
+                Ok(())
+            }
+            Order::Abandon => {
+                let Some(OpenBlock { prefix, mut stream, .. }) = self.open.take() else { return Ok(()) };
+                // What was sent of the stretch need not arrive; that the block is given up must.
+                let _ = stream.reset(CODE_ABANDONED);
+                let notice = Prefix { index: ABANDONED, header_len: 0, ..prefix };
+                let notice = self.start(notice, Bytes::new()).await?;
+                self.undelivered.add();
+                self.end_stretch(notice.stream);
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens the stream of a stretch.
+    async fn start(&self, prefix: Prefix, header: Bytes) -> Result<OpenBlock, WriteError> {
+        let mut stream = self.connection.open_uni().await?;
+        let mut front = prefix.write();
+        front.extend_from_slice(&header);
+        stream.write_chunk(front.freeze()).await?;
+        Ok(OpenBlock { prefix, stream, left: prefix.length() })
+    }
+
+    async fn write(&mut self, mut data: Bytes) -> Result<(), WriteError> {
+        while !data.is_empty() {
+            let Some(mut block) = self.open.take() else { return Ok(()) };
+            if block.left == 0 {
+                let next = Prefix { index: block.prefix.index + 1, header_len: 0, ..block.prefix };
+                self.undelivered.add();
+                self.end_stretch(block.stream);
+                block = self.start(next, Bytes::new()).await?;
+            }
+            let here = usize::try_from(block.left).unwrap_or(usize::MAX).min(data.len());
+            block.stream.write_chunk(data.split_to(here)).await?;
+            block.left -= here as u64;
+            self.open = Some(block);
+        }
+        Ok(())
+    }
+
+    /// Ends the stream of a stretch, which has been added to the undelivered.
+    fn end_stretch(&self, mut stream: SendStream) {
+        let _ = stream.finish();
+        let undelivered = Arc::clone(&self.undelivered);
+        tokio::spawn(async move {
+            // Acknowledged, refused or lost with the lane: either way it is no longer waited for.
+            let _ = stream.stopped().await;
+            undelivered.remove();
+        });
+    }
+}
+
+/// The control stream, shared with the task that closes the lane.
+pub(super) type ControlStream = Arc<Mutex<SendStream>>;
+
+impl QuicTx {
+    pub(super) fn new(shared: Arc<Shared>, orders: mpsc::Sender<Order>) -> Self {
+        Self { shared, orders, left: None }
+    }
+
+    fn order(&mut self, order: Order) -> Result<(), Error> {
+        // A lane that has ended is told at once, not when the queue is full.
+        if self.shared.connection.close_reason().is_some() || self.orders.blocking_send(order).is_err() {
+            return Err(self.ended());
+        }
+        Ok(())
+    }
+
+    /// Why the lane takes nothing more.
+    fn ended(&self) -> Error {
+        let peer = self.shared.peer_addr;
+        match self.shared.connection.close_reason() {
+            Some(reason) => lane_error(&reason, peer),
+            None => Error::protocol(format!("QUIC lane to {peer}: a block was refused")),
+        }
+    }
+}
+
+impl LaneTx for QuicTx {
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
+        if frame.len() > CONTROL_FRAME_BYTES_MAX {
+            return Err(misuse("a control frame is too long"));
+        }
+        let mut bytes = BytesMut::with_capacity(4 + frame.len());
+        bytes.extend_from_slice(&(frame.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(frame);
+        // Past the queue, so that a frame overtakes the block under way.
+        let runtime: &Handle = &self.shared.runtime;
+        let written = runtime.block_on(async {
+            let mut control = self.shared.control.lock().await;
+            control.write_chunk(bytes.freeze()).await
+        });
+        written.map_err(|error| match error {
+            WriteError::ConnectionLost(reason) => lane_error(&reason, self.shared.peer_addr),
+            other => Error::protocol(format!("send to {}", self.shared.peer_addr)).caused_by(other),
+        })
+    }
+
+    fn block_begin(&mut self, header: &[u8], data_len: u64) -> Result<(), Error> {
+        if self.left.is_some() || header.len() > BLOCK_HEADER_BYTES_MAX || data_len > BLOCK_BYTES_MAX {
+            return Err(misuse("a block is open, or its header or data are too long"));
+        }
+        self.left = Some(data_len);
+        self.order(Order::Begin { header: Bytes::copy_from_slice(header), data_len })
+    }
+
+    fn block_data(&mut self, data: Bytes) -> Result<(), Error> {
+        let length = data.len() as u64;
+        match &mut self.left {
+            Some(left) if *left >= length => *left -= length,
+            _ => return Err(misuse("more data than the block has")),
+        }
+        if length == 0 { Ok(()) } else { self.order(Order::Data(data)) }
+    }
+
+    fn block_end(&mut self, trailer: &[u8]) -> Result<(), Error> {
+        if self.left != Some(0) || trailer.len() > BLOCK_TRAILER_BYTES_MAX {
+            return Err(misuse("the block is not complete, or its trailer is too long"));
+        }
+        self.left = None;
+        self.shared.undelivered.add();
+        self.order(Order::End(Bytes::copy_from_slice(trailer)))
+    }
+
+    fn block_abandon(&mut self) -> Result<(), Error> {
+        if self.left.take().is_none() {
+            return Err(misuse("no block is open"));
+        }
+        self.order(Order::Abandon)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        // The queue empties by itself; what is left to say is whether the lane lives.
+        match self.shared.connection.close_reason() {
+            Some(reason) => Err(lane_error(&reason, self.shared.peer_addr)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Pieces between the thread and the feeding task. Reason: with pieces of 256 KiB to 1 MiB the task always has some
+/// milliseconds of data, and memory stays small beside the window.
+const ORDERS: usize = 8;
+
+/// The code of a stream that the sender gave up.
+const CODE_ABANDONED: VarInt = VarInt::from_u32(1);
+
+fn misuse(what: &str) -> Error {
+    Error::new(ErrorKind::Internal, Scope::Path, Phase::Transfer, format!("QUIC lane used wrongly: {what}"))
+}

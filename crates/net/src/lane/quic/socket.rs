@@ -1,0 +1,376 @@
+//! The UDP socket of a QUIC endpoint: buffers, batches that the kernel takes, and errors that the engine would swallow.
+//!
+//! A batch (UDP segmentation offload) of more than 65,507 bytes is refused whole with EMSGSIZE, which QUIC engines take
+//! for a lost MTU probe: at MTU 9000 the default batch of ten vanished and throughput fell to 0.1 %. Batches are cut here.
+
+use std::future::Future;
+use std::io::{self, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use noq::udp::{RecvMeta, Transmit, UdpSocketState};
+use noq::{AsyncUdpSocket, Connection, PathId, UdpSender, WeakConnectionHandle};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::time::Sleep;
+
+use super::pace::Pace;
+
+/// Whether several sockets of this process share the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PortUse {
+    /// The port is ours alone.
+    Alone,
+    /// The kernel spreads peers over all sockets bound to the port.
+    Shared,
+}
+
+/// Binds a UDP socket with buffers as large as the kernel gives.
+pub(super) fn bind(addr: SocketAddr, port_use: PortUse) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
+    if addr.is_ipv6() {
+        // An IPv6 wildcard serves IPv4 peers too where the system allows it.
+        let _ = socket.set_only_v6(false);
+    }
+    if port_use == PortUse::Shared {
+        socket.set_reuse_port(true)?;
+    }
+    // The forced variants pass net.core.[rw]mem_max and need CAP_NET_ADMIN; without it the kernel caps what is asked for.
+    if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
+        let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES);
+    }
+    if rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_BYTES).is_err() {
+        let _ = socket.set_send_buffer_size(SEND_BUFFER_BYTES);
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    Ok(socket)
+}
+
+/// The largest UDP payload that the route of a connected socket carries, as far as this host knows.
+fn route_payload(socket: &Socket, peer: SocketAddr) -> Option<u16> {
+    let mtu = match peer {
+        SocketAddr::V4(_) => rustix::net::sockopt::ip_mtu(socket),
+        SocketAddr::V6(_) => rustix::net::sockopt::ipv6_mtu(socket),
+    };
+    let payload = u64::from(mtu.ok()?).saturating_sub(super::transport::header_bytes(peer));
+    Some(u16::try_from(payload).unwrap_or(u16::MAX))
+}
+
+/// Connects `socket` to `peer`; returns the largest UDP payload that is worth trying.
+pub(super) fn connect(socket: &Socket, peer: SocketAddr) -> io::Result<Option<u16>> {
+    socket.connect(&peer.into())?;
+    Ok(route_payload(socket, peer))
+}
+
+/// The same for a socket that serves many peers: asks the kernel by way of another socket. Sends nothing.
+pub(super) fn payload_towards(peer: SocketAddr) -> Option<u16> {
+    let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP)).ok()?;
+    connect(&socket, peer).ok()?
+}
+
+/// What went wrong on the socket, for those who wait for a handshake and for the figures of the lane.
+#[derive(Debug)]
+pub(super) struct SocketTrouble {
+    last: watch::Sender<Option<io::ErrorKind>>,
+}
+
+impl SocketTrouble {
+    fn note(&self, error: &io::Error) {
+        // A datagram that is too big is a probe of MTU discovery, which hears of it by its loss.
+        if !noq::udp::is_msg_size_err(error) {
+            self.last.send_replace(Some(error.kind()));
+        }
+    }
+
+    /// Waits for an error that says that the peer cannot be reached.
+    pub(super) async fn unreachable(&self) -> io::ErrorKind {
+        let mut last = self.last.subscribe();
+        // The sender lives as long as `self`: waiting cannot fail.
+        match last.wait_for(Option::is_some).await {
+            Ok(kind) => kind.unwrap_or(io::ErrorKind::Other),
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// The socket as the engine sees it.
+#[derive(Debug)]
+pub(super) struct LaneSocket {
+    io: Arc<UdpSocket>,
+    state: Arc<UdpSocketState>,
+    trouble: Arc<SocketTrouble>,
+    /// The lane, when the socket has one only.
+    pace: Option<Arc<Pace>>,
+    lanes: SocketLanes,
+    rest: Rest,
+}
+
+/// The lanes of a socket: by their round trips it knows whether reading may wait a moment.
+#[derive(Clone, Default)]
+pub(super) struct SocketLanes(Arc<Mutex<Vec<WeakConnectionHandle>>>);
+
+impl SocketLanes {
+    /// Takes note of a lane.
+    pub(super) fn add(&self, lane: &Connection) {
+        let mut lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.retain(WeakConnectionHandle::is_alive);
+        lanes.push(lane.weak_handle());
+    }
+
+    /// Whether every lane has a round trip beside which [`REST`] is nothing.
+    fn are_long(&self) -> bool {
+        let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = lanes.iter().filter_map(WeakConnectionHandle::upgrade).peekable();
+        live.peek().is_some() && live.all(|lane| lane.rtt(PathId::ZERO).is_some_and(|rtt| rtt >= LONG_RTT))
+    }
+}
+
+impl std::fmt::Debug for SocketLanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SocketLanes")
+    }
+}
+
+/// The moment between two reads of a socket whose lanes are all long, in which packets gather: a wake-up for each costs
+/// more than the packet.
+#[derive(Debug, Default)]
+struct Rest {
+    timer: Option<Pin<Box<Sleep>>>,
+    long: bool,
+    asked: Option<Instant>,
+}
+
+impl Rest {
+    /// Begins a moment, if the lanes allow it.
+    fn begin(&mut self, lanes: &SocketLanes) {
+        let now = Instant::now();
+        if self.asked.is_none_or(|asked| now - asked >= ASK_INTERVAL) {
+            self.asked = Some(now);
+            self.long = lanes.are_long();
+        }
+        self.timer = self.long.then(|| Box::pin(tokio::time::sleep(REST)));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(timer) = &mut self.timer {
+            ready!(timer.as_mut().poll(cx));
+            self.timer = None;
+        }
+        Poll::Ready(())
+    }
+}
+
+/// How long packets gather before they are read. Reason: the timer of the runtime is no finer, and at 1 Gbit/s these are 80.
+const REST: Duration = Duration::from_millis(1);
+
+/// Round trip from which packets may gather. Reason: the moment, and the timer's slack, stay under a tenth of it.
+const LONG_RTT: Duration = Duration::from_millis(20);
+
+/// How often the round trips are looked at. Guess: lanes come and go by the second.
+const ASK_INTERVAL: Duration = Duration::from_millis(100);
+
+impl LaneSocket {
+    /// Wraps a bound, non-blocking socket; must be called within the runtime that will drive it.
+    pub(super) fn new(socket: Socket, pace: Option<Arc<Pace>>) -> io::Result<Self> {
+        let socket: StdUdpSocket = socket.into();
+        let state = UdpSocketState::new((&socket).into())?;
+        let trouble = SocketTrouble { last: watch::Sender::new(None) };
+        Ok(Self {
+            lanes: SocketLanes::default(),
+            rest: Rest::default(),
+            io: Arc::new(UdpSocket::from_std(socket)?),
+            state: Arc::new(state),
+            trouble: Arc::new(trouble),
+            pace,
+        })
+    }
+
+    /// The lanes that this socket serves; whoever makes one adds it.
+    pub(super) fn lanes(&self) -> SocketLanes {
+        self.lanes.clone()
+    }
+
+    pub(super) fn trouble(&self) -> Arc<SocketTrouble> {
+        Arc::clone(&self.trouble)
+    }
+}
+
+impl AsyncUdpSocket for LaneSocket {
+    fn create_sender(&self) -> Pin<Box<dyn UdpSender>> {
+        let socket = SendSocket {
+            io: Arc::clone(&self.io),
+            state: Arc::clone(&self.state),
+            trouble: Arc::clone(&self.trouble),
+            pace: self.pace.clone(),
+        };
+        Box::pin(LaneSender { socket, sent_bytes: 0, last: None })
+    }
+
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.rest.poll(cx));
+            ready!(self.io.poll_recv_ready(cx))?;
+            match self.io.try_io(Interest::READABLE, || self.state.recv((&self.io).into(), bufs, meta)) {
+                Ok(count) => return Poll::Ready(Ok(count)),
+                // All is read: what comes next may gather.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.rest.begin(&self.lanes),
+                // An ICMP error is a report about an earlier datagram (anyone may forge it); each is given once, so
+                // this does not spin. Whoever waits for a handshake hears of it, an established lane does not care.
+                Err(error) if is_report(&error) => self.trouble.note(&error),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    fn max_receive_segments(&self) -> NonZeroUsize {
+        self.state.gro_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.state.may_fragment()
+    }
+}
+
+fn is_report(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, PermissionDenied,
+    };
+    matches!(
+        error.kind(),
+        ConnectionRefused | ConnectionReset | HostUnreachable | NetworkDown | NetworkUnreachable | PermissionDenied
+    ) || noq::udp::is_msg_size_err(error)
+}
+
+/// What sending needs of a [`LaneSocket`].
+#[derive(Debug)]
+struct SendSocket {
+    io: Arc<UdpSocket>,
+    state: Arc<UdpSocketState>,
+    trouble: Arc<SocketTrouble>,
+    pace: Option<Arc<Pace>>,
+}
+
+/// Sends for one connection (or for the endpoint).
+#[derive(Debug)]
+struct LaneSender {
+    socket: SendSocket,
+    /// How much of the transmit under way has been sent, when the socket filled up in its middle.
+    sent_bytes: usize,
+    /// When the last transmit was sent, and how many bytes it had.
+    last: Option<(Instant, usize)>,
+}
+
+impl UdpSender for LaneSender {
+    fn poll_send(self: Pin<&mut Self>, transmit: &Transmit<'_>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len()).max(1);
+        let mut batch = segments_per_batch(segment) * segment;
+        while this.sent_bytes < transmit.contents.len() {
+            let end = transmit.contents.len().min(this.sent_bytes + batch);
+            let part = Transmit { contents: &transmit.contents[this.sent_bytes..end], ..transmit.clone() };
+            let io = &this.socket.io;
+            match io.try_io(Interest::WRITABLE, || this.socket.state.try_send(io.into(), &part)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(io.poll_send_ready(cx))?;
+                    continue;
+                }
+                Err(error) if noq::udp::is_msg_size_err(&error) && part.contents.len() > segment => {
+                    // Not as a batch on this way: one by one, so that none vanishes unseen.
+                    batch = segment;
+                    continue;
+                }
+                // The datagrams count as lost; loss recovery deals with them, as with any other loss.
+                Err(error) => this.socket.trouble.note(&error),
+            }
+            this.sent_bytes = end;
+        }
+        this.sent_bytes = 0;
+        this.repeat(transmit, segment);
+        this.last = Some((Instant::now(), transmit.contents.len()));
+        Poll::Ready(Ok(()))
+    }
+
+    /// Data goes in batches, and what may be a probe of a silent path goes alone.
+    ///
+    /// noq-proto 1.4 panics when the second probe of a batch, cut to the length of the first, has no room for the frames
+    /// that it writes without looking (IMMEDIATE_ACK, ACK): the whole process ends, since its destructors panic too.
+    fn max_transmit_segments(&self) -> NonZeroUsize {
+        match self.last {
+            Some((at, bytes)) if bytes >= BURST_BYTES_MIN && at.elapsed() < BURST_PAUSE_MAX => {
+                self.socket.state.max_gso_segments()
+            }
+            _ => NonZeroUsize::MIN,
+        }
+    }
+}
+
+impl LaneSender {
+    /// Sends a transmit once more when the lane has the rate to spare; a copy that does not fit is not missed.
+    fn repeat(&self, transmit: &Transmit<'_>, segment: usize) {
+        let Some(pace) = &self.socket.pace else { return };
+        let datagrams = transmit.contents.len().div_ceil(segment);
+        let fits = transmit.contents.len() <= BATCH_BYTES_MAX;
+        if fits && pace.repeats(Instant::now(), datagrams as u64, transmit.contents.len() as u64) {
+            let io = &self.socket.io;
+            match io.try_io(Interest::WRITABLE, || self.socket.state.try_send(io.into(), transmit)) {
+                // The refusal of the first copy may be reported on the second.
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => self.socket.trouble.note(&error),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A transmit of at least so many bytes carries data. Reason: a full datagram of the smallest MTU, headers taken off.
+const BURST_BYTES_MIN: usize = 1000;
+
+/// Longest pause within a burst. Reason: a probe comes 25 ms (the longest delay of an acknowledgement) and more after what
+/// it probes for.
+const BURST_PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// How many datagrams of `segment` bytes the kernel takes at once.
+fn segments_per_batch(segment: usize) -> usize {
+    (BATCH_BYTES_MAX / segment).max(1)
+}
+
+/// Largest batch of datagrams for one system call: the largest UDP payload over IPv4 (65,535 - 20 - 8).
+const BATCH_BYTES_MAX: usize = 65_507;
+
+/// Receive buffer asked for. Reason: a busy host may not read for 50 ms; at 2.5 Gbit/s that is 16 MB, and the
+/// kernel counts about twice the payload. UDP has no autotuning.
+const RECEIVE_BUFFER_BYTES: usize = 32 << 20;
+
+/// Send buffer asked for. Reason: a pacing interval of 10 ms at 2.5 Gbit/s is 3 MB.
+const SEND_BUFFER_BYTES: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_batch_exceeds_what_udp_carries() {
+        for segment in [1, 1200, 1452, 1472, 6550, 8952, 8972, 32_000, 65_507, 65_527] {
+            let count = segments_per_batch(segment);
+            assert!(count >= 1);
+            assert!(count == 1 || count * segment <= 65_507, "{segment}: {count}");
+        }
+        assert_eq!(segments_per_batch(8952), 7);
+    }
+}

@@ -1,0 +1,490 @@
+//! Stretches: how a block travels on QUIC streams, and how it is put together again. Sans-IO.
+//!
+//! A block is cut into stretches of [`STRETCH_BYTES`], each on a stream of its own. Reason: the engine keeps what it has
+//! received of a stream as one entry per packet until it is read, and ends the *connection* ("too many gaps") at some 2048
+//! entries, holes or not. A sink that stalls would kill its lane with the third megabyte of a block.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use noq::Chunk;
+use sterna_proto::Error;
+
+use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, LaneSink};
+
+/// What stands in front of each stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Prefix {
+    /// Number of the block on this lane and in this direction, from 0.
+    pub(super) block: u64,
+    /// Length of the data of the whole block.
+    pub(super) data_len: u64,
+    /// Which stretch, from 0; [`ABANDONED`] gives the block up.
+    pub(super) index: u32,
+    /// Length of the header that follows; 0 but for the first stretch.
+    pub(super) header_len: usize,
+}
+
+impl Prefix {
+    /// Where the data of the stretch starts in the block.
+    pub(super) fn offset(&self) -> u64 {
+        u64::from(self.index) * STRETCH_BYTES
+    }
+
+    /// How much data the stretch has.
+    pub(super) fn length(&self) -> u64 {
+        if self.index == ABANDONED { 0 } else { self.data_len.saturating_sub(self.offset()).min(STRETCH_BYTES) }
+    }
+
+    fn is_last(&self) -> bool {
+        self.index != ABANDONED && self.offset() + self.length() == self.data_len
+    }
+
+    /// The bytes on the wire, with room for a header behind them.
+    pub(super) fn write(&self) -> BytesMut {
+        let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + self.header_len);
+        bytes.put_u64(self.block);
+        bytes.put_u64(self.data_len);
+        bytes.put_u32(self.index);
+        bytes.put_u32(self.header_len as u32);
+        bytes
+    }
+
+    fn read(mut bytes: &[u8]) -> Result<Self, Error> {
+        let (block, data_len) = (bytes.get_u64(), bytes.get_u64());
+        let (index, header_len) = (bytes.get_u32(), bytes.get_u32() as usize);
+        let stretches = data_len.div_ceil(STRETCH_BYTES).max(1);
+        let header_max = if index == 0 { BLOCK_HEADER_BYTES_MAX } else { 0 };
+        let known = index == ABANDONED || u64::from(index) < stretches;
+        if data_len > BLOCK_BYTES_MAX || header_len > header_max || !known {
+            let text = format!("stretch {index} of a block of {data_len} bytes with a header of {header_len}");
+            return Err(Error::protocol(text));
+        }
+        Ok(Self { block, data_len, index, header_len })
+    }
+}
+
+/// Takes one stream apart: prefix, header, data, trailer. The engine gives each byte once, in any order.
+#[derive(Default)]
+pub(super) struct StretchReading {
+    /// What came before the header was complete, by offset.
+    held: Vec<Chunk>,
+    front: Option<(Prefix, Vec<u8>)>,
+    rest: Option<StretchRest>,
+}
+
+impl StretchReading {
+    /// Takes one chunk; returns its length. Data goes to `pieces` with its offset in the block.
+    pub(super) fn take(&mut self, chunk: Chunk, pieces: &mut Vec<(u64, Bytes)>) -> Result<usize, Error> {
+        let length = chunk.bytes.len();
+        if let Some(rest) = &mut self.rest {
+            rest.take(chunk, pieces)?;
+            return Ok(length);
+        }
+        let in_header = chunk.offset < (PREFIX_BYTES + BLOCK_HEADER_BYTES_MAX) as u64;
+        let at = self.held.partition_point(|other| other.offset < chunk.offset);
+        self.held.insert(at, chunk);
+        if in_header {
+            self.try_header(pieces)?;
+        }
+        Ok(length)
+    }
+
+    /// Reads the header if all of it is there, and then what was held.
+    fn try_header(&mut self, pieces: &mut Vec<(u64, Bytes)>) -> Result<(), Error> {
+        let mut front = Vec::new();
+        let mut wanted = PREFIX_BYTES;
+        let mut read = None;
+        for chunk in &self.held {
+            if chunk.offset != front.len() as u64 {
+                break;
+            }
+            let mut bytes = &chunk.bytes[..];
+            loop {
+                let (now, later) = bytes.split_at(bytes.len().min(wanted - front.len()));
+                front.extend_from_slice(now);
+                bytes = later;
+                if front.len() < wanted || read.is_some() {
+                    break;
+                }
+                let prefix = Prefix::read(&front)?;
+                (wanted, read) = (PREFIX_BYTES + prefix.header_len, Some(prefix));
+            }
+            if front.len() == wanted {
+                break;
+            }
+        }
+        let Some(prefix) = read.filter(|_| front.len() == wanted) else { return Ok(()) };
+        let mut rest = StretchRest::new(wanted as u64, &prefix);
+        for mut chunk in self.held.drain(..) {
+            let skip = (wanted as u64).saturating_sub(chunk.offset).min(chunk.bytes.len() as u64);
+            chunk.bytes.advance(skip as usize);
+            chunk.offset += skip;
+            if !chunk.bytes.is_empty() {
+                rest.take(chunk, pieces)?;
+            }
+        }
+        self.front = Some((prefix, front.split_off(PREFIX_BYTES)));
+        self.rest = Some(rest);
+        Ok(())
+    }
+
+    /// The prefix and the header, once.
+    pub(super) fn take_front(&mut self) -> Option<(Prefix, Vec<u8>)> {
+        self.front.take()
+    }
+
+    /// Bytes that wait for the rest of the header.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.iter().map(|chunk| chunk.bytes.len()).sum()
+    }
+
+    /// The trailer, when the stream has ended.
+    pub(super) fn finish(self) -> Result<Vec<u8>, Error> {
+        match self.rest {
+            Some(rest) => rest.finish(),
+            None => Err(Error::protocol("a stretch ended inside its header")),
+        }
+    }
+}
+
+/// What follows the header.
+struct StretchRest {
+    /// Where the data starts in the stream, and where it belongs in the block.
+    data_start: u64,
+    block_offset: u64,
+    data_len: u64,
+    trailer_max: usize,
+    data_got: u64,
+    trailer: Vec<u8>,
+    trailer_got: usize,
+}
+
+impl StretchRest {
+    fn new(data_start: u64, prefix: &Prefix) -> Self {
+        let trailer_max = if prefix.is_last() { BLOCK_TRAILER_BYTES_MAX } else { 0 };
+        let (block_offset, data_len) = (prefix.offset(), prefix.length());
+        Self { data_start, block_offset, data_len, trailer_max, data_got: 0, trailer: Vec::new(), trailer_got: 0 }
+    }
+
+    fn take(&mut self, chunk: Chunk, pieces: &mut Vec<(u64, Bytes)>) -> Result<(), Error> {
+        let Chunk { offset, bytes: mut data } = chunk;
+        let offset = offset.checked_sub(self.data_start).ok_or_else(|| Error::protocol("a header that came twice"))?;
+        if offset < self.data_len {
+            let here = usize::try_from(self.data_len - offset).unwrap_or(usize::MAX).min(data.len());
+            self.data_got += here as u64;
+            pieces.push((self.block_offset + offset, data.split_to(here)));
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        let start = usize::try_from(offset.max(self.data_len) - self.data_len).unwrap_or(usize::MAX);
+        let end = start.saturating_add(data.len());
+        if end > self.trailer_max {
+            return Err(Error::protocol(format!("a trailer beyond {} bytes", self.trailer_max)));
+        }
+        if self.trailer.len() < end {
+            self.trailer.resize(end, 0);
+        }
+        self.trailer[start..end].copy_from_slice(&data);
+        self.trailer_got += data.len();
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Vec<u8>, Error> {
+        if self.data_got != self.data_len || self.trailer_got != self.trailer.len() {
+            let text = format!("a stretch of {} bytes ended after {}", self.data_len, self.data_got);
+            return Err(Error::protocol(text));
+        }
+        Ok(self.trailer)
+    }
+}
+
+/// What has come of a stretch.
+pub(super) enum Arrival {
+    /// Its prefix, and the header of the block with the first.
+    Front(Prefix, Vec<u8>),
+    /// Some of its data, by offset in the block.
+    Data(u64, Vec<(u64, Bytes)>),
+    /// Its end; the last one brings the trailer of the block.
+    End(Prefix, Vec<u8>),
+}
+
+/// The blocks that are under way on a lane; turns what comes of stretches into the calls of a sink.
+#[derive(Default)]
+pub(super) struct Blocks {
+    open: HashMap<u64, OpenBlock>,
+    /// Blocks that were given up, newest last: what still comes of them is dropped.
+    abandoned: VecDeque<u64>,
+    held_bytes: usize,
+}
+
+struct OpenBlock {
+    data_len: u64,
+    begun: bool,
+    /// Stretches that have started, one bit each: none may come twice.
+    stretches: u32,
+    ended: u32,
+    held: Vec<(u64, Bytes)>,
+    trailer: Vec<u8>,
+}
+
+impl Blocks {
+    /// Passes on what has come.
+    ///
+    /// Errors: those of the sink, and `Protocol` when the peer lies.
+    pub(super) fn handle(&mut self, arrival: Arrival, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        match arrival {
+            Arrival::Front(prefix, header) => self.handle_front(prefix, &header, sink),
+            Arrival::Data(block, pieces) => self.handle_data(block, pieces, sink),
+            Arrival::End(prefix, trailer) => self.handle_end(prefix, trailer, sink),
+        }
+    }
+
+    fn handle_front(&mut self, prefix: Prefix, header: &[u8], sink: &mut dyn LaneSink) -> Result<(), Error> {
+        let Prefix { block, data_len, index, .. } = prefix;
+        if index == ABANDONED {
+            return self.abandon(block, sink);
+        }
+        if self.abandoned.contains(&block) {
+            return Ok(());
+        }
+        if self.open.len() >= OPEN_BLOCKS_MAX && !self.open.contains_key(&block) {
+            return Err(Error::protocol(format!("more than {OPEN_BLOCKS_MAX} blocks under way on one lane")));
+        }
+        let open = self.open.entry(block).or_insert_with(|| OpenBlock {
+            data_len,
+            begun: false,
+            stretches: 0,
+            ended: 0,
+            held: Vec::new(),
+            trailer: Vec::new(),
+        });
+        // In range: a block has at most 16 stretches, as the prefix was checked for.
+        let bit = 1u32 << index;
+        if open.data_len != data_len || open.stretches & bit != 0 {
+            return Err(Error::protocol(format!("stretch {index} of block {block} came twice, or does not fit")));
+        }
+        open.stretches |= bit;
+        if index == 0 {
+            open.begun = true;
+            let held = std::mem::take(&mut open.held);
+            sink.block_begin(block, header, data_len)?;
+            for (offset, data) in held {
+                self.held_bytes -= data.len();
+                sink.block_data(block, offset, &data)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_data(&mut self, block: u64, pieces: Vec<(u64, Bytes)>, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        let Some(open) = self.open.get_mut(&block) else { return Ok(()) };
+        if open.begun {
+            return pieces.iter().try_for_each(|(offset, data)| sink.block_data(block, *offset, data));
+        }
+        self.held_bytes += pieces.iter().map(|(_, data)| data.len()).sum::<usize>();
+        if self.held_bytes > HELD_BYTES_MAX {
+            return Err(Error::protocol("too much data came before the headers of its blocks"));
+        }
+        open.held.extend(pieces);
+        Ok(())
+    }
+
+    fn handle_end(&mut self, prefix: Prefix, trailer: Vec<u8>, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        let Some(open) = self.open.get_mut(&prefix.block) else { return Ok(()) };
+        open.ended += 1;
+        if prefix.is_last() {
+            open.trailer = trailer;
+        }
+        if u64::from(open.ended) < open.data_len.div_ceil(STRETCH_BYTES).max(1) {
+            return Ok(());
+        }
+        let trailer = std::mem::take(&mut open.trailer);
+        self.open.remove(&prefix.block);
+        sink.block_end(prefix.block, &trailer)
+    }
+
+    fn abandon(&mut self, block: u64, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        if self.abandoned.len() >= ABANDONED_KEPT {
+            self.abandoned.pop_front();
+        }
+        self.abandoned.push_back(block);
+        let Some(open) = self.open.remove(&block) else { return Ok(()) };
+        self.held_bytes -= open.held.iter().map(|(_, data)| data.len()).sum::<usize>();
+        if open.begun { sink.block_abandoned(block) } else { Ok(()) }
+    }
+}
+
+/// Data of one stretch. Reason: at 1200 bytes a packet it is 912 entries of the engine's 2048.
+pub(super) const STRETCH_BYTES: u64 = 1 << 20;
+
+/// Bytes in front of a stretch.
+pub(super) const PREFIX_BYTES: usize = 24;
+
+/// The index that gives a block up.
+pub(super) const ABANDONED: u32 = u32::MAX;
+
+/// Blocks that a peer may have under way at once on a lane: as many as streams.
+const OPEN_BLOCKS_MAX: usize = 1024;
+
+/// Blocks given up that are remembered. Reason: what was sent of them before arrives within some round trips.
+const ABANDONED_KEPT: usize = 256;
+
+/// Data that may wait for the headers of its blocks. Reason: four of the largest blocks, all of them but the first packet.
+const HELD_BYTES_MAX: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(offset: u64, bytes: &'static [u8]) -> Chunk {
+        Chunk { offset, bytes: Bytes::from_static(bytes) }
+    }
+
+    fn prefix(block: u64, data_len: u64, index: u32, header_len: usize) -> Prefix {
+        Prefix { block, data_len, index, header_len }
+    }
+
+    #[test]
+    fn prefix_header_data_and_trailer_are_told_apart_in_any_order() {
+        let mut stream = prefix(7, 5, 0, 4).write().to_vec();
+        stream.extend(b"headabcdetrailer");
+        let stream: &'static [u8] = stream.leak();
+        for cuts in [&[0, 40][..], &[0, 1, 5, 24, 25, 28, 32, 36, 40], &[0, 26, 40], &[0, 28, 33, 40], &[0, 33, 40]] {
+            let parts: Vec<(usize, usize)> = cuts.windows(2).map(|cut| (cut[0], cut[1])).collect();
+            for turn in 0..parts.len() {
+                let mut order = parts.clone();
+                order.rotate_left(turn);
+                order.reverse();
+                let mut reading = StretchReading::default();
+                let mut pieces = Vec::new();
+                for &(start, end) in &order {
+                    assert_eq!(
+                        reading.take(chunk(start as u64, &stream[start..end]), &mut pieces).unwrap(),
+                        end - start
+                    );
+                }
+                assert_eq!(reading.take_front(), Some((prefix(7, 5, 0, 4), b"head".to_vec())), "{order:?}");
+                assert_eq!(reading.take_front(), None);
+                pieces.sort();
+                let data: Vec<u8> = pieces.iter().flat_map(|(_, piece)| piece.to_vec()).collect();
+                assert_eq!(data, b"abcde", "{order:?}");
+                assert_eq!(reading.finish().unwrap(), b"trailer", "{order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stretch_that_ends_early_or_runs_on_is_refused() {
+        let stream: &'static [u8] = prefix(0, 5, 0, 0).write().to_vec().leak();
+        let mut reading = StretchReading::default();
+        reading.take(chunk(0, &stream[..11]), &mut Vec::new()).unwrap();
+        assert!(reading.finish().is_err());
+        let mut reading = StretchReading::default();
+        reading.take(chunk(0, stream), &mut Vec::new()).unwrap();
+        reading.take(chunk(24, b"abcd"), &mut Vec::new()).unwrap();
+        assert!(reading.take(chunk(29 + BLOCK_TRAILER_BYTES_MAX as u64, b"x"), &mut Vec::new()).is_err());
+        assert!(reading.take(chunk(u64::MAX - 1, b"x"), &mut Vec::new()).is_err());
+        assert!(reading.take(chunk(0, b"x"), &mut Vec::new()).is_err());
+        assert!(reading.finish().is_err());
+    }
+
+    #[test]
+    fn prefixes_beyond_the_limits_are_refused() {
+        let largest = BLOCK_BYTES_MAX;
+        for good in [prefix(0, 0, 0, 9), prefix(1, largest, 15, 0), prefix(2, 1, ABANDONED, 0)] {
+            assert_eq!(Prefix::read(&good.write()).unwrap(), good);
+        }
+        for bad in [
+            prefix(0, largest + 1, 0, 0),
+            prefix(0, largest, 16, 0),
+            prefix(0, 0, 1, 0),
+            prefix(0, STRETCH_BYTES, 1, 0),
+            prefix(0, largest, 1, 1),
+            prefix(0, 0, 0, BLOCK_HEADER_BYTES_MAX + 1),
+            prefix(0, u64::MAX, u32::MAX - 1, 0),
+        ] {
+            assert!(Prefix::read(&bad.write()).is_err(), "{bad:?}");
+        }
+    }
+
+    /// Writes down the calls that it gets.
+    #[derive(Default)]
+    struct Calls(Vec<String>);
+
+    impl LaneSink for Calls {
+        fn control(&mut self, _frame: &[u8]) -> Result<(), Error> {
+            Ok(())
+        }
+        fn block_begin(&mut self, block: u64, _header: &[u8], data_len: u64) -> Result<(), Error> {
+            self.0.push(format!("begin {block} {data_len}"));
+            Ok(())
+        }
+        fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
+            self.0.push(format!("data {block} {offset}+{}", data.len()));
+            Ok(())
+        }
+        fn block_end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+            self.0.push(format!("end {block} {}", trailer.len()));
+            Ok(())
+        }
+        fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
+            self.0.push(format!("abandoned {block}"));
+            Ok(())
+        }
+    }
+
+    const TWO: u64 = STRETCH_BYTES + 3;
+
+    #[test]
+    fn a_later_stretch_that_comes_first_waits_for_the_header() {
+        let (mut blocks, mut calls) = (Blocks::default(), Calls::default());
+        let piece = |offset, bytes: &'static [u8]| Arrival::Data(4, vec![(offset, Bytes::from_static(bytes))]);
+        for arrival in [
+            Arrival::Front(prefix(4, TWO, 1, 0), vec![]),
+            piece(STRETCH_BYTES, b"xyz"),
+            Arrival::End(prefix(4, TWO, 1, 0), b"trailer".to_vec()),
+            Arrival::Front(prefix(4, TWO, 0, 2), b"hd".to_vec()),
+            piece(0, b"a"),
+            Arrival::End(prefix(4, TWO, 0, 2), vec![]),
+        ] {
+            blocks.handle(arrival, &mut calls).unwrap();
+        }
+        assert_eq!(calls.0, ["begin 4 1048579", "data 4 1048576+3", "data 4 0+1", "end 4 7"]);
+        assert!(blocks.open.is_empty() && blocks.held_bytes == 0);
+    }
+
+    #[test]
+    fn what_comes_of_an_abandoned_block_is_dropped() {
+        let (mut blocks, mut calls) = (Blocks::default(), Calls::default());
+        for arrival in [
+            Arrival::Front(prefix(4, TWO, 0, 0), vec![]),
+            Arrival::Front(prefix(4, TWO, ABANDONED, 0), vec![]),
+            Arrival::Front(prefix(4, TWO, 1, 0), vec![]),
+            Arrival::Data(4, vec![(0, Bytes::from_static(b"x"))]),
+            Arrival::Front(prefix(5, TWO, ABANDONED, 0), vec![]),
+        ] {
+            blocks.handle(arrival, &mut calls).unwrap();
+        }
+        assert_eq!(calls.0, [format!("begin 4 {TWO}"), "abandoned 4".to_owned()]);
+    }
+
+    #[test]
+    fn a_peer_that_lies_about_stretches_is_refused() {
+        let (mut blocks, mut calls) = (Blocks::default(), Calls::default());
+        blocks.handle(Arrival::Front(prefix(4, TWO, 1, 0), vec![]), &mut calls).unwrap();
+        assert!(blocks.handle(Arrival::Front(prefix(4, TWO, 1, 0), vec![]), &mut calls).is_err(), "twice");
+        assert!(blocks.handle(Arrival::Front(prefix(4, TWO + 1, 0, 0), vec![]), &mut calls).is_err(), "other length");
+        let mut flood = Ok(());
+        for block in 0..2 * OPEN_BLOCKS_MAX as u64 {
+            flood = flood.and(blocks.handle(Arrival::Front(prefix(block, TWO, 1, 0), vec![]), &mut Calls::default()));
+        }
+        assert!(flood.is_err());
+        let mut blocks = Blocks::default();
+        blocks.handle(Arrival::Front(prefix(0, TWO, 1, 0), vec![]), &mut calls).unwrap();
+        let piece = Bytes::from(vec![0; 1 << 20]);
+        let held = (0..=64).try_for_each(|_| blocks.handle(Arrival::Data(0, vec![(0, piece.clone())]), &mut calls));
+        assert!(held.is_err());
+    }
+}

@@ -1,0 +1,316 @@
+//! Lanes over loopback, both ends in this process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use bytes::Bytes;
+use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Retry, Scope};
+
+use super::{Listener, ListenerOptions, QuicOptions, SharedBudget, connect};
+use crate::identity::Identity;
+use crate::lane::{
+    BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, Lane, LaneHandle,
+    LaneSink, LaneTx, Transport,
+};
+
+/// What a lane brought.
+#[derive(Debug, PartialEq)]
+enum Arrival {
+    Control(Vec<u8>),
+    Block { header: Vec<u8>, data: Vec<u8>, trailer: Vec<u8> },
+    Abandoned,
+}
+
+struct Open {
+    header: Vec<u8>,
+    data: Vec<Option<u8>>,
+}
+
+/// A sink that checks the contract of `LaneSink` and passes on what is complete.
+struct Collect {
+    open: HashMap<u64, Open>,
+    arrivals: mpsc::Sender<Arrival>,
+    /// Taken before each piece of data: whoever holds it makes the sink slow.
+    gate: Arc<Mutex<()>>,
+    refuse_blocks: bool,
+}
+
+impl Collect {
+    fn new() -> (Self, mpsc::Receiver<Arrival>) {
+        let (arrivals, received) = mpsc::channel();
+        (Self { open: HashMap::new(), arrivals, gate: Arc::default(), refuse_blocks: false }, received)
+    }
+}
+
+impl LaneSink for Collect {
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
+        let _ = self.arrivals.send(Arrival::Control(frame.to_vec()));
+        Ok(())
+    }
+
+    fn block_begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
+        if self.refuse_blocks {
+            return Err(Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "the disk is full"));
+        }
+        let open = Open { header: header.to_vec(), data: vec![None; data_len as usize] };
+        assert!(self.open.insert(block, open).is_none(), "block {block} begun twice");
+        Ok(())
+    }
+
+    fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let _gate = self.gate.lock().unwrap();
+        let open = self.open.get_mut(&block).expect("data of an open block");
+        for (place, byte) in open.data[offset as usize..][..data.len()].iter_mut().zip(data) {
+            assert!(place.replace(*byte).is_none(), "byte given twice");
+        }
+        Ok(())
+    }
+
+    fn block_end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+        let open = self.open.remove(&block).expect("the end of an open block");
+        let data = open.data.into_iter().map(|byte| byte.expect("every byte given")).collect();
+        let _ = self.arrivals.send(Arrival::Block { header: open.header, data, trailer: trailer.to_vec() });
+        Ok(())
+    }
+
+    fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
+        self.open.remove(&block).expect("an open block is abandoned");
+        let _ = self.arrivals.send(Arrival::Abandoned);
+        Ok(())
+    }
+}
+
+/// One side of a lane with its reader running.
+struct Side {
+    tx: Box<dyn LaneTx>,
+    handle: Arc<dyn LaneHandle>,
+    arrivals: mpsc::Receiver<Arrival>,
+    gate: Arc<Mutex<()>>,
+    reader: thread::JoinHandle<Result<(), Error>>,
+}
+
+fn side(lane: Lane, refuse_blocks: bool) -> Side {
+    let (mut sink, arrivals) = Collect::new();
+    sink.refuse_blocks = refuse_blocks;
+    let gate = Arc::clone(&sink.gate);
+    let Lane { tx, rx, handle, .. } = lane;
+    let reader = thread::spawn(move || rx.run(&mut sink));
+    Side { tx, handle, arrivals, gate, reader }
+}
+
+fn listener(identity: &Identity) -> Listener {
+    Listener::bind("127.0.0.1:0".parse().unwrap(), identity, &ListenerOptions::default()).unwrap()
+}
+
+fn options(listener: &Listener) -> QuicOptions {
+    QuicOptions::new(listener.local_addr(), SharedBudget::new(Some(BitRate::megabits(2000))))
+}
+
+fn lane_pair() -> (Side, Side) {
+    lane_pair_with(|options| options)
+}
+
+fn lane_pair_with(change: impl FnOnce(QuicOptions) -> QuicOptions) -> (Side, Side) {
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let listener = listener(&theirs);
+    let client = connect(&change(options(&listener)), &ours).unwrap();
+    let server = listener.accept().unwrap();
+    assert_eq!(client.peer, theirs.fingerprint());
+    assert_eq!(server.peer, ours.fingerprint());
+    (side(client, false), side(server, false))
+}
+
+fn pattern(length: u64, seed: u8) -> Vec<u8> {
+    (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
+}
+
+fn send_block(tx: &mut Box<dyn LaneTx>, header: &[u8], data: &[u8], trailer: &[u8]) -> Result<(), Error> {
+    tx.block_begin(header, data.len() as u64)?;
+    for piece in data.chunks(300_000) {
+        tx.block_data(Bytes::copy_from_slice(piece))?;
+    }
+    tx.block_end(trailer)
+}
+
+#[test]
+fn blocks_of_every_size_arrive_whole_in_both_directions() {
+    let (mut client, mut server) = lane_pair();
+    // Nothing, one byte, around a packet, around a parcel, around a stretch, the largest.
+    let mebibyte = 1 << 20;
+    let sizes =
+        [0, 1, 1199, 1200, 1453, 256 << 10, (256 << 10) + 1, mebibyte - 1, mebibyte, mebibyte + 1, BLOCK_BYTES_MAX];
+    let big = pattern(BLOCK_HEADER_BYTES_MAX as u64, 9);
+    for (sender, receiver) in [(&mut client.tx, &server.arrivals), (&mut server.tx, &client.arrivals)] {
+        for (index, &size) in sizes.iter().enumerate() {
+            let header = if index % 2 == 0 { &big[..] } else { &[] };
+            let trailer = if index % 3 == 0 { &big[..BLOCK_TRAILER_BYTES_MAX] } else { &b"t"[..] };
+            let data = pattern(size, index as u8);
+            send_block(sender, header, &data, trailer).unwrap();
+            match receiver.recv().unwrap() {
+                Arrival::Block { header: h, data: d, trailer: t } => {
+                    assert!(h == header && d == data && t == trailer, "block of {size} bytes");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn control_frames_arrive_in_order_and_up_to_the_limit() {
+    let (mut client, mut server) = lane_pair();
+    let frames = [vec![], vec![1], pattern(CONTROL_FRAME_BYTES_MAX as u64, 3), b"last".to_vec()];
+    for (sender, receiver) in [(&mut client.tx, &server.arrivals), (&mut server.tx, &client.arrivals)] {
+        for frame in &frames {
+            sender.control(frame).unwrap();
+        }
+        for frame in &frames {
+            assert_eq!(receiver.recv().unwrap(), Arrival::Control(frame.clone()));
+        }
+    }
+    assert_eq!(client.tx.control(&vec![0; CONTROL_FRAME_BYTES_MAX + 1]).unwrap_err().kind, ErrorKind::Internal);
+}
+
+#[test]
+fn an_abandoned_block_leaves_the_lane_usable() {
+    let (mut client, server) = lane_pair();
+    client.tx.block_begin(b"gone", 1 << 20).unwrap();
+    client.tx.block_data(Bytes::from(pattern(500_000, 0))).unwrap();
+    // The notice may overtake everything: then the receiver never hears of the block at all.
+    client.tx.block_abandon().unwrap();
+    send_block(&mut client.tx, b"kept", b"data", b"").unwrap();
+    let kept = Arrival::Block { header: b"kept".to_vec(), data: b"data".to_vec(), trailer: vec![] };
+    let first = server.arrivals.recv().unwrap();
+    if first == Arrival::Abandoned {
+        assert_eq!(server.arrivals.recv().unwrap(), kept);
+    } else {
+        assert_eq!(first, kept);
+    }
+}
+
+#[test]
+fn closing_delivers_what_was_given_and_tells_the_reason() {
+    let (mut client, server) = lane_pair();
+    let data = pattern(1 << 20, 5);
+    for _ in 0..4 {
+        send_block(&mut client.tx, b"h", &data, b"t").unwrap();
+    }
+    client.tx.control(b"and this").unwrap();
+    client.handle.close("all done");
+    client.handle.close("twice does no harm");
+    assert!(server.reader.join().unwrap().is_ok());
+    let arrivals: Vec<Arrival> = server.arrivals.iter().collect();
+    assert_eq!(arrivals.iter().filter(|a| matches!(a, Arrival::Block { .. })).count(), 4);
+    assert!(arrivals.contains(&Arrival::Control(b"and this".to_vec())));
+    assert!(client.reader.join().unwrap().is_ok());
+    let mut server_tx = server.tx;
+    let error = server_tx.control(b"too late").unwrap_err();
+    assert!(error.text().contains("all done"), "{error}");
+}
+
+#[test]
+fn a_slow_sink_stops_the_sender_instead_of_filling_memory() {
+    let (mut client, server) = lane_pair_with(|options| QuicOptions { memory: ByteCount::mebibytes(16), ..options });
+    let closed = server.gate.lock().unwrap();
+    let (progress, sent) = mpsc::channel();
+    let sender = thread::spawn(move || {
+        // Blocks of many packets: the engine gives up on a stream with 2048 of them unread.
+        let data = Bytes::from(vec![7; 1 << 20]);
+        for _ in 0..32 {
+            client.tx.block_begin(b"", BLOCK_BYTES_MAX).unwrap();
+            for _ in 0..16 {
+                client.tx.block_data(data.clone()).unwrap();
+                progress.send(()).unwrap();
+            }
+            client.tx.block_end(b"").unwrap();
+        }
+        client
+    });
+    // 512 MiB are offered. The windows of both sides, the queue and the inbox hold under 200 MiB (the receiver's window
+    // is 128 MiB by default), and the sender stops there for as long as the sink does.
+    let mut count = 0;
+    while sent.recv_timeout(super::CLOSE_GRACE).is_ok() {
+        count += 1;
+    }
+    assert!((1..200).contains(&count), "{count} MiB were taken");
+    drop(closed);
+    let client = sender.join().unwrap();
+    let arrived = server.arrivals.iter().take(32).count();
+    assert_eq!(arrived, 32);
+    drop(client);
+}
+
+#[test]
+fn an_error_of_the_sink_closes_the_lane_and_the_peer_hears_why() {
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let listener = listener(&theirs);
+    let mut client = side(connect(&options(&listener), &ours).unwrap(), false);
+    let server = side(listener.accept().unwrap(), true);
+    let _ = send_block(&mut client.tx, b"h", b"data", b"t");
+    assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::NoSpace);
+    let error = client.reader.join().unwrap().unwrap_err();
+    assert!(error.text().contains("the disk is full"), "{error}");
+    assert_eq!(error.retry, Retry::After);
+    assert!(client.tx.flush().is_err());
+    assert!(send_block(&mut client.tx, b"h", b"data", b"t").is_err());
+}
+
+#[test]
+fn a_dropped_lane_ends_in_order_at_the_peer() {
+    let (client, server) = lane_pair();
+    let Side { tx, handle, reader, .. } = client;
+    drop(tx);
+    drop(handle);
+    // The reader holds the last share of the lane until the peer closes; the peer goes first here.
+    server.handle.close("bye");
+    assert!(reader.join().unwrap().is_ok());
+    assert!(server.reader.join().unwrap().is_ok());
+}
+
+#[test]
+fn a_port_where_nobody_listens_refuses_at_once() {
+    let identity = Identity::ephemeral().unwrap();
+    let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = connect(&QuicOptions::new(free, SharedBudget::new(None)), &identity).err().unwrap();
+    assert_eq!((error.kind, error.scope, error.retry), (ErrorKind::Unreachable, Scope::Path, Retry::After));
+    assert!(error.text().contains("refused"), "{error}");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_in_time() {
+    let identity = Identity::ephemeral().unwrap();
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let options = QuicOptions {
+        connect_timeout: std::time::Duration::from_millis(200),
+        ..QuicOptions::new(silent.local_addr().unwrap(), SharedBudget::new(None))
+    };
+    let error = connect(&options, &identity).err().unwrap();
+    assert_eq!(error.kind, ErrorKind::Unreachable);
+    assert!(error.text().contains("no answer"), "{error}");
+}
+
+#[test]
+fn several_lanes_share_one_port_and_one_budget() {
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let listener = listener(&theirs);
+    let options = QuicOptions { lanes: 4, ..options(&listener) };
+    let mut pairs: Vec<(Side, Side)> = Vec::new();
+    for _ in 0..4 {
+        let client = side(connect(&options, &ours).unwrap(), false);
+        pairs.push((client, side(listener.accept().unwrap(), false)));
+    }
+    // One after the other: each lane was accepted before the next was dialled.
+    for (index, (client, server)) in pairs.iter_mut().enumerate() {
+        let data = pattern(3 << 20, index as u8);
+        send_block(&mut client.tx, b"h", &data, b"t").unwrap();
+        let Arrival::Block { data: arrived, .. } = server.arrivals.recv().unwrap() else { panic!("a block") };
+        assert!(arrived == data);
+        let stats = client.handle.stats();
+        assert!(stats.wire_bytes_sent > 3 << 20, "{stats:?}");
+        assert!(stats.rtt_min > std::time::Duration::ZERO && stats.mtu >= 1228, "{stats:?}");
+        assert_eq!(client.handle.transport(), Transport::Quic);
+        assert_eq!(client.handle.peer_addr(), listener.local_addr());
+        assert_eq!(client.handle.local_addr(), server.handle.peer_addr());
+    }
+}

@@ -1,0 +1,205 @@
+//! The settings of a QUIC lane, from what is known of its path.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use noq::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+use noq_proto::HashedConnectionIdGenerator;
+use sterna_proto::quantity::bandwidth_delay_product;
+use sterna_proto::{BitRate, ByteCount};
+
+use super::pace::{Pace, PaceFactory};
+use super::stretch::{PREFIX_BYTES, STRETCH_BYTES};
+use crate::identity::Identity;
+use crate::lane::{BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX};
+
+/// What a lane is made for; see the fields of `QuicOptions` that have the same names.
+#[derive(Clone, Debug)]
+pub(super) struct PathHints {
+    pub(super) rate: Option<BitRate>,
+    pub(super) rtt: Option<Duration>,
+    pub(super) memory: ByteCount,
+    pub(super) idle_timeout: Duration,
+    pub(super) loss_ceiling: f64,
+    pub(super) payload_max: u16,
+}
+
+impl PathHints {
+    /// The same for a route that carries payloads up to `route`: probes beyond it are lost time.
+    pub(super) fn through(mut self, route: Option<u16>) -> Self {
+        self.payload_max = self.payload_max.min(route.unwrap_or(u16::MAX));
+        self
+    }
+}
+
+/// The settings of one lane (client: `pace` is its own) or of all lanes of a listener.
+pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pace>>) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    let rtt = hints.rtt.unwrap_or(Duration::ZERO);
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(OPEN_STRETCHES_MAX))
+        .stream_receive_window(varint(STREAM_BYTES_MAX))
+        .receive_window(varint(hints.memory.0))
+        .send_window(send_window(ByteCount(0), hints.memory).0)
+        // One block after the other: they become complete earlier and fewer are open.
+        .send_fairness(false)
+        .packet_threshold(packet_threshold(hints.rate))
+        .time_threshold(time_threshold(hints.rtt))
+        .mtu_discovery_config(Some(mtu_discovery(hints.payload_max)))
+        .ack_frequency_config(Some(ack_frequency(hints.rate, rtt)))
+        .keep_alive_interval(Some((hints.idle_timeout / 4).min(KEEP_ALIVE_MAX)))
+        .max_idle_timeout(IdleTimeout::try_from(hints.idle_timeout).ok())
+        .datagram_receive_buffer_size(None)
+        .congestion_controller_factory(Arc::new(PaceFactory {
+            pace: Mutex::new(pace),
+            loss_ceiling: hints.loss_ceiling,
+            expected_rtt: hints.rtt,
+            overhead_bytes: header_bytes(peer),
+        }));
+    if let Some(rtt) = hints.rtt {
+        config.initial_rtt(rtt.mul_f32(1.25).max(INITIAL_RTT_MIN));
+    }
+    config
+}
+
+/// The settings of an endpoint.
+///
+/// Its secrets come from the identity, so that an agent that was restarted can tell a lane of its former life that it is
+/// gone (RFC 9000, section 10.3): the client redials at once and not after the idle timeout.
+pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
+    let secret = identity.reset_secret();
+    let mut config = EndpointConfig::new(Arc::new(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret)));
+    let mut id_key = [0; 8];
+    id_key.copy_from_slice(&blake3::derive_key("sterna 2026-11-21 QUIC connection ids", secret)[..8]);
+    let id_key = u64::from_le_bytes(id_key);
+    config.cid_generator(Arc::new(move || Box::new(HashedConnectionIdGenerator::from_key(id_key))));
+    // Any payload that a probe of the peer may try. In range, so this cannot fail.
+    let _ = config.max_udp_payload_size(PAYLOAD_MAX);
+    config
+}
+
+/// Bytes of IP and UDP headers of each datagram to or from `peer`.
+pub(super) fn header_bytes(peer: SocketAddr) -> u64 {
+    if peer.ip().to_canonical().is_ipv4() { 28 } else { 48 }
+}
+
+/// How much may be given to the engine and not yet be acknowledged: five eighths of the controller's window, which is two
+/// products of the path, so one product and a quarter for repeats; and some data ahead of it. Memory is this much.
+pub(super) fn send_window(controller_window: ByteCount, memory: ByteCount) -> ByteCount {
+    (ByteCount(controller_window.0 / 8 * 5) + SEND_AHEAD).min(memory.max(SEND_AHEAD))
+}
+
+/// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
+/// blur rates; more cost the sender a pass over its packets in flight each time.
+fn ack_frequency(rate: Option<BitRate>, rtt: Duration) -> AckFrequencyConfig {
+    let in_flight = rate.map_or(0, |rate| bandwidth_delay_product(rate, rtt.max(Duration::from_millis(10))).0 / 1500);
+    let mut config = AckFrequencyConfig::default();
+    config
+        .ack_eliciting_threshold(varint((in_flight / 16).clamp(ACK_PACKETS_MIN, ACK_PACKETS_MAX)))
+        .reordering_threshold(VarInt::from_u32(packet_threshold(rate) - 1));
+    config
+}
+
+/// How many later packets make a hole a loss: as many as pass in [`REORDERING`].
+fn packet_threshold(rate: Option<BitRate>) -> u32 {
+    let packets = rate.map_or(u64::MAX, |rate| rate.bytes_in(REORDERING).0 / 1500);
+    u32::try_from(packets).unwrap_or(u32::MAX).clamp(PACKET_THRESHOLD_MIN, PACKET_THRESHOLD_MAX)
+}
+
+/// How late, in RTTs, a packet may be before it is lost: 5 ms of reordering must not be a loss.
+fn time_threshold(rtt: Option<Duration>) -> f32 {
+    let Some(rtt) = rtt else { return 1.5 };
+    let reordering = REORDERING.as_secs_f32() / rtt.max(Duration::from_millis(1)).as_secs_f32();
+    (1.0 + reordering).max(1.0 + RTT_JITTER)
+}
+
+fn mtu_discovery(payload_max: u16) -> MtuDiscoveryConfig {
+    let mut config = MtuDiscoveryConfig::default();
+    let payload_max = payload_max.clamp(1200, PAYLOAD_MAX);
+    config.upper_bound(payload_max);
+    if payload_max <= ETHERNET_PAYLOAD_MAX {
+        // Between 1200 and Ethernet a search in halves costs five round trips and wins little: the top is tried at once
+        // (a smallest step above half the range makes the engine do so).
+        config.minimum_change(((payload_max - 1200) / 3 * 2).max(20));
+    }
+    config
+}
+
+fn varint(value: u64) -> VarInt {
+    VarInt::from_u64(value).unwrap_or(VarInt::MAX)
+}
+
+/// Largest UDP payload that is tried and taken: jumbo Ethernet (9000) less IPv6 and UDP headers.
+pub(super) const PAYLOAD_MAX: u16 = 8952;
+
+/// Window of one stream: the longest stretch, so that it never waits for the window, and no more: see `stretch`.
+const STREAM_BYTES_MAX: u64 = STRETCH_BYTES + (PREFIX_BYTES + BLOCK_HEADER_BYTES_MAX + BLOCK_TRAILER_BYTES_MAX) as u64;
+
+/// Stretches that a peer may have open at once on a lane. Reason: 825 MB (10 Gbit/s at 660 ms) of them.
+const OPEN_STRETCHES_MAX: u32 = 1024;
+
+/// How much the RTT may vary without a loss, as a part of it, on paths where 7 ms are less. Below the 1/8 of RFC 9002: at
+/// 660 ms an eighth is 80 ms at the end of each file, and a packet sent twice in vain costs nothing there.
+const RTT_JITTER: f32 = 1.0 / 32.0;
+
+/// Largest payload of Ethernet without jumbo frames, over IPv4.
+const ETHERNET_PAYLOAD_MAX: u16 = 1472;
+
+/// Bounds of the later packets that make a hole a loss. Reason: the engine's window for duplicates is 129 packets; what
+/// comes later than that is dropped anyway. Below 16, a burst that a router reorders would do.
+const PACKET_THRESHOLD_MIN: u32 = 16;
+const PACKET_THRESHOLD_MAX: u32 = 128;
+
+/// Reordering that is not taken for loss, with a reserve over the 5 ms of measured paths.
+const REORDERING: Duration = Duration::from_millis(7);
+
+/// Bounds of the packets per acknowledgement. Above 200, 64 ranges of an acknowledgement no longer hold the holes of 1 % loss.
+const ACK_PACKETS_MIN: u64 = 50;
+const ACK_PACKETS_MAX: u64 = 200;
+
+/// Data given to the engine ahead of what the window lets go. Reason: 60 ms of a lane's 250 Mbit/s, some reads of the disk.
+const SEND_AHEAD: ByteCount = ByteCount::mebibytes(2);
+
+/// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier).
+const KEEP_ALIVE_MAX: Duration = Duration::from_secs(5);
+
+/// Least RTT assumed before the first sample: a busy host answers no faster.
+const INITIAL_RTT_MIN: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_milliseconds_of_reordering_are_no_loss_at_any_rtt() {
+        for rtt_ms in [1, 8, 100, 660] {
+            let rtt = Duration::from_millis(rtt_ms);
+            let late = rtt.mul_f32(time_threshold(Some(rtt))) - rtt;
+            assert!(late >= Duration::from_millis(5), "{rtt_ms} ms: {late:?}");
+        }
+    }
+
+    #[test]
+    fn a_hole_is_a_loss_after_the_packets_of_seven_milliseconds() {
+        for (rate, packets) in [(Some(1), 16), (Some(50), 29), (Some(150), 87), (Some(1000), 128), (None, 128)] {
+            assert_eq!(packet_threshold(rate.map(BitRate::megabits)), packets, "{rate:?}");
+        }
+    }
+
+    #[test]
+    fn data_given_ahead_is_bounded_by_the_memory() {
+        let memory = ByteCount::mebibytes(64);
+        assert_eq!(send_window(ByteCount(0), memory), SEND_AHEAD);
+        assert_eq!(send_window(ByteCount::mebibytes(500), memory), memory);
+        assert_eq!(send_window(ByteCount::mebibytes(500), ByteCount(1)), SEND_AHEAD);
+    }
+
+    #[test]
+    fn headers_are_counted_as_the_path_sees_them() {
+        for (peer, bytes) in [("1.2.3.4:5", 28), ("[::ffff:1.2.3.4]:5", 28), ("[2001:db8::1]:5", 48)] {
+            assert_eq!(header_bytes(peer.parse().unwrap()), bytes, "{peer}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! TCP lanes: TLS 1.3 over one TCP connection, on plain blocking threads.
+//!
+//! What it does: connects and accepts, runs the handshake (rustls), and moves frames ([`super::frame`]) through records
+//! that are sealed and opened in place ([`record`]), so that a byte of a block is copied once on its way to the kernel and
+//! not at all on its way from it to the sink. What it refuses to do: trust a peer, or decide how many lanes there are.
+//!
+//! Where time enters: handshake and close have deadlines, and the reading thread looks at the path when nothing comes.
+//! Where bytes enter and leave: [`writer`] and [`reader`]; each blocks in the kernel, which is the back-pressure.
+//! Memory of a lane: 256 KiB to send, 256 KiB to receive, one control frame; the kernel's buffers come on top.
+
+mod handshake;
+mod reader;
+mod record;
+mod shared;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod window;
+mod writer;
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
+
+pub use self::window::window_max;
+
+use self::handshake::{Established, Link};
+use self::reader::TcpRx;
+use self::record::{Opener, Sealer};
+use self::shared::{Ending, Shared};
+use self::writer::{TcpTx, Writer};
+use super::{Lane, LaneHandle, LaneRx, LaneStats, LaneTx, Transport};
+use crate::identity::{Fingerprint, Identity};
+use crate::sys::{self, SocketMemory, TcpInfo};
+
+/// Time for connecting and the handshake together. Reason: at 800 ms of round trip three of them take 2.4 s; a SYN and
+/// two flights that are each lost twice add 3 s and 2 × 5 s; twice that.
+pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Time without any acknowledgement after which a path is dead. Reason: after an outage of 10 s at 660 ms of round trip
+/// the kernel, doubling its timeout from about 1 s, tries again at 15 s: twice that.
+pub const DEAD_AFTER: Duration = Duration::from_secs(30);
+
+/// Settings of a TCP lane that have a default.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// Congestion control by its name in the kernel; `None` keeps the system's.
+    pub congestion: Option<String>,
+    /// Cap on the wire from the first byte behind the handshake.
+    pub rate: Option<BitRate>,
+    /// Time for connecting and the handshake together.
+    pub handshake_time_max: Duration,
+    /// Time without any acknowledgement after which the path is dead.
+    pub dead_after: Duration,
+    /// Records that are sealed with one key, when the cipher allows more; a lane then replaces its keys sooner.
+    pub key_records_max: u64,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            congestion: None,
+            rate: None,
+            handshake_time_max: HANDSHAKE_TIME_MAX,
+            dead_after: DEAD_AFTER,
+            key_records_max: u64::MAX,
+        }
+    }
+}
+
+/// Where to connect to, and how.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// The address of the peer.
+    pub remote: SocketAddr,
+    /// Our address, to choose the network; a port of 0 is any.
+    pub local: Option<SocketAddr>,
+    /// The rest.
+    pub tcp: TcpOptions,
+}
+
+impl ConnectOptions {
+    /// Connects to `remote` with every default.
+    pub fn new(remote: SocketAddr) -> Self {
+        Self { remote, local: None, tcp: TcpOptions::default() }
+    }
+}
+
+/// A TCP lane fresh from the handshake; [`TcpLane::into_lane`] forgets that it is one of TCP.
+pub struct TcpLane {
+    /// Who is at the other end.
+    pub peer: Fingerprint,
+    /// Feeds the lane.
+    pub tx: Box<dyn LaneTx>,
+    /// Reads the lane.
+    pub rx: Box<dyn LaneRx>,
+    /// Asks and steers the lane.
+    pub handle: Arc<TcpHandle>,
+    /// Why the congestion control that was asked for is not in use; the lane goes on with another.
+    pub congestion_refused: Option<Error>,
+}
+
+impl TcpLane {
+    /// The lane behind the traits that both transports share.
+    pub fn into_lane(self) -> Lane {
+        Lane { peer: self.peer, tx: self.tx, rx: self.rx, handle: self.handle }
+    }
+}
+
+/// Connects a lane; blocks until the handshake is done.
+///
+/// Errors: `Unreachable` (refused, no answer, cut), `Protocol` (no TLS 1.3, another protocol), `Untrusted` (certificate).
+/// A peer that refuses *our* certificate in the handshake says so only in the first read: the end that connects is done
+/// half a round trip before the other (RFC 8446, section 4.4.2.4).
+pub fn connect(options: &ConnectOptions, identity: &Identity) -> Result<TcpLane, Error> {
+    let deadline = Instant::now() + options.tcp.handshake_time_max;
+    let stream = socket::connect(options, deadline)?;
+    establish(stream, options.remote, &options.tcp, deadline, |link| {
+        handshake::connect(link, identity, options.tcp.key_records_max)
+    })
+}
+
+/// Makes a lane of a connection that was accepted; blocks until the handshake is done.
+///
+/// Errors: as of [`connect`].
+pub fn accept(stream: TcpStream, identity: &Identity, options: &TcpOptions) -> Result<TcpLane, Error> {
+    let deadline = Instant::now() + options.handshake_time_max;
+    let peer_addr = stream.peer_addr().map_err(|e| {
+        Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, "accept a lane: it is gone").caused_by(e)
+    })?;
+    establish(stream, peer_addr, options, deadline, |link| handshake::accept(link, identity, options.key_records_max))
+}
+
+fn establish(
+    stream: TcpStream,
+    peer_addr: SocketAddr,
+    options: &TcpOptions,
+    deadline: Instant,
+    shake_hands: impl FnOnce(&mut Link<'_>) -> Result<Established, Error>,
+) -> Result<TcpLane, Error> {
+    socket::tune(&stream, peer_addr, options)?;
+    let congestion_refused = options.congestion.as_deref().and_then(|name| socket::set_congestion(&stream, name).err());
+    let Established { peer, tx, rx, secrets, early } = shake_hands(&mut Link { stream: &stream, peer_addr, deadline })?;
+    let ready = stream.set_write_timeout(None).and_then(|()| stream.local_addr());
+    let local_addr = ready.map_err(|e| {
+        let text = format!("connect with {peer_addr}: the connection is gone");
+        Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).caused_by(e)
+    })?;
+    let shared = Arc::new(Shared::new(stream, (local_addr, peer_addr), secrets, Writer::new(Sealer::new(tx))));
+    let handle = Arc::new(TcpHandle { shared: Arc::clone(&shared) });
+    handle.set_rate(options.rate);
+    Ok(TcpLane {
+        peer,
+        tx: Box::new(TcpTx { shared: Arc::clone(&shared) }),
+        rx: Box::new(TcpRx { shared, opener: Opener::new(rx, &early), dead_after: options.dead_after }),
+        handle,
+        congestion_refused,
+    })
+}
+
+/// A TCP lane as seen from any thread.
+pub struct TcpHandle {
+    shared: Arc<Shared>,
+}
+
+impl TcpHandle {
+    /// The congestion control in use, by its name in the kernel.
+    pub fn congestion(&self) -> String {
+        socket::congestion(&self.shared.stream)
+    }
+
+    /// Changes the congestion control of the live lane, for instance to bbr when the path turns out to lose packets.
+    ///
+    /// Errors: the kernel has it not, or does not allow it; the lane goes on as it was.
+    pub fn set_congestion(&self, name: &str) -> Result<(), Error> {
+        socket::set_congestion(&self.shared.stream, name)
+    }
+
+    /// What the kernel knows of the connection; all zero once it is gone.
+    pub fn tcp_info(&self) -> TcpInfo {
+        sys::tcp_info(&self.shared.stream).unwrap_or_default()
+    }
+
+    /// The memory that the kernel holds for the connection; all zero once it is gone.
+    pub fn socket_memory(&self) -> SocketMemory {
+        sys::socket_memory(&self.shared.stream).unwrap_or_default()
+    }
+
+    /// Most bytes that this lane can have in flight, by this host's limits and the window scaling of the peer; `None`
+    /// when the kernel does not say.
+    pub fn window_max(&self) -> Option<ByteCount> {
+        window::window_max_of(&self.tcp_info())
+    }
+
+    /// What the peer said when it closed the lane, with special characters escaped; `None` while it has not.
+    pub fn closed_by_peer(&self) -> Option<String> {
+        match self.shared.ending() {
+            Some(Ending::ByPeer { reason }) => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+impl LaneHandle for TcpHandle {
+    fn window_max(&self) -> Option<ByteCount> {
+        TcpHandle::window_max(self)
+    }
+
+    fn set_congestion(&self, name: &str) -> Result<(), Error> {
+        TcpHandle::set_congestion(self, name)
+    }
+
+    fn closed_by_peer(&self) -> Option<String> {
+        TcpHandle::closed_by_peer(self)
+    }
+
+    fn transport(&self) -> Transport {
+        Transport::Tcp
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.shared.local_addr
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.shared.peer_addr
+    }
+
+    fn stats(&self) -> LaneStats {
+        let info = self.tcp_info();
+        let header_bytes = socket::segment_header_bytes(&info, self.shared.peer_addr);
+        let bytes = |count: Option<ByteCount>| count.unwrap_or_default().0;
+        let segments = |count: Option<u32>| u64::from(count.unwrap_or(0));
+        LaneStats {
+            rtt: info.rtt,
+            rtt_min: info.min_rtt.unwrap_or_default(),
+            packets_sent: segments(info.data_segs_out),
+            packets_lost: u64::from(info.total_retrans),
+            wire_bytes_sent: bytes(info.bytes_sent.or(info.bytes_acked)) + segments(info.segs_out) * header_bytes,
+            wire_bytes_received: bytes(info.bytes_received) + segments(info.segs_in) * header_bytes,
+            window_bytes: u64::from(info.snd_cwnd) * u64::from(info.snd_mss),
+            in_flight_bytes: u64::from(info.unacked) * u64::from(info.snd_mss),
+            mtu: u16::try_from(info.pmtu).unwrap_or(u16::MAX),
+        }
+    }
+
+    fn set_rate(&self, rate: Option<BitRate>) {
+        // Fails only on a connection that is gone, which has no rate.
+        let _ = socket::set_rate(&self.shared.stream, self.shared.peer_addr, rate);
+    }
+
+    fn close(&self, reason: &str) {
+        self.shared.close(reason);
+    }
+}

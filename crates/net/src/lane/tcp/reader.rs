@@ -1,0 +1,233 @@
+//! The receiving half of a TCP lane.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_proto::Error;
+
+use super::record::{Opener, Run, RunEnd};
+use super::shared::{Ending, Half, Shared};
+use crate::lane::frame::{FrameDecoder, FrameEvent};
+use crate::lane::{LaneRx, LaneSink};
+use crate::sys;
+
+/// How often the path is looked at, within the time after which it counts as dead, while nothing comes in.
+const PATH_CHECKS: u32 = 6;
+
+/// The receiving half as the driver sees it.
+pub(super) struct TcpRx {
+    pub(super) shared: Arc<Shared>,
+    pub(super) opener: Opener,
+    pub(super) dead_after: Duration,
+}
+
+impl LaneRx for TcpRx {
+    fn run(mut self: Box<Self>, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let _reading = shared.start_reading();
+        let mut decoder = FrameDecoder::new();
+        let result = self.read_all(&mut decoder, sink);
+        let ending = shared.ending();
+        match (result, ending) {
+            (Ok(()), _) => close_open_block(&decoder, sink),
+            // Either end has closed the lane: how the connection went down makes no difference any more.
+            (Err(Failure::Lane(_)), Some(Ending::ByUs { .. } | Ending::ByPeer { .. })) => {
+                close_open_block(&decoder, sink)
+            }
+            (Err(Failure::Lane(error)), _) => Err(error),
+            (Err(Failure::Told(error)), _) => {
+                // The sink or the rules of the lane ended it; the peer hears why, as far as it still listens.
+                shared.close(error.text());
+                if let Some(Ending::ByUs { deadline, .. }) = shared.ending() {
+                    shared.drain(deadline);
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What stopped the reading, and whether the peer has to be told.
+enum Failure {
+    /// The lane is gone.
+    Lane(Error),
+    /// The lane is there, and the error is ours to report to the peer.
+    Told(Error),
+}
+
+/// Whether the peer may send more.
+enum Progress {
+    Open,
+    Closed,
+}
+
+/// Tells the sink that a block which was open at an orderly end stays incomplete.
+fn close_open_block(decoder: &FrameDecoder, sink: &mut dyn LaneSink) -> Result<(), Error> {
+    decoder.open_block().map_or(Ok(()), |block| sink.block_abandoned(block))
+}
+
+impl TcpRx {
+    /// Reads until the peer is done.
+    fn read_all(&mut self, decoder: &mut FrameDecoder, sink: &mut dyn LaneSink) -> Result<(), Failure> {
+        loop {
+            if let Progress::Closed = self.hand_on(decoder, sink)? {
+                return Ok(());
+            }
+            let count = self.read_some().map_err(Failure::Lane)?;
+            self.opener.filled(count);
+        }
+    }
+
+    /// Hands on all that was read and is complete.
+    fn hand_on(&mut self, decoder: &mut FrameDecoder, sink: &mut dyn LaneSink) -> Result<Progress, Failure> {
+        loop {
+            let run = self.opener.open().map_err(Failure::Told)?;
+            self.hand_on_run(&run, decoder, sink).map_err(Failure::Told)?;
+            match run.end {
+                RunEnd::NeedMore => return Ok(Progress::Open),
+                RunEnd::KeyUpdate { requested } => {
+                    self.opener.update_key(self.shared.next_rx_key(requested).map_err(Failure::Told)?);
+                }
+                RunEnd::CloseNotify => {
+                    // Harmless after a close frame, which came with a reason.
+                    self.shared.closed_by_peer("");
+                    return Ok(Progress::Closed);
+                }
+            }
+        }
+    }
+
+    fn hand_on_run(&self, run: &Run, decoder: &mut FrameDecoder, sink: &mut dyn LaneSink) -> Result<(), Error> {
+        let mut plaintext = self.opener.plaintext(run);
+        while let Some(event) = decoder.next(&mut plaintext)? {
+            match event {
+                FrameEvent::Control(frame) => sink.control(frame)?,
+                FrameEvent::BlockBegin { block, header, data_len } => sink.block_begin(block, header, data_len)?,
+                FrameEvent::Data { block, offset, data } => sink.block_data(block, offset, data)?,
+                FrameEvent::BlockEnd { block, trailer } => sink.block_end(block, trailer)?,
+                FrameEvent::Abandoned { block } => sink.block_abandoned(block)?,
+                FrameEvent::Closed { reason } => self.shared.closed_by_peer(reason),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what there is, watching the path while there is nothing.
+    fn read_some(&mut self) -> Result<usize, Error> {
+        let mut watch = PathWatch::new(self.dead_after);
+        loop {
+            self.arm_timeout(watch.interval())?;
+            match (&self.shared.stream).read(self.opener.space()) {
+                Ok(0) => return Err(self.shared.cut(Half::Receiving, &io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let info = sys::tcp_info(&self.shared.stream).map_err(|e| self.shared.cut(Half::Receiving, &e))?;
+                    if let Some(silence) = watch.look(&info, Instant::now()) {
+                        let what =
+                            format!("the path is dead: nothing was acknowledged for {:.0} s", silence.as_secs_f64());
+                        return Err(self.shared.cut_because(what));
+                    }
+                }
+                Err(error) => return Err(self.shared.cut(Half::Receiving, &error)),
+            }
+        }
+    }
+
+    /// Sets how long the next read may take: until the next look at the path, or until the end when we are closing.
+    fn arm_timeout(&self, interval: Duration) -> Result<(), Error> {
+        let timeout = match self.shared.ending() {
+            Some(Ending::ByUs { deadline, .. }) => deadline.saturating_duration_since(Instant::now()).min(interval),
+            _ => interval,
+        };
+        if timeout.is_zero() {
+            return Err(self.shared.cut(Half::Receiving, &io::ErrorKind::TimedOut.into()));
+        }
+        self.shared.stream.set_read_timeout(Some(timeout)).map_err(|e| self.shared.cut(Half::Receiving, &e))
+    }
+}
+
+/// Finds out that a path is dead from what the kernel knows of the connection.
+///
+/// Not by `TCP_USER_TIMEOUT`, which also ends the lane of a peer that is alive and does not read for a while, and not by
+/// the kernel's own 15 minutes. A path is dead when data (or probes of a closed window) wait for an acknowledgement and
+/// none of any kind has come for the time given; an outage that ends before costs nothing.
+#[derive(Debug)]
+struct PathWatch {
+    dead_after: Duration,
+    silent_since: Option<Instant>,
+}
+
+impl PathWatch {
+    /// Unanswered probes of a closed window that count as waiting; one is always under way.
+    const PROBES_WAITING: u8 = 2;
+
+    fn new(dead_after: Duration) -> Self {
+        Self { dead_after, silent_since: None }
+    }
+
+    fn interval(&self) -> Duration {
+        (self.dead_after / PATH_CHECKS).max(Duration::from_millis(10))
+    }
+
+    /// Looks at the connection; how long the path has been silent, once that is too long.
+    fn look(&mut self, info: &sys::TcpInfo, now: Instant) -> Option<Duration> {
+        let is_waiting = info.unacked > 0 || info.probes >= Self::PROBES_WAITING;
+        if !is_waiting || info.since_ack_received < self.interval() {
+            self.silent_since = None;
+            return None;
+        }
+        let silence = now.saturating_duration_since(*self.silent_since.get_or_insert(now));
+        (silence >= self.dead_after).then_some(silence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEAD_AFTER: Duration = Duration::from_secs(30);
+
+    /// Looks every interval at a connection whose state `info` gives for the time; when it is found dead.
+    fn dead_at(info: impl Fn(Duration) -> sys::TcpInfo) -> Option<Duration> {
+        let mut watch = PathWatch::new(DEAD_AFTER);
+        let start = Instant::now();
+        let times = (1..1000).map(|look| watch.interval() * look).collect::<Vec<_>>();
+        times.into_iter().find(|time| watch.look(&info(*time), start + *time).is_some())
+    }
+
+    #[test]
+    fn a_silent_path_is_dead_in_time_and_not_before() {
+        let silent = |time| sys::TcpInfo { unacked: 10, since_ack_received: time, ..Default::default() };
+        let found = dead_at(silent).unwrap();
+        assert!(found >= DEAD_AFTER && found <= DEAD_AFTER * 3 / 2, "{found:?}");
+        let closed_window = |time| sys::TcpInfo { probes: 3, since_ack_received: time, ..Default::default() };
+        assert!(dead_at(closed_window).is_some());
+    }
+
+    #[test]
+    fn an_idle_lane_and_a_peer_that_does_not_read_are_alive() {
+        let idle = |time| sys::TcpInfo { since_ack_received: time, ..Default::default() };
+        assert_eq!(dead_at(idle), None);
+        // The window is closed, every probe is answered, and they come up to two minutes apart.
+        let not_reading = |time| sys::TcpInfo { probes: 1, since_ack_received: time, ..Default::default() };
+        assert_eq!(dead_at(not_reading), None);
+    }
+
+    #[test]
+    fn outages_of_ten_seconds_and_first_data_after_an_hour_are_survived() {
+        // The kernel tries again 15 s after the start of the outage and hears the answer 660 ms later.
+        let outage = |time: Duration| {
+            let since_ack_received = Duration::from_millis(time.as_millis() as u64 % 15_660);
+            sys::TcpInfo { unacked: 10, since_ack_received, ..Default::default() }
+        };
+        assert_eq!(dead_at(outage), None);
+        let late = |time: Duration| {
+            let hour = Duration::from_secs(3600);
+            let since_ack_received = if time < Duration::from_secs(6) { hour } else { Duration::ZERO };
+            sys::TcpInfo { unacked: 1, since_ack_received, ..Default::default() }
+        };
+        assert_eq!(dead_at(late), None);
+    }
+}

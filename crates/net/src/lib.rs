@@ -1,0 +1,26 @@
+//! Sockets, TLS, lanes, disk and the session driver.
+//!
+//! What it does: everything that touches the operating system on behalf of a session; `sterna-proto` decides, this crate does.
+//! What it refuses to do: decide. Where time enters: each driver loop reads the clock once a turn and hands it down.
+
+pub mod agent;
+pub mod buffer;
+pub mod client;
+pub mod disk;
+mod handshakes;
+pub mod identity;
+pub mod lane;
+pub mod session;
+pub mod sys;
+
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+/// A bug of ours, or the operating system refusing what it always gives (a thread).
+pub(crate) fn internal(text: &str) -> Error {
+    Error::new(ErrorKind::Internal, Scope::Service, Phase::Transfer, text)
+}
+
+/// The same error for a second listener: its words, with those of its causes.
+pub(crate) fn copy_of(error: &Error) -> Error {
+    Error::new(error.kind, error.scope, error.phase, error.chain()).retry(error.retry)
+}

@@ -1,0 +1,352 @@
+//! The session driver: carries out what the session machines of `sterna-proto` decide.
+//!
+//! What it does: one [`Sender`] or [`Receiver`] owns a machine behind a lock; each lane of the session has two threads,
+//! one that feeds it ([`attach`]) and one that reads it. Files are read and written here, blocks are hashed here.
+//! What it refuses to do: dial and accept lanes (`client` and `agent` do), decide anything about blocks.
+//!
+//! The loop of a lane: started by [`attach`]; woken by the machine having something for the lane; one turn sends one
+//! control frame or one block; it ends when the lane dies or the session is over.
+
+mod receiver;
+mod sender;
+mod writer;
+
+pub use receiver::{Receiver, ReceiverOptions};
+pub use sender::{Sender, Source};
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use sterna_proto::plan::choose_congestion;
+use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
+use sterna_proto::{BitRate, Error, FileEntry};
+
+use crate::lane::quic::SharedBudget;
+use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
+
+/// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
+const FEEDER_NAP: Duration = Duration::from_millis(25);
+
+/// What a session tells the one who started it, in order.
+#[derive(Debug)]
+pub enum SessionEvent {
+    /// A file ended.
+    Settled {
+        /// Its entry.
+        entry: FileEntry,
+        /// How.
+        outcome: FileOutcome,
+    },
+    /// A remark for the person.
+    Notice(String),
+    /// Something in the sources could not be read.
+    Unreadable(Error),
+    /// The session ended early.
+    Aborted(Error),
+}
+
+/// Who hears the events of a session; called from lane threads, must not block for long.
+pub trait Observer: Send + Sync {
+    /// An event has happened.
+    fn session_event(&self, event: SessionEvent);
+}
+
+/// How far a session is; a snapshot for the progress display.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Files in the manifest so far.
+    pub files_known: u64,
+    /// Their bytes.
+    pub bytes_known: u64,
+    /// Whether the manifest is complete.
+    pub manifest_complete: bool,
+    /// File bytes at the receiver, as far as this end knows.
+    pub bytes_done: u64,
+    /// Those of them that were there from an earlier run.
+    pub bytes_held: u64,
+    /// Blocks that were sent or asked for again.
+    pub blocks_again: u64,
+    /// Lanes that are up.
+    pub lanes: usize,
+}
+
+/// What a feeder does next.
+pub enum Work {
+    /// Sends this frame.
+    Frame(Frame),
+    /// Sends a block: calls [`End::send_block`].
+    Block(sterna_proto::session::BlockTask),
+    /// Nothing now.
+    Idle,
+    /// The session is over: flushes and ends.
+    Over,
+}
+
+/// One end of a session, as its lanes see it.
+pub trait End: Send + Sync + 'static {
+    /// What `lane` should do now; never blocks.
+    fn next_work(&self, lane: LaneId) -> Work;
+    /// Blocks until there may be work, at most [`FEEDER_NAP`].
+    fn wait_for_work(&self, nap: Duration);
+    /// Reads and sends one block. Errors: of the lane only; a source that cannot be read is told to the session.
+    fn send_block(
+        &self,
+        lane: LaneId,
+        task: sterna_proto::session::BlockTask,
+        tx: &mut dyn LaneTx,
+    ) -> Result<(), Error>;
+    /// A control frame of the session has come.
+    fn handle_frame(&self, frame: Frame) -> Result<(), Error>;
+    /// A lane is up.
+    fn lane_up(&self, lane: LaneId);
+    /// A lane is dead.
+    fn lane_down(&self, lane: LaneId);
+    /// What reads blocks from `lane`.
+    fn block_sink(self: Arc<Self>, lane: LaneId) -> Box<dyn BlockSink>;
+    /// Whether the session is over.
+    fn is_over(&self) -> bool;
+    /// Time has passed: called a few times a second by the owner of the session.
+    fn tick(&self);
+    /// How far it is.
+    fn progress(&self) -> Progress;
+    /// Large files under way, the first `most`.
+    fn active_files(&self, most: usize) -> Vec<ActiveFile>;
+    /// Ends the session at both ends.
+    fn abort(&self, error: Error);
+}
+
+/// The block calls of [`LaneSink`], for the end that they belong to.
+pub trait BlockSink: Send {
+    /// See [`LaneSink::block_begin`].
+    fn begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error>;
+    /// See [`LaneSink::block_data`].
+    fn data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error>;
+    /// See [`LaneSink::block_end`].
+    fn end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error>;
+    /// See [`LaneSink::block_abandoned`].
+    fn abandoned(&mut self, block: u64) -> Result<(), Error>;
+}
+
+/// Numbers the lanes of one end of a session.
+#[derive(Debug, Default)]
+pub struct LaneIds(AtomicU32);
+
+impl LaneIds {
+    /// The next number.
+    pub fn next(&self) -> LaneId {
+        LaneId(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The lanes of a session, for figures and for what is decided about all of them together.
+#[derive(Default)]
+pub struct Lanes {
+    live: Mutex<Vec<KnownLane>>,
+}
+
+struct KnownLane {
+    handle: Weak<dyn LaneHandle>,
+    /// Its congestion control was chosen, by the person or by us.
+    settled: bool,
+}
+
+impl Lanes {
+    /// Takes note of a lane. `congestion_given`: the person has chosen its congestion control.
+    pub fn add(&self, handle: &Arc<dyn LaneHandle>, congestion_given: bool) {
+        let mut live = lock(&self.live);
+        live.retain(|lane| lane.handle.strong_count() > 0);
+        live.push(KnownLane { handle: Arc::downgrade(handle), settled: congestion_given });
+    }
+
+    /// Every lane that is up.
+    pub fn live(&self) -> Vec<Arc<dyn LaneHandle>> {
+        lock(&self.live).iter().filter_map(|lane| lane.handle.upgrade()).collect()
+    }
+
+    /// Divides a rate: QUIC lanes share the budget, TCP lanes get equal parts.
+    pub fn share_rate(&self, budget: &SharedBudget) {
+        let Some(rate) = budget.rate() else { return };
+        let lanes = self.live();
+        for lane in &lanes {
+            match lane.transport() {
+                Transport::Quic => lane.share_rate(budget),
+                Transport::Tcp => lane.set_rate(Some(BitRate(rate.0 / lanes.len() as u64))),
+            }
+        }
+    }
+
+    /// Changes lanes that lose packets to another congestion control; returns why, for each that was changed.
+    pub fn adapt_congestion(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for lane in lock(&self.live).iter_mut().filter(|lane| !lane.settled) {
+            let Some(handle) = lane.handle.upgrade().filter(|handle| handle.transport() == Transport::Tcp) else {
+                continue;
+            };
+            let stats = handle.stats();
+            let Some(choice) = choose_congestion(stats.rtt_min, stats.packets_sent, stats.packets_lost) else {
+                continue;
+            };
+            lane.settled = true;
+            reasons.push(match handle.set_congestion(choice.value) {
+                Ok(()) => choice.rationale,
+                Err(error) => format!("{}, but {}", choice.rationale, error.chain()),
+            });
+        }
+        reasons
+    }
+}
+
+/// Locks a mutex whose data stays consistent even when a holder panicked: every change under our locks is complete
+/// before anything that can panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Joins a lane to a session: feeds it from a new thread and reads it on the calling thread until it dies.
+///
+/// The lane counts as up for the machine from the start of this call to its end. `on_welcome` is called when the agent
+/// has accepted the hello. Returns why it ended; `Ok` when the
+/// peer closed it in order or the session is over.
+pub fn attach(
+    end: Arc<dyn End>,
+    id: LaneId,
+    lane: Lane,
+    first_frame: Option<Frame>,
+    on_welcome: &(dyn Fn() + Sync),
+) -> Result<(), Error> {
+    let Lane { tx, rx, handle, .. } = lane;
+    let mut sink = WelcomedSink { sink: SessionSink::new(Arc::clone(&end), id), on_welcome };
+    end.lane_up(id);
+    let feeder = spawn_feeder(Arc::clone(&end), id, tx, first_frame, Arc::clone(&handle));
+    let read_outcome = rx.run(&mut sink);
+    // The feeder may be blocked in the transport: closing the lane frees it.
+    let over = end.is_over();
+    handle.close(if over { "session over" } else { "lane ended" });
+    end.lane_down(id);
+    let fed = feeder.map(|f| f.join().unwrap_or_else(|_| Err(panicked()))).unwrap_or_else(Err);
+    if over { Ok(()) } else { read_outcome.and(fed) }
+}
+
+/// Starts the thread that feeds a lane.
+pub(crate) fn spawn_feeder(
+    end: Arc<dyn End>,
+    id: LaneId,
+    tx: Box<dyn LaneTx>,
+    first_frame: Option<Frame>,
+    handle: Arc<dyn LaneHandle>,
+) -> Result<thread::JoinHandle<Result<(), Error>>, Error> {
+    thread::Builder::new()
+        .name(format!("feed-{}", id.0))
+        .spawn(move || {
+            let fed = feed(&*end, id, tx, first_frame);
+            handle.close(match &fed {
+                Ok(()) => "session over",
+                Err(_) => "lane ended",
+            });
+            fed
+        })
+        .map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
+}
+
+/// Feeds a lane until it dies or the session is over.
+fn feed(end: &dyn End, id: LaneId, mut tx: Box<dyn LaneTx>, first_frame: Option<Frame>) -> Result<(), Error> {
+    if let Some(frame) = first_frame {
+        tx.control(&frame.encode())?;
+    }
+    let mut flushed = false;
+    loop {
+        match end.next_work(id) {
+            Work::Frame(frame) => tx.control(&frame.encode())?,
+            Work::Block(task) => end.send_block(id, task, &mut *tx)?,
+            Work::Over => return tx.flush(),
+            // Ask once more after a flush: it may have taken long, and work may have come.
+            Work::Idle if !flushed => {
+                tx.flush()?;
+                flushed = true;
+                continue;
+            }
+            Work::Idle => end.wait_for_work(FEEDER_NAP),
+        }
+        flushed = false;
+    }
+}
+
+fn panicked() -> Error {
+    crate::internal("a thread of a lane ended by a panic")
+}
+
+/// A sink that tells when the agent has said welcome.
+struct WelcomedSink<'a> {
+    sink: SessionSink,
+    on_welcome: &'a (dyn Fn() + Sync),
+}
+
+impl LaneSink for WelcomedSink<'_> {
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
+        let frame = Frame::decode(frame)?;
+        if matches!(frame, Frame::Welcome) {
+            (self.on_welcome)();
+        }
+        self.sink.handle(frame)
+    }
+
+    fn block_begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
+        self.sink.block_begin(block, header, data_len)
+    }
+
+    fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.sink.block_data(block, offset, data)
+    }
+
+    fn block_end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+        self.sink.block_end(block, trailer)
+    }
+
+    fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
+        self.sink.block_abandoned(block)
+    }
+}
+
+/// What the reading half of a lane calls once the lane has joined a session.
+pub(crate) struct SessionSink {
+    end: Arc<dyn End>,
+    blocks: Box<dyn BlockSink>,
+}
+
+impl SessionSink {
+    pub(crate) fn new(end: Arc<dyn End>, id: LaneId) -> Self {
+        let blocks = Arc::clone(&end).block_sink(id);
+        Self { end, blocks }
+    }
+
+    fn handle(&mut self, frame: Frame) -> Result<(), Error> {
+        match frame {
+            Frame::Refuse(error) => Err(error),
+            frame => self.end.handle_frame(frame),
+        }
+    }
+}
+
+impl LaneSink for SessionSink {
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
+        self.handle(Frame::decode(frame)?)
+    }
+
+    fn block_begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
+        self.blocks.begin(block, header, data_len)
+    }
+
+    fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.blocks.data(block, offset, data)
+    }
+
+    fn block_end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+        self.blocks.end(block, trailer)
+    }
+
+    fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
+        self.blocks.abandoned(block)
+    }
+}

@@ -1,0 +1,399 @@
+//! The sending end: reads directories into the manifest and files into blocks.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession};
+use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
+
+use super::{BlockSink, End, Observer, Progress, SessionEvent, Work, lock};
+use crate::buffer::BufferPool;
+use crate::disk::{Root, SourceFile, SourceItem};
+use crate::lane::LaneTx;
+
+/// Bytes that are read, hashed and handed to a lane at once. Reason: stays in a core's second-level cache from the read to the
+/// encryption (512 KiB on the smallest machine measured), and control frames wait for no more than this.
+pub const PIECE_BYTES: usize = 128 << 10;
+
+/// Files kept open for reading. Reason: lanes work on neighbouring blocks of few files; the limit bounds descriptors.
+const OPEN_SOURCES_MAX: usize = 64;
+
+/// How often the reader of directories looks for room when nothing wakes it. Guess: short beside the time room takes.
+const ROOM_NAP: Duration = Duration::from_millis(100);
+
+/// Sources of one session: patterns beneath a root.
+pub struct Source {
+    /// The root.
+    pub root: Root,
+    /// A path beneath it, with wildcards.
+    pub pattern: Vec<u8>,
+}
+
+#[derive(Clone)]
+struct SourceName {
+    root: Root,
+    path: RelPath,
+}
+
+#[derive(Default)]
+struct OpenSources {
+    files: HashMap<FileId, (Arc<SourceFile>, u64)>,
+    used: u64,
+}
+
+/// The sending end of a session.
+pub struct Sender {
+    session: Mutex<SendSession>,
+    wake: Condvar,
+    names: Mutex<HashMap<FileId, SourceName>>,
+    open: Mutex<OpenSources>,
+    pool: Arc<BufferPool>,
+    observer: Arc<dyn Observer>,
+    /// Only the manifest travels.
+    dry_run: bool,
+    /// Entries that are left out: an earlier session of the same copy has settled them.
+    settled: HashSet<RelPath>,
+}
+
+impl Sender {
+    /// A sender of `sources`; starts the thread that reads them.
+    pub fn start(
+        sources: Vec<Source>,
+        linger: Duration,
+        dry_run: bool,
+        settled: HashSet<RelPath>,
+        pool: Arc<BufferPool>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<Self>, Error> {
+        let sender = Arc::new(Self {
+            session: Mutex::new(SendSession::new(linger)),
+            wake: Condvar::new(),
+            names: Mutex::new(HashMap::new()),
+            open: Mutex::new(OpenSources::default()),
+            pool,
+            observer,
+            dry_run,
+            settled,
+        });
+        let scanner = Arc::clone(&sender);
+        thread::Builder::new()
+            .name("scan".to_owned())
+            .spawn(move || scanner.scan(&sources))
+            .map_err(|e| crate::internal("start the thread that reads directories").caused_by(e))?;
+        Ok(sender)
+    }
+
+    /// Reads the sources into the manifest; waits while the manifest is far enough ahead.
+    fn scan(&self, sources: &[Source]) {
+        for source in sources {
+            match source.root.expand(&source.pattern) {
+                Err(error) => self.unreadable(error),
+                Ok(expansion) => {
+                    for item in expansion {
+                        match item {
+                            Ok(item) => self.offer(source, item),
+                            Err(error) => self.unreadable(error),
+                        }
+                        if self.is_over() {
+                            break;
+                        }
+                    }
+                }
+            }
+            if self.is_over() {
+                return;
+            }
+        }
+        lock(&self.session).end_files();
+        self.after_change();
+    }
+
+    fn offer(&self, source: &Source, item: SourceItem) {
+        // A directory gets its mode and time when its session ends, so a session that took over needs it again.
+        if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
+            return;
+        }
+        let mut session = self.session_with_room();
+        let id = session.add_file(item.entry);
+        // Before a lane can take its blocks: the lock of the session is still held.
+        lock(&self.names).insert(id, SourceName { root: source.root.clone(), path: item.source });
+        drop(session);
+        self.wake.notify_all();
+    }
+
+    /// Waits until the manifest may grow, or the session is over.
+    fn session_with_room(&self) -> MutexGuard<'_, SendSession> {
+        let mut session = lock(&self.session);
+        while !session.has_room() && !session.is_over() {
+            let waited = self.wake.wait_timeout(session, ROOM_NAP);
+            session = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        session
+    }
+
+    fn unreadable(&self, error: Error) {
+        self.session_with_room().add_unreadable(crate::copy_of(&error));
+        self.observer.session_event(SessionEvent::Unreadable(error));
+        self.wake.notify_all();
+    }
+
+    /// Passes on what the machine has to say, and wakes the feeders.
+    fn after_change(&self) {
+        loop {
+            let event = lock(&self.session).poll_event();
+            let Some(event) = event else { break };
+            self.observer.session_event(match event {
+                SendEvent::Settled { file, entry, outcome } => {
+                    lock(&self.names).remove(&file);
+                    lock(&self.open).files.remove(&file);
+                    SessionEvent::Settled { entry, outcome }
+                }
+                SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
+                SendEvent::Aborted(error) => SessionEvent::Aborted(error),
+            });
+        }
+        self.wake.notify_all();
+    }
+
+    fn open_source(&self, id: FileId) -> Result<Arc<SourceFile>, Error> {
+        let mut open = lock(&self.open);
+        open.used += 1;
+        let used = open.used;
+        if let Some((file, last_used)) = open.files.get_mut(&id) {
+            *last_used = used;
+            return Ok(Arc::clone(file));
+        }
+        drop(open);
+        let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))?;
+        let file = Arc::new(name.root.open_source(&name.path)?);
+        let mut open = lock(&self.open);
+        if open.files.len() >= OPEN_SOURCES_MAX {
+            let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id);
+            oldest.and_then(|id| open.files.remove(&id));
+        }
+        open.files.insert(id, (Arc::clone(&file), used));
+        Ok(file)
+    }
+
+    /// Sends one block of a large file. The outer error is the lane's, the inner one the source's.
+    fn send_single(
+        &self,
+        lane: LaneId,
+        (id, entry, index): (FileId, FileEntry, u64),
+        tx: &mut dyn LaneTx,
+    ) -> Result<Result<(), Error>, Error> {
+        let source = match self.open_source(id) {
+            Ok(source) => source,
+            Err(error) => return Ok(Err(error)),
+        };
+        let blocks = entry.blocks();
+        let (offset, length) = (blocks.offset(index), blocks.length(index));
+        let hole = match source.is_hole(offset, length) {
+            Ok(hole) => hole,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut hasher = BlockHasher::new(&blocks, index, Checks::NONE);
+        let header = BlockHeader::Single { file: id, entry: entry.clone(), index, hole }.encode();
+        tx.block_begin(&header, if hole { 0 } else { length })?;
+        let mut done = 0;
+        while done < length {
+            let mut piece = self.pool.take();
+            let size = (length - done).min(PIECE_BYTES as u64) as usize;
+            if hole {
+                piece.zeroed(size);
+            } else if let Err(error) = piece.fill(size, |bytes| source.read_at(offset + done, bytes)) {
+                tx.block_abandon()?;
+                return Ok(Err(error));
+            }
+            hasher.update(&piece);
+            done += size as u64;
+            if !hole {
+                tx.block_data(piece.freeze())?;
+                self.send_waiting_frames(lane, tx)?;
+            }
+        }
+        // Every byte of this block was read while the file was as offered: this look comes after the reads.
+        if let Err(error) = source.check_unchanged(&entry) {
+            tx.block_abandon()?;
+            return Ok(Err(error));
+        }
+        tx.block_end(&hasher.finish().chaining_value)?;
+        Ok(Ok(()))
+    }
+
+    /// Sends small files, whole. Those that cannot be read are told to the session and left out.
+    fn send_packed(&self, lane: LaneId, files: Vec<(FileId, FileEntry)>, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        let mut packed = Vec::with_capacity(files.len());
+        let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
+        for (id, entry) in files {
+            match self.read_whole(id, &entry, &mut data) {
+                Ok(()) => {
+                    let start = data.len() - entry.size as usize;
+                    trailer.extend_from_slice(blake3::hash(&data[start..]).as_bytes());
+                    packed.push((id, entry));
+                }
+                Err(error) => self.withdraw(id, error),
+            }
+        }
+        if packed.is_empty() {
+            return Ok(());
+        }
+        let header = BlockHeader::Packed { files: packed }.encode();
+        tx.block_begin(&header, data.len() as u64)?;
+        let mut data = bytes::Bytes::from(data);
+        while !data.is_empty() {
+            tx.block_data(data.split_to(data.len().min(PIECE_BYTES)))?;
+            self.send_waiting_frames(lane, tx)?;
+        }
+        tx.block_end(&trailer)
+    }
+
+    /// Appends a small file to `data`; leaves `data` as it was on an error.
+    fn read_whole(&self, id: FileId, entry: &FileEntry, data: &mut Vec<u8>) -> Result<(), Error> {
+        if entry.size == 0 {
+            return Ok(());
+        }
+        let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a settled file"))?;
+        let start = data.len();
+        data.resize(start + entry.size as usize, 0);
+        let read = name.root.open_source(&name.path).and_then(|source| {
+            source.read_at(0, &mut data[start..])?;
+            source.check_unchanged(entry)
+        });
+        if read.is_err() {
+            data.truncate(start);
+        }
+        read
+    }
+
+    fn withdraw(&self, id: FileId, error: Error) {
+        lock(&self.session).withdraw(id, error);
+        self.after_change();
+    }
+
+    /// Lets control frames slip in between the data of a block.
+    fn send_waiting_frames(&self, lane: LaneId, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        loop {
+            let frame = lock(&self.session).poll_frame(lane);
+            match frame {
+                Some(frame) => tx.control(&frame.encode())?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+impl End for Sender {
+    fn next_work(&self, lane: LaneId) -> Work {
+        let mut session = lock(&self.session);
+        if let Some(frame) = session.poll_frame(lane) {
+            return Work::Frame(frame);
+        }
+        if session.is_over() {
+            return Work::Over;
+        }
+        if !self.dry_run
+            && let Some(task) = session.next_block(lane)
+        {
+            return Work::Block(task);
+        }
+        Work::Idle
+    }
+
+    fn wait_for_work(&self, nap: Duration) {
+        let session = lock(&self.session);
+        // A poisoned lock only ends the nap early.
+        let _ = self.wake.wait_timeout(session, nap);
+    }
+
+    fn send_block(&self, lane: LaneId, task: BlockTask, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        match task {
+            BlockTask::Packed { files } => self.send_packed(lane, files, tx),
+            BlockTask::Single { file, entry, index } => {
+                if let Err(error) = self.send_single(lane, (file, entry, index), tx)? {
+                    self.withdraw(file, error);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
+        let mut session = lock(&self.session);
+        match frame {
+            Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
+            Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
+            Frame::Welcome => {}
+            Frame::Hello(_) | Frame::Refuse(_) => return Err(Error::protocol("a frame from the peer out of place")),
+        }
+        drop(session);
+        self.after_change();
+        Ok(())
+    }
+
+    fn lane_up(&self, lane: LaneId) {
+        lock(&self.session).handle_lane_up(lane);
+        self.wake.notify_all();
+    }
+
+    fn lane_down(&self, lane: LaneId) {
+        lock(&self.session).handle_lane_down(lane, Instant::now());
+        self.after_change();
+    }
+
+    fn block_sink(self: Arc<Self>, _lane: LaneId) -> Box<dyn BlockSink> {
+        Box::new(NoBlocks)
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.session).is_over()
+    }
+
+    fn tick(&self) {
+        lock(&self.session).handle_timeout(Instant::now());
+        self.after_change();
+    }
+
+    fn progress(&self) -> Progress {
+        let session = lock(&self.session);
+        let (files_known, bytes_known, manifest_complete) = session.offered();
+        Progress {
+            files_known,
+            bytes_known,
+            manifest_complete,
+            bytes_done: session.confirmed_bytes(),
+            bytes_held: session.held_bytes(),
+            blocks_again: session.sent_again_blocks(),
+            lanes: session.lane_count(),
+        }
+    }
+
+    fn active_files(&self, most: usize) -> Vec<ActiveFile> {
+        lock(&self.session).active_files(most)
+    }
+
+    fn abort(&self, error: Error) {
+        lock(&self.session).abort(error);
+        self.after_change();
+    }
+}
+
+/// A sender takes no blocks.
+struct NoBlocks;
+
+impl BlockSink for NoBlocks {
+    fn begin(&mut self, _block: u64, _header: &[u8], _data_len: u64) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+    fn data(&mut self, _block: u64, _offset: u64, _data: &[u8]) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+    fn end(&mut self, _block: u64, _trailer: &[u8]) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+    fn abandoned(&mut self, _block: u64) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+}

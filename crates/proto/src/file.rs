@@ -1,0 +1,234 @@
+//! What a session knows of a file: its path beneath the destination, its size and times, and its cut into blocks.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Phase, Scope};
+
+/// Longest relative path, in bytes: Linux's PATH_MAX.
+pub const PATH_BYTES_MAX: usize = 4096;
+
+/// Longest name in a path, in bytes: Linux's NAME_MAX.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Largest file, in bytes: keeps every offset and sum below 2^63 (Linux's `off_t`).
+pub const FILE_BYTES_MAX: u64 = 1 << 62;
+
+/// Files up to this size travel packed, many to a block. Reason: a block of 1 MiB then holds at least four files, so the
+/// cost of a block is shared; larger files fill a block well enough alone.
+pub const PACKED_FILE_BYTES_MAX: u64 = 256 << 10;
+
+/// A path beneath a root: names joined by `/`, any bytes but NUL, never empty, `.`, `..` or absolute.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelPath(Box<[u8]>);
+
+impl RelPath {
+    /// Takes `bytes` as a relative path.
+    ///
+    /// Errors: `Denied` for an absolute path, an empty name, `.` or `..`, a NUL byte, or one that is too long.
+    pub fn new(bytes: &[u8]) -> Result<Self, Error> {
+        let wrong = |why: &str| {
+            let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
+            Err(Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, format!("path {shown:?}: {why}")))
+        };
+        if bytes.is_empty() {
+            return wrong("is empty");
+        }
+        if bytes.len() > PATH_BYTES_MAX {
+            return wrong("is longer than 4096 bytes");
+        }
+        if bytes.contains(&0) {
+            return wrong("holds a NUL byte");
+        }
+        for name in bytes.split(|&b| b == b'/') {
+            match name {
+                b"" => return wrong("is absolute or has an empty name"),
+                b"." | b".." => return wrong("has a . or .. in it, which could leave the root"),
+                _ if name.len() > NAME_BYTES_MAX => return wrong("has a name longer than 255 bytes"),
+                _ => {}
+            }
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// The path as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The last name.
+    pub fn name(&self) -> &[u8] {
+        self.0.rsplit(|&b| b == b'/').next().unwrap_or(&self.0)
+    }
+
+    /// The path of the directory that holds it; `None` at the root.
+    pub fn parent(&self) -> Option<Self> {
+        let end = self.0.iter().rposition(|&b| b == b'/')?;
+        Some(Self(self.0[..end].into()))
+    }
+
+    /// This path with `name` beneath it. Errors: as [`RelPath::new`].
+    pub fn join(&self, name: &[u8]) -> Result<Self, Error> {
+        let mut joined = self.0.to_vec();
+        joined.push(b'/');
+        joined.extend_from_slice(name);
+        Self::new(&joined)
+    }
+}
+
+impl fmt::Display for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Control characters in a name must not reach a terminal.
+        for c in String::from_utf8_lossy(&self.0).chars() {
+            if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") }?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// A moment of a file system: seconds since the epoch (negative before it) and nanoseconds in [0, 10^9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileTime {
+    /// Seconds since 1970-01-01 UTC.
+    pub seconds: i64,
+    /// Nanoseconds within the second.
+    pub nanoseconds: u32,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory, sent so that empty ones arrive too.
+    Directory,
+}
+
+/// One entry of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FileEntry {
+    /// Where it goes beneath the destination.
+    pub path: RelPath,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Size in bytes; 0 for a directory.
+    pub size: u64,
+    /// Modification time at the source, kept at the destination.
+    pub mtime: FileTime,
+    /// Permission bits (0o777) at the source.
+    pub mode: u16,
+    /// Bytes that it occupies at the source; less than its size when it has holes.
+    pub allocated: u64,
+    /// Inode at the source: tells a replaced source from a resumed one when size and time agree.
+    pub inode: u64,
+}
+
+impl FileEntry {
+    /// The cut of this file into blocks.
+    pub fn blocks(&self) -> BlockMap {
+        BlockMap::new(self.size)
+    }
+
+    /// Whether this file travels packed with others in one block.
+    pub fn is_packed(&self) -> bool {
+        self.kind == EntryKind::Directory || self.size <= PACKED_FILE_BYTES_MAX
+    }
+
+    /// Whether `other` is the same version of the same file, so that blocks of the one may complete the other.
+    pub fn same_version(&self, other: &Self) -> bool {
+        (self.kind, self.size, self.mtime, self.inode) == (other.kind, other.size, other.mtime, other.inode)
+    }
+}
+
+/// How a file of a given size is cut: equal blocks of a power of two, the last one shorter.
+///
+/// A pure function of the size, so that a later run cuts the same file in the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockMap {
+    size: u64,
+    block_bytes: u64,
+}
+
+impl BlockMap {
+    /// The cut of a file of `size` bytes.
+    ///
+    /// 1 MiB blocks while a file has at most 256 of them, doubling from there, at most 16 MiB: small enough that a lane cut
+    /// off costs little, large enough that a 5 TB file has 300,000 of them and not five million.
+    pub fn new(size: u64) -> Self {
+        let mut block_bytes = 1u64 << 20;
+        while block_bytes < 16 << 20 && size > block_bytes * 256 {
+            block_bytes *= 2;
+        }
+        Self { size, block_bytes }
+    }
+
+    /// Size of the file in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Size of every block but the last, in bytes.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// How many blocks there are; an empty file has none.
+    pub fn count(&self) -> u64 {
+        self.size.div_ceil(self.block_bytes)
+    }
+
+    /// Offset of block `index` in the file, in bytes. Range: `index < count()`.
+    pub fn offset(&self, index: u64) -> u64 {
+        index * self.block_bytes
+    }
+
+    /// Length of block `index` in bytes. Range: `index < count()`.
+    pub fn length(&self, index: u64) -> u64 {
+        self.block_bytes.min(self.size - self.offset(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_could_leave_the_root_are_refused() {
+        for bad in [&b""[..], b"/a", b"a/", b"a//b", b".", b"..", b"a/../b", b"../a", b"a/.", b"a\0b"] {
+            assert!(RelPath::new(bad).is_err(), "{bad:?}");
+        }
+        assert!(RelPath::new(&[b'x'; 256]).is_err());
+        assert!(RelPath::new(&b"abc/".repeat(2000)).is_err());
+        for good in [&b"a"[..], b"a/b", b"...", b"a b", b"\xff\xfe", b"-rf", &[b'x'; 255]] {
+            assert!(RelPath::new(good).is_ok(), "{good:?}");
+        }
+        let path = RelPath::new(b"a/b/c").unwrap();
+        assert_eq!((path.name(), path.parent().unwrap().as_bytes()), (&b"c"[..], &b"a/b"[..]));
+    }
+
+    #[test]
+    fn names_cannot_drive_a_terminal() {
+        assert_eq!(RelPath::new(b"a\x1b[2Jb\n").unwrap().to_string(), "a\\u{1b}[2Jb\\n");
+    }
+
+    #[test]
+    fn blocks_cover_a_file_exactly_once() {
+        let mib = 1 << 20;
+        // One byte around each edge of a block, and the largest files.
+        for size in [0, 1, mib - 1, mib, mib + 1, 256 * mib, 256 * mib + 1, 5_000_000_000_000, FILE_BYTES_MAX] {
+            let map = BlockMap::new(size);
+            let count = map.count();
+            if count > 0 {
+                assert_eq!(map.offset(count - 1) + map.length(count - 1), size);
+                assert!(map.length(count - 1) > 0 && map.length(0) <= 16 << 20);
+            }
+            assert_eq!(count == 0, size == 0);
+        }
+        assert_eq!(BlockMap::new(5_000_000_000_000).count(), 298_024);
+    }
+}

@@ -1,0 +1,349 @@
+//! The journal: what a receiver holds durably of a file, so that a crash sends again at most what was in flight.
+//!
+//! What it does: encodes and decodes the bytes of a journal file. What it refuses to do: read or write files, or trust what it
+//! reads: the decoder never panics, needs no memory beyond one record, and takes any bytes.
+//!
+//! A journal is one header and then records, in the order in which blocks became durable. All numbers are little-endian.
+//!
+//! Header, 80 bytes:
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 8 | magic `STERNAJN` |
+//! | 8 | 2 | version of this format, 1 |
+//! | 10 | 1 | kind of the source: 1 file |
+//! | 11 | 5 | zero |
+//! | 16 | 8 | size of the file |
+//! | 24 | 8 | size of a block |
+//! | 32 | 8 | modification time at the source, seconds |
+//! | 40 | 4 | modification time at the source, nanoseconds |
+//! | 44 | 4 | zero |
+//! | 48 | 8 | inode at the source |
+//! | 56 | 8 | inode of the data file at the destination |
+//! | 64 | 8 | nonce: differs between any two journals |
+//! | 72 | 4 | zero |
+//! | 76 | 4 | CRC-32C of bytes 0 to 76 |
+//!
+//! Record, 64 bytes:
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 8 | index of the block |
+//! | 8 | 1 | bit 0: Adler-32 is kept; bit 1: CRC-32C is kept |
+//! | 9 | 3 | zero |
+//! | 12 | 32 | BLAKE3 chaining value of the block (the hash of the file, when it has one block) |
+//! | 44 | 4 | Adler-32, or zero |
+//! | 48 | 4 | CRC-32C, or zero |
+//! | 52 | 8 | zero |
+//! | 60 | 4 | CRC-32C of bytes 0 to 60, continued from the header's CRC |
+//!
+//! A record stands alone: a torn tail or a flipped bit loses that record and no other, and its block is sent again. A flipped
+//! bit in the header loses everything: nothing says any more which version of which file the records speak of. Since a
+//! record's CRC continues the header's, which covers the nonce, a record that an earlier journal left in the same disk
+//! blocks is not taken for one of this journal.
+//!
+//! A 5 TB file has 298,024 records, 19 MB.
+
+use crate::digest::BlockDigest;
+use crate::error::{Error, ErrorKind, Phase, Scope};
+use crate::file::{BlockMap, EntryKind, FILE_BYTES_MAX, FileEntry, FileTime};
+
+/// Size of the header in bytes.
+pub const HEADER_BYTES: usize = 80;
+
+/// Size of a record in bytes: a power of two, so that a record that starts a disk sector never straddles one.
+pub const RECORD_BYTES: usize = 64;
+
+const MAGIC: &[u8; 8] = b"STERNAJN";
+const VERSION: u16 = 1;
+const KIND_FILE: u8 = 1;
+const HAS_ADLER32: u8 = 1;
+const HAS_CRC32C: u8 = 2;
+
+/// The first bytes of a journal: whose blocks its records speak of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalHeader {
+    /// Size of the source in bytes.
+    pub size: u64,
+    /// Modification time of the source.
+    pub mtime: FileTime,
+    /// Inode of the source.
+    pub source_inode: u64,
+    /// Inode of the hidden file that holds the data: a journal whose data file was replaced speaks of nothing.
+    pub data_inode: u64,
+    /// Differs between any two journals.
+    pub nonce: u64,
+}
+
+impl JournalHeader {
+    /// The header of a new journal for the version of a file that `entry` names. Range: `entry` is a file.
+    pub fn new(entry: &FileEntry, data_inode: u64, nonce: u64) -> Self {
+        assert!(entry.kind == EntryKind::File, "only files have a journal");
+        Self { size: entry.size, mtime: entry.mtime, source_inode: entry.inode, data_inode, nonce }
+    }
+
+    /// Whether its blocks may complete the version of the file that `entry` names.
+    pub fn same_version(&self, entry: &FileEntry) -> bool {
+        entry.kind == EntryKind::File
+            && (self.size, self.mtime, self.source_inode) == (entry.size, entry.mtime, entry.inode)
+    }
+
+    /// The cut of the file into blocks.
+    pub fn blocks(&self) -> BlockMap {
+        BlockMap::new(self.size)
+    }
+
+    /// The bytes of this header.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0u8; HEADER_BYTES];
+        bytes[0..8].copy_from_slice(MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10] = KIND_FILE;
+        bytes[16..24].copy_from_slice(&self.size.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.blocks().block_bytes().to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.mtime.seconds.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.mtime.nanoseconds.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.source_inode.to_le_bytes());
+        bytes[56..64].copy_from_slice(&self.data_inode.to_le_bytes());
+        bytes[64..72].copy_from_slice(&self.nonce.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..76]);
+        bytes[76..80].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// Errors: `Corrupt` when it is short, damaged, of another version, or cut into other blocks than this version cuts;
+    /// the text is the reason why the file starts over.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let wrong = |why: &str| {
+            Err(Error::new(ErrorKind::Corrupt, Scope::Destination, Phase::Prepare, format!("the journal {why}")))
+        };
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return wrong("is shorter than its header");
+        };
+        if !bytes.starts_with(MAGIC) {
+            return wrong("does not begin as a journal does");
+        }
+        if word(bytes, 76) != crc32c::crc32c(&bytes[..76]) {
+            return wrong("has a damaged header");
+        }
+        if u16::from_le_bytes([bytes[8], bytes[9]]) != VERSION {
+            return wrong("is of another version of the format");
+        }
+        let header = Self {
+            size: long(bytes, 16),
+            mtime: FileTime { seconds: long(bytes, 32) as i64, nanoseconds: word(bytes, 40) },
+            source_inode: long(bytes, 48),
+            data_inode: long(bytes, 56),
+            nonce: long(bytes, 64),
+        };
+        if bytes[10] != KIND_FILE || header.size > FILE_BYTES_MAX || header.mtime.nanoseconds >= 1_000_000_000 {
+            return wrong("speaks of no file that can be");
+        }
+        if long(bytes, 24) != header.blocks().block_bytes() {
+            return wrong("is of a file that was cut into other blocks");
+        }
+        Ok(header)
+    }
+
+    /// The codec of this journal's records.
+    pub fn records(&self) -> RecordCodec {
+        RecordCodec { header_crc: word(&self.encode(), 76), block_count: self.blocks().count() }
+    }
+}
+
+/// One block that is durable at the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalRecord {
+    /// Index of the block.
+    pub index: u64,
+    /// Digests of its bytes.
+    pub digest: BlockDigest,
+}
+
+/// Encodes and decodes the records of one journal; see [`JournalHeader::records`].
+#[derive(Clone, Copy, Debug)]
+pub struct RecordCodec {
+    header_crc: u32,
+    block_count: u64,
+}
+
+impl RecordCodec {
+    /// The bytes of `record`.
+    pub fn encode(&self, record: &JournalRecord) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0u8; RECORD_BYTES];
+        let digest = &record.digest;
+        bytes[0..8].copy_from_slice(&record.index.to_le_bytes());
+        bytes[8] = if digest.adler32.is_some() { HAS_ADLER32 } else { 0 }
+            | if digest.crc32c.is_some() { HAS_CRC32C } else { 0 };
+        bytes[12..44].copy_from_slice(&digest.chaining_value);
+        bytes[44..48].copy_from_slice(&digest.adler32.unwrap_or(0).to_le_bytes());
+        bytes[48..52].copy_from_slice(&digest.crc32c.unwrap_or(0).to_le_bytes());
+        let crc = crc32c::crc32c_append(self.header_crc, &bytes[..60]);
+        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads one record; `None` when it is torn, damaged, of another journal, or of a block that the file does not have.
+    pub fn decode(&self, bytes: &[u8]) -> Option<JournalRecord> {
+        let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
+        if word(bytes, 60) != crc32c::crc32c_append(self.header_crc, &bytes[..60]) {
+            return None;
+        }
+        let index = long(bytes, 0);
+        if index >= self.block_count {
+            return None;
+        }
+        let mut chaining_value = [0u8; 32];
+        chaining_value.copy_from_slice(&bytes[12..44]);
+        let adler32 = (bytes[8] & HAS_ADLER32 != 0).then(|| word(bytes, 44));
+        let crc32c = (bytes[8] & HAS_CRC32C != 0).then(|| word(bytes, 48));
+        Some(JournalRecord { index, digest: BlockDigest { chaining_value, adler32, crc32c } })
+    }
+
+    /// Where the next record goes in a journal of `journal_bytes` bytes: a torn tail is written over.
+    pub fn append_offset(journal_bytes: u64) -> u64 {
+        let header = HEADER_BYTES as u64;
+        let records = journal_bytes.saturating_sub(header) / RECORD_BYTES as u64;
+        header + records * RECORD_BYTES as u64
+    }
+}
+
+/// The little-endian number of 4 bytes at `offset`. Range: it lies inside `bytes`.
+fn word(bytes: &[u8], offset: usize) -> u32 {
+    let mut value = [0u8; 4];
+    value.copy_from_slice(&bytes[offset..offset + 4]);
+    u32::from_le_bytes(value)
+}
+
+/// The little-endian number of 8 bytes at `offset`. Range: it lies inside `bytes`.
+fn long(bytes: &[u8], offset: usize) -> u64 {
+    let mut value = [0u8; 8];
+    value.copy_from_slice(&bytes[offset..offset + 8]);
+    u64::from_le_bytes(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::RelPath;
+
+    fn entry(size: u64) -> FileEntry {
+        FileEntry {
+            path: RelPath::new(b"a/b.h5").unwrap(),
+            kind: EntryKind::File,
+            size,
+            mtime: FileTime { seconds: -5, nanoseconds: 999_999_999 },
+            mode: 0o640,
+            allocated: size,
+            inode: 77,
+        }
+    }
+
+    fn record(index: u64) -> JournalRecord {
+        let chaining_value = [index as u8 ^ 0x5a; 32];
+        let adler32 = index.is_multiple_of(2).then_some(index as u32 + 1);
+        let crc32c = index.is_multiple_of(3).then_some(index as u32);
+        JournalRecord { index, digest: BlockDigest { chaining_value, adler32, crc32c } }
+    }
+
+    /// A journal of `count` records, and its header.
+    fn journal(count: u64) -> (JournalHeader, Vec<u8>) {
+        let header = JournalHeader::new(&entry(count << 20), 42, 0x1234_5678_9abc_def0);
+        let mut bytes = header.encode().to_vec();
+        for index in 0..count {
+            bytes.extend_from_slice(&header.records().encode(&record(index)));
+        }
+        (header, bytes)
+    }
+
+    fn decode_all(bytes: &[u8]) -> Option<Vec<JournalRecord>> {
+        let header = JournalHeader::decode(bytes).ok()?;
+        let codec = header.records();
+        Some(bytes[HEADER_BYTES..].chunks(RECORD_BYTES).filter_map(|bytes| codec.decode(bytes)).collect())
+    }
+
+    #[test]
+    fn a_journal_reads_back_whole() {
+        for size in [1, 1 << 20, 5_000_000_000_000, FILE_BYTES_MAX] {
+            let header = JournalHeader::new(&entry(size), 1, 2);
+            assert_eq!(JournalHeader::decode(&header.encode()).unwrap(), header);
+            assert!(header.same_version(&entry(size)));
+        }
+        let (_, bytes) = journal(20);
+        assert_eq!(decode_all(&bytes).unwrap(), (0..20).map(record).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn another_version_of_the_source_is_told_apart() {
+        let header = JournalHeader::new(&entry(100), 1, 2);
+        let same = entry(100);
+        assert!(header.same_version(&FileEntry { mode: 0o600, path: RelPath::new(b"x").unwrap(), ..same.clone() }));
+        let later = FileTime { nanoseconds: 0, ..same.mtime };
+        assert!(!header.same_version(&FileEntry { mtime: later, ..same.clone() }));
+        assert!(!header.same_version(&FileEntry { size: 101, ..same.clone() }));
+        assert!(!header.same_version(&FileEntry { inode: 78, ..same.clone() }));
+        assert!(!header.same_version(&FileEntry { kind: EntryKind::Directory, ..same }));
+    }
+
+    #[test]
+    fn any_flipped_bit_loses_one_record_and_in_the_header_all() {
+        let (_, bytes) = journal(6);
+        let all: Vec<_> = (0..6).map(record).collect();
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            match decode_all(&damaged) {
+                None => assert!(bit / 8 < HEADER_BYTES, "bit {bit}"),
+                Some(found) => {
+                    let mut expected = all.clone();
+                    expected.remove((bit / 8).checked_sub(HEADER_BYTES).unwrap() / RECORD_BYTES);
+                    assert_eq!(found, expected, "bit {bit}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_torn_tail_loses_only_the_record_it_tears() {
+        let (_, bytes) = journal(6);
+        for length in 0..=bytes.len() {
+            let found = decode_all(&bytes[..length]).unwrap_or_default();
+            let whole = length.saturating_sub(HEADER_BYTES) / RECORD_BYTES;
+            assert_eq!(found, (0..whole as u64).map(record).collect::<Vec<_>>(), "{length} bytes");
+            let offset = RecordCodec::append_offset(length as u64);
+            assert_eq!(offset, (HEADER_BYTES + whole * RECORD_BYTES) as u64);
+        }
+    }
+
+    #[test]
+    fn records_of_another_journal_or_beyond_the_file_are_not_taken() {
+        let (header, bytes) = journal(6);
+        let other = JournalHeader { nonce: header.nonce + 1, ..header };
+        assert_eq!(other.records().decode(&bytes[HEADER_BYTES..HEADER_BYTES + RECORD_BYTES]), None);
+        let beyond = header.records().encode(&record(6));
+        assert_eq!(header.records().decode(&beyond), None);
+    }
+
+    #[test]
+    fn garbage_is_refused_without_a_panic() {
+        let mut state = 1u64;
+        for length in 0..300 {
+            let garbage: Vec<u8> = (0..length)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (state >> 56) as u8
+                })
+                .collect();
+            assert!(JournalHeader::decode(&garbage).is_err());
+            assert_eq!(journal(3).0.records().decode(&garbage), None);
+        }
+        // A header whose sum is right but whose size is beyond any file.
+        let mut bytes = journal(1).1;
+        bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..76]);
+        bytes[76..80].copy_from_slice(&crc.to_le_bytes());
+        assert!(JournalHeader::decode(&bytes).unwrap_err().text().contains("no file that can be"));
+    }
+}

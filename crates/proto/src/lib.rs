@@ -1,0 +1,24 @@
+//! The sans-IO core of Sterna.
+//!
+//! What it does: quantities, locations, frames, the two ends of a session, digests, the journal format, rate control.
+//! What it refuses to do: read a clock, open a socket or a file, spawn, log. Time is an argument (`now: Instant`), bytes
+//! come in as slices and leave as values; every state machine here can be run in virtual time.
+
+pub mod digest;
+pub mod error;
+pub mod file;
+pub mod journal;
+pub mod location;
+pub mod plan;
+pub mod quantity;
+pub mod range_set;
+pub mod rate;
+pub mod session;
+pub mod wire;
+
+pub use digest::{Algorithm, BlockDigest, BlockHasher, Checks, Digest, FileDigester, FileDigests};
+pub use error::{Error, ErrorKind, Phase, Retry, Scope};
+pub use file::{BlockMap, EntryKind, FileEntry, FileTime, RelPath};
+pub use location::Location;
+pub use quantity::{BitRate, ByteCount};
+pub use range_set::RangeSet;

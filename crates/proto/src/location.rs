@@ -1,0 +1,220 @@
+//! Where a file is: a local path, or `sterna://host[:port]/path`.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use crate::error::{Error, ErrorKind, Phase, Scope};
+
+/// The port of an agent, TCP and UDP, when a location names none.
+pub const DEFAULT_PORT: u16 = 7373;
+
+/// The longest location taken, in bytes: a path of Linux's PATH_MAX with every byte percent-encoded, and a host.
+pub const LOCATION_BYTES_MAX: usize = 4096 * 3 + 512;
+
+/// One end of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A path on this host.
+    Local(PathBuf),
+    /// A path at an agent.
+    Remote(RemoteLocation),
+}
+
+/// A path at an agent: `sterna://host[:port]/path`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteLocation {
+    /// Host name or address; an IPv6 address without its brackets.
+    pub host: String,
+    /// Port, TCP and UDP.
+    pub port: u16,
+    /// Path beneath the agent's root, percent-decoded, without the leading slash; any bytes but NUL.
+    pub path: Vec<u8>,
+}
+
+impl Location {
+    /// Reads a location from the command line.
+    ///
+    /// Anything that does not start with a scheme (`xyz://`) is a local path, byte for byte.
+    /// Errors: `Usage` for another scheme, a missing host, a bad port or a bad percent escape.
+    pub fn parse(text: &OsStr) -> Result<Self, Error> {
+        let bytes = text.as_bytes();
+        if bytes.is_empty() {
+            return Err(usage("the empty string is not a location".to_owned()));
+        }
+        let Some(scheme_end) = find_scheme(bytes) else {
+            return Ok(Self::Local(PathBuf::from(text)));
+        };
+        if &bytes[..scheme_end] != b"sterna" {
+            return Err(usage(format!(
+                "{}: only local paths and sterna://host[:port]/path can be copied",
+                text.to_string_lossy()
+            )));
+        }
+        RemoteLocation::parse(bytes).map(Self::Remote)
+    }
+}
+
+impl RemoteLocation {
+    /// Reads `sterna://host[:port]/path`; see [`Location::parse`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
+        let wrong = |why: &str| usage(format!("{shown}: {why}; expected sterna://host[:port]/path"));
+        if bytes.len() > LOCATION_BYTES_MAX {
+            return Err(wrong("longer than any path can be"));
+        }
+        let rest = bytes.strip_prefix(b"sterna://").ok_or_else(|| wrong("no sterna:// in front"))?;
+        let slash = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(slash);
+        let authority = std::str::from_utf8(authority).map_err(|_| wrong("the host is not text"))?;
+        let (host, port) = split_authority(authority).ok_or_else(|| wrong("the host is not well formed"))?;
+        let port = match port {
+            None => DEFAULT_PORT,
+            Some(digits) => match digits.parse::<u16>() {
+                Ok(port) if port != 0 && digits.bytes().all(|b| b.is_ascii_digit()) => port,
+                _ => return Err(wrong("the port is not a number from 1 to 65535")),
+            },
+        };
+        if host.is_empty() || host.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@') {
+            return Err(wrong("the host is not well formed"));
+        }
+        let path = percent_decode(path.strip_prefix(b"/").unwrap_or(path))
+            .ok_or_else(|| wrong("a % is not followed by two hexadecimal digits"))?;
+        if path.contains(&0) {
+            return Err(wrong("a path cannot hold a NUL byte"));
+        }
+        Ok(Self { host: host.to_owned(), port, path })
+    }
+}
+
+/// The length of the scheme in front of `://`, if `bytes` starts with one (RFC 3986, section 3.1).
+fn find_scheme(bytes: &[u8]) -> Option<usize> {
+    let end = bytes.windows(3).position(|w| w == b"://")?;
+    let scheme = &bytes[..end];
+    let well_formed = scheme.first().is_some_and(u8::is_ascii_alphabetic)
+        && scheme.iter().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b));
+    well_formed.then_some(end)
+}
+
+fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = authority.strip_prefix('[') {
+        let (host, after) = rest.split_once(']')?;
+        return match after {
+            "" => Some((host, None)),
+            _ => after.strip_prefix(':').map(|port| (host, Some(port))),
+        };
+    }
+    match authority.split_once(':') {
+        None => Some((authority, None)),
+        // A second colon is an IPv6 address without brackets, where the port cannot be told.
+        Some((host, port)) => (!port.contains(':')).then_some((host, Some(port))),
+    }
+}
+
+fn percent_decode(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        if first != b'%' {
+            out.push(first);
+            continue;
+        }
+        let (high, low) = (tail.first()?, tail.get(1)?);
+        let digit = |b: &u8| (*b as char).to_digit(16);
+        out.push((digit(high)? * 16 + digit(low)?) as u8);
+        rest = &tail[2..];
+    }
+    Some(out)
+}
+
+fn usage(text: String) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+impl fmt::Display for RemoteLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "sterna://[{}]", self.host)
+        } else {
+            write!(f, "sterna://{}", self.host)
+        }?;
+        if self.port != DEFAULT_PORT {
+            write!(f, ":{}", self.port)?;
+        }
+        f.write_str("/")?;
+        for &byte in &self.path {
+            if byte.is_ascii_alphanumeric() || b"-._~/*?[]{}!,+=@:".contains(&byte) {
+                write!(f, "{}", byte as char)?;
+            } else {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(path) => write!(f, "{}", path.display()),
+            Self::Remote(remote) => remote.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remote(text: &str) -> RemoteLocation {
+        match Location::parse(OsStr::new(text)) {
+            Ok(Location::Remote(remote)) => remote,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn remote_locations_read_and_show() {
+        for (text, host, port, path) in [
+            ("sterna://gs1/pass/a.h5", "gs1", 7373, &b"pass/a.h5"[..]),
+            ("sterna://gs1:99/", "gs1", 99, b""),
+            ("sterna://gs1", "gs1", 7373, b""),
+            ("sterna://[::1]:8000/x", "::1", 8000, b"x"),
+            ("sterna://h/a%20b%ff", "h", 7373, b"a b\xff"),
+        ] {
+            let read = remote(text);
+            assert_eq!((read.host.as_str(), read.port, read.path.as_slice()), (host, port, path), "{text}");
+            assert_eq!(remote(&read.to_string()), read);
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_is_a_local_path() {
+        for text in ["a", "/a/b", "./x://y", "c:\\x", "a b"] {
+            assert_eq!(Location::parse(OsStr::new(text)).unwrap(), Location::Local(text.into()));
+        }
+    }
+
+    #[test]
+    fn wrong_locations_are_refused() {
+        for text in [
+            "",
+            "http://h/x",
+            "sterna://",
+            "sterna:///x",
+            "sterna://h:0/x",
+            "sterna://h:+7/x",
+            "sterna://h:70000/x",
+            "sterna://::1/x",
+            "sterna://[::1/x",
+            "sterna://h/%2",
+            "sterna://h/%zz",
+            "sterna://h/%00",
+            "sterna://u@h/x",
+        ] {
+            assert!(Location::parse(OsStr::new(text)).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Decisions about a session before and while it runs: transport, number of lanes. Pure functions of what is known.
+
+use std::time::Duration;
+
+use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product};
+
+/// A value and why it was chosen; the rationale is shown to the person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision<T> {
+    /// What was chosen.
+    pub value: T,
+    /// Why, in words.
+    pub rationale: String,
+}
+
+/// The transport that lanes use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Via {
+    /// TLS over TCP.
+    Tcp,
+    /// QUIC over UDP.
+    Quic,
+}
+
+/// Most lanes of a session. Reason: a lane costs two threads and a socket at each end; 64 fill any path that we know.
+pub const LANES_MAX: u32 = 64;
+
+/// Rate that one QUIC lane is given at most when the number is chosen. Reason: the engine drops packets that come more than
+/// 128 behind the newest as duplicates; at 250 Mbit/s that is 6 ms of reordering, and each further lane costs wake-ups.
+pub const QUIC_LANE_RATE: BitRate = BitRate::megabits(250);
+
+/// Lanes that auto uses on a long path when the rate is not known. Reason: eight is where the published gains of parallel
+/// streams end (ESnet, mscp), and a single loss then halves an eighth.
+const LONG_PATH_LANES: u32 = 8;
+
+/// Round trip from which a path counts as long. Reason: below it one window refills in the time a disk needs for a block.
+const LONG_PATH_RTT: Duration = Duration::from_millis(10);
+
+/// Chooses the transport when the person leaves it to us.
+pub fn choose_transport(rate: Option<BitRate>) -> Decision<Via> {
+    match rate {
+        Some(rate) => Decision {
+            value: Via::Quic,
+            rationale: format!("quic: the rate of the path is given ({rate}), so loss need not slow it down"),
+        },
+        None => Decision {
+            value: Via::Tcp,
+            rationale: "tcp: no rate is given, and TCP finds one by itself (give --rate for a long or lossy path)"
+                .into(),
+        },
+    }
+}
+
+/// Chooses the number of QUIC lanes for a given rate.
+pub fn choose_quic_lanes(rate: Option<BitRate>) -> Decision<u32> {
+    let Some(rate) = rate else {
+        return Decision { value: 2, rationale: "2 lanes: no rate is given".into() };
+    };
+    let lanes = rate.0.div_ceil(QUIC_LANE_RATE.0).clamp(1, u64::from(LANES_MAX)) as u32;
+    let rationale = format!("{}: {rate} at up to {QUIC_LANE_RATE} a lane", counted(lanes));
+    Decision { value: lanes, rationale }
+}
+
+/// What is known of a TCP path when its lanes are counted.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpPath {
+    /// Round-trip time of the first lane.
+    pub rtt: Duration,
+    /// The rate of the path, if given.
+    pub rate: Option<BitRate>,
+    /// Most bytes that one connection can have in flight: the smaller of what our send buffer and the peer's window may
+    /// grow to, as measured; `None` when the kernel does not say.
+    pub window_max: Option<ByteCount>,
+    /// Processor cores of this host.
+    pub cores: u32,
+}
+
+/// Chooses the number of TCP lanes.
+pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
+    // Encryption and hashing of one lane keep one core busy, so a short path wants a lane for each.
+    let floor = path.cores.clamp(1, 4);
+    if path.rtt < LONG_PATH_RTT && path.rate.is_none() {
+        let rationale = format!("{}: a short path ({:.1?}), one for each core", counted(floor), path.rtt);
+        return Decision { value: floor, rationale };
+    }
+    let by_window = match (path.rate, path.window_max) {
+        (Some(rate), Some(window)) if window.0 > 0 => {
+            bandwidth_delay_product(rate, path.rtt).0.div_ceil(window.0).clamp(1, u64::from(LANES_MAX)) as u32
+        }
+        _ => 1,
+    };
+    if by_window > LONG_PATH_LANES {
+        let window = path.window_max.unwrap_or_default();
+        let rationale = format!("{}: one connection holds at most {window} in {:.0?}", counted(by_window), path.rtt);
+        return Decision { value: by_window, rationale };
+    }
+    let rationale =
+        format!("{}: a path of {:.0?}, so that one loss slows an eighth of it", counted(LONG_PATH_LANES), path.rtt);
+    Decision { value: LONG_PATH_LANES, rationale }
+}
+
+/// Segments after which the loss of a lane means something. Reason: at the loss from which we act, some are lost by then.
+const LOSS_SAMPLE_SEGMENTS: u64 = 5_000;
+
+/// Share of segments sent again from which a long path counts as lossy. Reason: at 10^-4 and 100 ms one cubic flow is held
+/// to 20 Mbit/s by its response function (RFC 9438), whatever the path could carry.
+const LOSSY: f64 = 1e-4;
+
+/// The congestion control that a TCP lane should change to, if any: bbr on a long path that loses packets.
+///
+/// `sent` and `sent_again` count segments of the lane. Source: on 660 ms and 1 % of loss, curl with cubic reached 1 % of the
+/// link and with bbr 65 %.
+pub fn choose_congestion(rtt: Duration, sent: u64, sent_again: u64) -> Option<Decision<&'static str>> {
+    if rtt < LONG_PATH_RTT || sent < LOSS_SAMPLE_SEGMENTS || (sent_again as f64) < sent as f64 * LOSSY {
+        return None;
+    }
+    let percent = sent_again as f64 / sent as f64 * 100.0;
+    let rationale =
+        format!("bbr: {percent:.2} % of segments were sent again over {rtt:.0?}, which slows others to a crawl");
+    Some(Decision { value: "bbr", rationale })
+}
+
+fn counted(lanes: u32) -> String {
+    if lanes == 1 { "1 lane".into() } else { format!("{lanes} lanes") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quic_lanes_follow_the_rate() {
+        for (rate, lanes) in [(1, 1), (250, 1), (251, 2), (1000, 4), (100_000, 64)] {
+            assert_eq!(choose_quic_lanes(Some(BitRate::megabits(rate))).value, lanes, "{rate} Mbit/s");
+        }
+    }
+
+    #[test]
+    fn only_a_long_lossy_path_gets_bbr() {
+        let ms = Duration::from_millis;
+        assert_eq!(choose_congestion(ms(660), 10_000, 100).map(|d| d.value), Some("bbr"));
+        for (rtt, sent, again) in [(ms(1), 10_000, 100), (ms(660), 100, 50), (ms(660), 1_000_000, 99), (ms(660), 0, 0)]
+        {
+            assert_eq!(choose_congestion(rtt, sent, again), None);
+        }
+    }
+
+    #[test]
+    fn tcp_lanes_cover_the_product_that_one_window_cannot() {
+        let path = TcpPath {
+            rtt: Duration::from_millis(148),
+            rate: Some(BitRate::megabits(10_000)),
+            window_max: Some(ByteCount::mebibytes(4)),
+            cores: 2,
+        };
+        assert_eq!(choose_tcp_lanes(&path).value, 45);
+        assert_eq!(choose_tcp_lanes(&TcpPath { rate: None, ..path }).value, 8);
+        assert_eq!(choose_tcp_lanes(&TcpPath { rate: None, rtt: Duration::from_micros(60), ..path }).value, 2);
+    }
+}

@@ -1,0 +1,242 @@
+//! The rate of a session, divided among its lanes.
+
+use std::time::{Duration, Instant};
+
+use crate::BitRate;
+
+/// Names one lane within a [`RateBudget`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaneKey(usize);
+
+/// One cap on the wire for all QUIC lanes of a session.
+///
+/// Each lane reports what it puts on the wire and gets back the rate at which it may go on. Lanes that send share the rate
+/// equally; a lane that stops sending loses its share within [`ACTIVE_FOR`], so that at the end of a file the last
+/// lane has all of it. An account of all bytes (repeats, acknowledgements and handshakes included) corrects what pacing
+/// alone would miss: late wake-ups are caught up, overdrafts are paid back.
+///
+/// Promise: over any second the lanes together send at most the given rate. Cost: one pass over the lanes every
+/// [`RECOUNT_AFTER`], otherwise O(1) per call.
+#[derive(Debug)]
+pub struct RateBudget {
+    rate: Option<BitRate>,
+    /// Loss that its lanes take for noise, as a fraction; `None` leaves each lane its own.
+    loss_ceiling: Option<f64>,
+    lanes: Vec<Option<LaneShare>>,
+    active: usize,
+    counted_at: Option<Instant>,
+    /// Bytes that may be sent at once, negative when overdrawn.
+    credit_bytes: f64,
+    credited_at: Option<Instant>,
+    second: LastSecond,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct LaneShare {
+    last_sent: Option<Instant>,
+    cap: Option<BitRate>,
+}
+
+impl RateBudget {
+    /// A budget of `rate` on the wire; without a rate no lane is held back.
+    pub fn new(rate: Option<BitRate>) -> Self {
+        Self {
+            rate,
+            loss_ceiling: None,
+            lanes: Vec::new(),
+            active: 0,
+            counted_at: None,
+            credit_bytes: 0.0,
+            credited_at: None,
+            second: LastSecond::default(),
+        }
+    }
+
+    /// The rate of the whole session.
+    pub fn rate(&self) -> Option<BitRate> {
+        self.rate
+    }
+
+    /// Loss that every lane of the session takes for noise, as a fraction, if the session has chosen it.
+    pub fn loss_ceiling(&self) -> Option<f64> {
+        self.loss_ceiling
+    }
+
+    /// Chooses the loss that every lane of the session takes for noise. Range: [0, 1).
+    pub fn set_loss_ceiling(&mut self, ceiling: f64) {
+        self.loss_ceiling = Some(ceiling);
+    }
+
+    /// Changes the rate of the whole session; lanes follow with their next packet.
+    pub fn set_rate(&mut self, rate: Option<BitRate>) {
+        self.rate = rate;
+        self.credit_bytes = self.credit_bytes.min(0.0);
+    }
+
+    /// Takes a new lane in.
+    pub fn join(&mut self) -> LaneKey {
+        let lane = Some(LaneShare::default());
+        self.counted_at = None;
+        if let Some(free) = self.lanes.iter().position(Option::is_none) {
+            self.lanes[free] = lane;
+            return LaneKey(free);
+        }
+        self.lanes.push(lane);
+        LaneKey(self.lanes.len() - 1)
+    }
+
+    /// Lets a lane go; its share is free at once.
+    pub fn leave(&mut self, key: LaneKey) {
+        if let Some(lane) = self.lanes.get_mut(key.0) {
+            *lane = None;
+        }
+        self.counted_at = None;
+    }
+
+    /// Caps one lane below its share; `None` lifts that cap.
+    pub fn set_lane_cap(&mut self, key: LaneKey, cap: Option<BitRate>) {
+        if let Some(Some(lane)) = self.lanes.get_mut(key.0) {
+            lane.cap = cap;
+        }
+    }
+
+    /// Lane `key` has put `wire_bytes` on the wire.
+    pub fn handle_sent(&mut self, key: LaneKey, now: Instant, wire_bytes: u64) {
+        let Some(Some(lane)) = self.lanes.get_mut(key.0) else { return };
+        if lane.last_sent.is_none() {
+            self.counted_at = None;
+        }
+        lane.last_sent = Some(now);
+        self.credit_bytes -= wire_bytes as f64;
+        self.second.add(now, wire_bytes);
+    }
+
+    /// The share of lane `key` at this moment, to aim at and to size its window by: the cap without the correction of
+    /// [`RateBudget::pacing`]. `None`: no cap.
+    pub fn share(&mut self, key: LaneKey, now: Instant) -> Option<BitRate> {
+        self.recount(now);
+        let lane = self.lanes.get(key.0).copied().flatten()?;
+        // A lane that has not sent yet is about to: it counts itself in.
+        let idle = lane.last_sent.is_none_or(|at| now.saturating_duration_since(at) > self.active_for());
+        let sharing = (self.active + usize::from(idle)).max(1);
+        let fair = self.rate.map(|rate| BitRate((rate.0 as f64 * USABLE / sharing as f64) as u64));
+        match (fair, lane.cap) {
+            (Some(fair), Some(cap)) => Some(fair.min(cap)),
+            (fair, cap) => fair.or(cap),
+        }
+    }
+
+    /// What the pace of every lane is multiplied by now, so that the account of the session comes out even.
+    pub fn pacing(&mut self, now: Instant) -> f64 {
+        let Some(rate) = self.rate else { return 1.0 };
+        let bytes_per_second = rate.0 as f64 * USABLE / 8.0;
+        let credit_max = bytes_per_second * CREDIT.as_secs_f64();
+        if let Some(before) = self.credited_at {
+            let elapsed = now.saturating_duration_since(before).as_secs_f64();
+            self.credit_bytes = (self.credit_bytes + elapsed * bytes_per_second).min(credit_max);
+        }
+        self.credited_at = Some(now);
+        let correction = self.credit_bytes / (bytes_per_second * CORRECT_WITHIN.as_secs_f64());
+        if self.second.bytes(now) as f64 > rate.0 as f64 * FULL_SECOND / 8.0 {
+            // Catching up after a stall would put two stretches of full rate into one second.
+            return PACING_FULL;
+        }
+        (1.0 + correction).clamp(PACING_MIN, PACING_MAX)
+    }
+
+    /// Counts the lanes that have something to send, at most once every [`RECOUNT_AFTER`].
+    fn recount(&mut self, now: Instant) {
+        if self.counted_at.is_some_and(|at| now.saturating_duration_since(at) < RECOUNT_AFTER) {
+            return;
+        }
+        self.counted_at = Some(now);
+        let active_for = self.active_for();
+        let sends =
+            |lane: &&LaneShare| lane.last_sent.is_some_and(|at| now.saturating_duration_since(at) <= active_for);
+        self.active = self.lanes.iter().flatten().filter(sends).count();
+    }
+
+    /// How long after its last packet a lane still counts as sending: longer at rates where a share is few packets.
+    fn active_for(&self) -> Duration {
+        let Some(rate) = self.rate else { return ACTIVE_FOR };
+        let lanes = self.active.max(1) as u32;
+        let packets = rate.time_for(crate::ByteCount(ACTIVE_PACKETS * 1500)).saturating_mul(lanes);
+        ACTIVE_FOR.max(packets.min(ACTIVE_FOR_MAX))
+    }
+}
+
+/// The bytes of the last second, in [`BINS`] parts.
+#[derive(Debug)]
+struct LastSecond {
+    bins: [u64; BINS],
+    sum: u64,
+    /// The first instant that was seen, and the part that is filled now, counted from there.
+    start: Option<Instant>,
+    current: u64,
+}
+
+impl Default for LastSecond {
+    fn default() -> Self {
+        Self { bins: [0; BINS], sum: 0, start: None, current: 0 }
+    }
+}
+
+impl LastSecond {
+    fn add(&mut self, now: Instant, bytes: u64) {
+        self.advance(now);
+        self.bins[(self.current % BINS as u64) as usize] += bytes;
+        self.sum += bytes;
+    }
+
+    fn bytes(&mut self, now: Instant) -> u64 {
+        self.advance(now);
+        self.sum
+    }
+
+    /// Empties the parts that are older than a second.
+    fn advance(&mut self, now: Instant) {
+        let start = *self.start.get_or_insert(now);
+        let part = now.saturating_duration_since(start).as_millis() as u64 / BIN_MS;
+        let passed = part.saturating_sub(self.current).min(BINS as u64);
+        for _ in 0..passed {
+            self.current += 1;
+            let oldest = &mut self.bins[(self.current % BINS as u64) as usize];
+            self.sum -= std::mem::take(oldest);
+        }
+        self.current = self.current.max(part);
+    }
+}
+
+/// Parts of the last second: 10 ms each, and one more because the first and the last are not whole.
+const BIN_MS: u64 = 10;
+const BINS: usize = 101;
+
+/// The part of the given rate at which a second counts as full, and pacing slows down.
+const FULL_SECOND: f64 = 0.995;
+
+/// The part of the given rate that pacing aims at. The rest pays for the bursts of the pacers (2 to 10 ms each) and for
+/// [`CREDIT`], so that no second carries more than the given rate.
+const USABLE: f64 = 0.992;
+
+/// Most credit kept from a time when nothing could be sent: late wake-ups of a busy host are of this order.
+const CREDIT: Duration = Duration::from_millis(8);
+
+/// A debt or credit is evened out in about this time.
+const CORRECT_WITHIN: Duration = Duration::from_millis(40);
+
+/// Bounds of the correction of pacing. Guess: enough to catch up 8 ms within 40, and to pay for a handshake quickly.
+const PACING_MIN: f64 = 0.25;
+const PACING_MAX: f64 = 1.25;
+
+/// The pace while the last second is full: a trickle, so that timers stay short.
+const PACING_FULL: f64 = 0.02;
+
+/// A lane that has sent nothing for this long has nothing to send (pacers wake at least every 10 ms).
+pub(super) const ACTIVE_FOR: Duration = Duration::from_millis(25);
+
+/// The same at low rates: the time of this many packets of the lane, up to [`ACTIVE_FOR_MAX`].
+const ACTIVE_PACKETS: u64 = 4;
+const ACTIVE_FOR_MAX: Duration = Duration::from_secs(1);
+
+/// Lanes are counted this often; a share that comes free is in use this much later.
+const RECOUNT_AFTER: Duration = Duration::from_millis(1);

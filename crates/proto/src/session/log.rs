@@ -1,0 +1,371 @@
+//! The control log: a reliable, ordered stream of messages from one end of a session to the other that survives any lane.
+//!
+//! Messages are numbered from 0. They travel on one lane at a time, the carrier, which stays the carrier until it dies: a message
+//! on another lane could overtake one that is under way. The far end acknowledges how many it has taken. When the carrier dies,
+//! everything not acknowledged travels again on the oldest lane left. Both ends drop what they have seen, so a message is taken
+//! exactly once and in order, whatever lanes come up and die when.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Instant;
+
+use super::message::{Frame, Message};
+use super::{LaneId, UNSETTLED_FILES_MAX};
+use crate::error::Error;
+
+/// Most bytes of messages waiting to be acknowledged before producers are asked to wait. Reason: the manifest runs ahead of the data by
+/// tens of thousands of files, which is ahead of the bandwidth-delay product of any path that Sterna is for.
+pub const LOG_BYTES_MAX: usize = 8 << 20;
+
+/// Most messages waiting to be acknowledged before producers are asked to wait. Reason: blocks may run ahead of their offers on
+/// other lanes, and the far end takes no file that is more than [`UNSETTLED_FILES_MAX`] ahead of the offers it has.
+const LOG_MESSAGES_MAX: usize = UNSETTLED_FILES_MAX / 2;
+
+/// Bytes of messages in one frame. Reason: small enough to slip between the data of a block, large enough that ten thousand offers
+/// cost few frames.
+const FRAME_BYTES_MAX: usize = 32 << 10;
+
+/// How many messages may be taken before they are acknowledged. Reason: keeps the far end's log short at little cost.
+const ACKNOWLEDGE_EVERY: u64 = 64;
+
+/// One end of the control log: what is to be sent, and what has come.
+#[derive(Debug, Default)]
+pub struct ControlLog {
+    /// Encoded messages not yet acknowledged; the first has number `first`.
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    first: u64,
+    /// Number of the next message to put on the carrier.
+    next: u64,
+    /// Every message below this has been on a lane.
+    sent: u64,
+    lanes: BTreeSet<LaneId>,
+    carrier: Option<LaneId>,
+    /// Since when there has been no lane; `None` while there is one, and before the first.
+    alone_since: Option<Instant>,
+    /// Number of the next message expected from the far end.
+    expected: u64,
+    /// The last number that has been acknowledged to the far end.
+    acknowledged: u64,
+    /// The far end sent something that it had sent before: acknowledge at once, it may be behind.
+    acknowledge_now: bool,
+}
+
+impl ControlLog {
+    /// Adds a message.
+    pub fn push(&mut self, message: &Message) {
+        let encoded = message.encode();
+        self.waiting_bytes += encoded.len();
+        self.waiting.push_back(encoded);
+    }
+
+    /// Whether producers that can wait should add more.
+    pub fn has_room(&self) -> bool {
+        self.waiting_bytes < LOG_BYTES_MAX && self.waiting.len() < LOG_MESSAGES_MAX
+    }
+
+    /// Bytes of messages that wait to be acknowledged.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
+    /// Whether every message has been acknowledged.
+    pub fn is_settled(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whether every message has at least been handed to a lane.
+    pub fn is_sent(&self) -> bool {
+        self.next == self.first + self.waiting.len() as u64
+    }
+
+    /// A lane is up.
+    pub fn handle_lane_up(&mut self, lane: LaneId) {
+        self.lanes.insert(lane);
+        self.carrier.get_or_insert(lane);
+        self.alone_since = None;
+    }
+
+    /// A lane is dead. When it carried the log, what is not acknowledged goes again on the next one.
+    pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
+        if self.lanes.remove(&lane) && self.lanes.is_empty() {
+            self.alone_since = Some(now);
+        }
+        if self.carrier == Some(lane) {
+            self.carrier = self.lanes.first().copied();
+            self.next = self.first;
+            self.acknowledge_now = true;
+        }
+    }
+
+    /// Takes a frame of the log; returns the new messages in it.
+    ///
+    /// Errors: a gap, an acknowledgement of something never sent, or a malformed message.
+    pub fn handle_frame(&mut self, first: u64, encoded: &[u8]) -> Result<Vec<Message>, Error> {
+        if first > self.expected {
+            return Err(Error::protocol(format!("message {first} from the peer where {} was next", self.expected)));
+        }
+        let messages = Message::decode_all(encoded)?;
+        let seen = usize::try_from(self.expected - first).unwrap_or(usize::MAX);
+        if seen > 0 {
+            self.acknowledge_now = true;
+        }
+        let new: Vec<Message> = messages.into_iter().skip(seen).collect();
+        self.expected += new.len() as u64;
+        Ok(new)
+    }
+
+    /// The far end has taken every message below `next`.
+    pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
+        if next > self.sent {
+            return Err(Error::protocol(format!("message {next} acknowledged by the peer, which was never sent")));
+        }
+        while self.first < next {
+            if let Some(encoded) = self.waiting.pop_front() {
+                self.waiting_bytes -= encoded.len();
+            }
+            self.first += 1;
+        }
+        self.next = self.next.max(self.first);
+        Ok(())
+    }
+
+    /// The next frame for `lane`, if the log travels on it and has something to say.
+    pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
+        if self.carrier != Some(lane) {
+            return None;
+        }
+        if self.acknowledge_now || self.expected - self.acknowledged >= ACKNOWLEDGE_EVERY {
+            return Some(self.acknowledge());
+        }
+        let start = usize::try_from(self.next - self.first).ok()?;
+        if start >= self.waiting.len() {
+            return None;
+        }
+        let first = self.next;
+        let mut encoded = Vec::new();
+        for message in self.waiting.range(start..) {
+            if !encoded.is_empty() && encoded.len() + message.len() > FRAME_BYTES_MAX {
+                break;
+            }
+            encoded.extend_from_slice(message);
+            self.next += 1;
+        }
+        self.sent = self.sent.max(self.next);
+        Some(Frame::Messages { first, encoded })
+    }
+
+    /// An acknowledgement of what has come, if any is owed; asked for when a lane has nothing else to say.
+    pub fn poll_acknowledgement(&mut self, lane: LaneId) -> Option<Frame> {
+        (self.carrier == Some(lane) && self.expected > self.acknowledged).then(|| self.acknowledge())
+    }
+
+    fn acknowledge(&mut self) -> Frame {
+        self.acknowledged = self.expected;
+        self.acknowledge_now = false;
+        Frame::Acknowledge { next: self.expected }
+    }
+
+    /// Since when the session has had no lane, if it had one before and has none now.
+    pub fn alone_since(&self) -> Option<Instant> {
+        self.alone_since
+    }
+
+    /// How many lanes are up.
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn numbered(number: u64) -> Message {
+        Message::OffersEnd { files: number, bytes: 0 }
+    }
+
+    fn numbers(messages: &[Message]) -> Vec<u64> {
+        let number = |message: &Message| match message {
+            Message::OffersEnd { files, .. } => *files,
+            other => panic!("{other:?} was never sent"),
+        };
+        messages.iter().map(number).collect()
+    }
+
+    /// The origin of virtual time.
+    fn origin() -> Instant {
+        Instant::now()
+    }
+
+    fn frame(log: &mut ControlLog, lane: LaneId) -> (u64, Vec<u8>) {
+        match log.poll_frame(lane) {
+            Some(Frame::Messages { first, encoded }) => (first, encoded),
+            other => panic!("messages expected, not {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_lane_with_a_lower_number_that_comes_up_later_does_not_overtake_the_carrier() {
+        let (mut near, mut far) = (ControlLog::default(), ControlLog::default());
+        near.handle_lane_up(LaneId(1));
+        near.push(&numbered(0));
+        let under_way = frame(&mut near, LaneId(1));
+        near.handle_lane_up(LaneId(0));
+        near.push(&numbered(1));
+        assert!(near.poll_frame(LaneId(0)).is_none(), "it would arrive before what lane 1 carries");
+        let second = frame(&mut near, LaneId(1));
+        assert_eq!(numbers(&far.handle_frame(under_way.0, &under_way.1).unwrap()), [0]);
+        assert_eq!(numbers(&far.handle_frame(second.0, &second.1).unwrap()), [1]);
+    }
+
+    #[test]
+    fn what_was_not_acknowledged_goes_again_when_its_lane_dies() {
+        let (mut near, mut far) = (ControlLog::default(), ControlLog::default());
+        near.handle_lane_up(LaneId(0));
+        near.handle_lane_up(LaneId(1));
+        for number in 0..3 {
+            near.push(&numbered(number));
+        }
+        let (first, encoded) = frame(&mut near, LaneId(0));
+        assert_eq!(numbers(&far.handle_frame(first, &encoded).unwrap()), [0, 1, 2]);
+        near.handle_acknowledgement(1).unwrap();
+        near.handle_lane_down(LaneId(0), origin());
+        assert!(matches!(near.poll_frame(LaneId(1)), Some(Frame::Acknowledge { next: 0 })));
+        near.push(&numbered(3));
+        let (first, encoded) = frame(&mut near, LaneId(1));
+        assert_eq!(first, 1);
+        assert_eq!(numbers(&far.handle_frame(first, &encoded).unwrap()), [3], "1 and 2 were taken before");
+        near.handle_acknowledgement(4).unwrap();
+        assert!(near.is_settled() && near.waiting_bytes() == 0);
+    }
+
+    #[test]
+    fn gaps_and_acknowledgements_of_what_was_never_sent_are_errors() {
+        let mut log = ControlLog::default();
+        assert!(log.handle_frame(1, &numbered(0).encode()).is_err());
+        assert!(log.handle_frame(u64::MAX, &[]).is_err());
+        log.handle_lane_up(LaneId(0));
+        assert!(log.handle_acknowledgement(1).is_err());
+        log.push(&numbered(0));
+        assert!(log.handle_acknowledgement(1).is_err(), "it has been on no lane");
+        log.poll_frame(LaneId(0)).unwrap();
+        log.handle_acknowledgement(1).unwrap();
+        log.handle_acknowledgement(0).unwrap();
+        assert!(log.handle_acknowledgement(2).is_err() && log.handle_acknowledgement(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn producers_wait_for_bytes_and_for_messages() {
+        let mut log = ControlLog::default();
+        for number in 0..LOG_MESSAGES_MAX as u64 {
+            assert!(log.has_room());
+            log.push(&numbered(number));
+        }
+        assert!(!log.has_room(), "{LOG_MESSAGES_MAX} messages wait");
+        log.handle_lane_up(LaneId(0));
+        while matches!(log.poll_frame(LaneId(0)), Some(Frame::Messages { .. })) {}
+        log.handle_acknowledgement(1).unwrap();
+        assert!(log.has_room());
+    }
+
+    /// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
+    struct Seeded(u64);
+
+    impl Seeded {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (z ^ (z >> 31)) % bound
+        }
+    }
+
+    /// One direction of a lane between two logs; what is in it is lost when the lane is cut.
+    struct Pipe {
+        lane: LaneId,
+        frames: VecDeque<Frame>,
+        near_up: bool,
+        far_up: bool,
+    }
+
+    /// Moves one frame, or cuts, or brings up a lane, at random; returns what the far end took.
+    fn stir(random: &mut Seeded, near: &mut ControlLog, far: &mut ControlLog, pipes: &mut Vec<Pipe>) -> Vec<Message> {
+        let now = origin();
+        if pipes.len() < 4 && random.below(4) == 0 {
+            // Numbers are no order: a lane may come up after one with a higher number.
+            let lane = LaneId(random.below(1 << 30) as u32);
+            near.handle_lane_up(lane);
+            far.handle_lane_up(lane);
+            pipes.push(Pipe { lane, frames: VecDeque::new(), near_up: true, far_up: true });
+        }
+        if pipes.is_empty() {
+            return Vec::new();
+        }
+        let index = random.below(pipes.len() as u64) as usize;
+        let Pipe { lane, frames, near_up, far_up } = &mut pipes[index];
+        let mut taken = Vec::new();
+        match random.below(30) {
+            // One end notices that the lane is dead, the other one later; what is under way may still arrive.
+            0 if *near_up => {
+                near.handle_lane_down(*lane, now);
+                *near_up = false;
+            }
+            1 if *far_up => {
+                far.handle_lane_down(*lane, now);
+                *far_up = false;
+                frames.clear();
+            }
+            2..15 if *near_up => frames.extend(near.poll_frame(*lane).or_else(|| near.poll_acknowledgement(*lane))),
+            15..24 if *far_up => match frames.pop_front() {
+                Some(Frame::Messages { first, encoded }) => taken = far.handle_frame(first, &encoded).unwrap(),
+                Some(Frame::Acknowledge { next }) => far.handle_acknowledgement(next).unwrap(),
+                _ => {}
+            },
+            // The way back is as quick as the far end lets it be.
+            _ if *far_up && *near_up => match far.poll_frame(*lane).or_else(|| far.poll_acknowledgement(*lane)) {
+                Some(Frame::Acknowledge { next }) => near.handle_acknowledgement(next).unwrap(),
+                Some(Frame::Messages { first, encoded }) => drop(near.handle_frame(first, &encoded).unwrap()),
+                _ => {}
+            },
+            _ => {}
+        }
+        pipes.retain(|pipe| pipe.near_up || pipe.far_up);
+        taken
+    }
+
+    #[test]
+    fn every_message_is_taken_once_and_in_order_whatever_lanes_die_when() {
+        for seed in 0..500 {
+            let mut random = Seeded(seed);
+            let (mut near, mut far) = (ControlLog::default(), ControlLog::default());
+            let (mut pipes, mut taken, mut pushed, mut turns) = (Vec::new(), Vec::new(), 0, 0u32);
+            while taken.len() < 200 || !near.is_settled() {
+                if pushed < 200 && random.below(3) == 0 {
+                    near.push(&numbered(pushed));
+                    pushed += 1;
+                }
+                taken.extend(numbers(&stir(&mut random, &mut near, &mut far, &mut pipes)));
+                turns += 1;
+                let replay = format!("seed {seed}: cargo test -p sterna-proto every_message_is_taken_once");
+                assert!(turns < 100_000, "no end after {turns} turns; {replay}");
+                assert!(taken.iter().copied().eq(0..taken.len() as u64), "{taken:?}; {replay}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_without_lanes_knows_since_when() {
+        let (mut log, start) = (ControlLog::default(), origin());
+        assert_eq!(log.alone_since(), None, "before the first lane nothing is lost");
+        log.handle_lane_up(LaneId(7));
+        log.handle_lane_down(LaneId(3), start);
+        assert_eq!((log.alone_since(), log.lane_count()), (None, 1));
+        log.handle_lane_down(LaneId(7), start + Duration::from_secs(1));
+        log.handle_lane_down(LaneId(7), start + Duration::from_secs(2));
+        assert_eq!(log.alone_since(), Some(start + Duration::from_secs(1)));
+        log.handle_lane_up(LaneId(8));
+        assert_eq!(log.alone_since(), None);
+    }
+}

@@ -1,0 +1,589 @@
+//! Frames and messages on the wire, and their encoding.
+//!
+//! A *frame* belongs to one lane (hello, welcome, a stretch of the control log); a *message* belongs to the session and rides in
+//! the control log. Block headers and trailers travel with the data of their block. See `docs/protocol.md`.
+
+use super::{FileId, SessionId};
+use crate::digest::{Checks, Digest, FileDigests};
+use crate::error::Error;
+use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX};
+use crate::wire::{Reader, Writer};
+
+/// Version of the protocol; a peer of another version is refused with a text that names both.
+pub const PROTOCOL_VERSION: u64 = 1;
+
+/// Most sources in one request. Reason: they fit in one control frame with room to spare.
+pub const SOURCES_MAX: usize = 4096;
+
+/// Most ranges in one message. Reason: keeps a message near one frame; more ranges take more messages.
+const RANGES_MAX: usize = 1024;
+
+/// Most small files in one packed block. Reason: their entries (100 bytes each as a rule) stay below the header limit.
+pub const PACK_FILES_MAX: usize = 256;
+
+/// Most bytes of data in one packed block. Reason: the smallest block of a large file is as large.
+pub const PACK_BYTES_MAX: u64 = 1 << 20;
+
+/// Most bytes of entries in the header of a packed block. Reason: a lane refuses headers above 128 KiB.
+pub(super) const PACK_HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// What a receiver does when the destination exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrite {
+    /// Leaves it and reports an error.
+    Never,
+    /// Replaces it.
+    Always,
+    /// Replaces it when size or modification time differ; otherwise it counts as done.
+    IfChanged,
+}
+
+/// What a client asks of an agent. Paths are as in a location: beneath the agent's root, with wildcards in sources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The client sends, the agent receives into `destination`.
+    Push {
+        /// Where to.
+        destination: Vec<u8>,
+        /// More than one source: the destination is a directory.
+        several: bool,
+        /// What to do when a file exists.
+        overwrite: Overwrite,
+        /// Digests wanted beside BLAKE3.
+        checks: Checks,
+        /// `--expect`: the digest that the one file must have.
+        expect: Option<Digest>,
+        /// Nothing is written: the agent only says what it would do.
+        dry_run: bool,
+    },
+    /// The agent sends `sources`, the client receives.
+    Pull {
+        /// What to send.
+        sources: Vec<Vec<u8>>,
+        /// The rate of the path, a cap on the wire; 0 for none.
+        rate_bps: u64,
+        /// Loss that counts as noise, in parts per million.
+        loss_ceiling_ppm: u64,
+        /// Nothing is sent but the manifest.
+        dry_run: bool,
+    },
+}
+
+/// The first frame of a client on every lane: the session it belongs to and what the session is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The session; the first hello that arrives starts it, the others join.
+    pub session: SessionId,
+    /// The agent has welcomed a lane of this session before: it must still know it.
+    pub rejoin: bool,
+    /// What is asked; the same in every hello of a session.
+    pub request: Request,
+}
+
+/// A control frame of a lane.
+#[derive(Debug)]
+pub enum Frame {
+    /// Client to agent, first on each lane.
+    Hello(Hello),
+    /// Agent to client: the hello is accepted.
+    Welcome,
+    /// Agent to client: it is not; the lane closes.
+    Refuse(Error),
+    /// A stretch of the control log: encoded messages, the first of which has number `first`.
+    Messages {
+        /// Number of the first message.
+        first: u64,
+        /// The messages, one behind the other.
+        encoded: Vec<u8>,
+    },
+    /// Every message below `next` has been taken.
+    Acknowledge {
+        /// Number of the next message expected.
+        next: u64,
+    },
+}
+
+/// A message of the control log.
+#[derive(Debug)]
+pub enum Message {
+    /// Sender: a file of the manifest.
+    Offer {
+        /// Its number: one above the last.
+        file: FileId,
+        /// What it is.
+        entry: FileEntry,
+    },
+    /// Sender: a file offered before cannot be sent.
+    Withdraw {
+        /// Which.
+        file: FileId,
+        /// Why.
+        error: Error,
+    },
+    /// Sender: something in the sources could not be offered at all.
+    Unreadable {
+        /// What and why.
+        error: Error,
+    },
+    /// Sender: the manifest is complete.
+    OffersEnd {
+        /// How many files were offered.
+        files: u64,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// Sender: it knows the outcome of every file; the session is over.
+    Bye,
+    /// Receiver: these blocks are here; they need not be sent (again).
+    Have {
+        /// The file.
+        file: FileId,
+        /// Blocks, half-open ranges.
+        blocks: Vec<(u64, u64)>,
+    },
+    /// Receiver: these blocks are to be sent again.
+    Want {
+        /// The file.
+        file: FileId,
+        /// Blocks, half-open ranges.
+        blocks: Vec<(u64, u64)>,
+    },
+    /// Receiver: the destination is up to date.
+    Skipped {
+        /// The file.
+        file: FileId,
+    },
+    /// Receiver: the file is verified, durable and has its name.
+    Done {
+        /// The file.
+        file: FileId,
+        /// Its digests.
+        digests: FileDigests,
+    },
+    /// Receiver: the file cannot be received, or was withdrawn.
+    Failed {
+        /// The file.
+        file: FileId,
+        /// Why.
+        error: Error,
+    },
+    /// Either end: the session cannot go on.
+    Abort {
+        /// Why.
+        error: Error,
+    },
+    /// Receiver: a remark for the person, such as a changed source that starts over.
+    Notice {
+        /// The file.
+        file: FileId,
+        /// The remark.
+        text: String,
+    },
+}
+
+/// What stands in front of the data of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockHeader {
+    /// One block of one file. The entry travels with every block, so that no lane depends on another.
+    Single {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// Index of the block.
+        index: u64,
+        /// The block is a hole: it carries no data, and is all zero.
+        hole: bool,
+    },
+    /// Small files, whole, one behind the other.
+    Packed {
+        /// Files with their entries, in the order of their data.
+        files: Vec<(FileId, FileEntry)>,
+    },
+}
+
+impl Frame {
+    /// The frame as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Self::Hello(hello) => {
+                w.byte(1);
+                w.integer(PROTOCOL_VERSION);
+                w.raw(&hello.session.0);
+                w.byte(u8::from(hello.rejoin));
+                hello.request.write(&mut w);
+            }
+            Self::Welcome => {
+                w.byte(2);
+                w.integer(PROTOCOL_VERSION);
+            }
+            Self::Refuse(error) => {
+                w.byte(3);
+                w.error(error);
+            }
+            Self::Messages { first, encoded } => {
+                w.byte(4);
+                w.integer(*first);
+                w.raw(encoded);
+            }
+            Self::Acknowledge { next } => {
+                w.byte(5);
+                w.integer(*next);
+            }
+        }
+        w.into_bytes()
+    }
+
+    /// Reads a frame. Errors: malformed, or a hello of another version of the protocol.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let mut r = Reader::new(bytes);
+        let frame = match r.byte()? {
+            1 => {
+                expect_version(&mut r)?;
+                let session = SessionId(r.array()?);
+                Self::Hello(Hello { session, rejoin: read_flag(&mut r)?, request: Request::read(&mut r)? })
+            }
+            2 => {
+                expect_version(&mut r)?;
+                Self::Welcome
+            }
+            3 => Self::Refuse(r.error()?),
+            4 => {
+                let first = r.integer()?;
+                Self::Messages { first, encoded: r.rest().to_vec() }
+            }
+            5 => Self::Acknowledge { next: r.integer()? },
+            code => return Err(Error::protocol(format!("frame from the peer: unknown type {code}"))),
+        };
+        r.finish()?;
+        Ok(frame)
+    }
+}
+
+fn expect_version(r: &mut Reader<'_>) -> Result<(), Error> {
+    match r.integer()? {
+        PROTOCOL_VERSION => Ok(()),
+        other => Err(Error::protocol(format!(
+            "the peer speaks version {other} of the protocol, this sterna speaks {PROTOCOL_VERSION}: use the same release at both ends"
+        ))),
+    }
+}
+
+impl Request {
+    fn write(&self, w: &mut Writer) {
+        match self {
+            Self::Push { destination, several, overwrite, checks, expect, dry_run } => {
+                w.byte(1);
+                w.bytes(destination);
+                w.byte(u8::from(*several));
+                w.byte(match overwrite {
+                    Overwrite::Never => 1,
+                    Overwrite::Always => 2,
+                    Overwrite::IfChanged => 3,
+                });
+                w.byte(check_bits(*checks));
+                w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
+                w.byte(u8::from(*dry_run));
+            }
+            Self::Pull { sources, rate_bps, loss_ceiling_ppm, dry_run } => {
+                w.byte(2);
+                w.integer(sources.len() as u64);
+                for source in sources {
+                    w.bytes(source);
+                }
+                w.integer(*rate_bps);
+                w.integer(*loss_ceiling_ppm);
+                w.byte(u8::from(*dry_run));
+            }
+        }
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        match r.byte()? {
+            1 => Ok(Self::Push {
+                destination: r.bytes()?.to_vec(),
+                several: read_flag(r)?,
+                overwrite: match r.byte()? {
+                    1 => Overwrite::Never,
+                    2 => Overwrite::Always,
+                    3 => Overwrite::IfChanged,
+                    code => return Err(Error::protocol(format!("request from the peer: overwrite rule {code}"))),
+                },
+                checks: read_checks(r)?,
+                expect: match r.bytes()? {
+                    b"" => None,
+                    text => Some(String::from_utf8_lossy(text).parse()?),
+                },
+                dry_run: read_flag(r)?,
+            }),
+            2 => {
+                let count = r.integer_up_to(SOURCES_MAX as u64)?;
+                let mut sources = Vec::new();
+                for _ in 0..count {
+                    sources.push(r.bytes()?.to_vec());
+                }
+                Ok(Self::Pull {
+                    sources,
+                    rate_bps: r.integer()?,
+                    loss_ceiling_ppm: r.integer_up_to(1_000_000)?,
+                    dry_run: read_flag(r)?,
+                })
+            }
+            code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
+        }
+    }
+}
+
+fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
+    Ok(r.integer_up_to(1)? == 1)
+}
+
+impl Message {
+    /// The message as bytes: its type, the length of its body, its body.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        let code = self.write_body(&mut w);
+        let body = w.into_bytes();
+        let mut out = Writer::default();
+        out.byte(code);
+        out.bytes(&body);
+        out.into_bytes()
+    }
+
+    fn write_body(&self, w: &mut Writer) -> u8 {
+        match self {
+            Self::Offer { file, entry } => {
+                w.integer(file.0);
+                w.entry(entry);
+                1
+            }
+            Self::Withdraw { file, error } => {
+                w.integer(file.0);
+                w.error(error);
+                2
+            }
+            Self::Unreadable { error } => {
+                w.error(error);
+                3
+            }
+            Self::OffersEnd { files, bytes } => {
+                w.integer(*files);
+                w.integer(*bytes);
+                4
+            }
+            Self::Bye => 5,
+            Self::Have { file, blocks } => {
+                write_ranges(w, *file, blocks);
+                6
+            }
+            Self::Want { file, blocks } => {
+                write_ranges(w, *file, blocks);
+                7
+            }
+            Self::Skipped { file } => {
+                w.integer(file.0);
+                8
+            }
+            Self::Done { file, digests } => {
+                w.integer(file.0);
+                write_digests(w, digests);
+                9
+            }
+            Self::Failed { file, error } => {
+                w.integer(file.0);
+                w.error(error);
+                10
+            }
+            Self::Abort { error } => {
+                w.error(error);
+                11
+            }
+            Self::Notice { file, text } => {
+                w.integer(file.0);
+                w.bytes(text.as_bytes());
+                12
+            }
+        }
+    }
+
+    /// Reads messages one behind the other until the bytes end.
+    pub fn decode_all(bytes: &[u8]) -> Result<Vec<Self>, Error> {
+        let mut r = Reader::new(bytes);
+        let mut messages = Vec::new();
+        while !r.is_empty() {
+            let code = r.byte()?;
+            let mut body = Reader::new(r.bytes()?);
+            messages.push(Self::read_body(code, &mut body)?);
+            body.finish()?;
+        }
+        Ok(messages)
+    }
+
+    fn read_body(code: u8, r: &mut Reader<'_>) -> Result<Self, Error> {
+        Ok(match code {
+            1 => Self::Offer { file: FileId(r.integer()?), entry: r.entry()? },
+            2 => Self::Withdraw { file: FileId(r.integer()?), error: r.error()? },
+            3 => Self::Unreadable { error: r.error()? },
+            4 => Self::OffersEnd { files: r.integer()?, bytes: r.integer()? },
+            5 => Self::Bye,
+            6 => {
+                let (file, blocks) = read_ranges(r)?;
+                Self::Have { file, blocks }
+            }
+            7 => {
+                let (file, blocks) = read_ranges(r)?;
+                Self::Want { file, blocks }
+            }
+            8 => Self::Skipped { file: FileId(r.integer()?) },
+            9 => Self::Done { file: FileId(r.integer()?), digests: read_digests(r)? },
+            10 => Self::Failed { file: FileId(r.integer()?), error: r.error()? },
+            11 => Self::Abort { error: r.error()? },
+            12 => {
+                let file = FileId(r.integer()?);
+                let text = String::from_utf8_lossy(r.bytes()?);
+                Self::Notice { file, text: text.chars().filter(|c| !c.is_control()).take(4096).collect() }
+            }
+            other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
+        })
+    }
+}
+
+fn write_ranges(w: &mut Writer, file: FileId, blocks: &[(u64, u64)]) {
+    w.integer(file.0);
+    w.integer(blocks.len() as u64);
+    for (start, end) in blocks {
+        w.integer(*start);
+        w.integer(end - start);
+    }
+}
+
+fn read_ranges(r: &mut Reader<'_>) -> Result<(FileId, Vec<(u64, u64)>), Error> {
+    let file = FileId(r.integer()?);
+    let count = r.integer_up_to(RANGES_MAX as u64)?;
+    let mut blocks = Vec::new();
+    for _ in 0..count {
+        let start = r.integer()?;
+        let end = start.checked_add(r.integer()?).filter(|end| *end > start);
+        let end = end.ok_or_else(|| Error::protocol("ranges from the peer: empty or beyond 2^64"))?;
+        blocks.push((start, end));
+    }
+    Ok((file, blocks))
+}
+
+/// Splits `blocks` so that each part fits in one message.
+pub(super) fn ranges_per_message(blocks: &[(u64, u64)]) -> impl Iterator<Item = Vec<(u64, u64)>> + '_ {
+    blocks.chunks(RANGES_MAX).map(<[(u64, u64)]>::to_vec)
+}
+
+fn check_bits(checks: Checks) -> u8 {
+    let kinds = [checks.adler32, checks.crc32c, checks.md5, checks.sha256];
+    kinds.iter().enumerate().fold(0, |bits, (bit, wanted)| bits | u8::from(*wanted) << bit)
+}
+
+fn read_checks(r: &mut Reader<'_>) -> Result<Checks, Error> {
+    let bits = r.byte()?;
+    if bits > 0b1111 {
+        return Err(Error::protocol(format!("digests from the peer: unknown kinds {bits:#b}")));
+    }
+    let wanted = |bit: u8| bits >> bit & 1 == 1;
+    Ok(Checks { adler32: wanted(0), crc32c: wanted(1), md5: wanted(2), sha256: wanted(3) })
+}
+
+fn write_digests(w: &mut Writer, digests: &FileDigests) {
+    let FileDigests { blake3, adler32, crc32c, md5, sha256 } = digests;
+    w.byte(check_bits(Checks {
+        adler32: adler32.is_some(),
+        crc32c: crc32c.is_some(),
+        md5: md5.is_some(),
+        sha256: sha256.is_some(),
+    }));
+    w.raw(blake3);
+    adler32.iter().chain(crc32c).for_each(|sum| w.raw(&sum.to_be_bytes()));
+    md5.iter().for_each(|sum| w.raw(sum));
+    sha256.iter().for_each(|sum| w.raw(sum));
+}
+
+fn read_digests(r: &mut Reader<'_>) -> Result<FileDigests, Error> {
+    let checks = read_checks(r)?;
+    Ok(FileDigests {
+        blake3: r.array()?,
+        adler32: checks.adler32.then(|| r.array().map(u32::from_be_bytes)).transpose()?,
+        crc32c: checks.crc32c.then(|| r.array().map(u32::from_be_bytes)).transpose()?,
+        md5: checks.md5.then(|| r.array()).transpose()?,
+        sha256: checks.sha256.then(|| r.array()).transpose()?,
+    })
+}
+
+impl BlockHeader {
+    /// The header as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Self::Single { file, entry, index, hole } => {
+                w.byte(if *hole { 2 } else { 1 });
+                w.integer(file.0);
+                w.entry(entry);
+                w.integer(*index);
+            }
+            Self::Packed { files } => {
+                w.byte(3);
+                w.integer(files.len() as u64);
+                for (file, entry) in files {
+                    w.integer(file.0);
+                    w.entry(entry);
+                }
+            }
+        }
+        w.into_bytes()
+    }
+
+    /// Reads a header and holds it against `data_len`, the length of the data that the lane announced.
+    ///
+    /// Errors: malformed, a block beyond the end of its file, a length that does not fit, a file that must (not) be packed.
+    pub fn decode(bytes: &[u8], data_len: u64) -> Result<Self, Error> {
+        let mut r = Reader::new(bytes);
+        let kind = r.byte()?;
+        let (header, expected) = match kind {
+            1 | 2 => {
+                let (file, entry) = (FileId(r.integer()?), r.entry()?);
+                let index = r.integer()?;
+                let blocks = entry.blocks();
+                if entry.is_packed() || index >= blocks.count() {
+                    return Err(Error::protocol(format!(
+                        "block {index} of {} from the peer: there is none",
+                        entry.path
+                    )));
+                }
+                let hole = kind == 2;
+                let expected = if hole { 0 } else { blocks.length(index) };
+                (Self::Single { file, entry, index, hole }, expected)
+            }
+            3 => {
+                let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
+                let mut files = Vec::new();
+                for _ in 0..count {
+                    let (file, entry) = (FileId(r.integer()?), r.entry()?);
+                    if !entry.is_packed() {
+                        return Err(Error::protocol(format!(
+                            "packed block from the peer: {} is too large",
+                            entry.path
+                        )));
+                    }
+                    files.push((file, entry));
+                }
+                let expected = files.iter().map(|(_, entry)| entry.size).sum();
+                if expected > PACK_BYTES_MAX.max(PACKED_FILE_BYTES_MAX) {
+                    return Err(Error::protocol(format!("packed block from the peer: {expected} bytes are too many")));
+                }
+                (Self::Packed { files }, expected)
+            }
+            code => return Err(Error::protocol(format!("block from the peer: unknown kind {code}"))),
+        };
+        r.finish()?;
+        if expected != data_len {
+            return Err(Error::protocol(format!("block from the peer: {data_len} bytes where {expected} belong")));
+        }
+        Ok(header)
+    }
+}

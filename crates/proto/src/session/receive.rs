@@ -1,0 +1,599 @@
+//! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::message::{Frame, Message, ranges_per_message};
+use super::send::{FileOutcome, lost_every_lane};
+use super::{
+    ActiveFile, BLOCK_FAILURES_MAX, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied,
+};
+use crate::digest::FileDigests;
+use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
+use crate::file::FileEntry;
+use crate::range_set::RangeSet;
+
+/// How long arrived blocks may wait before the sender is told. Reason: well below any round trip that matters, and a
+/// handful of messages a second at most.
+const REPORT_INTERVAL: Duration = Duration::from_millis(25);
+
+/// Most bytes of messages that the sender may leave unacknowledged. Reason: an honest one stops at half of
+/// [`UNSETTLED_FILES_MAX`] files without an outcome, whose outcomes with every path in them take half of this; a liar is cut off.
+const UNACKNOWLEDGED_BYTES_MAX: usize = 64 << 20;
+
+/// What the storage said when a file was looked up before its first block.
+#[derive(Debug)]
+pub enum PrepareOutcome {
+    /// Blocks can be written; these are here from an earlier run.
+    Ready {
+        /// Blocks in the journal.
+        have: RangeSet,
+        /// A remark for the person at the sender, such as why an earlier part was dropped.
+        notice: Option<String>,
+    },
+    /// The destination is up to date.
+    UpToDate,
+    /// It is complete already (a directory, an empty file).
+    Complete(FileDigests),
+    /// It cannot be received.
+    Failed(Error),
+}
+
+/// Whether a lane may write a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockClaim {
+    /// Write and verify it.
+    Take,
+    /// Read past it: it is here, its file is settled, or another lane is writing it.
+    Discard,
+}
+
+/// What the driver of a receiver must do or know.
+#[derive(Debug)]
+pub enum RecvEvent {
+    /// Look this file up, then call [`RecvSession::handle_prepared`].
+    Prepare {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+    },
+    /// Drop what has been written of this file.
+    Discard {
+        /// The file.
+        file: FileId,
+    },
+    /// Every block of this file is here: verify the whole, make it durable, give it its name, then call
+    /// [`RecvSession::handle_published`].
+    Publish {
+        /// The file.
+        file: FileId,
+    },
+    /// A file ended.
+    Settled {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// How.
+        outcome: FileOutcome,
+    },
+    /// The sender could not offer something.
+    Unreadable(Error),
+    /// The session cannot go on.
+    Aborted(Error),
+}
+
+#[derive(Debug)]
+struct Claim {
+    lane: LaneId,
+    /// Another lane brought the same block meanwhile and its copy was read past.
+    discarded_copy: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Stage {
+    /// The storage has not answered yet.
+    Preparing,
+    /// Blocks may come.
+    Receiving,
+    /// Every block is here.
+    Publishing,
+}
+
+#[derive(Debug)]
+struct RecvFile {
+    entry: FileEntry,
+    stage: Stage,
+    arrived: RangeSet,
+    arrived_count: u64,
+    unreported: RangeSet,
+    claims: BTreeMap<u64, Claim>,
+    failures: BTreeMap<u64, u32>,
+    withdrawn: Option<Error>,
+}
+
+/// The receiving end of a session.
+#[derive(Debug)]
+pub struct RecvSession {
+    log: ControlLog,
+    linger: Duration,
+    files: HashMap<FileId, RecvFile>,
+    /// Files whose arrived blocks the sender has not been told of.
+    unreported: Vec<FileId>,
+    last_report: Option<Instant>,
+    path_bytes: usize,
+    offered: u64,
+    /// Every file that was named, in an offer or a header, is below this.
+    files_seen: u64,
+    offered_bytes: u64,
+    offers_end: Option<(u64, u64)>,
+    settled: RangeSet,
+    settled_count: u64,
+    arrived_bytes: u64,
+    held_bytes: u64,
+    failed_blocks: u64,
+    events: VecDeque<RecvEvent>,
+    /// It said so, or has not come back.
+    sender_left: bool,
+    over: bool,
+    /// This end leaves as soon as every outcome has been handed to a lane.
+    leaves_first: bool,
+    /// The session was over when a lane ended: what the log would send again is of no use any more.
+    ended: bool,
+}
+
+impl RecvSession {
+    /// A receiver that outlives its last lane by `linger`.
+    pub fn new(linger: Duration) -> Self {
+        Self {
+            log: ControlLog::default(),
+            linger,
+            files: HashMap::new(),
+            unreported: Vec::new(),
+            last_report: None,
+            path_bytes: 0,
+            offered: 0,
+            files_seen: 0,
+            offered_bytes: 0,
+            offers_end: None,
+            settled: RangeSet::default(),
+            settled_count: 0,
+            arrived_bytes: 0,
+            held_bytes: 0,
+            failed_blocks: 0,
+            events: VecDeque::new(),
+            sender_left: false,
+            over: false,
+            leaves_first: false,
+            ended: false,
+        }
+    }
+
+    // Input.
+
+    /// A lane is up.
+    pub fn handle_lane_up(&mut self, lane: LaneId) {
+        self.log.handle_lane_up(lane);
+    }
+
+    /// A lane is dead. Blocks it was bringing are free again; those of which another lane brought a copy that was read
+    /// past are asked for, the rest the sender gives to another lane by itself.
+    pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
+        self.ended = self.is_over();
+        self.log.handle_lane_down(lane, now);
+        for (id, file) in &mut self.files {
+            let lost: Vec<u64> = file.claims.iter().filter(|(_, c)| c.lane == lane).map(|(index, _)| *index).collect();
+            for index in lost {
+                if file.claims.remove(&index).is_some_and(|claim| claim.discarded_copy) {
+                    self.log.push(&Message::Want { file: *id, blocks: vec![(index, index + 1)] });
+                }
+            }
+        }
+    }
+
+    /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted, since the log is the
+    /// same on every lane.
+    pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
+        let taken = self.log.handle_frame(first, encoded);
+        let taken =
+            taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
+        taken.inspect_err(|error| self.abort(copied(error)))
+    }
+
+    /// The peer has taken our messages below `next`. Errors: it cannot have; the session is aborted.
+    pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
+        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(copied(error)))
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.log.alone_since().is_none_or(|since| now < since + self.linger) || self.over {
+            return;
+        }
+        if self.is_complete() {
+            // Every file has its outcome; only the sender's last word, or its last acknowledgement, was lost with a lane.
+            self.sender_left = true;
+        } else {
+            self.finish_with(lost_every_lane(self.linger));
+        }
+    }
+
+    /// A file named in the header of a block. Errors: it contradicts its offer, or too many files are open; the session is
+    /// aborted.
+    pub fn handle_entry(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
+        self.open_file(id, entry).inspect_err(|error| self.abort(copied(error)))
+    }
+
+    fn open_file(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
+        if self.log.waiting_bytes() > UNACKNOWLEDGED_BYTES_MAX {
+            let text = format!("the peer has not acknowledged the last {UNACKNOWLEDGED_BYTES_MAX} bytes of messages");
+            return Err(Error::new(ErrorKind::Limit, Scope::Path, Phase::Transfer, text));
+        }
+        if self.settled.contains(id.0) {
+            return Ok(());
+        }
+        if let Some(file) = self.files.get(&id) {
+            if file.entry != *entry {
+                return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
+            }
+            return Ok(());
+        }
+        let end = self.offers_end.map_or(u64::MAX, |(files, _)| files);
+        if id.0 >= self.offered.saturating_add(UNSETTLED_FILES_MAX as u64) || id.0 >= end {
+            return Err(Error::protocol(format!("file {} from the peer: too far ahead of the manifest", id.0)));
+        }
+        let path_bytes = self.path_bytes + entry.path.as_bytes().len();
+        if self.files.len() >= UNSETTLED_FILES_MAX || path_bytes > UNSETTLED_PATH_BYTES_MAX {
+            return Err(Error::protocol("manifest from the peer: too many files that are not settled"));
+        }
+        self.path_bytes = path_bytes;
+        self.files_seen = self.files_seen.max(id.0 + 1);
+        self.files.insert(
+            id,
+            RecvFile {
+                entry: entry.clone(),
+                stage: Stage::Preparing,
+                arrived: RangeSet::default(),
+                arrived_count: 0,
+                unreported: RangeSet::default(),
+                claims: BTreeMap::new(),
+                failures: BTreeMap::new(),
+                withdrawn: None,
+            },
+        );
+        self.events.push_back(RecvEvent::Prepare { file: id, entry: entry.clone() });
+        Ok(())
+    }
+
+    /// The storage has looked a file up.
+    pub fn handle_prepared(&mut self, id: FileId, outcome: PrepareOutcome) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        assert!(file.stage == Stage::Preparing, "a file is prepared once");
+        file.stage = Stage::Receiving;
+        if let Some(error) = file.withdrawn.take() {
+            self.events.push_back(RecvEvent::Discard { file: id });
+            return self.settle(id, FileOutcome::Failed(error));
+        }
+        match outcome {
+            PrepareOutcome::Ready { have, notice } => {
+                let blocks = file.entry.blocks();
+                let ranges: Vec<(u64, u64)> = have.iter().map(|r| (r.start, r.end)).collect();
+                file.arrived_count = have.iter().map(|r| r.end - r.start).sum();
+                let held: u64 = have.iter().flatten().map(|index| blocks.length(index)).sum();
+                self.arrived_bytes += held;
+                self.held_bytes += held;
+                file.arrived = have;
+                let complete = file.arrived_count == blocks.count() && !file.entry.is_packed();
+                for blocks in ranges_per_message(&ranges) {
+                    self.log.push(&Message::Have { file: id, blocks });
+                }
+                if let Some(text) = notice {
+                    self.log.push(&Message::Notice { file: id, text });
+                }
+                if complete {
+                    file.stage = Stage::Publishing;
+                    self.events.push_back(RecvEvent::Publish { file: id });
+                }
+            }
+            PrepareOutcome::UpToDate => self.settle(id, FileOutcome::Skipped),
+            PrepareOutcome::Complete(digests) => self.settle(id, FileOutcome::Done(digests)),
+            PrepareOutcome::Failed(error) => self.settle(id, FileOutcome::Failed(error)),
+        }
+    }
+
+    /// A lane has brought a block that it had claimed; `verified` says whether it matches its digest.
+    ///
+    /// A packed file counts as block 0 and is published by the caller when this returns `Take`; for others a
+    /// [`RecvEvent::Publish`] follows the last block. `Discard` means that the file has ended meanwhile.
+    pub fn handle_block(&mut self, lane: LaneId, id: FileId, index: u64, verified: Result<(), Error>) -> BlockClaim {
+        let Some(file) = self.files.get_mut(&id) else { return BlockClaim::Discard };
+        if file.claims.get(&index).is_none_or(|claim| claim.lane != lane) {
+            return BlockClaim::Discard;
+        }
+        file.claims.remove(&index);
+        if let Err(error) = verified {
+            self.failed_blocks += 1;
+            let failures = file.failures.entry(index).or_default();
+            *failures += 1;
+            if *failures >= BLOCK_FAILURES_MAX {
+                self.fail(id, error);
+            } else {
+                self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
+            }
+            return BlockClaim::Discard;
+        }
+        if file.entry.is_packed() {
+            file.stage = Stage::Publishing;
+            self.arrived_bytes += file.entry.size;
+            return BlockClaim::Take;
+        }
+        let blocks = file.entry.blocks();
+        self.arrived_bytes += blocks.length(index);
+        file.arrived.insert(index..index + 1);
+        file.arrived_count += 1;
+        if file.unreported.is_empty() {
+            self.unreported.push(id);
+        }
+        file.unreported.insert(index..index + 1);
+        if file.arrived_count == blocks.count() {
+            file.stage = Stage::Publishing;
+            self.events.push_back(RecvEvent::Publish { file: id });
+        }
+        BlockClaim::Take
+    }
+
+    /// A block that a lane had claimed did not come whole: the sender gave it up. It is free again; the sender says with a
+    /// message what becomes of its file.
+    pub fn handle_block_abandoned(&mut self, lane: LaneId, id: FileId, index: u64) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        if file.claims.get(&index).is_some_and(|claim| claim.lane == lane) {
+            file.claims.remove(&index);
+            self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
+        }
+    }
+
+    /// A file has been published, or could not be.
+    pub fn handle_published(&mut self, id: FileId, outcome: Result<FileDigests, Error>) {
+        match outcome {
+            Ok(digests) => self.settle(id, FileOutcome::Done(digests)),
+            Err(error) => self.settle(id, FileOutcome::Failed(error)),
+        }
+    }
+
+    fn handle_message(&mut self, message: Message) -> Result<(), Error> {
+        match message {
+            Message::Offer { file, entry } => {
+                if file.0 != self.offered || self.offers_end.is_some() {
+                    return Err(Error::protocol(format!("file {} offered by the peer out of turn", file.0)));
+                }
+                self.open_file(file, &entry)?;
+                self.offered += 1;
+                self.offered_bytes = self.offered_bytes.saturating_add(entry.size);
+                Ok(())
+            }
+            Message::Withdraw { file, error } => self.handle_withdraw(file, error),
+            Message::Unreadable { error } => {
+                self.events.push_back(RecvEvent::Unreadable(error));
+                Ok(())
+            }
+            Message::OffersEnd { files, bytes } => {
+                if files != self.offered || files < self.files_seen || self.offers_end.is_some() {
+                    return Err(Error::protocol("manifest from the peer: it ends with a wrong count"));
+                }
+                self.offers_end = Some((files, bytes));
+                Ok(())
+            }
+            Message::Bye => {
+                if !self.is_complete() {
+                    return Err(Error::protocol("the sender left before every file had its outcome"));
+                }
+                self.sender_left = true;
+                Ok(())
+            }
+            Message::Abort { error } => {
+                self.finish_with(error);
+                Ok(())
+            }
+            Message::Have { .. }
+            | Message::Want { .. }
+            | Message::Skipped { .. }
+            | Message::Done { .. }
+            | Message::Failed { .. }
+            | Message::Notice { .. } => Err(Error::protocol("a sender sent a message that only receivers send")),
+        }
+    }
+
+    fn handle_withdraw(&mut self, id: FileId, error: Error) -> Result<(), Error> {
+        if id.0 >= self.offered {
+            return Err(Error::protocol(format!("file {} withdrawn by the peer: it was never offered", id.0)));
+        }
+        match self.files.get_mut(&id) {
+            // Too late, or settled: its outcome stands.
+            None => {}
+            Some(file) if file.stage == Stage::Publishing => {}
+            Some(file) if file.stage == Stage::Preparing => file.withdrawn = Some(error),
+            Some(_) => {
+                // Blocks of a source that changed are of no use; after a passing error of its disk they are.
+                if error.kind == ErrorKind::Changed {
+                    self.events.push_back(RecvEvent::Discard { file: id });
+                }
+                self.settle(id, FileOutcome::Failed(error));
+            }
+        }
+        Ok(())
+    }
+
+    // Commands.
+
+    /// Asks for the right to write a block (index 0 for a packed file).
+    pub fn claim(&mut self, lane: LaneId, id: FileId, index: u64) -> BlockClaim {
+        let Some(file) = self.files.get_mut(&id) else { return BlockClaim::Discard };
+        if file.stage != Stage::Receiving || file.arrived.contains(index) {
+            return BlockClaim::Discard;
+        }
+        if let Some(claim) = file.claims.get_mut(&index) {
+            claim.discarded_copy = true;
+            return BlockClaim::Discard;
+        }
+        file.claims.insert(index, Claim { lane, discarded_copy: false });
+        BlockClaim::Take
+    }
+
+    /// Lets this end leave as soon as it has told every outcome, without waiting for the sender to have heard: for a client,
+    /// whose files are in place by then.
+    pub fn leave_first(&mut self) {
+        self.leaves_first = true;
+    }
+
+    /// A file cannot be received after all (the disk is full, say). What has arrived stays for a later run, unless it
+    /// is corrupt.
+    pub fn fail(&mut self, id: FileId, error: Error) {
+        if self.files.get(&id).is_some_and(|file| file.stage != Stage::Publishing) {
+            if error.kind == ErrorKind::Corrupt {
+                self.events.push_back(RecvEvent::Discard { file: id });
+            }
+            self.settle(id, FileOutcome::Failed(error));
+        }
+    }
+
+    /// Ends the session at both ends.
+    pub fn abort(&mut self, error: Error) {
+        if !self.over {
+            self.log.push(&Message::Abort { error: copied(&error) });
+            self.finish_with(error);
+        }
+    }
+
+    fn settle(&mut self, id: FileId, outcome: FileOutcome) {
+        let Some(file) = self.files.remove(&id) else { return };
+        self.path_bytes -= file.entry.path.as_bytes().len();
+        self.settled.insert(id.0..id.0 + 1);
+        self.settled_count += 1;
+        self.log.push(&match &outcome {
+            FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
+            FileOutcome::Skipped => Message::Skipped { file: id },
+            FileOutcome::Failed(error) => Message::Failed { file: id, error: copied(error) },
+        });
+        self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
+    }
+
+    fn finish_with(&mut self, error: Error) {
+        // Both ends may abort at once: the first word counts.
+        if !std::mem::replace(&mut self.over, true) {
+            self.events.push_back(RecvEvent::Aborted(error));
+        }
+    }
+
+    // Output.
+
+    /// The next control frame for `lane`.
+    pub fn poll_frame(&mut self, lane: LaneId, now: Instant) -> Option<Frame> {
+        // Blocks gather into few ranges while the peer does not acknowledge, and the log stays short.
+        let due = self.last_report.is_none_or(|last| now >= last + REPORT_INTERVAL) && self.log.has_room();
+        if due && !self.unreported.is_empty() {
+            self.last_report = Some(now);
+            for id in std::mem::take(&mut self.unreported) {
+                let Some(file) = self.files.get_mut(&id) else { continue };
+                let ranges: Vec<(u64, u64)> =
+                    std::mem::take(&mut file.unreported).iter().map(|r| (r.start, r.end)).collect();
+                for blocks in ranges_per_message(&ranges) {
+                    self.log.push(&Message::Have { file: id, blocks });
+                }
+            }
+        }
+        self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<RecvEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`RecvSession::handle_timeout`] or [`RecvSession::poll_frame`] must be called at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let reports = !self.unreported.is_empty() && self.log.has_room() && self.log.lane_count() > 0;
+        let report = self.last_report.filter(|_| reports).map(|last| last + REPORT_INTERVAL);
+        let alone = self.log.alone_since().map(|since| since + self.linger);
+        [report, alone].into_iter().flatten().min()
+    }
+
+    // Questions.
+
+    /// Whether every file of a complete manifest has settled.
+    pub fn is_complete(&self) -> bool {
+        self.offers_end.is_some_and(|(files, _)| files == self.settled_count)
+    }
+
+    /// Whether the session is over: the sender knows every outcome and has left, or it was aborted.
+    pub fn is_over(&self) -> bool {
+        let told = self.log.is_sent() || self.log.lane_count() == 0;
+        let complete = self.is_complete() && (self.log.is_settled() || self.leaves_first && told);
+        self.ended || self.sender_left || self.over && told || complete
+    }
+
+    /// File bytes here, those from an earlier run included.
+    pub fn arrived_bytes(&self) -> u64 {
+        self.arrived_bytes
+    }
+
+    /// Those of the arrived bytes that were here from an earlier run.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Files and bytes offered, and whether the manifest is complete.
+    pub fn offered(&self) -> (u64, u64, bool) {
+        (self.offered, self.offered_bytes, self.offers_end.is_some())
+    }
+
+    /// Whether a file is known and not settled.
+    pub fn is_open(&self, file: FileId) -> bool {
+        self.files.contains_key(&file)
+    }
+
+    /// Whether the manifest is complete and only `count` files are not settled: what must be done before the sender hears that
+    /// all is done has to be done now.
+    pub fn are_last(&self, count: usize) -> bool {
+        self.offers_end.is_some() && self.files.len() == count
+    }
+
+    /// Whether blocks of a file may still come.
+    pub fn is_receiving(&self, file: FileId) -> bool {
+        self.files.get(&file).is_some_and(|file| file.stage == Stage::Receiving)
+    }
+
+    /// Large files under way, the first `most` of the manifest.
+    pub fn active_files(&self, most: usize) -> Vec<ActiveFile> {
+        let mut under_way: Vec<(&FileId, &RecvFile)> =
+            self.files.iter().filter(|(_, file)| !file.claims.is_empty() && !file.entry.is_packed()).collect();
+        under_way.sort_unstable_by_key(|(id, _)| **id);
+        let shown = |(_, file): (&FileId, &RecvFile)| ActiveFile {
+            path: file.entry.path.clone(),
+            size: file.entry.size,
+            done: (file.arrived_count * file.entry.blocks().block_bytes()).min(file.entry.size),
+        };
+        under_way.into_iter().take(most).map(shown).collect()
+    }
+
+    /// Blocks that failed their check and were asked for again.
+    pub fn failed_blocks(&self) -> u64 {
+        self.failed_blocks
+    }
+
+    /// Bytes of messages that the peer has not acknowledged.
+    pub fn log_bytes(&self) -> usize {
+        self.log.waiting_bytes()
+    }
+
+    /// How many lanes are up.
+    pub fn lane_count(&self) -> usize {
+        self.log.lane_count()
+    }
+}
+
+/// What a block that does not match its digest is reported as.
+pub fn corrupt_block(entry: &FileEntry, index: u64) -> Error {
+    let text = format!("block {index} of {}: does not match the digest of its sender; asked for again", entry.path);
+    Error::new(ErrorKind::Corrupt, Scope::Path, Phase::Verify, text).retry(Retry::After)
+}

@@ -1,0 +1,509 @@
+//! The sending end of a session: the pool of blocks that lanes pull from, and what is known of each file.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
+use super::{ActiveFile, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied};
+use crate::digest::FileDigests;
+use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
+use crate::file::FileEntry;
+use crate::range_set::RangeSet;
+
+/// Bytes that an entry takes in a header beside its path, at most (six integers, a kind).
+const ENTRY_FIXED_BYTES: usize = 64;
+
+/// What a lane sends next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockTask {
+    /// One block of one file.
+    Single {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// Index of the block.
+        index: u64,
+    },
+    /// Small files, whole.
+    Packed {
+        /// Files with their entries.
+        files: Vec<(FileId, FileEntry)>,
+    },
+}
+
+/// How a file ended.
+#[derive(Debug)]
+pub enum FileOutcome {
+    /// Verified, durable, in place.
+    Done(FileDigests),
+    /// The destination was up to date.
+    Skipped,
+    /// It failed.
+    Failed(Error),
+}
+
+/// What the driver of a sender must know.
+#[derive(Debug)]
+pub enum SendEvent {
+    /// A file ended.
+    Settled {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// How.
+        outcome: FileOutcome,
+    },
+    /// The receiver has a remark on a file.
+    Notice {
+        /// The file.
+        file: FileId,
+        /// The remark.
+        text: String,
+    },
+    /// The session cannot go on.
+    Aborted(Error),
+}
+
+#[derive(Debug)]
+struct SendFile {
+    entry: FileEntry,
+    /// Blocks that no lane has taken; a packed file counts as one block.
+    pending: RangeSet,
+    /// Blocks that a lane has taken and the receiver has not confirmed.
+    in_flight: BTreeMap<u64, LaneId>,
+    withdrawn: bool,
+}
+
+impl SendFile {
+    /// Takes the blocks of `range` back from their lanes. Cost: by how many they are, not by how many there are.
+    fn take_in_flight(&mut self, range: Range<u64>) -> Vec<u64> {
+        let taken: Vec<u64> = self.in_flight.range(range).map(|(index, _)| *index).collect();
+        for index in &taken {
+            self.in_flight.remove(index);
+        }
+        taken
+    }
+}
+
+/// The sending end of a session.
+#[derive(Debug)]
+pub struct SendSession {
+    log: ControlLog,
+    linger: Duration,
+    files: BTreeMap<FileId, SendFile>,
+    /// Files with pending blocks; small and large apart so that small ones pack well when they alternate.
+    ready_small: BTreeSet<FileId>,
+    ready_large: BTreeSet<FileId>,
+    path_bytes: usize,
+    offered: u64,
+    offered_bytes: u64,
+    offers_ended: bool,
+    bye_sent: bool,
+    confirmed_bytes: u64,
+    held_bytes: u64,
+    sent_again_blocks: u64,
+    events: VecDeque<SendEvent>,
+    over: bool,
+    /// The session was over when a lane ended: what the log would send again is of no use any more.
+    ended: bool,
+}
+
+impl SendSession {
+    /// A sender that outlives its last lane by `linger`.
+    pub fn new(linger: Duration) -> Self {
+        Self {
+            log: ControlLog::default(),
+            linger,
+            files: BTreeMap::new(),
+            ready_small: BTreeSet::new(),
+            ready_large: BTreeSet::new(),
+            path_bytes: 0,
+            offered: 0,
+            offered_bytes: 0,
+            offers_ended: false,
+            bye_sent: false,
+            confirmed_bytes: 0,
+            held_bytes: 0,
+            sent_again_blocks: 0,
+            events: VecDeque::new(),
+            over: false,
+            ended: false,
+        }
+    }
+
+    // Input.
+
+    /// A lane is up.
+    pub fn handle_lane_up(&mut self, lane: LaneId) {
+        self.log.handle_lane_up(lane);
+    }
+
+    /// A lane is dead: the blocks it had taken go back to the pool.
+    pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
+        self.ended = self.is_over();
+        self.log.handle_lane_down(lane, now);
+        let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
+        for (id, file) in files.iter_mut() {
+            let lost: Vec<u64> = file.in_flight.iter().filter(|(_, l)| **l == lane).map(|(index, _)| *index).collect();
+            for index in lost {
+                file.in_flight.remove(&index);
+                if !file.withdrawn {
+                    file.pending.insert(index..index + 1);
+                    *sent_again_blocks += 1;
+                    if file.entry.is_packed() {
+                        ready_small.insert(*id)
+                    } else {
+                        ready_large.insert(*id)
+                    };
+                }
+            }
+        }
+    }
+
+    /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted, since the log is the
+    /// same on every lane.
+    pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
+        let taken = self.log.handle_frame(first, encoded);
+        let taken =
+            taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
+        taken.inspect_err(|error| self.abort(copied(error)))
+    }
+
+    /// The peer has taken our messages below `next`. Errors: it cannot have; the session is aborted.
+    pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
+        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(copied(error)))
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.log.alone_since().is_some_and(|since| now >= since + self.linger) && !self.over {
+            self.finish_with(lost_every_lane(self.linger));
+        }
+    }
+
+    fn handle_message(&mut self, message: Message) -> Result<(), Error> {
+        match message {
+            Message::Have { file, blocks } => self.handle_have(file, &blocks),
+            Message::Want { file, blocks } => self.handle_want(file, &blocks),
+            Message::Skipped { file } => self.settle(file, FileOutcome::Skipped),
+            Message::Done { file, digests } => self.settle(file, FileOutcome::Done(digests)),
+            Message::Failed { file, error } => self.settle(file, FileOutcome::Failed(error)),
+            Message::Notice { file, text } => {
+                self.events.push_back(SendEvent::Notice { file, text });
+                Ok(())
+            }
+            Message::Abort { error } => {
+                self.finish_with(error);
+                Ok(())
+            }
+            Message::Offer { .. }
+            | Message::Withdraw { .. }
+            | Message::Unreadable { .. }
+            | Message::OffersEnd { .. }
+            | Message::Bye => Err(Error::protocol("a receiver sent a message that only senders send")),
+        }
+    }
+
+    fn handle_have(&mut self, id: FileId, blocks: &[(u64, u64)]) -> Result<(), Error> {
+        let Some(file) = known(&mut self.files, self.offered, id)? else { return Ok(()) };
+        let count = unit_count(&file.entry);
+        for &(start, end) in blocks {
+            if end > count {
+                return Err(beyond_end(&file.entry));
+            }
+            for index in file.take_in_flight(start..end) {
+                self.confirmed_bytes = self.confirmed_bytes.saturating_add(unit_bytes(&file.entry, index..index + 1));
+            }
+            for range in file.pending.within(start..end) {
+                let bytes = unit_bytes(&file.entry, range);
+                self.confirmed_bytes = self.confirmed_bytes.saturating_add(bytes);
+                self.held_bytes = self.held_bytes.saturating_add(bytes);
+            }
+            file.pending.remove(start..end);
+        }
+        if file.pending.is_empty() {
+            self.ready_small.remove(&id);
+            self.ready_large.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn handle_want(&mut self, id: FileId, blocks: &[(u64, u64)]) -> Result<(), Error> {
+        let Some(file) = known(&mut self.files, self.offered, id)? else { return Ok(()) };
+        let count = unit_count(&file.entry);
+        for &(start, end) in blocks {
+            if end > count {
+                return Err(beyond_end(&file.entry));
+            }
+            // What the receiver asks for while it was withdrawn stays unsent; the file settles when the receiver has heard.
+            if !file.withdrawn {
+                file.take_in_flight(start..end);
+                file.pending.insert(start..end);
+                self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start);
+            }
+        }
+        if !file.pending.is_empty() {
+            let small = file.entry.is_packed();
+            self.mark_ready(id, small);
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, id: FileId, outcome: FileOutcome) -> Result<(), Error> {
+        if known(&mut self.files, self.offered, id)?.is_none() {
+            return Ok(());
+        }
+        if let Some(file) = self.files.remove(&id) {
+            self.ready_small.remove(&id);
+            self.ready_large.remove(&id);
+            self.path_bytes -= file.entry.path.as_bytes().len();
+            if !matches!(outcome, FileOutcome::Failed(_)) {
+                self.confirmed_bytes = self.confirmed_bytes.saturating_add(missing_bytes(&file));
+            }
+            self.events.push_back(SendEvent::Settled { file: id, entry: file.entry, outcome });
+        }
+        self.say_bye_when_complete();
+        Ok(())
+    }
+
+    // Commands.
+
+    /// Adds a file to the manifest; its blocks join the pool at once.
+    pub fn add_file(&mut self, entry: FileEntry) -> FileId {
+        assert!(!self.offers_ended, "the manifest has ended");
+        let id = FileId(self.offered);
+        self.offered += 1;
+        self.offered_bytes += entry.size;
+        self.path_bytes += entry.path.as_bytes().len();
+        self.log.push(&Message::Offer { file: id, entry: entry.clone() });
+        let mut pending = RangeSet::default();
+        pending.insert(0..unit_count(&entry));
+        let small = entry.is_packed();
+        self.files.insert(id, SendFile { entry, pending, in_flight: BTreeMap::new(), withdrawn: false });
+        self.mark_ready(id, small);
+        id
+    }
+
+    /// Something in the sources cannot be offered.
+    pub fn add_unreadable(&mut self, error: Error) {
+        self.log.push(&Message::Unreadable { error });
+    }
+
+    /// The manifest is complete.
+    pub fn end_files(&mut self) {
+        self.offers_ended = true;
+        self.log.push(&Message::OffersEnd { files: self.offered, bytes: self.offered_bytes });
+        self.say_bye_when_complete();
+    }
+
+    /// A file cannot be sent after all; it settles as failed when the receiver has dropped it.
+    pub fn withdraw(&mut self, id: FileId, error: Error) {
+        let Some(file) = self.files.get_mut(&id).filter(|file| !file.withdrawn) else { return };
+        file.withdrawn = true;
+        file.pending = RangeSet::default();
+        file.in_flight.clear();
+        self.ready_small.remove(&id);
+        self.ready_large.remove(&id);
+        self.log.push(&Message::Withdraw { file: id, error });
+    }
+
+    /// Takes the next block for `lane`; `None` when nothing is to be sent now.
+    pub fn next_block(&mut self, lane: LaneId) -> Option<BlockTask> {
+        if self.over {
+            return None;
+        }
+        match (self.ready_small.first(), self.ready_large.first()) {
+            (Some(small), Some(large)) if small < large => self.next_packed(lane),
+            (Some(_), None) => self.next_packed(lane),
+            (_, Some(&large)) => self.next_single(large, lane),
+            (None, None) => None,
+        }
+    }
+
+    /// Ends the session at both ends.
+    pub fn abort(&mut self, error: Error) {
+        if !self.over {
+            self.log.push(&Message::Abort { error: copied(&error) });
+            self.finish_with(error);
+        }
+    }
+
+    fn next_single(&mut self, id: FileId, lane: LaneId) -> Option<BlockTask> {
+        let file = self.files.get_mut(&id)?;
+        let index = file.pending.iter().next()?.start;
+        file.pending.remove(index..index + 1);
+        file.in_flight.insert(index, lane);
+        if file.pending.is_empty() {
+            self.ready_large.remove(&id);
+        }
+        Some(BlockTask::Single { file: id, entry: file.entry.clone(), index })
+    }
+
+    fn next_packed(&mut self, lane: LaneId) -> Option<BlockTask> {
+        let (mut bytes, mut header_bytes) = (0, 0);
+        let mut files = Vec::new();
+        for id in &self.ready_small {
+            let Some(file) = self.files.get_mut(id) else { continue };
+            let entry_bytes = file.entry.path.as_bytes().len() + ENTRY_FIXED_BYTES;
+            let fits = bytes + file.entry.size <= PACK_BYTES_MAX && header_bytes + entry_bytes <= PACK_HEADER_BYTES_MAX;
+            if !files.is_empty() && !fits || files.len() == PACK_FILES_MAX {
+                break;
+            }
+            bytes += file.entry.size;
+            header_bytes += entry_bytes;
+            file.pending = RangeSet::default();
+            file.in_flight.insert(0, lane);
+            files.push((*id, file.entry.clone()));
+        }
+        for (id, _) in &files {
+            self.ready_small.remove(id);
+        }
+        (!files.is_empty()).then_some(BlockTask::Packed { files })
+    }
+
+    fn mark_ready(&mut self, id: FileId, small: bool) {
+        if small {
+            self.ready_small.insert(id)
+        } else {
+            self.ready_large.insert(id)
+        };
+    }
+
+    fn say_bye_when_complete(&mut self) {
+        if self.is_complete() && !self.bye_sent && !self.over {
+            self.bye_sent = true;
+            self.log.push(&Message::Bye);
+        }
+    }
+
+    fn finish_with(&mut self, error: Error) {
+        // Both ends may abort at once: the first word counts.
+        if !std::mem::replace(&mut self.over, true) {
+            self.events.push_back(SendEvent::Aborted(error));
+        }
+    }
+
+    // Output.
+
+    /// The next control frame for `lane`.
+    pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
+        self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<SendEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`SendSession::handle_timeout`] must be called at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.log.alone_since().map(|since| since + self.linger)
+    }
+
+    // Questions.
+
+    /// Whether the manifest may grow now; the reader of directories waits while it may not.
+    pub fn has_room(&self) -> bool {
+        self.log.has_room()
+            && self.files.len() < UNSETTLED_FILES_MAX / 2
+            && self.path_bytes < UNSETTLED_PATH_BYTES_MAX / 2
+    }
+
+    /// Whether every file of a complete manifest has settled.
+    pub fn is_complete(&self) -> bool {
+        self.offers_ended && self.files.is_empty()
+    }
+
+    /// Whether the session is over: complete and said so, or aborted.
+    pub fn is_over(&self) -> bool {
+        self.ended
+            || (self.over || self.is_complete() && self.bye_sent) && (self.log.is_sent() || self.log.lane_count() == 0)
+    }
+
+    /// Whether a file still waits for its outcome.
+    pub fn is_unsettled(&self, file: FileId) -> bool {
+        self.files.contains_key(&file)
+    }
+
+    /// File bytes that the receiver has confirmed, those it had before included.
+    pub fn confirmed_bytes(&self) -> u64 {
+        self.confirmed_bytes
+    }
+
+    /// Those of the confirmed bytes that were never sent: the receiver had them from an earlier run.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Files and bytes offered, and whether the manifest is complete.
+    pub fn offered(&self) -> (u64, u64, bool) {
+        (self.offered, self.offered_bytes, self.offers_ended)
+    }
+
+    /// Large files under way, the first `most` of the manifest.
+    pub fn active_files(&self, most: usize) -> Vec<ActiveFile> {
+        let under_way = self.files.values().filter(|file| !file.entry.is_packed() && !file.in_flight.is_empty());
+        let shown = |file: &SendFile| ActiveFile {
+            path: file.entry.path.clone(),
+            size: file.entry.size,
+            done: file.entry.size - missing_bytes(file),
+        };
+        under_way.take(most).map(shown).collect()
+    }
+
+    /// Blocks that were sent again: their lane died, or their check failed.
+    pub fn sent_again_blocks(&self) -> u64 {
+        self.sent_again_blocks
+    }
+
+    /// Bytes of messages that the peer has not acknowledged.
+    pub fn log_bytes(&self) -> usize {
+        self.log.waiting_bytes()
+    }
+
+    /// How many lanes are up.
+    pub fn lane_count(&self) -> usize {
+        self.log.lane_count()
+    }
+}
+
+/// How many blocks a file counts for; a packed file is one, whatever its size.
+fn unit_count(entry: &FileEntry) -> u64 {
+    if entry.is_packed() { 1 } else { entry.blocks().count() }
+}
+
+/// Bytes of a range of blocks, which is not empty and within the file. Cost: constant, however many blocks there are.
+fn unit_bytes(entry: &FileEntry, range: Range<u64>) -> u64 {
+    if entry.is_packed() {
+        return entry.size;
+    }
+    let (blocks, last) = (entry.blocks(), range.end - 1);
+    blocks.offset(last) + blocks.length(last) - blocks.offset(range.start)
+}
+
+fn missing_bytes(file: &SendFile) -> u64 {
+    let in_flight = file.in_flight.keys().map(|&index| index..index + 1);
+    file.pending.iter().chain(in_flight).map(|range| unit_bytes(&file.entry, range)).sum()
+}
+
+/// The file `id` if it is not settled yet. Errors: it was never offered.
+fn known(files: &mut BTreeMap<FileId, SendFile>, offered: u64, id: FileId) -> Result<Option<&mut SendFile>, Error> {
+    if id.0 >= offered {
+        return Err(Error::protocol(format!("file {} from the peer: it was never offered", id.0)));
+    }
+    Ok(files.get_mut(&id))
+}
+
+fn beyond_end(entry: &FileEntry) -> Error {
+    Error::protocol(format!("blocks from the peer: beyond the end of {}", entry.path))
+}
+
+/// What both ends report when no lane has come back in time.
+pub(super) fn lost_every_lane(linger: Duration) -> Error {
+    let text =
+        format!("no lane to the peer for {} s: given up; run the same command again to resume", linger.as_secs());
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text).retry(Retry::After)
+}

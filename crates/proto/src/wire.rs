@@ -1,0 +1,243 @@
+//! Reading and writing of bytes on the wire: variable-length integers, byte strings, and entries of a manifest.
+//!
+//! Integers are unsigned LEB128 (7 bits a byte, lowest first, at most 10 bytes). A byte string is its length and its
+//! bytes. Every read is bounded by the frame it stands in, so a peer cannot make us allocate more than it has sent.
+
+use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
+use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, RelPath};
+
+/// Longest text of an error on the wire, in bytes; a longer one is cut. Reason: enough for two paths and a sentence.
+pub const ERROR_TEXT_BYTES_MAX: usize = 10_000;
+
+/// Writes values behind one another.
+#[derive(Default)]
+pub struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// What has been written.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// How many bytes have been written.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether nothing has been written.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// One byte.
+    pub fn byte(&mut self, value: u8) {
+        self.bytes.push(value);
+    }
+
+    /// An integer.
+    pub fn integer(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+
+    /// A byte string with its length in front.
+    pub fn bytes(&mut self, value: &[u8]) {
+        self.integer(value.len() as u64);
+        self.bytes.extend_from_slice(value);
+    }
+
+    /// Bytes whose length the reader knows.
+    pub fn raw(&mut self, value: &[u8]) {
+        self.bytes.extend_from_slice(value);
+    }
+
+    /// An entry of a manifest.
+    pub fn entry(&mut self, entry: &FileEntry) {
+        self.byte(match entry.kind {
+            EntryKind::File => 0,
+            EntryKind::Directory => 1,
+        });
+        self.bytes(entry.path.as_bytes());
+        self.integer(entry.size);
+        self.integer(zigzag(entry.mtime.seconds));
+        self.integer(u64::from(entry.mtime.nanoseconds));
+        self.integer(u64::from(entry.mode));
+        self.integer(entry.allocated);
+        self.integer(entry.inode);
+    }
+
+    /// An error: its four codes and its words with those of its causes.
+    pub fn error(&mut self, error: &Error) {
+        for code in [error.kind.code(), error.scope.code(), error.phase.code(), error.retry.code()] {
+            self.byte(code);
+        }
+        let text = error.chain();
+        let mut end = text.len().min(ERROR_TEXT_BYTES_MAX);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.bytes(&text.as_bytes()[..end]);
+    }
+}
+
+/// Reads values behind one another; every read fails with a protocol error when the bytes do not hold it.
+pub struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Reads from `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    /// Whether all has been read.
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Ends the reading. Errors: bytes are left over.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.rest.is_empty() {
+            return Ok(());
+        }
+        Err(Error::protocol(format!("frame from the peer: {} bytes left over", self.rest.len())))
+    }
+
+    /// All that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
+
+    /// `count` bytes.
+    pub fn raw(&mut self, count: usize) -> Result<&'a [u8], Error> {
+        let (head, tail) =
+            self.rest.split_at_checked(count).ok_or_else(|| Error::protocol("frame from the peer: cut short"))?;
+        self.rest = tail;
+        Ok(head)
+    }
+
+    /// An array of known length.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.raw(N)?);
+        Ok(out)
+    }
+
+    /// One byte.
+    pub fn byte(&mut self) -> Result<u8, Error> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    /// An integer. Errors: longer than 10 bytes, or above 2^64 - 1.
+    pub fn integer(&mut self) -> Result<u64, Error> {
+        let mut value = 0u64;
+        for shift in (0..70).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(Error::protocol("frame from the peer: an integer above 2^64"))
+    }
+
+    /// An integer of at most `max`.
+    pub fn integer_up_to(&mut self, max: u64) -> Result<u64, Error> {
+        let value = self.integer()?;
+        if value > max {
+            return Err(Error::protocol(format!("frame from the peer: {value} where at most {max} is allowed")));
+        }
+        Ok(value)
+    }
+
+    /// A byte string.
+    pub fn bytes(&mut self) -> Result<&'a [u8], Error> {
+        let len = self.integer()?;
+        // A length above usize is above any frame, so the cut below reports it.
+        self.raw(usize::try_from(len).unwrap_or(usize::MAX))
+    }
+
+    /// An entry of a manifest.
+    pub fn entry(&mut self) -> Result<FileEntry, Error> {
+        let kind = match self.byte()? {
+            0 => EntryKind::File,
+            1 => EntryKind::Directory,
+            code => return Err(Error::protocol(format!("manifest from the peer: entry of unknown kind {code}"))),
+        };
+        let path = RelPath::new(self.bytes()?)?;
+        let size = self.integer_up_to(FILE_BYTES_MAX)?;
+        if kind == EntryKind::Directory && size != 0 {
+            return Err(Error::protocol(format!("manifest from the peer: directory {path} of {size} bytes")));
+        }
+        let seconds = unzigzag(self.integer()?);
+        let nanoseconds = self.integer_up_to(999_999_999)? as u32;
+        let mode = self.integer_up_to(0o7777)? as u16;
+        let allocated = self.integer()?;
+        let inode = self.integer()?;
+        Ok(FileEntry { path, kind, size, mtime: FileTime { seconds, nanoseconds }, mode, allocated, inode })
+    }
+
+    /// An error of the peer.
+    pub fn error(&mut self) -> Result<Error, Error> {
+        let unknown = || Error::protocol("error from the peer: unknown code");
+        let kind = ErrorKind::from_code(self.byte()?).ok_or_else(unknown)?;
+        let scope = Scope::from_code(self.byte()?).ok_or_else(unknown)?;
+        let phase = Phase::from_code(self.byte()?).ok_or_else(unknown)?;
+        let retry = Retry::from_code(self.byte()?).ok_or_else(unknown)?;
+        let text = self.bytes()?;
+        if text.len() > ERROR_TEXT_BYTES_MAX {
+            return Err(Error::protocol("error from the peer: its text is too long"));
+        }
+        // The words come from the peer and go to a terminal: no control characters.
+        let text: String =
+            String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        Ok(Error::new(kind, scope, phase, text).retry(retry))
+    }
+}
+
+fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
+}
+
+fn unzigzag(value: u64) -> i64 {
+    (value >> 1) as i64 ^ -((value & 1) as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_read_back_at_every_edge() {
+        for value in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+            let mut writer = Writer::default();
+            writer.integer(value);
+            let bytes = writer.into_bytes();
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(reader.integer().unwrap(), value);
+            reader.finish().unwrap();
+            assert!(Reader::new(&bytes[..bytes.len() - 1]).integer().is_err());
+        }
+        assert!(Reader::new(&[0xff; 11]).integer().is_err());
+        for value in [i64::MIN, -1, 0, 1, i64::MAX] {
+            assert_eq!(unzigzag(zigzag(value)), value);
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_frame_is_an_error_and_allocates_nothing() {
+        let mut writer = Writer::default();
+        writer.integer(u64::MAX);
+        assert!(Reader::new(&writer.into_bytes()).bytes().is_err());
+    }
+}

@@ -1,0 +1,301 @@
+//! Every frame, message and header reads back as it was written, and no bytes make the readers panic.
+
+use sterna_proto::session::{
+    BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite, PACK_BYTES_MAX,
+    PACK_FILES_MAX, Request, SOURCES_MAX, SendSession, SessionId,
+};
+use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
+use sterna_proto::{
+    Algorithm, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry,
+    Scope,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
+struct Seeded(u64);
+
+impl Seeded {
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.draw() % bound as u64) as usize
+    }
+}
+
+fn entry(path: &[u8], size: u64) -> FileEntry {
+    FileEntry {
+        path: RelPath::new(path).unwrap(),
+        kind: EntryKind::File,
+        size,
+        mtime: FileTime { seconds: i64::MIN, nanoseconds: 999_999_999 },
+        mode: 0o7777,
+        allocated: u64::MAX,
+        inode: u64::MAX,
+    }
+}
+
+fn directory() -> FileEntry {
+    FileEntry { kind: EntryKind::Directory, mtime: FileTime::default(), ..entry(b"\xff\xfe/d", 0) }
+}
+
+fn errors() -> Vec<Error> {
+    let kinds = (0..=255).filter_map(ErrorKind::from_code);
+    let mut errors: Vec<Error> = kinds
+        .map(|kind| Error::new(kind, Scope::Destination, Phase::Finalise, "write a: no space").retry(Retry::After))
+        .collect();
+    // Longer than the wire carries: cut, at the edge of a character.
+    errors.push(Error::new(ErrorKind::Io, Scope::Source, Phase::Verify, "ö".repeat(10_000)));
+    errors
+}
+
+fn digests() -> Vec<FileDigests> {
+    (0..16u8)
+        .map(|bits| {
+            let wanted = |bit: u8| bits >> bit & 1 == 1;
+            let checks = Checks { adler32: wanted(0), crc32c: wanted(1), md5: wanted(2), sha256: wanted(3) };
+            FileDigests::of(b"sterna", checks)
+        })
+        .collect()
+}
+
+fn requests() -> Vec<Request> {
+    let push = |overwrite, expect, flag| Request::Push {
+        destination: b"a/\xff".to_vec(),
+        several: flag,
+        overwrite,
+        checks: Checks { adler32: flag, crc32c: !flag, md5: flag, sha256: !flag },
+        expect,
+        dry_run: !flag,
+    };
+    let sha256 = FileDigests::of(b"x", Checks { sha256: true, ..Checks::NONE }).digest(Algorithm::Sha256);
+    let blake3: Option<Digest> = FileDigests::of(b"x", Checks::NONE).digest(Algorithm::Blake3);
+    let pull = |count: usize| Request::Pull {
+        sources: vec![b"run/*.h5".to_vec(); count],
+        rate_bps: u64::MAX,
+        loss_ceiling_ppm: 1_000_000,
+        dry_run: true,
+    };
+    vec![
+        push(Overwrite::Never, None, true),
+        push(Overwrite::Always, sha256, false),
+        push(Overwrite::IfChanged, blake3, true),
+        pull(0),
+        pull(1),
+        pull(SOURCES_MAX),
+    ]
+}
+
+fn messages() -> Vec<Message> {
+    let file = FileId(u64::MAX);
+    let ranges = vec![(0, 1), (5, 300_000), (u64::MAX - 1, u64::MAX)];
+    let mut all = vec![
+        Message::Offer { file, entry: entry(b"a", (1 << 62) - 1) },
+        Message::Offer { file: FileId(0), entry: directory() },
+        Message::OffersEnd { files: u64::MAX, bytes: u64::MAX },
+        Message::Bye,
+        Message::Have { file, blocks: ranges.clone() },
+        Message::Have { file, blocks: Vec::new() },
+        Message::Want { file, blocks: vec![(7, 8); 1024] },
+        Message::Skipped { file },
+        Message::Notice { file, text: "the source has changed: ünïcode".into() },
+    ];
+    all.extend(digests().into_iter().map(|digests| Message::Done { file, digests }));
+    all.extend(errors().into_iter().map(|error| Message::Withdraw { file, error }));
+    all.extend(errors().into_iter().map(|error| Message::Unreadable { error }));
+    all.extend(errors().into_iter().map(|error| Message::Failed { file, error }));
+    all.extend(errors().into_iter().map(|error| Message::Abort { error }));
+    all
+}
+
+fn frames() -> Vec<Frame> {
+    let hello = |request: Request| Frame::Hello(Hello { session: SessionId([0xa5; 16]), rejoin: true, request });
+    let mut all: Vec<Frame> = requests().into_iter().map(hello).collect();
+    all.push(Frame::Welcome);
+    all.extend(errors().into_iter().map(Frame::Refuse));
+    all.push(Frame::Messages { first: u64::MAX, encoded: Message::Bye.encode() });
+    all.push(Frame::Messages { first: 0, encoded: Vec::new() });
+    all.push(Frame::Acknowledge { next: u64::MAX });
+    all
+}
+
+fn headers() -> Vec<(BlockHeader, u64)> {
+    let single =
+        |size: u64, index, hole| BlockHeader::Single { file: FileId(3), entry: entry(b"b", size), index, hole };
+    let longest = [b"n".repeat(255), b"n".repeat(255)].join(&b'/');
+    let packed: Vec<(FileId, FileEntry)> =
+        (0..PACK_FILES_MAX as u64).map(|i| (FileId(i), entry(b"p", i % 2 * 4096))).collect();
+    let bytes = packed.iter().map(|(_, entry)| entry.size).sum();
+    vec![
+        (single(MIB + 1, 0, false), MIB),
+        (single(MIB + 1, 1, false), 1),
+        (single(MIB + 1, 1, true), 0),
+        (single(5_000_000_000_000, 298_023, false), 5_000_000_000_000 % (16 * MIB)),
+        (BlockHeader::Packed { files: packed }, bytes),
+        (
+            BlockHeader::Packed { files: vec![(FileId(1), directory()), (FileId(2), entry(&longest, 256 << 10))] },
+            256 << 10,
+        ),
+        (BlockHeader::Packed { files: Vec::new() }, 0),
+    ]
+}
+
+/// What is written, read and written again is the same bytes: types that hold an error cannot be compared.
+#[test]
+fn every_frame_reads_back() {
+    for frame in frames() {
+        let bytes = frame.encode();
+        let read = Frame::decode(&bytes).unwrap();
+        assert_eq!(read.encode(), bytes, "{read:?}");
+        if !matches!(frame, Frame::Messages { .. }) {
+            let longer = [&bytes[..], b"x"].concat();
+            assert!(Frame::decode(&longer).is_err(), "a byte too many: {frame:?}");
+            assert!(Frame::decode(&bytes[..bytes.len() - 1]).is_err(), "a byte too few: {frame:?}");
+        }
+    }
+}
+
+#[test]
+fn every_message_reads_back_alone_and_behind_others() {
+    let all = messages();
+    for message in &all {
+        let bytes = message.encode();
+        let read = Message::decode_all(&bytes).unwrap();
+        assert_eq!(read.len(), 1);
+        assert_eq!(read[0].encode(), bytes, "{message:?}");
+        assert!(Message::decode_all(&bytes[..bytes.len() - 1]).is_err(), "a byte too few: {message:?}");
+    }
+    let bytes: Vec<u8> = all.iter().flat_map(Message::encode).collect();
+    let read = Message::decode_all(&bytes).unwrap();
+    assert_eq!(read.len(), all.len());
+    assert_eq!(read.iter().flat_map(Message::encode).collect::<Vec<u8>>(), bytes);
+}
+
+#[test]
+fn every_header_reads_back_and_only_with_its_own_length() {
+    for (header, data_len) in headers() {
+        let bytes = header.encode();
+        assert_eq!(BlockHeader::decode(&bytes, data_len).unwrap(), header);
+        for other in [data_len + 1, data_len.wrapping_sub(1), u64::MAX] {
+            assert!(BlockHeader::decode(&bytes, other).is_err(), "{other} bytes: {header:?}");
+        }
+        assert!(BlockHeader::decode(&bytes[..bytes.len() - 1], data_len).is_err(), "{header:?}");
+    }
+}
+
+#[test]
+fn headers_of_blocks_that_cannot_be_are_errors() {
+    let single = |entry: FileEntry, index| BlockHeader::Single { file: FileId(0), entry, index, hole: false }.encode();
+    assert!(BlockHeader::decode(&single(entry(b"a", 5 * MIB), 5), MIB).is_err(), "beyond the end");
+    assert!(BlockHeader::decode(&single(entry(b"a", 5 * MIB), u64::MAX), MIB).is_err(), "far beyond the end");
+    assert!(BlockHeader::decode(&single(entry(b"a", 100), 0), 100).is_err(), "small files travel packed");
+    assert!(BlockHeader::decode(&single(directory(), 0), 0).is_err(), "a directory has no blocks");
+    let packed = |files: Vec<FileEntry>| {
+        BlockHeader::Packed { files: files.into_iter().map(|entry| (FileId(0), entry)).collect() }.encode()
+    };
+    assert!(BlockHeader::decode(&packed(vec![entry(b"a", 5 * MIB)]), 5 * MIB).is_err(), "a large file is not packed");
+    let many = vec![entry(b"a", 0); PACK_FILES_MAX + 1];
+    assert!(BlockHeader::decode(&packed(many), 0).is_err(), "too many files");
+    let heavy = vec![entry(b"a", 256 << 10); 5];
+    assert!(BlockHeader::decode(&packed(heavy), 5 * (256 << 10)).is_err(), "more than a packed block holds");
+}
+
+#[test]
+fn a_peer_of_another_version_is_told_both_versions() {
+    let mut bytes = Frame::Welcome.encode();
+    bytes[1] = 99;
+    let error = Frame::decode(&bytes).unwrap_err();
+    assert!(error.text().contains("99") && error.text().contains("version"), "{error}");
+}
+
+#[test]
+fn errors_and_remarks_bring_no_control_characters_and_no_flood() {
+    let nasty = "a\x1b[2Jb\nc".to_owned() + &"ö".repeat(20_000);
+    let error = Error::new(ErrorKind::Io, Scope::Source, Phase::Verify, nasty.clone());
+    let Ok(Frame::Refuse(read)) = Frame::decode(&Frame::Refuse(error).encode()) else { panic!("it is a refusal") };
+    // A byte that was replaced takes three.
+    assert!(!read.text().chars().any(char::is_control) && read.text().len() <= 3 * ERROR_TEXT_BYTES_MAX);
+    let notice = Message::Notice { file: FileId(0), text: nasty }.encode();
+    let read = Message::decode_all(&notice).unwrap();
+    let [Message::Notice { text, .. }] = &read[..] else { panic!("{read:?}") };
+    assert!(!text.chars().any(char::is_control) && text.chars().count() <= 4096);
+}
+
+#[test]
+fn packed_blocks_of_a_sender_fit_their_header_and_their_data() {
+    let mut sender = SendSession::new(LINGER_DEFAULT);
+    sender.handle_lane_up(LaneId(0));
+    let long = |i: usize| [format!("{i:05}").as_bytes(), &vec![b"x".repeat(255); 15].join(&b'/')[..]].join(&b'/');
+    let mut random = Seeded(1);
+    for i in 0..2000 {
+        let size = [0, 1, 100, 65_536, 256 << 10][random.below(5)];
+        sender.add_file(if random.below(2) == 0 {
+            entry(&long(i), size)
+        } else {
+            entry(format!("{i}").as_bytes(), size)
+        });
+    }
+    let mut sent = 0;
+    while let Some(BlockTask::Packed { files }) = sender.next_block(LaneId(0)) {
+        sent += files.len();
+        let bytes = files.iter().map(|(_, entry)| entry.size).sum();
+        let header = BlockHeader::Packed { files }.encode();
+        // A lane refuses headers above 128 KiB.
+        assert!(header.len() <= 128 << 10 && bytes <= PACK_BYTES_MAX, "{} {bytes}", header.len());
+        BlockHeader::decode(&header, bytes).unwrap();
+    }
+    assert_eq!(sent, 2000);
+}
+
+/// Flips, cuts, grows and repeats bytes.
+fn mutate(random: &mut Seeded, bytes: &mut Vec<u8>) {
+    for _ in 0..1 + random.below(4) {
+        let len = bytes.len();
+        match random.below(6) {
+            0 if len > 0 => bytes.truncate(random.below(len)),
+            1 => bytes.insert(random.below(len + 1), random.draw() as u8),
+            2 if len > 0 => drop(bytes.remove(random.below(len))),
+            3 if len > 0 => bytes[random.below(len)] = 0xff,
+            4 if len > 8 => {
+                // An integer of the largest kind, in the middle of things.
+                let at = random.below(len - 8);
+                bytes.splice(at..at, [0xff; 9].into_iter().chain([0x01]));
+            }
+            _ if len > 0 => bytes[random.below(len)] ^= 1 << random.below(8),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn no_bytes_make_a_reader_panic_and_what_is_read_can_be_written() {
+    let mut corpus: Vec<Vec<u8>> = frames().iter().map(Frame::encode).collect();
+    corpus.extend(messages().iter().map(Message::encode));
+    corpus.extend(headers().iter().map(|(header, _)| header.encode()));
+    corpus.retain(|bytes| bytes.len() < 4096);
+    for seed in 0..40_000 {
+        let mut random = Seeded(seed);
+        let mut bytes = corpus[random.below(corpus.len())].clone();
+        mutate(&mut random, &mut bytes);
+        let replay = format!("seed {seed}: cargo test -p sterna-proto --test messages no_bytes_make");
+        if let Ok(frame) = Frame::decode(&bytes) {
+            let again = frame.encode();
+            assert_eq!(Frame::decode(&again).unwrap().encode(), again, "{replay}");
+        }
+        if let Ok(read) = Message::decode_all(&bytes) {
+            let again: Vec<u8> = read.iter().flat_map(Message::encode).collect();
+            assert_eq!(Message::decode_all(&again).unwrap().len(), read.len(), "{replay}");
+        }
+        for data_len in [0, 1, MIB] {
+            if let Ok(header) = BlockHeader::decode(&bytes, data_len) {
+                assert_eq!(BlockHeader::decode(&header.encode(), data_len).unwrap(), header, "{replay}");
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Peers that lie: whatever they say gives an error and ends the session, costs little, and never panics.
+
+use std::time::{Duration, Instant};
+
+use sterna_proto::session::{
+    BlockClaim, ControlLog, FileId, Frame, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent, RecvSession,
+    SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
+};
+use sterna_proto::{
+    Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Scope,
+};
+
+use super::seeded::{Seeded, for_seeds};
+
+const MIB: u64 = 1 << 20;
+const LANE: LaneId = LaneId(0);
+
+fn entry(name: &str, size: u64) -> FileEntry {
+    let path = RelPath::new(name.as_bytes()).unwrap();
+    let mtime = FileTime::default();
+    FileEntry { path, kind: EntryKind::File, size, mtime, mode: 0o644, allocated: size, inode: 1 }
+}
+
+fn failure() -> Error {
+    Error::new(ErrorKind::Io, Scope::Source, Phase::Transfer, "read")
+}
+
+fn digests() -> FileDigests {
+    FileDigests::of(b"", Checks::NONE)
+}
+
+/// A peer's log: says one thing after the other.
+struct Liar {
+    next: u64,
+}
+
+impl Liar {
+    fn tell_sender(&mut self, sender: &mut SendSession, message: &Message) -> Result<(), Error> {
+        self.next += 1;
+        sender.handle_messages(self.next - 1, &message.encode())
+    }
+
+    fn tell_receiver(&mut self, receiver: &mut RecvSession, message: &Message) -> Result<(), Error> {
+        self.next += 1;
+        receiver.handle_messages(self.next - 1, &message.encode())
+    }
+}
+
+/// A sender with a large and a small file, both sent.
+fn sender() -> SendSession {
+    let mut sender = SendSession::new(LINGER_DEFAULT);
+    sender.handle_lane_up(LANE);
+    sender.add_file(entry("large", 5 * MIB));
+    sender.add_file(entry("small", 100));
+    while sender.next_block(LANE).is_some() {}
+    sender
+}
+
+/// A receiver that was offered a large and a small file, and has looked both up.
+fn receiver(liar: &mut Liar) -> RecvSession {
+    let mut receiver = RecvSession::new(LINGER_DEFAULT);
+    receiver.handle_lane_up(LANE);
+    for (id, entry) in [entry("large", 5 * MIB), entry("small", 100)].into_iter().enumerate() {
+        liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(id as u64), entry }).unwrap();
+        let ready = PrepareOutcome::Ready { have: RangeSet::default(), notice: None };
+        receiver.handle_prepared(FileId(id as u64), ready);
+    }
+    receiver
+}
+
+#[test]
+fn a_lying_receiver_is_an_error_and_ends_the_session() {
+    let file = FileId(0);
+    let lies = [
+        Message::Have { file, blocks: vec![(0, 6)] },
+        Message::Have { file, blocks: vec![(0, 1), (u64::MAX - 1, u64::MAX)] },
+        Message::Want { file, blocks: vec![(5, 6)] },
+        Message::Want { file: FileId(1), blocks: vec![(0, 2)] },
+        Message::Have { file: FileId(2), blocks: vec![(0, 1)] },
+        Message::Want { file: FileId(u64::MAX), blocks: vec![(0, 1)] },
+        Message::Done { file: FileId(2), digests: digests() },
+        Message::Skipped { file: FileId(u64::MAX) },
+        Message::Failed { file: FileId(7), error: failure() },
+        Message::Offer { file, entry: entry("x", 1) },
+        Message::Withdraw { file, error: failure() },
+        Message::Unreadable { error: failure() },
+        Message::OffersEnd { files: 2, bytes: 0 },
+        Message::Bye,
+    ];
+    for lie in &lies {
+        let mut sender = sender();
+        let told = Liar { next: 0 }.tell_sender(&mut sender, lie);
+        assert_eq!(told.unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
+        assert!(matches!(sender.poll_event(), Some(SendEvent::Aborted(_))), "{lie:?}");
+        assert_eq!(sender.next_block(LANE), None);
+        while sender.poll_frame(LANE).is_some() {}
+        assert!(sender.is_over(), "{lie:?}: the peer has been told why");
+    }
+    for next in [1, 3, u64::MAX] {
+        let mut sender = sender();
+        assert!(sender.handle_acknowledgement(next).is_err(), "nothing has been sent yet");
+    }
+    assert!(sender().handle_messages(1, &Message::Bye.encode()).is_err(), "a gap");
+}
+
+#[test]
+fn a_lying_sender_is_an_error_and_ends_the_session() {
+    let offer = |id, name, size| Message::Offer { file: FileId(id), entry: entry(name, size) };
+    let lies: [&[Message]; 14] = [
+        &[offer(3, "c", 1)],
+        &[offer(0, "large", 5 * MIB)],
+        &[offer(u64::MAX, "c", 1)],
+        &[Message::Withdraw { file: FileId(2), error: failure() }],
+        &[Message::Withdraw { file: FileId(u64::MAX), error: failure() }],
+        &[Message::OffersEnd { files: 3, bytes: 0 }],
+        &[Message::OffersEnd { files: 2, bytes: 0 }, Message::OffersEnd { files: 2, bytes: 0 }],
+        &[Message::OffersEnd { files: 2, bytes: 0 }, offer(2, "c", 1)],
+        &[Message::Bye],
+        &[Message::OffersEnd { files: 2, bytes: 0 }, Message::Bye],
+        &[Message::Have { file: FileId(0), blocks: vec![(0, 1)] }],
+        &[Message::Want { file: FileId(0), blocks: vec![(0, 1)] }],
+        &[Message::Done { file: FileId(0), digests: digests() }],
+        &[Message::Notice { file: FileId(0), text: "boo".into() }],
+    ];
+    for lie in lies {
+        let mut liar = Liar { next: 0 };
+        let mut receiver = receiver(&mut liar);
+        while receiver.poll_event().is_some() {}
+        let (last, before) = lie.split_last().unwrap();
+        before.iter().for_each(|message| liar.tell_receiver(&mut receiver, message).unwrap());
+        let told = liar.tell_receiver(&mut receiver, last);
+        assert_eq!(told.unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
+        assert!(matches!(receiver.poll_event(), Some(RecvEvent::Aborted(_))), "{lie:?}");
+        while receiver.poll_frame(LANE, Instant::now()).is_some() {}
+        assert!(receiver.is_over(), "{lie:?}: the peer has been told why");
+    }
+}
+
+#[test]
+fn headers_that_contradict_the_manifest_are_errors() {
+    let contradictions = [
+        (FileId(0), entry("large", 6 * MIB)),
+        (FileId(1), entry("large", 100)),
+        (FileId(2 + UNSETTLED_FILES_MAX as u64), entry("far", 1)),
+        (FileId(u64::MAX), entry("far", 1)),
+    ];
+    for (file, entry) in contradictions {
+        let mut receiver = receiver(&mut Liar { next: 0 });
+        assert!(receiver.handle_entry(file, &entry).is_err(), "{file:?}");
+    }
+    let mut liar = Liar { next: 0 };
+    let mut receiver = receiver(&mut liar);
+    receiver.handle_entry(FileId(9), &entry("ahead", 1)).unwrap();
+    let end = liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 2, bytes: 0 });
+    assert!(end.is_err(), "a block of file 9 came, and the manifest ends with 2");
+}
+
+#[test]
+fn a_flood_of_offers_or_paths_is_cut_off_at_its_limit() {
+    let long = |id: u64| format!("{id}/{}", vec!["x".repeat(250); 15].join("/"));
+    let names: [&dyn Fn(u64) -> String; 2] = [&|id| format!("f{id}"), &long];
+    for name in names {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        receiver.handle_lane_up(LANE);
+        let mut taken = 0u64;
+        while liar
+            .tell_receiver(&mut receiver, &Message::Offer { file: FileId(taken), entry: entry(&name(taken), 1) })
+            .is_ok()
+        {
+            taken += 1;
+            while receiver.poll_event().is_some() {}
+            assert!(taken <= UNSETTLED_FILES_MAX as u64);
+        }
+        assert!(taken > 8000, "{taken} is too few for an honest sender");
+    }
+}
+
+#[test]
+fn a_sender_that_never_acknowledges_is_cut_off() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    let text = "no space ".repeat(500);
+    let mut taken = 0u64;
+    let error = loop {
+        let offer = Message::Offer { file: FileId(taken), entry: entry(&format!("f{taken}"), 1) };
+        if let Err(error) = liar.tell_receiver(&mut receiver, &offer) {
+            break error;
+        }
+        let failed = Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Prepare, text.clone());
+        receiver.handle_prepared(FileId(taken), PrepareOutcome::Failed(failed));
+        while receiver.poll_event().is_some() {}
+        while receiver.poll_frame(LANE, Instant::now()).is_some() {}
+        taken += 1;
+        assert!(receiver.log_bytes() < 65 << 20, "{} bytes wait", receiver.log_bytes());
+    };
+    assert_eq!(error.kind, ErrorKind::Limit);
+}
+
+#[test]
+fn a_storm_of_wants_and_haves_costs_no_more_than_its_ranges() {
+    // 2^38 blocks: a machine that walks over them never comes back.
+    let mut sender = SendSession::new(LINGER_DEFAULT);
+    sender.handle_lane_up(LANE);
+    let large = entry("sparse", 1 << 62);
+    let count = large.blocks().count();
+    sender.add_file(large);
+    for _ in 0..1000 {
+        sender.next_block(LANE).unwrap();
+    }
+    let mut liar = Liar { next: 0 };
+    for turn in 0..1000 {
+        let blocks = if turn % 2 == 0 { vec![(0, count)] } else { (0..1024).map(|i| (i * 2, i * 2 + 1)).collect() };
+        liar.tell_sender(&mut sender, &Message::Want { file: FileId(0), blocks }).unwrap();
+        liar.tell_sender(&mut sender, &Message::Have { file: FileId(0), blocks: vec![(0, count)] }).unwrap();
+    }
+    liar.tell_sender(&mut sender, &Message::Want { file: FileId(0), blocks: vec![(0, count)] }).unwrap();
+    assert_eq!(sender.active_files(10).len(), 0);
+}
+
+#[test]
+fn a_block_that_never_verifies_ends_its_file_after_a_few_tries() {
+    let mut receiver = receiver(&mut Liar { next: 0 });
+    let large = entry("large", 5 * MIB);
+    let mut tries = 0;
+    while receiver.is_open(FileId(0)) {
+        assert_eq!(receiver.claim(LANE, FileId(0), 3), BlockClaim::Take);
+        assert_eq!(receiver.handle_block(LANE, FileId(0), 3, Err(corrupt_block(&large, 3))), BlockClaim::Discard);
+        tries += 1;
+    }
+    assert_eq!(tries, sterna_proto::session::BLOCK_FAILURES_MAX);
+    assert_eq!(receiver.failed_blocks(), u64::from(tries));
+}
+
+#[test]
+fn a_withdrawn_file_is_not_sent_again_when_an_abandoned_block_is_asked_for() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    sender.withdraw(FileId(0), failure());
+    liar.tell_sender(&mut sender, &Message::Want { file: FileId(0), blocks: vec![(0, 5)] }).unwrap();
+    assert_eq!((sender.next_block(LANE), sender.sent_again_blocks()), (None, 0));
+    sender.handle_lane_down(LANE, Instant::now());
+    sender.handle_lane_up(LaneId(1));
+    let again = sender.next_block(LaneId(1));
+    assert!(
+        matches!(&again, Some(sterna_proto::session::BlockTask::Packed { files }) if files.len() == 1),
+        "{again:?}"
+    );
+    assert_eq!(sender.next_block(LaneId(1)), None);
+}
+
+#[test]
+fn a_read_past_copy_is_asked_for_when_the_lane_that_wrote_dies_and_the_sender_does_not_know() {
+    let mut receiver = receiver(&mut Liar { next: 0 });
+    let other = LaneId(1);
+    receiver.handle_lane_up(other);
+    while receiver.poll_frame(LANE, Instant::now()).is_some() {}
+    assert_eq!(receiver.claim(LANE, FileId(0), 2), BlockClaim::Take);
+    assert_eq!(receiver.claim(other, FileId(0), 2), BlockClaim::Discard);
+    receiver.handle_lane_down(LANE, Instant::now());
+    let mut wanted = Vec::new();
+    while let Some(frame) = receiver.poll_frame(other, Instant::now()) {
+        if let Frame::Messages { encoded, .. } = frame {
+            wanted.extend(Message::decode_all(&encoded).unwrap());
+        }
+    }
+    assert!(matches!(&wanted[..], [Message::Want { file: FileId(0), blocks }] if blocks == &[(2, 3)]), "{wanted:?}");
+    assert_eq!(receiver.claim(other, FileId(0), 2), BlockClaim::Take);
+}
+
+/// Anything that a message can say, with numbers near every edge.
+fn any_message(random: &mut Seeded) -> Message {
+    let file = FileId(match random.below(6) {
+        0 => u64::MAX,
+        1 => random.below(100_000),
+        _ => random.below(3),
+    });
+    let mut blocks = Vec::new();
+    for _ in 0..random.below(4) {
+        let start = random.below(7);
+        let longest = if random.chance(50) { u64::MAX - 8 } else { 3 };
+        blocks.push((start, start + 1 + random.below(longest)));
+    }
+    match random.below(12) {
+        0 => {
+            let sizes = [0, 1, 256 << 10, 5 * MIB, 1 << 62];
+            let size = sizes[random.below(5) as usize];
+            Message::Offer { file, entry: entry(["large", "small", "x"][random.below(3) as usize], size) }
+        }
+        1 => Message::Withdraw { file, error: failure() },
+        2 => Message::Unreadable { error: failure() },
+        3 => Message::OffersEnd { files: file.0, bytes: random.draw() },
+        4 => Message::Bye,
+        5 | 6 => Message::Have { file, blocks },
+        7 => Message::Want { file, blocks },
+        8 => Message::Skipped { file },
+        9 => Message::Done { file, digests: digests() },
+        10 => Message::Failed { file, error: failure() },
+        _ => Message::Notice { file, text: "boo".into() },
+    }
+}
+
+#[test]
+fn any_sequence_of_messages_and_calls_never_panics() {
+    for_seeds("any_sequence_of_messages_and_calls_never_panics", 3000, |seed| {
+        let mut random = Seeded::new(seed);
+        let (mut to_sender, mut to_receiver) = (Liar { next: 0 }, Liar { next: 0 });
+        let (mut sender, mut receiver) = (sender(), receiver(&mut to_receiver));
+        let start = Instant::now();
+        for turn in 0..60 {
+            let now = start + Duration::from_millis(turn * 10);
+            let lane = LaneId(random.below(3) as u32);
+            let _ = to_sender.tell_sender(&mut sender, &any_message(&mut random));
+            let _ = to_receiver.tell_receiver(&mut receiver, &any_message(&mut random));
+            let (file, index) = (FileId(random.below(4)), random.below(7));
+            match random.below(12) {
+                0 => sender.handle_lane_up(lane),
+                1 => sender.handle_lane_down(lane, now),
+                2 => drop(sender.next_block(lane)),
+                3 => sender.withdraw(file, failure()),
+                4 => drop(receiver.handle_entry(file, &entry("large", 5 * MIB))),
+                5 => receiver.handle_lane_down(lane, now),
+                6 => drop(sender.handle_acknowledgement(random.below(5))),
+                7 => receiver.handle_block_abandoned(lane, file, index),
+                8 => receiver.fail(file, failure()),
+                _ if receiver.claim(lane, file, index.min(4)) == BlockClaim::Take => {
+                    receiver.handle_block(lane, file, index.min(4), Ok(()));
+                }
+                _ => receiver.handle_lane_up(lane),
+            }
+            while sender.poll_frame(lane).is_some() {}
+            while receiver.poll_frame(lane, now).is_some() {}
+        }
+    });
+}
+
+#[test]
+fn a_log_that_is_acknowledged_wrongly_by_one_is_an_error() {
+    let mut log = ControlLog::default();
+    log.handle_lane_up(LANE);
+    log.push(&Message::Bye);
+    assert!(matches!(log.poll_frame(LANE), Some(Frame::Messages { first: 0, .. })));
+    assert!(log.handle_acknowledgement(2).is_err());
+}

@@ -1,0 +1,127 @@
+//! The receiver's disk as a model: what is written, what is journaled, what has its name. It survives crashes, and refuses
+//! everything that must not happen.
+
+use std::collections::BTreeMap;
+
+use sterna_proto::session::{LaneId, PrepareOutcome};
+use sterna_proto::{Checks, EntryKind, FileDigests, FileEntry, RangeSet, RelPath};
+
+/// A file that takes blocks.
+struct Incoming {
+    entry: FileEntry,
+    /// Verified blocks: in memory or in the page cache.
+    verified: RangeSet,
+    /// Verified blocks that a crash does not lose.
+    journaled: RangeSet,
+    /// Blocks that a lane is writing now.
+    writing: BTreeMap<u64, LaneId>,
+}
+
+impl Incoming {
+    fn new(entry: &FileEntry) -> Self {
+        let (verified, journaled) = (RangeSet::new(), RangeSet::new());
+        Self { entry: entry.clone(), verified, journaled, writing: BTreeMap::new() }
+    }
+
+    fn block_count(&self) -> u64 {
+        if self.entry.is_packed() { 1 } else { self.entry.blocks().count() }
+    }
+}
+
+#[derive(Default)]
+pub struct Store {
+    incoming: BTreeMap<RelPath, Incoming>,
+    /// Published files and their versions.
+    pub published: BTreeMap<RelPath, i64>,
+    /// How many blocks were written (not read past).
+    pub written_blocks: u64,
+}
+
+impl Store {
+    /// What the driver does before the first block of a file.
+    pub fn prepare(&mut self, entry: &FileEntry) -> PrepareOutcome {
+        if entry.kind == EntryKind::Directory {
+            self.published.insert(entry.path.clone(), entry.mtime.seconds);
+            return PrepareOutcome::Complete(FileDigests::of(b"", Checks::NONE));
+        }
+        if self.published.get(&entry.path) == Some(&entry.mtime.seconds) {
+            return PrepareOutcome::UpToDate;
+        }
+        let incoming = self.incoming.entry(entry.path.clone()).or_insert_with(|| Incoming::new(entry));
+        // A small file is written whole; nothing of it is ever in a journal.
+        let mut notice = None;
+        if entry.is_packed() || !incoming.entry.same_version(entry) {
+            notice = (!incoming.verified.is_empty()).then(|| "the source has changed".to_owned());
+            *incoming = Incoming::new(entry);
+        }
+        assert!(incoming.writing.is_empty(), "a file is looked up while a lane of a former session writes it");
+        PrepareOutcome::Ready { have: incoming.verified.clone(), notice }
+    }
+
+    /// A lane begins to write a block.
+    pub fn begin(&mut self, entry: &FileEntry, index: u64, lane: LaneId) {
+        let incoming = self.incoming.get_mut(&entry.path).expect("a block of a file that was looked up");
+        assert_eq!(incoming.entry, *entry, "{}: a block of another version", entry.path);
+        assert!(!incoming.verified.contains(index), "{} block {index}: written over a verified one", entry.path);
+        let other = incoming.writing.insert(index, lane);
+        assert!(other.is_none(), "{} block {index}: written by {lane:?} and {other:?} at once", entry.path);
+    }
+
+    /// A lane has ended its block, well or not.
+    pub fn end(&mut self, path: &RelPath, index: u64, lane: LaneId, verified: bool) {
+        // Discarded meanwhile: the writer works on a file without a name.
+        let Some(incoming) = self.incoming.get_mut(path) else { return };
+        if incoming.writing.get(&index) != Some(&lane) {
+            return;
+        }
+        incoming.writing.remove(&index);
+        if verified {
+            self.written_blocks += 1;
+            incoming.verified.insert(index..index + 1);
+        }
+    }
+
+    /// Makes everything verified durable.
+    pub fn checkpoint(&mut self) {
+        for incoming in self.incoming.values_mut() {
+            if !incoming.entry.is_packed() {
+                incoming.journaled = incoming.verified.clone();
+            }
+        }
+    }
+
+    /// The receiver's host loses what is not journaled.
+    pub fn crash(&mut self) {
+        for incoming in self.incoming.values_mut() {
+            incoming.verified = incoming.journaled.clone();
+            incoming.writing.clear();
+        }
+    }
+
+    /// No lane writes any more; files that are complete are published, what is verified of the others stays.
+    pub fn end_session(&mut self) {
+        self.incoming.values_mut().for_each(|incoming| incoming.writing.clear());
+        let complete = self.incoming.values().filter(|file| file.verified.len() == file.block_count());
+        let complete: Vec<FileEntry> = complete.map(|file| file.entry.clone()).collect();
+        complete.iter().for_each(|entry| self.publish(entry));
+        self.checkpoint();
+    }
+
+    pub fn discard(&mut self, path: &RelPath) {
+        self.incoming.remove(path);
+    }
+
+    /// Gives a file its name: every block must be verified, and nobody may be writing.
+    pub fn publish(&mut self, entry: &FileEntry) {
+        let incoming = self.incoming.remove(&entry.path).expect("a published file was looked up");
+        assert_eq!(incoming.entry, *entry, "{}: published in another version", entry.path);
+        assert_eq!(incoming.verified.len(), incoming.block_count(), "{}: published with blocks missing", entry.path);
+        assert!(incoming.writing.is_empty(), "{}: published while a block is written", entry.path);
+        self.published.insert(entry.path.clone(), entry.mtime.seconds);
+    }
+
+    /// Blocks that a crash now would lose.
+    pub fn unjournaled_blocks(&self) -> u64 {
+        self.incoming.values().map(|incoming| incoming.verified.len() - incoming.journaled.len()).sum()
+    }
+}

@@ -1,0 +1,636 @@
+//! Both ends of a copy in virtual time: the machines of `sterna_proto::session`, and around them what the driver, the
+//! network and the disks do.
+//!
+//! The loop: [`World::run`] takes the next thing that happens (an item arrives, a timer fires), tells the machine that
+//! it concerns, lets every feeder send what it may, and checks what must hold. A copy goes on with a new session, as the
+//! client does, until one ends without an abort.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use sterna_lab::model::{LinkModel, Reorder};
+use sterna_proto::session::{FileId, LINGER_DEFAULT, LaneId, RecvSession, SendSession};
+use sterna_proto::{BitRate, EntryKind, Error, ErrorKind, FileEntry, FileTime, Phase, RelPath, Retry, Scope};
+
+use super::lane::{Lane, endless_queue};
+use super::seeded::Seeded;
+use super::store::Store;
+
+/// One of the two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Sender,
+    Receiver,
+}
+
+/// What a scenario is.
+#[derive(Clone)]
+pub struct Config {
+    pub sizes: Vec<u64>,
+    pub directories: usize,
+    pub lanes: usize,
+    pub client: Side,
+    pub rtt: Duration,
+    pub rate: BitRate,
+    pub loss: f64,
+    pub reorder: bool,
+    pub duplicate: f64,
+    pub quic: bool,
+    /// Bytes that one byte of the lab's path stands for.
+    pub bytes_per_unit: u64,
+    /// Mean life of a lane.
+    pub lane_life: Option<Duration>,
+    /// From then on lanes live for ever: what is stuck stays stuck.
+    pub calm_after: Duration,
+    /// How long an end may take to notice that a lane is dead.
+    pub half_open: Duration,
+    /// How often in a thousand a block fails its check, the disk refuses a block, publishing fails.
+    pub corrupt: u64,
+    pub disk_refuses: u64,
+    pub publish_fails: u64,
+    /// How often in a thousand blocks the source of one changes.
+    pub source_changes: u64,
+    /// How long the reader of directories takes for a few files at most; zero: all are there at once.
+    pub scan: Duration,
+    pub prepare: Duration,
+    pub publish: Duration,
+    pub linger: Duration,
+    /// The first lane of the client carries nothing for so long, and does not die.
+    pub first_lane_stalls: Option<Duration>,
+    /// No lane comes up in this time.
+    pub outage: Option<(Duration, Duration)>,
+    /// After so many steps this host crashes.
+    pub crashes: Vec<(u64, Side)>,
+    /// This end gives up at this time.
+    pub abort: Option<(Duration, Side)>,
+    /// Everything must be over by then.
+    pub deadline: Duration,
+}
+
+impl Config {
+    pub fn clean(sizes: Vec<u64>) -> Self {
+        Self {
+            sizes,
+            directories: 0,
+            lanes: 2,
+            client: Side::Sender,
+            rtt: Duration::from_millis(100),
+            rate: BitRate::megabits(1000),
+            loss: 0.0,
+            reorder: false,
+            duplicate: 0.0,
+            quic: false,
+            bytes_per_unit: 1024,
+            lane_life: None,
+            calm_after: Duration::MAX,
+            half_open: Duration::ZERO,
+            corrupt: 0,
+            disk_refuses: 0,
+            publish_fails: 0,
+            source_changes: 0,
+            scan: Duration::ZERO,
+            prepare: Duration::from_millis(2),
+            publish: Duration::from_millis(5),
+            linger: LINGER_DEFAULT,
+            first_lane_stalls: None,
+            outage: None,
+            crashes: Vec::new(),
+            abort: None,
+            deadline: Duration::from_secs(7200),
+        }
+    }
+}
+
+/// A file at the sender.
+pub struct SourceFile {
+    pub entry: FileEntry,
+    /// Whether it changed while the copy ran: it may fail, and its old version may be in place.
+    pub changed: bool,
+}
+
+/// What fires at a time of its own.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Dial {
+        keeper: usize,
+    },
+    ClientUp {
+        lane: usize,
+    },
+    /// The agent does not know the session: the client hears of it.
+    Refused {
+        lane: usize,
+    },
+    Cut {
+        lane: usize,
+    },
+    Notice {
+        lane: usize,
+        side: Side,
+    },
+    Prepared {
+        file: FileId,
+    },
+    Published {
+        file: FileId,
+    },
+    Checkpoint,
+    /// The reader of directories has found more.
+    Scan,
+    Abort {
+        side: Side,
+    },
+    NewSession,
+}
+
+/// How a file ended, for comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Done,
+    Skipped,
+    Failed(ErrorKind),
+}
+
+/// What one end of a session has said so far.
+#[derive(Default)]
+pub struct Heard {
+    pub settled: HashMap<FileId, Ended>,
+    pub aborted: Option<ErrorKind>,
+    pub gone: bool,
+}
+
+/// One session with all its lanes.
+pub struct Session {
+    pub send: SendSession,
+    pub recv: RecvSession,
+    pub lanes: Vec<Lane>,
+    pub sender: Heard,
+    pub receiver: Heard,
+    pub sources: Vec<usize>,
+    /// How many of them the reader of directories has found, and how many are in the manifest.
+    pub found: usize,
+    pub next_source: usize,
+    pub ended: bool,
+    pub lane_ids: [u32; 2],
+    /// Files whose look-up has begun, and whether it has ended.
+    pub looked_up: HashMap<FileId, bool>,
+    pub entries: HashMap<FileId, FileEntry>,
+    pub open_files_max: usize,
+}
+
+/// The whole.
+pub struct World {
+    pub config: Config,
+    pub random: Seeded,
+    origin: Instant,
+    pub now: Duration,
+    pub steps: u64,
+    events: BinaryHeap<Reverse<(Duration, u64, u32)>>,
+    payloads: HashMap<u64, Event>,
+    sequence: u64,
+    generation: u32,
+    pub sources: Vec<SourceFile>,
+    pub store: Store,
+    pub session: Session,
+    pub finished: bool,
+    /// Files that failed in some session, and why.
+    pub failed: BTreeMap<RelPath, ErrorKind>,
+    pub settled_well: HashSet<RelPath>,
+    /// Blocks whose data was sent, and those that a crash had lost.
+    pub sent_blocks: u64,
+    pub lost_blocks: u64,
+    pub sessions: u32,
+}
+
+/// How long a feeder sleeps when nothing wakes it.
+const FEEDER_NAP: Duration = Duration::from_millis(25);
+
+/// How long a client waits before it dials again.
+pub const BACKOFF: Duration = Duration::from_millis(500);
+
+impl World {
+    pub fn new(config: Config, seed: u64) -> Self {
+        let mut sources: Vec<SourceFile> = (0..config.directories).map(|i| directory(i as u64)).collect();
+        sources.extend(config.sizes.iter().enumerate().map(|(i, size)| file(i as u64, *size)));
+        let session = Session::new(&config, (0..sources.len()).collect());
+        let mut world = Self {
+            config,
+            random: Seeded::new(seed),
+            // The one reading of the clock: an `Instant` has no other origin. Virtual time is added to it.
+            origin: Instant::now(),
+            now: Duration::ZERO,
+            steps: 0,
+            events: BinaryHeap::new(),
+            payloads: HashMap::new(),
+            sequence: 0,
+            generation: 0,
+            sources,
+            store: Store::default(),
+            session,
+            finished: false,
+            failed: BTreeMap::new(),
+            settled_well: HashSet::new(),
+            sent_blocks: 0,
+            lost_blocks: 0,
+            sessions: 1,
+        };
+        world.start_session();
+        if let Some((at, side)) = world.config.abort {
+            world.at(at, Event::Abort { side });
+        }
+        world
+    }
+
+    pub fn instant(&self) -> Instant {
+        self.origin + self.now
+    }
+
+    pub fn at(&mut self, time: Duration, event: Event) {
+        self.sequence += 1;
+        self.payloads.insert(self.sequence, event);
+        self.events.push(Reverse((time, self.sequence, self.generation)));
+    }
+
+    pub fn after(&mut self, delay: Duration, event: Event) {
+        self.at(self.now + delay, event);
+    }
+
+    fn start_session(&mut self) {
+        for keeper in 0..self.config.lanes {
+            let delay = self.random.up_to(self.config.rtt / 4);
+            self.after(delay, Event::Dial { keeper });
+        }
+        self.after(Duration::from_secs(1), Event::Checkpoint);
+        if self.config.scan.is_zero() {
+            self.session.found = self.session.sources.len();
+        } else {
+            self.after(Duration::ZERO, Event::Scan);
+        }
+        self.feed();
+    }
+
+    /// Runs until the copy is finished.
+    pub fn run(&mut self) {
+        let (mut same_time, mut last) = (0u64, Duration::ZERO);
+        while !self.finished {
+            self.step();
+            if self.now > last {
+                (same_time, last) = (0, self.now);
+            }
+            same_time += 1;
+            assert!(same_time < 1_000_000, "time stands still at {:?}", self.now);
+            assert!(self.now < self.config.deadline, "not over after {:?}: {}", self.now, self.summary());
+        }
+        self.check_end();
+    }
+
+    /// The next thing that happens.
+    pub fn step(&mut self) {
+        self.steps += 1;
+        let crashed = self.config.crashes.iter().find(|(step, _)| *step == self.steps);
+        if let Some((_, side)) = crashed {
+            self.crash(*side);
+        }
+        let next = self.next_time();
+        let next = next.unwrap_or_else(|| panic!("nothing will ever happen again: {}", self.summary()));
+        self.now = self.now.max(next);
+        self.arrivals();
+        self.timers();
+        while let Some(Reverse((at, sequence, generation))) = self.events.peek().copied() {
+            if at > self.now {
+                break;
+            }
+            self.events.pop();
+            // Taken out in any case: it belongs to a session that is gone, or it happens now.
+            if let Some(event) = self.payloads.remove(&sequence).filter(|_| generation == self.generation) {
+                self.handle(event);
+            }
+        }
+        self.feed();
+        self.close_drained_lanes();
+        self.check();
+        self.end_session_if_over();
+    }
+
+    fn next_time(&self) -> Option<Duration> {
+        let session = &self.session;
+        let pipes = session.lanes.iter().filter(|lane| !lane.cut).flat_map(|lane| [&lane.to_receiver, &lane.to_sender]);
+        let arrival = pipes.filter_map(|pipe| pipe.poll_timeout()).min();
+        let event = self.events.peek().map(|Reverse((at, _, _))| *at);
+        let send = session.send.poll_timeout().filter(|_| !session.sender.gone);
+        let recv = session.recv.poll_timeout().filter(|_| !session.receiver.gone);
+        let timer = [send, recv].into_iter().flatten().min().map(|at| at.saturating_duration_since(self.origin));
+        // A report that is due waits while every lane is full; feeders look again after a nap.
+        let timer = timer.map(|at| if at > self.now { at } else { self.now + FEEDER_NAP });
+        [arrival, event, timer].into_iter().flatten().min()
+    }
+
+    fn timers(&mut self) {
+        let now = self.instant();
+        if !self.session.sender.gone {
+            self.session.send.handle_timeout(now);
+            self.hear_sender();
+        }
+        if !self.session.receiver.gone {
+            self.session.recv.handle_timeout(now);
+            self.hear_receiver();
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Dial { keeper } => self.dial(keeper),
+            Event::ClientUp { lane } => self.client_up(lane),
+            Event::Refused { lane } => {
+                let text = "the agent does not know the session";
+                let error = Error::new(ErrorKind::SessionLost, Scope::Path, Phase::Transfer, text).retry(Retry::After);
+                self.session.lanes[lane].cut();
+                self.lane_down(lane, self.config.client);
+                self.abort(self.config.client, error);
+            }
+            Event::Cut { lane } => self.cut(lane),
+            Event::Notice { lane, side } => self.lane_down(lane, side),
+            Event::Prepared { file } => self.prepared(file),
+            Event::Published { file } => self.publish(file),
+            Event::Checkpoint => {
+                self.store.checkpoint();
+                self.after(Duration::from_secs(1), Event::Checkpoint);
+            }
+            Event::Scan => {
+                self.session.found += 1 + self.random.below(4) as usize;
+                if self.session.found < self.session.sources.len() {
+                    let delay = self.random.up_to(self.config.scan);
+                    self.after(delay, Event::Scan);
+                }
+            }
+            Event::Abort { side } => {
+                let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
+                self.abort(side, error);
+            }
+            Event::NewSession => self.start_session(),
+        }
+    }
+
+    fn abort(&mut self, side: Side, error: Error) {
+        match side {
+            Side::Sender if !self.session.sender.gone => self.session.send.abort(error),
+            Side::Receiver if !self.session.receiver.gone => self.session.recv.abort(error),
+            _ => return,
+        }
+        self.hear_sender();
+        self.hear_receiver();
+    }
+
+    fn dial(&mut self, keeper: usize) {
+        if self.is_gone(self.config.client) {
+            return;
+        }
+        if self.config.outage.is_some_and(|(from, to)| self.now >= from && self.now < to) {
+            return self.after(BACKOFF, Event::Dial { keeper });
+        }
+        let mut model = LinkModel::clean(self.config.rate, self.config.rtt);
+        model.mtu = 9000;
+        model.seed = self.random.draw();
+        for direction in [&mut model.forward, &mut model.reverse] {
+            direction.rate = BitRate((self.config.rate.0 / self.config.bytes_per_unit).max(8000));
+            direction.queue = endless_queue();
+            direction.loss = self.config.loss;
+            direction.duplicate = self.config.duplicate;
+            let delay = self.config.rtt / 3;
+            direction.reorder = self.config.reorder.then_some(Reorder { probability: 0.05, delay });
+        }
+        if let Some(length) = self.config.first_lane_stalls.filter(|_| self.session.lanes.is_empty()) {
+            // From its hello on: what is lost is sent again until it passes.
+            let start = Duration::ZERO;
+            model.outages.push(sterna_lab::model::Outage { start, length, every: None });
+        }
+        let mut lane = Lane::new(keeper, &model, self.config.bytes_per_unit, self.config.quic);
+        // The number is drawn first, the lane is up a moment later: another thread may come between.
+        let id = Some(self.session.next_lane_id(self.config.client));
+        match self.config.client {
+            Side::Sender => lane.sender_id = id,
+            Side::Receiver => lane.receiver_id = id,
+        }
+        self.session.lanes.push(lane);
+        let (lane, delay) = (self.session.lanes.len() - 1, self.random.up_to(self.config.rtt / 4));
+        self.after(self.config.rtt + delay, Event::ClientUp { lane });
+    }
+
+    fn client_up(&mut self, index: usize) {
+        if self.is_gone(self.config.client) {
+            return self.session.lanes[index].cut();
+        }
+        let (now, client) = (self.now, self.config.client);
+        self.session.up(index, client);
+        let lane = &mut self.session.lanes[index];
+        let pipe = if client == Side::Sender { &mut lane.to_receiver } else { &mut lane.to_sender };
+        pipe.send(now, super::lane::Item::Hello, 100);
+        if let Some(life) = self.config.lane_life {
+            let life = self.random.up_to(life * 2);
+            self.after(life, Event::Cut { lane: index });
+        }
+    }
+
+    fn cut(&mut self, index: usize) {
+        let lane = &self.session.lanes[index];
+        if lane.is_dead() || lane.cut || self.now > self.config.calm_after {
+            return;
+        }
+        if self.random.chance(400) {
+            return self.close_at_one_end(index);
+        }
+        self.session.lanes[index].cut();
+        for side in [Side::Sender, Side::Receiver] {
+            let delay = self.random.up_to(self.config.half_open);
+            self.after(delay, Event::Notice { lane: index, side });
+        }
+    }
+
+    /// One end gives a lane up while the other still takes what is under way: copies of its blocks come on other lanes meanwhile.
+    fn close_at_one_end(&mut self, index: usize) {
+        let ends = [(Side::Sender, Side::Receiver), (Side::Receiver, Side::Sender)];
+        let by_client = !self.session.lanes[index].hello_seen || self.random.chance(500);
+        let (first, second) = if by_client == (self.config.client == Side::Sender) { ends[0] } else { ends[1] };
+        self.lane_down(index, first);
+        let delay = self.config.rtt / 2 + self.random.up_to(self.config.half_open);
+        self.after(delay, Event::Notice { lane: index, side: second });
+    }
+
+    /// An end has noticed that a lane is dead.
+    pub fn lane_down(&mut self, index: usize, side: Side) {
+        let now = self.instant();
+        let lane = &mut self.session.lanes[index];
+        let was_up = match side {
+            Side::Sender => std::mem::take(&mut lane.sender_up),
+            Side::Receiver => std::mem::take(&mut lane.receiver_up),
+        };
+        let id = if side == Side::Sender { lane.sender_id } else { lane.receiver_id };
+        let keeper = lane.keeper;
+        if was_up && let Some(id) = id {
+            match side {
+                Side::Sender => {
+                    lane.sending = None;
+                    self.session.send.handle_lane_down(id, now);
+                }
+                Side::Receiver => {
+                    lane.inbox.clear();
+                    lane.waits_for = None;
+                    self.abandon_open_blocks(index, id);
+                    self.session.recv.handle_lane_down(id, now);
+                }
+            }
+        }
+        if was_up && side == self.config.client && !self.is_gone(side) {
+            self.after(BACKOFF, Event::Dial { keeper });
+        }
+        let lane = &mut self.session.lanes[index];
+        if !lane.sender_up && !lane.receiver_up && lane.hello_seen {
+            lane.cut();
+        }
+        self.hear_sender();
+        self.hear_receiver();
+    }
+
+    pub fn is_gone(&self, side: Side) -> bool {
+        match side {
+            Side::Sender => self.session.sender.gone,
+            Side::Receiver => self.session.receiver.gone,
+        }
+    }
+
+    /// One host forgets its session at once; the other end finds out, and the client starts another.
+    fn crash(&mut self, side: Side) {
+        match side {
+            Side::Receiver => {
+                self.lost_blocks += self.store.unjournaled_blocks();
+                self.store.crash();
+            }
+            // The receiver finds out, publishes what is complete, and makes the rest durable.
+            Side::Sender => self.store.end_session(),
+        }
+        self.next_session();
+    }
+
+    fn end_session_if_over(&mut self) {
+        // An agent that never heard of the session has nothing to end.
+        let agent = if self.config.client == Side::Sender { Side::Receiver } else { Side::Sender };
+        if self.is_gone(self.config.client) && self.session.lane_ids[agent as usize] == 0 && !self.is_gone(agent) {
+            let lane = self.session.lanes.iter().any(|lane| !lane.cut && !lane.hello_seen);
+            match agent {
+                Side::Sender => self.session.sender.gone = !lane,
+                Side::Receiver => self.session.receiver.gone = !lane,
+            }
+        }
+        let session = &self.session;
+        if !(session.sender.gone && session.receiver.gone) {
+            return;
+        }
+        self.check_session();
+        self.store.end_session();
+        let stopped = matches!(self.session.sender.aborted, Some(ErrorKind::Cancelled))
+            || matches!(self.session.receiver.aborted, Some(ErrorKind::Cancelled));
+        let client = if self.config.client == Side::Sender { &self.session.sender } else { &self.session.receiver };
+        if client.aborted.is_none() || stopped {
+            self.finished = true;
+            return;
+        }
+        self.next_session();
+    }
+
+    fn next_session(&mut self) {
+        self.sessions += 1;
+        assert!(self.sessions < 1000, "the copy never ends");
+        // What had settled at the client is left out of a push; a pull offers everything again.
+        let client = if self.config.client == Side::Sender { &self.session.sender } else { &self.session.receiver };
+        for (id, ended) in &client.settled {
+            if matches!(ended, Ended::Done | Ended::Skipped) {
+                self.settled_well.insert(self.session.entries[id].path.clone());
+            }
+        }
+        let wanted = (0..self.sources.len()).filter(|&index| {
+            self.config.client == Side::Receiver || !self.settled_well.contains(&self.sources[index].entry.path)
+        });
+        self.generation += 1;
+        self.session = Session::new(&self.config, wanted.collect());
+        self.after(BACKOFF, Event::NewSession);
+    }
+
+    pub fn summary(&self) -> String {
+        let s = &self.session;
+        format!(
+            "step {}, session {}, sender {:?} gone {} complete {} offered {:?}, receiver {:?} gone {} complete {}, lanes {:?}",
+            self.steps,
+            self.sessions,
+            s.sender.settled.len(),
+            s.sender.gone,
+            s.send.is_complete(),
+            s.send.offered(),
+            s.receiver.settled.len(),
+            s.receiver.gone,
+            s.recv.is_complete(),
+            s.lanes.iter().filter(|l| !l.is_dead()).map(|l| (l.sender_up, l.receiver_up, l.cut)).collect::<Vec<_>>(),
+        )
+    }
+}
+
+impl Session {
+    fn new(config: &Config, sources: Vec<usize>) -> Self {
+        let mut recv = RecvSession::new(config.linger);
+        if config.client == Side::Receiver {
+            recv.leave_first();
+        }
+        Self {
+            send: SendSession::new(config.linger),
+            recv,
+            lanes: Vec::new(),
+            sender: Heard::default(),
+            receiver: Heard::default(),
+            sources,
+            found: 0,
+            next_source: 0,
+            ended: false,
+            lane_ids: [0, 0],
+            looked_up: HashMap::new(),
+            entries: HashMap::new(),
+            open_files_max: 0,
+        }
+    }
+
+    pub fn next_lane_id(&mut self, side: Side) -> LaneId {
+        let next = &mut self.lane_ids[side as usize];
+        *next += 1;
+        LaneId(*next - 1)
+    }
+
+    /// A lane is up at one end; its number is known.
+    pub fn up(&mut self, index: usize, side: Side) {
+        let lane = &mut self.lanes[index];
+        match (side, lane.sender_id, lane.receiver_id) {
+            (Side::Sender, Some(id), _) => {
+                lane.sender_up = true;
+                self.send.handle_lane_up(id);
+            }
+            (Side::Receiver, _, Some(id)) => {
+                lane.receiver_up = true;
+                self.recv.handle_lane_up(id);
+            }
+            _ => panic!("a lane without a number comes up"),
+        }
+    }
+}
+
+fn file(number: u64, size: u64) -> SourceFile {
+    let path = RelPath::new(format!("dir/f{number}").as_bytes()).expect("a plain path");
+    let mtime = FileTime { seconds: 1, nanoseconds: 0 };
+    let kind = EntryKind::File;
+    let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number };
+    SourceFile { entry, changed: false }
+}
+
+fn directory(number: u64) -> SourceFile {
+    let mut source = file(number, 0);
+    source.entry.kind = EntryKind::Directory;
+    source.entry.path = RelPath::new(format!("d{number}").as_bytes()).expect("a plain path");
+    source
+}

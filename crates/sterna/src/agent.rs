@@ -1,0 +1,91 @@
+//! `sterna agent`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sterna_net::agent::{Admission, Agent, AgentLog, AgentOptions, NamedRoot};
+use sterna_net::disk::{Access, Root};
+use sterna_net::identity::Authorized;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::flags::AgentFlags;
+use crate::{print_line, say, state};
+
+/// Runs the agent until SIGTERM or SIGINT.
+pub fn run(flags: AgentFlags) -> Result<u8, Error> {
+    let admission = match (&flags.authorize, flags.authorize_any) {
+        (Some(file), _) => Admission::Listed(Authorized::open(file)?),
+        (None, true) => Admission::Anybody,
+        (None, false) => {
+            return Err(usage(
+                "nobody may use this agent yet: give --authorize FILE with a fingerprint a line (`sterna id` on the other \
+                 host prints it), or --authorize-any to let everybody in",
+            ));
+        }
+    };
+    let roots = flags.roots.iter().map(parse_root).collect::<Result<Vec<_>, _>>()?;
+    check_names(&roots)?;
+    let identity = state::identity(flags.state.as_deref())?;
+    let fingerprint = identity.fingerprint();
+    let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger };
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| {
+            Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
+        })?;
+    }
+    let agent = Agent::start(options, identity, Arc::new(StderrLog))?;
+    print_line(&format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr()))?;
+    agent.run(|| stop.load(Ordering::Relaxed));
+    Ok(0)
+}
+
+/// Reads `[NAME=]DIR[:ro]`.
+fn parse_root(text: &OsString) -> Result<NamedRoot, Error> {
+    let bytes = text.as_bytes();
+    let (bytes, access) = match bytes.strip_suffix(b":ro") {
+        Some(rest) => (rest, Access::ReadOnly),
+        None => (bytes, Access::ReadWrite),
+    };
+    // A directory whose own path has a = in it is given as ./a=b or /x/a=b.
+    let (name, path) = match bytes.iter().position(|&b| b == b'=') {
+        Some(end) if !bytes[..end].contains(&b'/') => {
+            let name = String::from_utf8(bytes[..end].to_vec())
+                .ok()
+                .filter(|name| !name.is_empty() && !name.chars().any(|c| c.is_control()))
+                .ok_or_else(|| usage("a root needs a name before the =, or none and no ="))?;
+            (Some(name), &bytes[end + 1..])
+        }
+        _ => (None, bytes),
+    };
+    let path = OsString::from_vec(path.to_vec());
+    Ok(NamedRoot { name, root: Root::open(Path::new::<OsStr>(&path), access)? })
+}
+
+fn check_names(roots: &[NamedRoot]) -> Result<(), Error> {
+    if roots.len() > 1 && roots.iter().any(|root| root.name.is_none()) {
+        return Err(usage("several roots need a name each: --root NAME=DIR"));
+    }
+    let mut names: Vec<_> = roots.iter().map(|root| root.name.as_deref()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(usage(&format!("two roots are called {}", pair[0].unwrap_or_default()))),
+        None => Ok(()),
+    }
+}
+
+fn usage(text: &str) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// The log of an agent: stderr, for the journal of the service manager.
+struct StderrLog;
+
+impl AgentLog for StderrLog {
+    fn line(&self, line: &str) {
+        say(line);
+    }
+}

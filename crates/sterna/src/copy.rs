@@ -1,0 +1,293 @@
+//! `sterna copy`.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
+use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
+use sterna_net::session::SessionEvent;
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::plan::Via;
+use sterna_proto::session::{FileOutcome, Overwrite};
+use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, Scope};
+
+use crate::flags::{CopyFlags, Lanes, OverwriteFlag, ViaFlag};
+use crate::progress::Display;
+use crate::{json, print_line, say, state};
+
+/// Runs one copy; the exit code says how it ended.
+pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
+    let options = options(flags)?;
+    let directory = state::directory(flags.state.as_deref())?;
+    let identity = state::identity(flags.state.as_deref())?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        // A second signal ends the process at once; what has arrived is in the journal.
+        let registered = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
+        registered.map_err(|e| {
+            Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
+        })?;
+    }
+    let person = Arc::new(Person {
+        known: KnownHosts::new(&directory),
+        trust: flags.trust,
+        output: match (flags.json, flags.quiet) {
+            (true, _) => Output::Json,
+            (false, true) => Output::Quiet,
+            (false, false) => Output::Words,
+        },
+        verbose: flags.verbose,
+        dry_run: flags.dry_run,
+        checksums: flags.checksum.clone(),
+        display: Display::new(!flags.json && !flags.quiet && std::io::stderr().is_terminal()),
+        stop,
+        asking: Mutex::new(()),
+    });
+    let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
+    person.display.finish();
+    match outcome {
+        Ok(summary) => {
+            person.summarise(&summary)?;
+            Ok(exit_code(&summary))
+        }
+        Err(error) => {
+            if person.output == Output::Json {
+                print_line(&json::error(&error))?;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// 0, or 1 when some files failed; when nothing at all was copied, the code of the first failure.
+fn exit_code(summary: &CopySummary) -> u8 {
+    match (summary.failed, summary.done + summary.skipped, summary.failures.first()) {
+        (0, _, _) => 0,
+        (_, 0, Some(first)) => first.exit_code(),
+        _ => 1,
+    }
+}
+
+fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
+    let sources = flags.sources.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let several = sources.len() > 1;
+    if flags.expect.is_some() && several {
+        let text = "--expect names the digest of one file: give one source";
+        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    }
+    let wanted = flags.checksum.iter().copied().chain(flags.expect.map(|digest| digest.algorithm()));
+    Ok(CopyOptions {
+        sources,
+        destination: Location::parse(&flags.destination)?,
+        via: match flags.via {
+            ViaFlag::Auto => ViaChoice::Auto,
+            ViaFlag::Tcp => ViaChoice::Only(Via::Tcp),
+            ViaFlag::Quic => ViaChoice::Only(Via::Quic),
+        },
+        lanes: match flags.lanes {
+            Lanes::Auto => None,
+            Lanes::Count(count) => Some(count),
+        },
+        rate: flags.rate,
+        loss_ceiling_ppm: flags.loss_ceiling.0,
+        congestion: flags.congestion.clone(),
+        overwrite: match flags.overwrite {
+            OverwriteFlag::Never => Overwrite::Never,
+            OverwriteFlag::Always => Overwrite::Always,
+            OverwriteFlag::IfChanged => Overwrite::IfChanged,
+        },
+        checks: wanted.collect::<Checks>(),
+        expect: flags.expect,
+        memory: flags.memory,
+        dry_run: flags.dry_run,
+        linger: flags.linger,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Output {
+    Words,
+    Json,
+    Quiet,
+}
+
+/// The person at the terminal, or the program that reads our JSON.
+struct Person {
+    known: KnownHosts,
+    trust: Option<Fingerprint>,
+    output: Output,
+    verbose: bool,
+    dry_run: bool,
+    checksums: Vec<Algorithm>,
+    display: Display,
+    stop: Arc<AtomicBool>,
+    /// One question at a time.
+    asking: Mutex<()>,
+}
+
+impl CopyObserver for Person {
+    fn event(&self, event: CopyEvent) {
+        if self.output == Output::Json {
+            // Nobody reads any more: the copy itself is worth finishing.
+            let _ = json::event(&event, self.dry_run).map(|line| print_line(&line));
+            return;
+        }
+        if let Some(line) = self.words(&event) {
+            self.display.line(&line);
+        }
+        self.print_checksums(&event);
+    }
+
+    fn progress(&self, progress: &CopyProgress) {
+        self.display.show(progress);
+        if self.output == Output::Json && self.display.json_due() {
+            // Nobody reads any more: the copy itself is worth finishing.
+            let _ = print_line(&json::progress(progress));
+        }
+    }
+
+    fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
+        let name = match remote.host.contains(':') {
+            true => format!("[{}]:{}", remote.host, remote.port),
+            false => format!("{}:{}", remote.host, remote.port),
+        };
+        let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(expected) = &self.trust {
+            if expected != peer {
+                return Err(untrusted(format!(
+                    "{name} has the key {peer}, not {expected} as --trust says: not connected"
+                )));
+            }
+            return self.known.add(&name, peer);
+        }
+        match self.known.lookup(&name, peer)? {
+            KnownHost::Match => Ok(()),
+            KnownHost::Changed { expected } => Err(untrusted(format!(
+                "the key of {name} has changed from {expected} to {peer}: somebody may be in between, or the agent was set up \
+                 anew; if so, remove its line from {} and try again",
+                self.known.path().display()
+            ))),
+            KnownHost::Unknown => self.ask(&name, peer),
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Person {
+    fn ask(&self, name: &str, peer: &Fingerprint) -> Result<(), Error> {
+        if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+            return Err(untrusted(format!(
+                "{name} is not known here: compare {peer} with what `sterna id` prints there, then give --trust {peer}"
+            )));
+        }
+        let mut terminal = std::io::stderr().lock();
+        let question = format!("{name} is not known here. Its key is\n  {peer}\nTrust it and remember it? [y/N] ");
+        let mut answer = String::new();
+        let asked = write!(terminal, "{question}")
+            .and_then(|()| terminal.flush())
+            .and_then(|()| std::io::stdin().lock().read_line(&mut answer));
+        match asked {
+            Ok(_) if matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") => self.known.add(name, peer),
+            _ => Err(untrusted(format!("{name} is not trusted: nothing was sent"))),
+        }
+    }
+
+    /// What is said of an event, if anything.
+    fn words(&self, event: &CopyEvent) -> Option<String> {
+        match event {
+            CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
+                Some(format!("{}: {}", entry.path, error.chain()))
+            }
+            CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Skipped }) => {
+                self.names_files().then(|| format!("up to date  {}", entry.path))
+            }
+            CopyEvent::Session(SessionEvent::Settled { entry, .. }) => self.names_files().then(|| {
+                let verb = if self.dry_run { "would copy " } else { "copied     " };
+                format!("{verb} {} ({})", entry.path, ByteCount(entry.size))
+            }),
+            CopyEvent::Session(SessionEvent::Notice(text)) => Some(text.clone()),
+            CopyEvent::Session(SessionEvent::Unreadable(error)) => Some(error.chain()),
+            // Reported at the end.
+            CopyEvent::Session(SessionEvent::Aborted(_)) => None,
+            CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
+            CopyEvent::LaneDown { lane, reason } => {
+                self.speaks().then(|| format!("lane {lane} is down: {reason}; dialling again"))
+            }
+            CopyEvent::LaneUp { lane, transport, peer } => {
+                self.verbose.then(|| format!("lane {lane} is up: {transport:?} to {peer}"))
+            }
+            CopyEvent::Decision { subject, rationale } => self.verbose.then(|| format!("{subject}: {rationale}")),
+        }
+    }
+
+    fn speaks(&self) -> bool {
+        self.output == Output::Words
+    }
+
+    fn names_files(&self) -> bool {
+        self.speaks() && (self.verbose || self.dry_run)
+    }
+
+    /// `--checksum`: a line for each file, as the usual tools print it.
+    fn print_checksums(&self, event: &CopyEvent) {
+        let CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Done(digests) }) = event else {
+            return;
+        };
+        if self.dry_run || entry.kind == sterna_proto::EntryKind::Directory {
+            return;
+        }
+        for digest in self.checksums.iter().filter_map(|algorithm| digests.digest(*algorithm)) {
+            self.display.suspend(|| {
+                // Nobody reads any more: the copy itself is worth finishing.
+                let _ = print_line(&format!("{}  {}", digest.hex(), entry.path));
+            });
+        }
+    }
+
+    fn summarise(&self, summary: &CopySummary) -> Result<(), Error> {
+        match self.output {
+            Output::Json => print_line(&json::summary(summary)),
+            Output::Quiet => Ok(()),
+            Output::Words => {
+                say(&summary_line(summary, self.dry_run));
+                Ok(())
+            }
+        }
+    }
+}
+
+fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
+    let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
+    let mut line = match dry_run {
+        true => format!("would copy {}, {}", files(summary.done), ByteCount(summary.bytes)),
+        false => format!(
+            "copied {}, {} in {:.1} s ({} goodput)",
+            files(summary.done),
+            ByteCount(summary.bytes),
+            summary.elapsed.as_secs_f64(),
+            summary.goodput(),
+        ),
+    };
+    if summary.bytes_held > 0 {
+        line.push_str(&format!(", {} of them from an earlier run", ByteCount(summary.bytes_held)));
+    }
+    if summary.skipped > 0 {
+        line.push_str(&format!(", {} up to date", files(summary.skipped)));
+    }
+    if summary.failed > 0 {
+        line.push_str(&format!(", {} failed", files(summary.failed)));
+    }
+    if summary.blocks_again > 0 {
+        line.push_str(&format!(", {} blocks sent again", summary.blocks_again));
+    }
+    line
+}
+
+fn untrusted(text: String) -> Error {
+    Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
+}

@@ -1,0 +1,107 @@
+//! The events of `--json`: one object a line. Names and units are API: sizes in bytes, rates in bit/s, times in seconds.
+
+use serde_json::{Map, Value, json};
+use sterna_net::client::{CopyEvent, CopyProgress, CopySummary};
+use sterna_net::session::SessionEvent;
+use sterna_proto::session::FileOutcome;
+use sterna_proto::{BitRate, ByteCount, Error, FileDigests, FileEntry};
+
+use crate::progress::path_figures;
+
+/// An event; `None` for those that have no line of their own.
+pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
+    let value = match event {
+        CopyEvent::Decision { subject, rationale } => {
+            json!({"event": "decision", "subject": subject, "rationale": rationale})
+        }
+        CopyEvent::LaneUp { lane, transport, peer } => {
+            let transport = format!("{transport:?}").to_lowercase();
+            json!({"event": "lane_up", "lane": lane, "transport": transport, "peer": peer.to_string()})
+        }
+        CopyEvent::LaneDown { lane, reason } => json!({"event": "lane_down", "lane": lane, "reason": reason}),
+        CopyEvent::Restarted => json!({"event": "restarted"}),
+        CopyEvent::Session(SessionEvent::Notice(text)) => json!({"event": "notice", "text": text}),
+        CopyEvent::Session(SessionEvent::Unreadable(error)) => {
+            json!({"event": "unreadable", "error": error_value(error)})
+        }
+        CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => file(entry, outcome, dry_run),
+        // The error of the whole copy is its last line.
+        CopyEvent::Session(SessionEvent::Aborted(_)) => return None,
+    };
+    Some(value.to_string())
+}
+
+fn file(entry: &FileEntry, outcome: &FileOutcome, dry_run: bool) -> Value {
+    let mut value =
+        json!({"event": "file", "path": String::from_utf8_lossy(entry.path.as_bytes()), "size": entry.size});
+    let (name, more) = match outcome {
+        FileOutcome::Done(_) if dry_run => ("would_copy", Value::Null),
+        FileOutcome::Done(digests) => ("copied", digests_value(digests)),
+        FileOutcome::Skipped => ("up_to_date", Value::Null),
+        FileOutcome::Failed(error) => ("failed", error_value(error)),
+    };
+    value["outcome"] = json!(name);
+    match (name, more) {
+        ("failed", error) => value["error"] = error,
+        (_, Value::Null) => {}
+        (_, digests) => value["digests"] = digests,
+    }
+    value
+}
+
+fn digests_value(digests: &FileDigests) -> Value {
+    let pairs = digests.iter().map(|digest| (digest.algorithm().name().to_owned(), Value::from(digest.hex())));
+    Value::Object(pairs.collect::<Map<_, _>>())
+}
+
+fn error_value(error: &Error) -> Value {
+    json!({
+        "kind": error.kind.name(),
+        "scope": error.scope.name(),
+        "phase": error.phase.name(),
+        "retry": error.retry.name(),
+        "text": error.chain(),
+    })
+}
+
+/// The failure of the whole copy.
+pub fn error(error: &Error) -> String {
+    json!({"event": "error", "error": error_value(error), "exit_code": error.exit_code()}).to_string()
+}
+
+/// A snapshot.
+pub fn progress(progress: &CopyProgress) -> String {
+    let session = &progress.session;
+    let (rtt, loss) = path_figures(&progress.lanes);
+    json!({
+        "event": "progress",
+        "elapsed_s": progress.elapsed.as_secs_f64(),
+        "bytes_done": session.bytes_done,
+        "bytes_known": session.bytes_known,
+        "files_known": session.files_known,
+        "manifest_complete": session.manifest_complete,
+        "bytes_held": session.bytes_held,
+        "goodput_bps": BitRate::mean(ByteCount(session.bytes_done.saturating_sub(session.bytes_held)), progress.elapsed).0,
+        "lanes": session.lanes,
+        "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
+        "loss": loss,
+        "blocks_again": session.blocks_again,
+    })
+    .to_string()
+}
+
+/// The outcome of the whole copy.
+pub fn summary(summary: &CopySummary) -> String {
+    json!({
+        "event": "summary",
+        "copied": summary.done,
+        "up_to_date": summary.skipped,
+        "failed": summary.failed,
+        "bytes": summary.bytes,
+        "elapsed_s": summary.elapsed.as_secs_f64(),
+        "bytes_held": summary.bytes_held,
+        "goodput_bps": summary.goodput().0,
+        "blocks_again": summary.blocks_again,
+    })
+    .to_string()
+}

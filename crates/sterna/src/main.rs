@@ -1,0 +1,60 @@
+//! The `sterna` binary: flags, wiring, what people see, exit codes.
+
+mod agent;
+mod copy;
+mod flags;
+mod json;
+mod progress;
+mod state;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use flags::{Command, Flags};
+
+fn main() -> ExitCode {
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        Err(error) => {
+            // Help and version go to stdout with code 0, wrong usage to stderr with code 2.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let outcome = match flags.command {
+        Command::Agent(flags) => agent::run(flags),
+        Command::Copy(flags) => copy::run(&flags),
+        Command::Id(flags) => show_id(&flags),
+        Command::Lab(command) => sterna_lab::command::execute(&command),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            say(&format!("sterna: {}", error.chain()));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn show_id(flags: &flags::IdFlags) -> Result<u8, Error> {
+    let identity = state::identity(flags.state.as_deref())?;
+    print_line(&identity.fingerprint().to_string())?;
+    Ok(0)
+}
+
+/// Writes a line for people to stderr.
+#[allow(clippy::print_stderr)]
+pub(crate) fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Writes a line of output to stdout. Errors: nobody reads it any more.
+pub(crate) fn print_line(line: &str) -> Result<(), Error> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .map_err(|e| Error::new(ErrorKind::Io, Scope::Client, Phase::Finalise, "write to standard output").caused_by(e))
+}

@@ -1,0 +1,174 @@
+//! Who may connect, who may read and write what, and that no path leaves its root.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use crate::site::{Agent, Outcome, Site};
+use crate::tree::{MIB, Seeded, write};
+
+/// What `sterna id` prints for the client of `site`.
+fn client_fingerprint(site: &Site) -> String {
+    let state = site.path("client-state");
+    let said = Command::new(env!("CARGO_BIN_EXE_sterna")).args(["id", "--state"]).arg(state).output().unwrap();
+    assert!(said.status.success());
+    String::from_utf8(said.stdout).unwrap().trim().to_owned()
+}
+
+fn listed_agent(site: &Site, line: &str, roots: &[&str]) -> Agent {
+    fs::write(site.path("authorize"), line).unwrap();
+    let authorize = site.path("authorize");
+    let mut flags: Vec<&OsStr> = vec!["--authorize".as_ref(), authorize.as_os_str()];
+    for root in roots {
+        flags.extend([OsStr::new("--root"), OsStr::new(root)]);
+    }
+    site.agent_with("127.0.0.1:0", &flags)
+}
+
+fn push(site: &Site, agent: &Agent, to: &str) -> Outcome {
+    site.copy(agent).args(["--overwrite", "always", "f"]).arg(agent.url(to)).run()
+}
+
+fn pull(site: &Site, agent: &Agent, from: &str) -> Outcome {
+    site.copy(agent).args(["--overwrite", "always"]).arg(agent.url(from)).arg("pulled").run()
+}
+
+#[test]
+fn a_client_is_let_in_by_its_line_and_out_when_that_goes() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    let root = site.root().into_os_string().into_string().unwrap();
+    let agent = listed_agent(&site, "# nobody yet\n", &[&root]);
+    let ours = client_fingerprint(&site);
+    push(&site, &agent, "a").expect(6).says(&ours);
+    // Edited while the agent runs.
+    fs::write(site.path("authorize"), format!("{ours}\n")).unwrap();
+    push(&site, &agent, "a").expect(0);
+    fs::write(site.path("authorize"), format!("{ours} ro\n")).unwrap();
+    push(&site, &agent, "a").expect(4).says("not allowed");
+    pull(&site, &agent, "a").expect(0);
+    fs::write(site.path("authorize"), "").unwrap();
+    push(&site, &agent, "a").expect(6).says("not authorized");
+    pull(&site, &agent, "a").expect(6);
+    // A file that cannot be read lets nobody in.
+    fs::write(site.path("authorize"), "nonsense\n").unwrap();
+    assert_ne!(push(&site, &agent, "a").code, Some(0));
+}
+
+#[test]
+fn named_roots_have_rights_of_their_own() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    for name in ["in", "out", "closed"] {
+        write(&site.root().join(name).join("there"), b"old");
+    }
+    let ours = client_fingerprint(&site);
+    let place = |name: &str, ro: &str| format!("{name}={}{ro}", site.root().join(name).display());
+    let roots = [place("in", ""), place("out", ":ro"), place("closed", "")];
+    let line = format!("{ours} in=rw out=rw closed=none\n");
+    let agent = listed_agent(&site, &line, &roots.each_ref().map(String::as_str));
+    push(&site, &agent, "in/new").expect(0);
+    pull(&site, &agent, "in/new").expect(0);
+    // Read-only by the agent's own word, whatever the client's line says.
+    push(&site, &agent, "out/new").expect(4).says("read-only");
+    pull(&site, &agent, "out/there").expect(0);
+    push(&site, &agent, "closed/new").expect(4);
+    pull(&site, &agent, "closed/there").expect(3);
+    push(&site, &agent, "elsewhere/new").expect(4).says("not served here");
+    site.copy(&agent).arg(agent.url("")).arg("all").run().expect(3).says("not served here");
+    let names = |root: &str| fs::read_dir(site.root().join(root)).unwrap().count();
+    assert_eq!((names("in"), names("out"), names("closed")), (2, 1, 1));
+}
+
+#[test]
+fn no_path_of_a_client_leaves_the_root() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    write(&site.path("outside/secret"), b"secret");
+    symlink(site.path("outside"), site.root().join("absolute")).unwrap();
+    symlink("../outside", site.root().join("upward")).unwrap();
+    symlink("../outside/secret", site.root().join("file")).unwrap();
+    let absolute = site.path("outside/secret").into_os_string().into_string().unwrap();
+    for path in ["../outside/secret", "x/../../outside/secret", "absolute/secret", "upward/secret", "file", &absolute] {
+        let pulled = pull(&site, &agent, path);
+        assert!(matches!(pulled.code, Some(2 | 3)), "{path}: {}", pulled.describe());
+        assert!(!site.local().join("pulled").exists(), "{path} came out");
+    }
+    for path in ["../outside/secret", "../outside/", "absolute/secret", "absolute/new", "upward/new", "upward/"] {
+        let pushed = push(&site, &agent, path);
+        assert!(matches!(pushed.code, Some(2 | 4)), "{path}: {}", pushed.describe());
+    }
+    // A link that leads out is neither followed nor replaced.
+    push(&site, &agent, "file").expect(4);
+    assert_eq!(fs::read(site.path("outside/secret")).unwrap(), b"secret");
+    assert_eq!(fs::read_dir(site.path("outside")).unwrap().count(), 1);
+    // A percent sign hides nothing.
+    pull(&site, &agent, "%2e%2e/outside/secret");
+    assert!(!site.local().join("pulled").exists());
+}
+
+#[test]
+fn symlinks_in_a_tree_do_not_lead_out_of_the_root() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.path("outside/secret"), b"secret");
+    write(&site.root().join("tree/real"), b"real");
+    symlink("real", site.root().join("tree/inside")).unwrap();
+    symlink(site.path("outside/secret"), site.root().join("tree/out")).unwrap();
+    symlink("../../outside", site.root().join("tree/out-directory")).unwrap();
+    let pulled = site.copy(&agent).arg(agent.url("tree")).arg("tree").run().expect(1);
+    assert_eq!(pulled.count("unreadable"), 2, "{}", pulled.describe());
+    let mut names: Vec<_> = fs::read_dir(site.local().join("tree")).unwrap().map(|i| i.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["inside", "real"]);
+    assert_eq!(fs::read(site.local().join("tree/inside")).unwrap(), b"real");
+}
+
+#[test]
+fn a_symlink_at_the_destination_of_a_pull_does_not_lead_what_comes_elsewhere() {
+    let site = Site::new();
+    let agent = site.agent();
+    fs::create_dir(site.path("outside")).unwrap();
+    for size in [100, 2 * MIB] {
+        write(&site.root().join("tree/d/f"), &Seeded::new(1).bytes(size));
+        fs::create_dir_all(site.local().join("into/tree")).unwrap();
+        symlink(site.path("outside"), site.local().join("into/tree/d")).unwrap();
+        let pulled = site.copy(&agent).arg(agent.url("tree")).arg("into").run();
+        assert!(matches!(pulled.code, Some(1 | 4)), "{}", pulled.describe());
+        assert_eq!(fs::read_dir(site.path("outside")).unwrap().count(), 0);
+        fs::remove_dir_all(site.local().join("into")).unwrap();
+    }
+}
+
+#[test]
+fn an_unknown_agent_is_refused_without_a_terminal_and_its_fingerprint_is_shown() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    for via in ["tcp", "quic"] {
+        let refused = site.bare_copy().args(["--via", via, "f"]).arg(agent.url("f")).run().expect(6);
+        refused.says(&agent.fingerprint);
+    }
+    assert!(!site.root().join("f").exists());
+    // Trusted once, known from then on.
+    push(&site, &agent, "f").expect(0);
+    site.bare_copy().arg("f").arg(agent.url("g")).succeed();
+}
+
+#[test]
+fn an_agent_whose_key_has_changed_is_refused() {
+    let site = Site::new();
+    let mut agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    push(&site, &agent, "f").expect(0);
+    agent.kill();
+    fs::remove_dir_all(site.path("agent-state")).unwrap();
+    let other = site.agent_at(&agent.addr.to_string());
+    assert_ne!(agent.fingerprint, other.fingerprint);
+    let refused = site.bare_copy().args(["f"]).arg(other.url("g")).run().expect(6);
+    refused.says("has changed").says(&other.fingerprint).says(&agent.fingerprint);
+    site.copy(&agent).arg("f").arg(other.url("g")).run().expect(6);
+    assert!(!site.root().join("g").exists());
+}

@@ -1,0 +1,257 @@
+//! Paths that go dark, lanes that are cut, bits that turn over, disks that fill up, and copies that meet.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use sterna_lab::model::Outage;
+use sterna_lab::{Lab, LabOptions, LinkModel};
+use sterna_proto::BitRate;
+
+use crate::site::{BINARY, Site, wait_until};
+use crate::strait::{Strait, Then};
+use crate::tree::{MIB, Seeded, assert_same_file, set_mode, with_seed, write};
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A site whose client has `bytes` of data in the file `f`.
+fn site_with(seed: u64, bytes: usize) -> Site {
+    let site = Site::new();
+    write(&site.local().join("f"), &Seeded::new(seed).bytes(bytes));
+    site
+}
+
+#[test]
+fn lanes_that_are_cut_again_and_again_bring_everything() {
+    with_seed("lanes_that_are_cut_again_and_again_bring_everything", 1, |seed| {
+        let mut seeded = Seeded::new(seed);
+        let site = site_with(seed, 24 * MIB);
+        let agent = site.agent();
+        let strait = Strait::tcp(&agent);
+        let mut copying = site.copy(&agent).args(["--via", "tcp", "--lanes", "4", "f"]).arg(strait.url("f")).start();
+        for cut in 1..=3 {
+            strait.mark(seeded.below(7 * MIB as u64), Then::Cut);
+            wait_until("a cut", || strait.marks_reached() == cut || copying.has_ended());
+        }
+        let outcome = copying.finish().expect(0);
+        assert!(outcome.count("lane_down") > 0, "{}", outcome.describe());
+        assert_same_file(&site.local().join("f"), &site.root().join("f"));
+    });
+}
+
+#[test]
+fn a_flipped_bit_on_the_wire_is_never_in_the_file() {
+    with_seed("a_flipped_bit_on_the_wire_is_never_in_the_file", 2, |seed| {
+        let mut seeded = Seeded::new(seed);
+        let site = site_with(seed, 6 * MIB);
+        let agent = site.agent();
+        for round in 0..6 {
+            let udp = round % 3 == 2;
+            let (strait, via) = if udp { (Strait::udp(&agent), "quic") } else { (Strait::tcp(&agent), "tcp") };
+            let name = format!("f{round}");
+            // Behind the handshakes: a bit in those ends the attempt, which is tested below.
+            strait.mark(60_000 + seeded.below(5 * MIB as u64), Then::Flip);
+            let outcome = site.copy(&agent).args(["--via", via, "--lanes", "1", "f"]).arg(strait.url(&name)).succeed();
+            assert_eq!(strait.marks_reached(), 1);
+            // QUIC loses the packet; the TCP lane ends.
+            assert!(udp || outcome.count("lane_down") > 0, "{}", outcome.describe());
+            assert_same_file(&site.local().join("f"), &site.root().join(&name));
+        }
+    });
+}
+
+#[test]
+fn a_flipped_bit_in_a_handshake_lets_nothing_through() {
+    let site = site_with(3, MIB);
+    let agent = site.agent();
+    for place in [20, 300, 700, 1100] {
+        let strait = Strait::tcp(&agent);
+        strait.mark(place, Then::Flip);
+        let outcome = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(strait.url("f")).run();
+        match outcome.code {
+            // It was after the handshake after all, and the lane was dialled again.
+            Some(0) => assert_same_file(&site.local().join("f"), &site.root().join("f")),
+            Some(5 | 6) => assert!(!site.root().join("f").exists()),
+            _ => panic!("{}", outcome.describe()),
+        }
+        let _ = fs::remove_file(site.root().join("f"));
+    }
+}
+
+#[test]
+fn an_outage_of_ten_seconds_costs_ten_seconds_and_no_byte() {
+    let site = site_with(4, 24 * MIB);
+    let agent = site.agent();
+    for (via, strait) in [("tcp", Strait::tcp(&agent)), ("quic", Strait::udp(&agent))] {
+        strait.mark(10 * MIB as u64, Then::Hold);
+        let copying = site.copy(&agent).args(["--via", via, "--rate", "200Mbit", "f"]).arg(strait.url(via)).start();
+        wait_until("the outage", || strait.marks_reached() == 1);
+        let dark = Instant::now();
+        wait_until("the end of the outage", || dark.elapsed() >= Duration::from_secs(10));
+        strait.release();
+        copying.finish().expect(0);
+        assert_same_file(&site.local().join("f"), &site.root().join(via));
+    }
+}
+
+#[test]
+fn an_outage_in_the_lab_is_survived_by_both_transports() {
+    if !is_root() || !Path::new("/dev/net/tun").exists() {
+        println!("skipped: the lab needs root and /dev/net/tun");
+        return;
+    }
+    for via in ["tcp", "quic"] {
+        let mut model = LinkModel::clean(BitRate::megabits(50), Duration::from_millis(100));
+        model.outages = vec![Outage { start: Duration::from_secs(2), length: Duration::from_secs(10), every: None }];
+        let name = format!("e2e-outage-{via}-{}", std::process::id());
+        let lab = Lab::start(&model, &LabOptions { name: Some(name), ..LabOptions::default() }).unwrap();
+        let site = site_with(5, 20 * MIB);
+        let root = site.root();
+        let listen = format!("{}:0", lab.host_b().address());
+        let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+        let agent = site.agent_by(lab.host_b().command(BINARY), &listen, &flags);
+        let mut copy = site.copy_by(lab.host_a().command(BINARY));
+        copy.args(["--trust", &agent.fingerprint, "--via", via, "--rate", "50Mbit", "f"]).arg(agent.url("f")).succeed();
+        assert_same_file(&site.local().join("f"), &site.root().join("f"));
+        drop(agent);
+        lab.finish().unwrap();
+    }
+}
+
+/// A small file system of its own; gone with the test.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` without the rights to mount one.
+    fn mount(at: PathBuf, mebibytes: u32) -> Option<Self> {
+        let size = format!("size={mebibytes}m");
+        let mounted = is_root()
+            && Command::new("mount")
+                .args(["-t", "tmpfs", "-o", &size, "sterna-e2e"])
+                .arg(&at)
+                .status()
+                .unwrap()
+                .success();
+        if !mounted {
+            println!("skipped: mounting a small disk needs root");
+        }
+        mounted.then_some(Self(at))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: an agent may still have it open.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_said_before_a_byte_is_sent() {
+    let site = site_with(6, 12 * MIB);
+    let Some(_disk) = SmallDisk::mount(site.root(), 8) else { return };
+    let agent = site.agent();
+    let outcome = site.copy(&agent).arg("f").arg(agent.url("f")).run().expect(4);
+    outcome.says("needs");
+    assert_eq!(fs::read_dir(site.root()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_disk_that_fills_up_on_the_way_fails_those_files_and_no_others() {
+    let site = Site::new();
+    // Each has room when it is looked up; together they have not. Small ones find no room when they are written.
+    for index in 0..4 {
+        write(&site.local().join(format!("t/large{index}")), &Seeded::new(index).bytes(4 * MIB));
+    }
+    for index in 0..100 {
+        write(&site.local().join(format!("t/small{index}")), &Seeded::new(index).bytes(30_000));
+    }
+    let Some(disk) = SmallDisk::mount(site.root(), 10) else { return };
+    let agent = site.agent();
+    let outcome = site.copy(&agent).arg("t").arg(agent.url("t")).run().expect(1);
+    assert_eq!(outcome.summary()["failed"].as_u64().unwrap() + outcome.summary()["copied"].as_u64().unwrap(), 104);
+    outcome.says("no_space");
+    for item in fs::read_dir(site.root().join("t")).unwrap() {
+        let path = item.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if !name.starts_with(".sterna-") {
+            assert_same_file(&site.local().join("t").join(name), &path);
+        }
+    }
+    // With room again, the same command goes on.
+    let bigger = Command::new("mount").args(["-o", "remount,size=40m"]).arg(&disk.0).status().unwrap();
+    assert!(bigger.success());
+    site.copy(&agent).args(["t/."]).arg(agent.url("t")).succeed();
+    crate::tree::assert_same_tree(&site.local().join("t"), &site.root().join("t"));
+}
+
+#[test]
+fn a_full_disk_at_the_client_is_an_error_of_the_destination() {
+    let site = Site::new();
+    write(&site.root().join("f"), &Seeded::new(7).bytes(12 * MIB));
+    fs::create_dir(site.local().join("small")).unwrap();
+    let Some(_disk) = SmallDisk::mount(site.local().join("small"), 8) else { return };
+    let agent = site.agent();
+    site.copy(&agent).arg(agent.url("f")).arg("small/f").run().expect(4).says("needs");
+}
+
+#[test]
+fn a_read_only_destination_is_an_error_of_the_destination() {
+    let site = site_with(8, 2 * MIB);
+    write(&site.local().join("small"), b"small");
+    let Some(disk) = SmallDisk::mount(site.root(), 8) else { return };
+    assert!(Command::new("mount").args(["-o", "remount,ro"]).arg(&disk.0).status().unwrap().success());
+    let agent = site.agent();
+    for name in ["f", "small"] {
+        site.copy(&agent).arg(name).arg(agent.url(name)).run().expect(4);
+    }
+    site.copy(&agent).args(["f", "small"]).arg(agent.url("new/")).run().expect(4);
+}
+
+#[test]
+fn a_directory_without_write_permission_is_an_error_of_the_destination() {
+    if is_root() {
+        println!("skipped: nothing is forbidden to root");
+        return;
+    }
+    let site = site_with(9, 2 * MIB);
+    let agent = site.agent();
+    set_mode(&site.root(), 0o555);
+    site.copy(&agent).arg("f").arg(agent.url("f")).run().expect(4);
+    set_mode(&site.root(), 0o755);
+}
+
+#[test]
+fn two_copies_to_one_destination_leave_one_of_them_whole() {
+    with_seed("two_copies_to_one_destination_leave_one_of_them_whole", 10, |seed| {
+        for size in [100_000, 6 * MIB] {
+            for round in 0..4 {
+                let site = Site::new();
+                let mut seeded = Seeded::new(seed + round);
+                let versions = [seeded.bytes(size), seeded.bytes(size)];
+                write(&site.local().join("a"), &versions[0]);
+                write(&site.local().join("b"), &versions[1]);
+                let agent = site.agent();
+                let copies = ["a", "b"].map(|name| {
+                    site.copy(&agent).args(["--overwrite", "always", name]).arg(agent.url("target")).start()
+                });
+                let outcomes = copies.map(|copy| copy.finish());
+                for outcome in &outcomes {
+                    // Either it waited, or it says who is in the way.
+                    match outcome.code {
+                        Some(0) => {}
+                        Some(4) => drop(outcome.says("another session")),
+                        _ => panic!("{}", outcome.describe()),
+                    }
+                }
+                assert!(outcomes.iter().any(|outcome| outcome.code == Some(0)));
+                let result = fs::read(site.root().join("target")).unwrap();
+                assert!(versions.contains(&result), "the result is neither of the two");
+                assert_eq!(fs::read_dir(site.root()).unwrap().count(), 1, "hidden files are left");
+            }
+        }
+    });
+}

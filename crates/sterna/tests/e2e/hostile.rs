@@ -1,0 +1,318 @@
+//! Peers that lie, flood, stall and send garbage: the agent stays alive, small, and there for the next honest one.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+
+use bytes::Bytes;
+use sterna_net::identity::Identity;
+use sterna_net::lane::tcp::{ConnectOptions, connect};
+use sterna_net::lane::{Lane, LaneSink};
+use sterna_proto::session::{BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
+use sterna_proto::{Checks, EntryKind, Error, FileEntry, FileTime, RelPath};
+
+use crate::site::{Agent, Site};
+use crate::tree::{MIB, Seeded, assert_same_file, write};
+
+/// What an agent may hold at most under attack. Reason: an idle one takes about 20 MB, a packed block 1 MiB, an entry some
+/// hundred bytes of which a session keeps 131,072 at most; far below what any attack here sends or claims.
+const MEMORY_BYTES_MAX: u64 = 400 << 20;
+
+/// An agent that is attacked.
+struct Victim {
+    site: Site,
+    agent: Agent,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let site = Site::new();
+        let agent = site.agent();
+        Self { site, agent }
+    }
+
+    /// A lane of a stranger, behind its handshake.
+    fn lane(&self) -> Lane {
+        let mut options = ConnectOptions::new(self.agent.addr);
+        options.local = None;
+        connect(&options, &Identity::ephemeral().unwrap()).unwrap().into_lane()
+    }
+
+    /// A lane that has joined a push session.
+    fn joined(&self) -> Lane {
+        let mut lane = self.lane();
+        lane.tx.control(&hello().encode()).unwrap();
+        lane.tx.flush().unwrap();
+        lane
+    }
+
+    /// The agent lives, is small, and serves an honest copy.
+    fn check(mut self) {
+        assert!(self.agent.is_alive());
+        write(&self.site.local().join("honest"), &Seeded::new(1).bytes(2 * MIB));
+        for via in ["tcp", "quic"] {
+            self.site.copy(&self.agent).args(["--via", via, "honest"]).arg(self.agent.url(via)).succeed();
+            assert_same_file(&self.site.local().join("honest"), &self.site.root().join(via));
+        }
+        let peak = self.agent.memory_peak_bytes();
+        assert!(peak <= MEMORY_BYTES_MAX, "the agent took {peak} bytes");
+        let names = std::fs::read_dir(self.site.path("")).unwrap().count();
+        assert!(names <= 5, "something was written beside the root");
+    }
+}
+
+fn hello() -> Frame {
+    static SESSION: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+    let id = SESSION.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let request = Request::Push {
+        destination: Vec::new(),
+        several: true,
+        overwrite: Overwrite::Always,
+        checks: Checks::NONE,
+        expect: None,
+        dry_run: false,
+    };
+    Frame::Hello(Hello { session: SessionId([id; 16]), rejoin: false, request })
+}
+
+fn entry(path: &[u8], size: u64) -> FileEntry {
+    FileEntry {
+        path: RelPath::new(path).unwrap(),
+        kind: EntryKind::File,
+        size,
+        mtime: FileTime { seconds: 1, nanoseconds: 0 },
+        mode: 0o644,
+        allocated: size,
+        inode: 1,
+    }
+}
+
+fn offer(file: u64, entry: FileEntry) -> Vec<u8> {
+    Frame::Messages { first: file, encoded: Message::Offer { file: FileId(file), entry }.encode() }.encode()
+}
+
+/// Hears everything and minds nothing.
+struct Deaf;
+
+impl LaneSink for Deaf {
+    fn control(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_begin(&mut self, _: u64, _: &[u8], _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_data(&mut self, _: u64, _: u64, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_end(&mut self, _: u64, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_abandoned(&mut self, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Sends what `attack` says and waits until the agent has ended the lane.
+fn until_cut_off(lane: Lane, attack: impl FnOnce(&mut dyn sterna_net::lane::LaneTx) -> Result<(), Error>) {
+    let Lane { mut tx, rx, .. } = lane;
+    // The agent may cut it off in the middle; that is the point.
+    let _ = attack(&mut *tx).and_then(|()| tx.flush());
+    let _ = rx.run(&mut Deaf);
+}
+
+#[test]
+fn garbage_on_the_port_hurts_nobody() {
+    let victim = Victim::new();
+    let mut seeded = Seeded::new(1);
+    for size in [1, 5, 100, 5000, 100_000] {
+        let mut stream = TcpStream::connect(victim.agent.addr).unwrap();
+        // The agent may cut it off before it has taken all.
+        let _ = stream.write_all(&seeded.bytes(size));
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.read(&mut [0; 100]);
+    }
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for round in 0..3000 {
+        let size = 1 + seeded.below(1400) as usize;
+        let mut data = seeded.bytes(size);
+        // Some look like the first packet of a QUIC connection.
+        if round % 2 == 0 && data.len() > 5 {
+            data[..5].copy_from_slice(&[0xc3, 0, 0, 0, 1]);
+        }
+        let _ = socket.send_to(&data, victim.agent.addr);
+    }
+    victim.check();
+}
+
+#[test]
+fn half_open_connections_do_not_lock_honest_peers_out() {
+    let victim = Victim::new();
+    // More than the agent shakes hands with at once; they stay open to the end.
+    let idle: Vec<TcpStream> = (0..200).filter_map(|_| TcpStream::connect(victim.agent.addr).ok()).collect();
+    assert!(idle.len() > 64);
+    victim.check();
+    drop(idle);
+}
+
+#[test]
+fn a_first_frame_that_is_no_hello_ends_the_lane() {
+    let victim = Victim::new();
+    let mut seeded = Seeded::new(2);
+    for size in [1, 10, 1000, 100_000] {
+        let garbage = seeded.bytes(size);
+        until_cut_off(victim.lane(), |tx| tx.control(&garbage));
+    }
+    until_cut_off(victim.lane(), |tx| tx.control(&Frame::Welcome.encode()));
+    until_cut_off(victim.lane(), |tx| tx.block_begin(b"", 1000));
+    victim.check();
+}
+
+#[test]
+fn garbage_after_the_hello_ends_the_lane() {
+    let victim = Victim::new();
+    let mut seeded = Seeded::new(3);
+    for size in [1, 10, 1000, 100_000] {
+        let garbage = seeded.bytes(size);
+        until_cut_off(victim.joined(), |tx| tx.control(&garbage));
+        until_cut_off(victim.joined(), |tx| {
+            tx.block_begin(&garbage[..size.min(1000)], 100).and_then(|()| tx.block_data(vec![0; 100].into()))
+        });
+    }
+    until_cut_off(victim.joined(), |tx| {
+        tx.control(&Frame::Messages { first: 1 << 40, encoded: Message::Bye.encode() }.encode())
+    });
+    until_cut_off(victim.joined(), |tx| tx.control(&Frame::Acknowledge { next: u64::MAX }.encode()));
+    victim.check();
+}
+
+#[test]
+fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
+    let victim = Victim::new();
+    let claim = |file: u64, entry: FileEntry, index: u64, data_len: u64| {
+        let header = BlockHeader::Single { file: FileId(file), entry, index, hole: false }.encode();
+        until_cut_off(victim.joined(), |tx| {
+            tx.block_begin(&header, data_len)?;
+            let mut left = data_len;
+            while left > 0 {
+                let size = left.min(128 << 10);
+                tx.block_data(Bytes::from(vec![1; size as usize]))?;
+                left -= size;
+            }
+            tx.block_end(&[0; 32])?;
+            // Ends the lane in any case.
+            tx.control(b"\xff\xff")
+        });
+    };
+    claim(u64::MAX, entry(b"far", 2 * MIB as u64), 0, MIB as u64);
+    claim(0, entry(b"beyond", 2 * MIB as u64), 7, MIB as u64);
+    claim(0, entry(b"short", 2 * MIB as u64), 0, 10);
+    claim(0, entry(b"wrong-digest", 2 * MIB as u64), 0, MIB as u64);
+    claim(0, entry(b"huge", 1 << 61), (1 << 37) - 1, 16 * MIB as u64);
+    assert!(!victim.site.root().join("wrong-digest").exists());
+    victim.check();
+}
+
+/// The encoding of an entry holds its path as it is; another one of the same length takes its place.
+fn with_path(mut frame: Vec<u8>, honest: &[u8], lie: &[u8]) -> Vec<u8> {
+    assert_eq!(honest.len(), lie.len());
+    let at = frame.windows(honest.len()).position(|window| window == honest).unwrap();
+    frame[at..at + lie.len()].copy_from_slice(lie);
+    frame
+}
+
+#[test]
+fn entries_that_would_leave_the_root_are_refused() {
+    let victim = Victim::new();
+    let honest = b"aaaaaaaaaaaaaaaaaaa";
+    let lies: [&[u8]; 6] = [
+        b"../aaaaaaaaaaaaaaaa",
+        b"/tmp/sterna-e2e-lie",
+        b"a/../../../aaaaaaaa",
+        b"aaaaaaaa//aaaaaaaaa",
+        b"aaaaaaa\0aaaaaaaaaaa",
+        b"./aaaaaaaaaaaaaaaaa",
+    ];
+    for lie in lies {
+        for size in [10, 2 * MIB as u64] {
+            let offered = with_path(offer(0, entry(honest, size)), honest, lie);
+            until_cut_off(victim.joined(), |tx| tx.control(&offered));
+            let header = BlockHeader::Packed { files: vec![(FileId(0), entry(honest, 10))] }.encode();
+            let header = with_path(header, honest, lie);
+            until_cut_off(victim.joined(), |tx| {
+                tx.block_begin(&header, 10)?;
+                tx.block_data(vec![7; 10].into())?;
+                tx.block_end(blake3::hash(&[7; 10]).as_bytes())
+            });
+        }
+    }
+    // Our hidden names are taken for no file of a peer.
+    let hidden = BlockHeader::Packed { files: vec![(FileId(0), entry(b".sterna-00.part", 10))] }.encode();
+    until_cut_off(victim.joined(), |tx| {
+        tx.block_begin(&hidden, 10)?;
+        tx.block_data(vec![7; 10].into())?;
+        tx.block_end(blake3::hash(&[7; 10]).as_bytes())?;
+        tx.control(b"\xff\xff")
+    });
+    assert_eq!(std::fs::read_dir(victim.site.root()).unwrap().count(), 0);
+    assert!(!std::path::Path::new("/tmp/sterna-e2e-lie").exists());
+    victim.check();
+}
+
+#[test]
+fn a_flood_of_offers_is_cut_off_before_it_fills_memory() {
+    let victim = Victim::new();
+    let long = "l".repeat(250);
+    until_cut_off(victim.joined(), |tx| {
+        // A gigabyte of paths, if it were taken.
+        for file in 0..300_000u64 {
+            let path = format!("{long}/{long}/{long}/{long}/{long}/{long}/{long}/{long}/{file}");
+            tx.control(&offer(file, entry(path.as_bytes(), 1 << 40)))?;
+            if file == 299_999 {
+                tx.control(b"\xff\xff")?;
+            }
+        }
+        Ok(())
+    });
+    victim.check();
+}
+
+#[test]
+fn a_flood_of_small_frames_is_taken_one_by_one() {
+    let victim = Victim::new();
+    until_cut_off(victim.joined(), |tx| {
+        let frame = Frame::Acknowledge { next: 0 }.encode();
+        for _ in 0..200_000 {
+            tx.control(&frame)?;
+        }
+        tx.control(b"\xff\xff")
+    });
+    victim.check();
+}
+
+#[test]
+fn many_open_blocks_and_stalled_lanes_hold_little() {
+    let victim = Victim::new();
+    let mut stalled = Vec::new();
+    for index in 0..40u64 {
+        let mut lane = victim.joined();
+        let name = format!("stalled-{index}");
+        let header = BlockHeader::Packed { files: vec![(FileId(0), entry(name.as_bytes(), 200 << 10))] }.encode();
+        // Announced and never sent.
+        let _ = lane.tx.block_begin(&header, 200 << 10).and_then(|()| lane.tx.flush());
+        stalled.push(lane);
+    }
+    victim.check();
+    drop(stalled);
+}
+
+#[test]
+fn a_peer_that_never_reads_holds_nobody_up() {
+    let victim = Victim::new();
+    write(&victim.site.root().join("big"), &Seeded::new(4).bytes(40 * MIB));
+    let mut lane = victim.lane();
+    let request = Request::Pull { sources: vec![b"big".to_vec()], rate_bps: 0, loss_ceiling_ppm: 0, dry_run: false };
+    let hello = Frame::Hello(Hello { session: SessionId([200; 16]), rejoin: false, request });
+    lane.tx.control(&hello.encode()).and_then(|()| lane.tx.flush()).unwrap();
+    victim.agent.wait_for_log("pull of");
+    victim.check();
+    drop(lane);
+}

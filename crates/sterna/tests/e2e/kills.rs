@@ -1,0 +1,211 @@
+//! kill -9 of either side at seeded places, then go on: nothing is lost, nothing is ever half there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::site::{Agent, Copying, Site, wait_until};
+use crate::strait::{Strait, Then};
+use crate::tree::{MIB, Seeded, assert_same_tree, with_seed, write};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Push,
+    Pull,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Via {
+    Tcp,
+    Quic,
+}
+
+/// One tree on its way through a strait, whatever dies meanwhile.
+struct Voyage {
+    site: Site,
+    agent: Agent,
+    strait: Strait,
+    direction: Direction,
+    via: Via,
+    seeded: Seeded,
+    source: PathBuf,
+    target: PathBuf,
+    bytes: u64,
+}
+
+impl Voyage {
+    fn new(seed: u64, direction: Direction, via: Via) -> Self {
+        let site = Site::new();
+        let mut seeded = Seeded::new(seed);
+        let (source, target) = match direction {
+            Direction::Push => (site.local().join("tree"), site.root().join("tree")),
+            Direction::Pull => (site.root().join("tree"), site.local().join("tree")),
+        };
+        let mut sizes = vec![6 * MIB + 12_345, 2 * MIB, 300 << 10];
+        sizes.extend((0..40).map(|_| seeded.below(20_000) as usize));
+        for (index, size) in sizes.iter().enumerate() {
+            write(&source.join(format!("d{}/f{index}", index % 3)), &seeded.bytes(*size));
+        }
+        let agent = site.agent();
+        let strait = match via {
+            Via::Tcp => Strait::tcp(&agent),
+            Via::Quic => Strait::udp(&agent),
+        };
+        let bytes = sizes.iter().sum::<usize>() as u64;
+        Self { site, agent, strait, direction, via, seeded, source, target, bytes }
+    }
+
+    fn start(&self) -> Copying {
+        let mut copy = self.site.copy(&self.agent);
+        copy.args(["--via", if self.via == Via::Tcp { "tcp" } else { "quic" }, "--lanes", "2"]);
+        match self.direction {
+            Direction::Push => copy.arg("tree").arg(self.strait.url("")),
+            Direction::Pull => copy.arg(self.strait.url("tree")).arg("."),
+        };
+        copy.start()
+    }
+
+    /// Lets the copy go on to a seeded place, or to its end if that comes first.
+    fn sail_on(&mut self, copying: &mut Copying) {
+        // Most places lie in the data, some in the handshakes before it and the goodbyes after it.
+        let place = match self.seeded.below(8) {
+            0 => self.seeded.below(8_000),
+            _ => self.seeded.below(self.bytes + self.bytes / 10),
+        };
+        let then = if self.seeded.below(2) == 0 { Then::Hold } else { Then::Pass };
+        let reached = self.strait.marks_reached();
+        self.strait.mark(place, then);
+        let strait = &self.strait;
+        wait_until("the place of the kill", || strait.marks_reached() > reached || copying.has_ended());
+    }
+
+    /// A name exists only when its file is complete.
+    fn check_names(&self) {
+        for (path, _) in source_files(&self.source) {
+            let target = self.target.join(&path);
+            match fs::read(&target) {
+                Ok(bytes) => assert!(
+                    bytes == fs::read(self.source.join(&path)).unwrap(),
+                    "{} has its name and not its bytes",
+                    path.display()
+                ),
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}", path.display()),
+            }
+        }
+    }
+
+    fn restart_agent(&mut self) {
+        self.agent.kill();
+        self.strait.release();
+        self.check_names();
+        self.agent = self.site.agent_at(&self.agent.addr.to_string());
+    }
+
+    /// Runs to the end and compares every byte.
+    fn arrive(&self) {
+        self.start().finish().expect(0);
+        self.check_arrival();
+    }
+
+    fn check_arrival(&self) {
+        assert_same_tree(&self.source, &self.target);
+    }
+}
+
+/// Files beneath `top`, by their path there, with their size.
+fn source_files(top: &Path) -> Vec<(PathBuf, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let tree = crate::tree::read_tree(top);
+    let files = tree.into_iter().filter(|(_, leaf)| !leaf.is_directory);
+    files.map(|(path, leaf)| (PathBuf::from(std::ffi::OsStr::from_bytes(&path)), leaf.size)).collect()
+}
+
+/// Kills the client `kills` times in each of `voyages`.
+fn kill_clients(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u64) {
+    for voyage in 0..voyages {
+        let mut voyage = Voyage::new(seed + voyage, direction, via);
+        for _ in 0..kills {
+            let mut copying = voyage.start();
+            voyage.sail_on(&mut copying);
+            copying.kill();
+            voyage.strait.release();
+            voyage.check_names();
+        }
+        voyage.arrive();
+    }
+}
+
+/// Kills the agent `kills` times in each of `voyages`; the client is stopped too, and started again.
+fn kill_agents(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u64) {
+    for voyage in 0..voyages {
+        let mut voyage = Voyage::new(seed + voyage, direction, via);
+        for _ in 0..kills {
+            let mut copying = voyage.start();
+            voyage.sail_on(&mut copying);
+            voyage.restart_agent();
+            copying.kill();
+        }
+        voyage.arrive();
+    }
+}
+
+/// Kills the agent `kills` times under one running client in each of `voyages`.
+fn kill_agents_under_a_client(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u64) {
+    for voyage in 0..voyages {
+        let mut voyage = Voyage::new(seed + voyage, direction, via);
+        let mut copying = voyage.start();
+        for _ in 0..kills {
+            voyage.sail_on(&mut copying);
+            voyage.restart_agent();
+        }
+        copying.finish().expect(0);
+        voyage.check_arrival();
+    }
+}
+
+// Together 200 kills: 60 + 60 of clients and of agents over TCP, 32 under a running client, 48 over QUIC.
+
+#[test]
+fn a_push_survives_60_kills_of_either_side() {
+    with_seed("a_push_survives_60_kills_of_either_side", 100, |seed| {
+        kill_clients(seed, Direction::Push, Via::Tcp, 6, 5);
+        kill_agents(seed + 50, Direction::Push, Via::Tcp, 6, 5);
+    });
+}
+
+#[test]
+fn a_pull_survives_60_kills_of_either_side() {
+    with_seed("a_pull_survives_60_kills_of_either_side", 200, |seed| {
+        kill_clients(seed, Direction::Pull, Via::Tcp, 6, 5);
+        kill_agents(seed + 50, Direction::Pull, Via::Tcp, 6, 5);
+    });
+}
+
+#[test]
+fn a_running_push_survives_16_kills_of_its_agent() {
+    with_seed("a_running_push_survives_16_kills_of_its_agent", 300, |seed| {
+        kill_agents_under_a_client(seed, Direction::Push, Via::Tcp, 8, 2);
+    });
+}
+
+#[test]
+fn a_running_pull_survives_16_kills_of_its_agent() {
+    with_seed("a_running_pull_survives_16_kills_of_its_agent", 400, |seed| {
+        kill_agents_under_a_client(seed, Direction::Pull, Via::Tcp, 8, 2);
+    });
+}
+
+#[test]
+fn a_push_over_quic_survives_24_kills_of_either_side() {
+    with_seed("a_push_over_quic_survives_24_kills_of_either_side", 500, |seed| {
+        kill_clients(seed, Direction::Push, Via::Quic, 3, 4);
+        kill_agents(seed + 50, Direction::Push, Via::Quic, 3, 4);
+    });
+}
+
+#[test]
+fn a_pull_over_quic_survives_24_kills_of_either_side() {
+    with_seed("a_pull_over_quic_survives_24_kills_of_either_side", 600, |seed| {
+        kill_clients(seed, Direction::Pull, Via::Quic, 3, 4);
+        kill_agents(seed + 50, Direction::Pull, Via::Quic, 3, 4);
+    });
+}

@@ -1,0 +1,15 @@
+//! End to end: the real binary, an agent and a client on loopback, and everything that can go wrong between them.
+//!
+//! Every test runs in a directory of its own, waits for events and never for time, and prints its seed when it fails.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod access;
+mod basics;
+mod faults;
+mod hostile;
+mod kills;
+mod resume;
+mod site;
+mod strait;
+mod tree;

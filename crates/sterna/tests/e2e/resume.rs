@@ -1,0 +1,255 @@
+//! What is sent again after a stop, what is not, and who notices that something has changed.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use sterna_proto::journal::{HEADER_BYTES, JournalHeader, RECORD_BYTES};
+
+use crate::site::{Agent, CopyCommand, Site, wait_until};
+use crate::strait::{Strait, Then};
+use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, with_seed, write};
+
+/// Size of the file that is stopped on its way.
+const BYTES: usize = 24 * MIB;
+
+/// What may be sent again beside the blocks that no journal names: the buffers of kernels, proxy and lanes between the
+/// two ends, and what a sender sends before it hears what the receiver has.
+const IN_FLIGHT_BYTES: u64 = 8 * MIB as u64;
+
+/// A file in the directory of the source, and where it goes.
+struct Crossing {
+    site: Site,
+    agent: Agent,
+    strait: Strait,
+    push: bool,
+    source: PathBuf,
+    target: PathBuf,
+}
+
+impl Crossing {
+    fn new(seed: u64, push: bool) -> Self {
+        let site = Site::new();
+        let (source, target) = match push {
+            true => (site.local().join("f"), site.root().join("f")),
+            false => (site.root().join("f"), site.local().join("f")),
+        };
+        write(&source, &Seeded::new(seed).bytes(BYTES));
+        let agent = site.agent();
+        let strait = Strait::tcp(&agent);
+        Self { site, agent, strait, push, source, target }
+    }
+
+    fn copy(&self) -> CopyCommand {
+        let mut copy = self.site.copy(&self.agent);
+        copy.args(["--via", "tcp", "--lanes", "1"]);
+        match self.push {
+            true => copy.arg("f").arg(self.strait.url("f")),
+            false => copy.arg(self.strait.url("f")).arg("f"),
+        };
+        copy
+    }
+
+    /// Runs until about half has passed and most of that is in the journal; then the receiver is killed.
+    fn stop_half_way(&mut self) {
+        self.strait.mark(BYTES as u64 / 2, Then::Hold);
+        let mut copying = self.copy().start();
+        let directory = self.target.parent().unwrap().to_owned();
+        wait_until("a journal of four blocks", || {
+            journal(&directory).is_some_and(|file| journaled_bytes(&file) >= 4 * MIB as u64)
+        });
+        match self.push {
+            true => self.agent.kill(),
+            false => copying.kill(),
+        }
+        copying.kill();
+        self.strait.release();
+        if self.push {
+            self.agent = self.site.agent_at(&self.agent.addr.to_string());
+        }
+        assert!(!self.target.exists(), "half a file has its name");
+    }
+
+    fn hidden(&self, ending: &str) -> PathBuf {
+        hidden(self.target.parent().unwrap(), ending).expect("something was left for the next run")
+    }
+
+    fn passed(&self) -> u64 {
+        let (up, down) = self.strait.passed();
+        up + down
+    }
+
+    fn check_arrival(&self) {
+        assert_same_file(&self.source, &self.target);
+        let directory = self.target.parent().unwrap();
+        assert!(
+            hidden(directory, ".part").is_none() && hidden(directory, ".journal").is_none(),
+            "hidden files are left"
+        );
+    }
+}
+
+fn hidden(directory: &Path, ending: &str) -> Option<PathBuf> {
+    let names = fs::read_dir(directory).unwrap().map(|item| item.unwrap().path());
+    names.into_iter().find(|path| path.to_string_lossy().ends_with(ending))
+}
+
+fn journal(directory: &Path) -> Option<PathBuf> {
+    hidden(directory, ".journal")
+}
+
+/// Bytes of the blocks that a journal names.
+fn journaled_bytes(path: &Path) -> u64 {
+    let bytes = fs::read(path).unwrap_or_default();
+    let Ok(header) = JournalHeader::decode(&bytes) else { return 0 };
+    let (codec, blocks) = (header.records(), header.blocks());
+    let records = bytes[HEADER_BYTES..].chunks_exact(RECORD_BYTES).filter_map(|record| codec.decode(record));
+    records.map(|record| blocks.length(record.index)).sum()
+}
+
+/// Turns one bit of a file over.
+fn flip_bit(path: &Path, offset: u64) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
+}
+
+#[test]
+fn a_second_run_sends_only_what_no_journal_names() {
+    with_seed("a_second_run_sends_only_what_no_journal_names", 1, |seed| {
+        for push in [true, false] {
+            let mut crossing = Crossing::new(seed, push);
+            crossing.stop_half_way();
+            let kept = journaled_bytes(&crossing.hidden(".journal"));
+            let before = crossing.passed();
+            crossing.copy().succeed();
+            let sent = crossing.passed() - before;
+            let most = BYTES as u64 - kept + IN_FLIGHT_BYTES;
+            assert!(sent <= most, "push {push}: {sent} bytes passed, with {kept} of {BYTES} in the journal");
+            crossing.check_arrival();
+        }
+    });
+}
+
+#[test]
+fn a_flipped_bit_in_a_record_of_the_journal_costs_its_block() {
+    let mut crossing = Crossing::new(2, true);
+    crossing.stop_half_way();
+    let journal = crossing.hidden(".journal");
+    flip_bit(&journal, (HEADER_BYTES + RECORD_BYTES + 20) as u64);
+    crossing.copy().succeed();
+    crossing.check_arrival();
+}
+
+#[test]
+fn a_flipped_bit_in_the_header_of_the_journal_starts_the_file_over_and_says_so() {
+    let mut crossing = Crossing::new(3, true);
+    crossing.stop_half_way();
+    flip_bit(&crossing.hidden(".journal"), 20);
+    crossing.copy().succeed().says("starts over");
+    crossing.check_arrival();
+}
+
+#[test]
+fn a_part_file_that_was_cut_starts_over_and_says_so() {
+    let mut crossing = Crossing::new(4, true);
+    crossing.stop_half_way();
+    File::options().write(true).open(crossing.hidden(".part")).unwrap().set_len(5 * MIB as u64).unwrap();
+    crossing.copy().succeed().says("starts over");
+    crossing.check_arrival();
+}
+
+#[test]
+fn a_flipped_bit_in_data_that_the_journal_names_is_found_by_expect() {
+    let mut crossing = Crossing::new(5, true);
+    crossing.stop_half_way();
+    flip_bit(&crossing.hidden(".part"), 100);
+    // SHA-256 is computed from the disk and not from the journal.
+    let digest: String = {
+        use sha2::Digest;
+        sha2::Sha256::digest(fs::read(&crossing.source).unwrap()).iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    let outcome = crossing.copy().arg("--expect").arg(format!("sha256:{digest}")).run();
+    assert_ne!(outcome.code, Some(0), "{}", outcome.describe());
+    assert!(!crossing.target.exists(), "a corrupt file got its name");
+    crossing.copy().arg("--expect").arg(format!("sha256:{digest}")).succeed();
+    crossing.check_arrival();
+}
+
+#[test]
+fn a_source_that_changed_between_two_runs_starts_over_and_says_so() {
+    for push in [true, false] {
+        let mut crossing = Crossing::new(6, push);
+        crossing.stop_half_way();
+        write(&crossing.source, &Seeded::new(60).bytes(BYTES));
+        set_mtime(&crossing.source, 1_700_000_000, 5);
+        crossing.copy().succeed().says("not the version");
+        crossing.check_arrival();
+    }
+}
+
+#[test]
+fn a_source_that_is_cut_while_it_is_read_fails_and_is_not_published() {
+    for push in [true, false] {
+        let crossing = Crossing::new(7, push);
+        crossing.strait.mark(BYTES as u64 / 3, Then::Hold);
+        let copying = crossing.copy().start();
+        wait_until("a third of the file", || crossing.strait.marks_reached() == 1);
+        File::options().write(true).open(&crossing.source).unwrap().set_len(BYTES as u64 / 2).unwrap();
+        crossing.strait.release();
+        copying.finish().expect(3).says("changed");
+        assert!(!crossing.target.exists());
+        // The next run takes the file as it is now.
+        crossing.copy().succeed();
+        crossing.check_arrival();
+    }
+}
+
+#[test]
+fn a_source_that_is_written_while_it_is_read_fails_and_is_not_published() {
+    let crossing = Crossing::new(8, true);
+    crossing.strait.mark(BYTES as u64 / 3, Then::Hold);
+    let copying = crossing.copy().start();
+    wait_until("a third of the file", || crossing.strait.marks_reached() == 1);
+    flip_bit(&crossing.source, BYTES as u64 - 100);
+    crossing.strait.release();
+    copying.finish().expect(3).says("changed");
+    assert!(!crossing.target.exists());
+    crossing.copy().succeed();
+    crossing.check_arrival();
+}
+
+#[test]
+fn ctrl_c_ends_with_130_and_the_next_run_goes_on() {
+    for push in [true, false] {
+        let crossing = Crossing::new(9, push);
+        crossing.strait.mark(BYTES as u64 / 2, Then::Pass);
+        let mut copying = crossing.copy().args(["--rate", "200Mbit"]).start();
+        wait_until("half of the file", || crossing.strait.marks_reached() == 1);
+        copying.interrupt();
+        copying.finish().expect(130).says("go on from here");
+        assert!(!crossing.target.exists());
+        let before = crossing.passed();
+        crossing.copy().succeed();
+        let sent = crossing.passed() - before;
+        assert!(sent <= BYTES as u64 / 2 + IN_FLIGHT_BYTES, "push {push}: {sent} bytes passed again");
+        crossing.check_arrival();
+    }
+}
+
+#[test]
+fn an_agent_that_is_stopped_in_order_keeps_all_and_the_client_goes_on() {
+    for push in [true, false] {
+        let mut crossing = Crossing::new(10, push);
+        crossing.strait.mark(BYTES as u64 / 2, Then::Pass);
+        let mut copying = crossing.copy().args(["--rate", "200Mbit"]).start();
+        wait_until("half of the file", || crossing.strait.marks_reached() == 1);
+        assert!(crossing.agent.terminate().success());
+        crossing.agent = crossing.site.agent_at(&crossing.agent.addr.to_string());
+        copying.wait_for("the new agent", |event| event["event"] == "restarted");
+        copying.finish().expect(0);
+        assert!(crossing.passed() <= BYTES as u64 + IN_FLIGHT_BYTES, "{} bytes passed", crossing.passed());
+        crossing.check_arrival();
+    }
+}

@@ -1,0 +1,266 @@
+//! A strait between client and agent: a TCP or UDP proxy that counts, holds, cuts and flips on command.
+//!
+//! Positions are bytes of payload that have passed, both directions together, so that a test strikes at a place that a
+//! seed gives and not at a time.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use socket2::SockRef;
+
+/// Kernel buffers of the proxy's TCP sockets. Reason: bounds what is in flight, so that positions mean something.
+const SOCKET_BUFFER_BYTES: usize = 128 << 10;
+
+/// How long a UDP thread waits before it looks whether the strait is closed for good.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What happens where a mark is reached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Everything goes on.
+    Pass,
+    /// Nothing passes until [`Strait::release`]: TCP waits, datagrams are lost.
+    Hold,
+    /// Every connection is cut.
+    Cut,
+    /// One bit of the data there is turned over.
+    Flip,
+}
+
+#[derive(Default)]
+struct State {
+    up: u64,
+    down: u64,
+    mark: Option<(u64, Then)>,
+    marks_reached: u64,
+    held: bool,
+    connections: Vec<TcpStream>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    target: SocketAddr,
+    over: AtomicBool,
+}
+
+/// The proxy; ends with the test.
+pub struct Strait {
+    shared: Arc<Shared>,
+    pub addr: SocketAddr,
+}
+
+impl Strait {
+    /// A TCP strait in front of `agent`.
+    pub fn tcp(agent: &crate::site::Agent) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let strait = Self::before(agent, listener.local_addr().unwrap());
+        let shared = Arc::clone(&strait.shared);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let Ok(client) = client else { return };
+                if shared.over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.join(client));
+            }
+        });
+        strait
+    }
+
+    /// A UDP strait in front of `agent`.
+    pub fn udp(agent: &crate::site::Agent) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let strait = Self::before(agent, socket.local_addr().unwrap());
+        let shared = Arc::clone(&strait.shared);
+        thread::spawn(move || shared.ferry_datagrams(socket));
+        strait
+    }
+
+    fn before(agent: &crate::site::Agent, addr: SocketAddr) -> Self {
+        let shared = Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            target: agent.addr,
+            over: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), addr }
+    }
+
+    /// The location of `path` at the agent, through the strait.
+    pub fn url(&self, path: &str) -> String {
+        format!("sterna://{}/{path}", self.addr)
+    }
+
+    /// Sets the one mark, `bytes` from here.
+    pub fn mark(&self, bytes: u64, then: Then) {
+        let mut state = self.shared.lock();
+        state.mark = Some((state.up + state.down + bytes, then));
+    }
+
+    /// How many marks have been reached.
+    pub fn marks_reached(&self) -> u64 {
+        self.shared.lock().marks_reached
+    }
+
+    /// Lets everything pass.
+    pub fn release(&self) {
+        let mut state = self.shared.lock();
+        state.held = false;
+        state.mark = None;
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Cuts every connection there is.
+    pub fn cut(&self) {
+        self.shared.lock().cut();
+    }
+
+    /// Bytes that have passed from the client to the agent, and back.
+    pub fn passed(&self) -> (u64, u64) {
+        let state = self.shared.lock();
+        (state.up, state.down)
+    }
+}
+
+impl Drop for Strait {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        self.cut();
+        self.release();
+        // Frees the accepting thread, if there is one.
+        let _ = TcpStream::connect(self.addr);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Up,
+    Down,
+}
+
+impl State {
+    fn cut(&mut self) {
+        for connection in self.connections.drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Counts `data`, and does what a mark in it says.
+    fn pass(&mut self, way: Way, data: &mut [u8]) {
+        let before = self.up + self.down;
+        match way {
+            Way::Up => self.up += data.len() as u64,
+            Way::Down => self.down += data.len() as u64,
+        }
+        let Some((at, then)) = self.mark.filter(|(at, _)| *at < before + data.len() as u64) else { return };
+        self.mark = None;
+        self.marks_reached += 1;
+        match then {
+            Then::Pass => {}
+            Then::Hold => self.held = true,
+            Then::Cut => self.cut(),
+            Then::Flip => data[at.saturating_sub(before) as usize] ^= 1 << (at % 8),
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Ferries one TCP connection.
+    fn join(self: Arc<Self>, client: TcpStream) {
+        let Ok(agent) = TcpStream::connect(self.target) else { return };
+        for stream in [&client, &agent] {
+            let _ = stream.set_nodelay(true);
+            SockRef::from(stream).set_send_buffer_size(SOCKET_BUFFER_BYTES).unwrap();
+            SockRef::from(stream).set_recv_buffer_size(SOCKET_BUFFER_BYTES).unwrap();
+        }
+        let mut state = self.lock();
+        state.connections.extend([client.try_clone().unwrap(), agent.try_clone().unwrap()]);
+        drop(state);
+        let (back_from, back_to) = (agent.try_clone().unwrap(), client.try_clone().unwrap());
+        let shared = Arc::clone(&self);
+        thread::spawn(move || shared.ferry(back_from, back_to, Way::Down));
+        self.ferry(client, agent, Way::Up);
+    }
+
+    fn ferry(&self, mut from: TcpStream, mut to: TcpStream, way: Way) {
+        let mut data = [0; 32 << 10];
+        loop {
+            let count = match from.read(&mut data) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => count,
+            };
+            let mut state = self.lock();
+            state.pass(way, &mut data[..count]);
+            while state.held && !self.over.load(Ordering::Relaxed) {
+                state = self.changed.wait(state).unwrap();
+            }
+            drop(state);
+            if to.write_all(&data[..count]).is_err() {
+                break;
+            }
+        }
+        // The other way ends by itself, or has.
+        let _ = to.shutdown(Shutdown::Write);
+        let _ = from.shutdown(Shutdown::Read);
+    }
+
+    /// Ferries datagrams; each client address gets a socket of its own towards the agent.
+    fn ferry_datagrams(self: Arc<Self>, socket: UdpSocket) {
+        let socket = Arc::new(socket);
+        socket.set_read_timeout(Some(LOOK_EVERY)).unwrap();
+        SockRef::from(&*socket).set_recv_buffer_size(4 << 20).unwrap();
+        let mut upstream: std::collections::HashMap<SocketAddr, Arc<UdpSocket>> = std::collections::HashMap::new();
+        let mut data = [0; 64 << 10];
+        while !self.over.load(Ordering::Relaxed) {
+            let Ok((count, client)) = socket.recv_from(&mut data) else { continue };
+            let agent = upstream.entry(client).or_insert_with(|| self.datagrams_back(&socket, client));
+            if self.let_datagram_pass(Way::Up, &mut data[..count]) {
+                // An agent that is down refuses it; the client finds out by itself.
+                let _ = agent.send(&data[..count]);
+            }
+        }
+    }
+
+    fn datagrams_back(self: &Arc<Self>, socket: &Arc<UdpSocket>, client: SocketAddr) -> Arc<UdpSocket> {
+        let agent = UdpSocket::bind("127.0.0.1:0").unwrap();
+        agent.connect(self.target).unwrap();
+        agent.set_read_timeout(Some(LOOK_EVERY)).unwrap();
+        SockRef::from(&agent).set_recv_buffer_size(4 << 20).unwrap();
+        let agent = Arc::new(agent);
+        let (shared, from, to) = (Arc::clone(self), Arc::clone(&agent), Arc::clone(socket));
+        thread::spawn(move || {
+            let mut data = [0; 64 << 10];
+            while !shared.over.load(Ordering::Relaxed) {
+                match from.recv(&mut data) {
+                    Ok(count) if shared.let_datagram_pass(Way::Down, &mut data[..count]) => {
+                        let _ = to.send_to(&data[..count], client);
+                    }
+                    Ok(_) => {}
+                    Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
+                    Err(_) => return,
+                }
+            }
+        });
+        agent
+    }
+
+    fn let_datagram_pass(&self, way: Way, data: &mut [u8]) -> bool {
+        let mut state = self.lock();
+        if state.held {
+            return false;
+        }
+        state.pass(way, data);
+        !state.held
+    }
+}

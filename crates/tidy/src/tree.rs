@@ -1,0 +1,119 @@
+//! The sources of the workspace.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::source::Source;
+
+/// Folders of the workspace that hold our code.
+const CODE_FOLDERS: [&str; 5] = ["crates", "fuzz", "bench", "scripts", "python"];
+
+/// Folders that hold what was built or fetched, at any depth.
+const BUILT_FOLDERS: [&str; 6] = ["target", "artifacts", "corpus", "node_modules", "__pycache__", "runs"];
+
+/// Endings of the text files that the rules on comments read.
+const TEXT_ENDINGS: [&str; 7] = ["rs", "toml", "py", "sh", "ts", "cpp", "conf"];
+
+/// Most folders beneath each other that are entered. Reason: our deepest is 6; a loop of links must end.
+const DEPTH_MAX: usize = 16;
+
+/// Everything that the rules read.
+pub struct Tree {
+    /// Every Rust file.
+    pub sources: Vec<Source>,
+    /// Every text file, Rust included, by its path from the root.
+    pub texts: BTreeMap<String, String>,
+}
+
+impl Tree {
+    /// Reads the workspace at `root`.
+    ///
+    /// Errors: a file that cannot be read or is not Rust; the message names it.
+    pub fn read(root: &Path) -> Result<Self, String> {
+        let mut texts = BTreeMap::new();
+        for name in ["Cargo.toml", "Makefile", ".ci/run", "deny.toml", "clippy.toml", "rustfmt.toml"] {
+            if root.join(name).exists() {
+                texts.insert(name.to_owned(), read_text(&root.join(name))?);
+            }
+        }
+        for folder in CODE_FOLDERS {
+            let mut paths = Vec::new();
+            collect(&root.join(folder), DEPTH_MAX, &mut paths)?;
+            for path in paths {
+                // Every path collected starts with the root that it was collected from.
+                let relative = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+                texts.insert(relative, read_text(&path)?);
+            }
+        }
+        Self::from_texts(texts)
+    }
+
+    /// The tree of these texts; what the tests of the rules use.
+    pub fn from_texts(texts: BTreeMap<String, String>) -> Result<Self, String> {
+        let is_rust = |path: &&String| path.ends_with(".rs");
+        let mut sources = Vec::new();
+        for path in texts.keys().filter(is_rust) {
+            sources.push(Source::parse(path, &texts[path], false)?);
+        }
+        let test_modules: Vec<String> = sources.iter().flat_map(Source::test_modules).collect();
+        for source in &mut sources {
+            let stem = source.path.trim_end_matches(".rs").trim_end_matches("/mod").to_owned();
+            let in_tests = test_modules.iter().any(|m| stem == *m || stem.starts_with(&format!("{m}/")));
+            if in_tests {
+                *source = Source::parse(&source.path, &texts[&source.path], true)?;
+            }
+        }
+        Ok(Self { sources, texts })
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn collect(folder: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<(), String> {
+    if !folder.is_dir() || depth == 0 {
+        return Ok(());
+    }
+    let wrong = |e: std::io::Error| format!("{}: {e}", folder.display());
+    for entry in fs::read_dir(folder).map_err(wrong)? {
+        let entry = entry.map_err(wrong)?;
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let kind = entry.file_type().map_err(wrong)?;
+        if kind.is_dir() && !BUILT_FOLDERS.contains(&name.as_str()) && !name.starts_with('.') {
+            collect(&path, depth - 1, paths)?;
+        } else if kind.is_file() && path.extension().is_some_and(|e| TEXT_ENDINGS.contains(&&*e.to_string_lossy())) {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// A tree of these files; for the tests of the rules.
+#[cfg(test)]
+pub(crate) fn sample(files: &[(&str, &str)]) -> Tree {
+    Tree::from_texts(files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect()).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_declared_for_tests_is_test_code_in_its_own_file() {
+        let tree = sample(&[
+            ("crates/x/src/lib.rs", "#[cfg(test)]\nmod far;\n"),
+            ("crates/x/src/far.rs", "mod near;\n"),
+            ("crates/x/src/far/near.rs", "fn f() {}\n"),
+            ("crates/x/src/other.rs", "fn f() {}\n"),
+        ]);
+        let in_tests: Vec<bool> = tree.sources.iter().map(|source| source.is_test_line(1)).collect();
+        let paths: Vec<&str> = tree.sources.iter().map(|source| source.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            ["crates/x/src/far.rs", "crates/x/src/far/near.rs", "crates/x/src/lib.rs", "crates/x/src/other.rs"]
+        );
+        assert_eq!(in_tests, [true, true, true, false]);
+    }
+}

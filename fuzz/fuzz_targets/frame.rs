@@ -1,0 +1,18 @@
+//! A control frame never panics, and one that was read is written as bytes that read as the same frame; its messages too.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sterna_proto::session::{Frame, Message};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(frame) = Frame::decode(bytes) else { return };
+    let again = Frame::decode(&frame.encode()).map(|again| format!("{again:?}"));
+    assert_eq!(again.ok(), Some(format!("{frame:?}")));
+    if let Frame::Messages { encoded, .. } = &frame
+        && let Ok(messages) = Message::decode_all(encoded)
+    {
+        let written: Vec<u8> = messages.iter().flat_map(Message::encode).collect();
+        let again = Message::decode_all(&written).map(|again| format!("{again:?}"));
+        assert_eq!(again.ok(), Some(format!("{messages:?}")));
+    }
+});

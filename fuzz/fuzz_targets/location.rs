@@ -1,0 +1,15 @@
+//! A location never panics, and one that was read shows as a text that reads as the same location.
+#![no_main]
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use libfuzzer_sys::fuzz_target;
+use sterna_proto::Location;
+use sterna_proto::location::RemoteLocation;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(Location::Remote(remote)) = Location::parse(OsStr::from_bytes(bytes)) else { return };
+    let shown = remote.to_string();
+    assert_eq!(RemoteLocation::parse(shown.as_bytes()).ok(), Some(remote), "{shown}");
+});

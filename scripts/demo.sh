@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The main job, shown: real files over 660 ms and 1 % of loss, beside curl over the same path for as long.
+#
+# As root it runs between two hosts of the lab; otherwise on loopback, which shows the commands and not the path.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+sterna=${STERNA:-$PWD/target/release/sterna}
+rate=50Mbit
+path=(--profile trollsat --loss 1%)
+
+if [ "${1:-}" != inside ]; then
+    if [ "$(id -u)" = 0 ] && [ -c /dev/net/tun ]; then
+        echo "== The lab: two hosts, ${path[*]} (660 ms of round trip, 50 Mbit/s, 1 % of packets lost)"
+        exec "$sterna" lab run "${path[@]}" --counters /dev/null -- "$0" inside
+    fi
+    echo "== On loopback: the emulated path needs root and /dev/net/tun, so this shows the commands and no long path"
+    export STERNA_LAB_B=127.0.0.1
+    exec "$0" inside
+fi
+
+work=$(mktemp -d)
+children=()
+finish() {
+    for child in "${children[@]}"; do
+        kill "$child" 2>/dev/null || true
+    done
+    wait 2>/dev/null || true
+    rm -rf "$work"
+}
+trap finish EXIT
+on_b() { if [ -n "${STERNA_LAB:-}" ]; then exec "$sterna" lab exec b -- "$@"; else exec "$@"; fi; }
+
+# Real files: programs and libraries of this machine, about 24 MB of them.
+mkdir -p "$work/b/files" "$work/a"
+total=0
+while read -r size file; do
+    [ $((total + size)) -le 25000000 ] || continue
+    cp --no-preserve=mode "$file" "$work/b/files/"
+    total=$((total + size))
+done < <(find -L /usr/bin /usr/lib -maxdepth 2 -type f -size +100k -size -8M -printf '%s %p\n' 2>/dev/null | sort -k2 | awk '!seen[$2]++' | head -n 400)
+echo "== $(find "$work/b/files" -type f | wc -l) files of this machine, $((total / 1000000)) MB, at host b"
+
+(on_b "$sterna" agent --root "$work/b:ro" --authorize-any --listen "$STERNA_LAB_B:7373" --state "$work/state-b") \
+    >"$work/agent.out" 2>"$work/agent.log" &
+children+=($!)
+for _ in $(seq 100); do
+    grep -q '^listening' "$work/agent.out" 2>/dev/null && break
+    sleep 0.1
+done
+echo '$ sterna agent --root /data:ro --authorize-any          # at host b'
+cat "$work/agent.out"
+fingerprint=$(awk '{print $4}' "$work/agent.out")
+
+echo "\$ sterna copy --rate $rate --trust SHA256:… sterna://b/files /data/          # at host a"
+start=$(date +%s%N)
+"$sterna" copy --rate $rate --trust "$fingerprint" --state "$work/state-a" "sterna://$STERNA_LAB_B/files" "$work/a/"
+sterna_ms=$((($(date +%s%N) - start) / 1000000))
+diff -r "$work/b/files" "$work/a/files" && echo "every byte is the same"
+
+if ! command -v curl >/dev/null || ! command -v nginx >/dev/null; then
+    echo "== curl or nginx is missing: nothing to compare with"
+    exit 0
+fi
+# curl gets one file of the same bytes, which spares it the round trips between files.
+tar -cf "$work/b/files.tar" -C "$work/b" files
+cat >"$work/nginx.conf" <<CONF
+daemon off; pid $work/nginx.pid; error_log $work/nginx.log; worker_processes 1;
+events {}
+http { access_log off; sendfile on; server { listen $STERNA_LAB_B:8080; root $work/b; } }
+CONF
+chmod 755 "$work" "$work/b"
+(on_b "$(command -v nginx)" -c "$work/nginx.conf" -p "$work" -e "$work/nginx.log") &
+children+=($!)
+for _ in $(seq 100); do
+    [ -s "$work/nginx.pid" ] && break
+    sleep 0.1
+done
+congestion=$(cat /proc/sys/net/ipv4/tcp_congestion_control)
+echo "\$ curl http://b/files.tar          # as long as sterna took; TCP with $congestion"
+curl --silent --show-error --max-time "$(awk "BEGIN { print $sterna_ms / 1000 }")" --output "$work/a/files.tar" \
+    "http://$STERNA_LAB_B:8080/files.tar" || true
+curl_bytes=$(stat -c %s "$work/a/files.tar" 2>/dev/null || echo 0)
+
+awk -v s="$total" -v c="$curl_bytes" -v ms="$sterna_ms" -v cc="$congestion" 'BEGIN {
+    printf "\n%-28s %8s %10s %14s\n", "in " ms / 1000 " s", "MB", "Mbit/s", "encrypted"
+    printf "%-28s %8.1f %10.1f %14s\n", "sterna copy", s / 1e6, s * 8 / ms / 1e3, "yes, verified"
+    printf "%-28s %8.1f %10.1f %14s\n", "curl (" cc ")", c / 1e6, c * 8 / ms / 1e3, "no"
+}'

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Runs every fuzz target for some seconds each. Usage: scripts/fuzz.sh SECONDS [TARGET…]
+#
+# It drives libFuzzer on the stable toolchain, without cargo-fuzz: our parsers hold no unsafe code, so that coverage
+# (a stable flag) is all that is needed, and an address sanitiser would find nothing more. What a run learns is kept in
+# fuzz/corpus/TARGET; an input that breaks a target is written to fuzz/artifacts/TARGET, and the same command with the
+# file instead of SECONDS replays it: fuzz/target/…/release/TARGET FILE.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:?usage: scripts/fuzz.sh SECONDS [TARGET…]}
+shift
+
+if ! command -v c++ >/dev/null 2>&1; then
+    echo "fuzz: no C++ compiler for libFuzzer; left out" >&2
+    exit 0
+fi
+host=$(rustc -vV | sed -n 's/^host: //p')
+coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions --cfg=fuzzing"
+RUSTFLAGS=$(echo $coverage) cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --target "$host" --bins
+
+if [ $# -eq 0 ]; then
+    set -- $(sed -n 's|.*fuzz_targets/\(.*\)\.rs.*|\1|p' fuzz/Cargo.toml)
+fi
+for target in "$@"; do
+    mkdir -p "fuzz/corpus/$target" "fuzz/artifacts/$target"
+    log=fuzz/artifacts/$target.log
+    if ! "fuzz/target/$host/release/$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=5 \
+        -artifact_prefix="fuzz/artifacts/$target/" "fuzz/corpus/$target" $(test -d "fuzz/seeds/$target" && echo "fuzz/seeds/$target") \
+        >"$log" 2>&1; then
+        tail -n 40 "$log" >&2
+        echo "fuzz: $target broke; the input is in fuzz/artifacts/$target" >&2
+        exit 1
+    fi
+    echo "fuzz: $target: $(sed -n 's/^Done \(.*\) in .*/\1/p' "$log"), nothing broke"
+done
