@@ -171,7 +171,7 @@ impl Destination {
             Verdict::Wanted if entry.is_packed() => Ok(Prepared::Packed),
             Verdict::Wanted => {
                 let incoming = IncomingFile::open(self.clone(), directory, path, entry, terms)?;
-                Ok(Prepared::Incoming(Box::new(incoming)))
+                Ok(incoming.map_or(Prepared::UpToDate, |incoming| Prepared::Incoming(Box::new(incoming))))
             }
         }
     }

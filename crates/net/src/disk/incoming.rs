@@ -19,7 +19,7 @@ use sterna_proto::{
 
 use sterna_proto::session::Overwrite;
 
-use super::destination::{Destination, Terms, times};
+use super::destination::{Destination, Terms, Verdict, times};
 use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
 
 /// A file that takes blocks in any order, shared by the threads of all lanes.
@@ -79,19 +79,32 @@ impl HiddenNames {
         let hash = blake3::hash(path.name()).to_hex();
         Self { part: format!(".sterna-{}.part", &hash[..32]), journal: format!(".sterna-{}.journal", &hash[..32]) }
     }
+
+    /// Deletes both files, whose lock the caller holds. Best effort: what stays costs space, and the next session tries again.
+    fn delete_locked(&self, directory: BorrowedFd<'_>) {
+        let _ = unlink(directory, &self.journal);
+        let _ = unlink(directory, &self.part);
+    }
 }
 
 impl IncomingFile {
-    /// Opens and locks the part file of `path` in `directory`, and takes up its journal if that is of the same version.
+    /// Locks the part file of `path` in `directory`, and takes up its journal if that is of the same version; `None` when
+    /// the file is there already.
     pub(super) fn open(
         destination: Destination,
         directory: OwnedFd,
         path: RelPath,
         entry: &FileEntry,
         terms: &Terms,
-    ) -> Result<Self, Error> {
+    ) -> Result<Option<Self>, Error> {
         let names = HiddenNames::of(&path);
         let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
+        // Looked at under the lock: whoever held it until now may have given the file its name.
+        let verdict = destination.look(&directory, &path, entry, terms.overwrite);
+        if !matches!(verdict, Ok(Verdict::Wanted)) {
+            names.delete_locked(directory.as_fd());
+            return verdict.map(|_| None);
+        }
         let blocks = entry.blocks();
         let mut records = Records::new(blocks);
         let failed = |errno: Errno| PREPARING.failed(errno, format_args!("make ready {} for {path}", names.part));
@@ -122,7 +135,7 @@ impl IncomingFile {
             }
             return Err(error);
         }
-        Ok(Self {
+        Ok(Some(Self {
             destination,
             directory,
             part,
@@ -135,18 +148,16 @@ impl IncomingFile {
             restarted,
             records: Mutex::new(records),
             journal: Mutex::new(journal),
-        })
+        }))
     }
 
     /// Deletes what an earlier session left beside a file that is complete, unless a live session holds it.
     pub(super) fn sweep(directory: &OwnedFd, path: &RelPath) {
         let names = HiddenNames::of(path);
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        // Best effort: what stays costs space, and the next session tries again.
         match rustix::fs::openat(directory, &*names.part, flags, Mode::empty()) {
             Ok(part) if rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive).is_ok() => {
-                let _ = unlink(directory.as_fd(), &names.journal);
-                let _ = unlink(directory.as_fd(), &names.part);
+                names.delete_locked(directory.as_fd());
             }
             Err(Errno::NOENT) => drop(unlink(directory.as_fd(), &names.journal)),
             _ => {}
@@ -290,8 +301,12 @@ impl IncomingFile {
         *journal = Journal::Closed("it was published");
         self.destination.settle()?;
         rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync the directory of", errno))?;
-        // Last, and not synced: left behind it does no harm, and the next session deletes it.
-        let _ = unlink(self.directory.as_fd(), &self.names.journal);
+        // Last, and not synced: left behind it does no harm, and the next session deletes it. The lock went away with the
+        // part file's name, so a part file that is there now, and the journal with it, are another session's.
+        let part = rustix::fs::statat(&self.directory, &*self.names.part, AtFlags::SYMLINK_NOFOLLOW);
+        if part.is_err_and(|errno| errno == Errno::NOENT) {
+            let _ = unlink(self.directory.as_fd(), &self.names.journal);
+        }
         Ok(digests)
     }
 

@@ -315,6 +315,33 @@ fn of_two_sessions_on_one_name_the_second_waits_its_turn() {
 }
 
 #[test]
+fn a_session_that_waited_for_another_finds_what_that_one_published() {
+    let directory = scratch();
+    let data = pattern(2 * MIB);
+    for round in 0..200 {
+        let name = format!("{round}.h5");
+        let entry = file_entry(&name, 2 * MIB);
+        let file = incoming(&writable(&directory), &entry);
+        fill(&file, &data);
+        let waiter = writable(&directory);
+        let found = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                loop {
+                    match waiter.prepare(&entry, &terms(Overwrite::IfChanged)) {
+                        Err(error) if error.kind == ErrorKind::Busy => {}
+                        other => return other.unwrap(),
+                    }
+                }
+            });
+            file.publish(&[]).unwrap();
+            waiting.join().unwrap()
+        });
+        assert!(matches!(found, Prepared::UpToDate), "round {round}: {found:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), round + 1, "something is left beside {name}");
+    }
+}
+
+#[test]
 fn writes_and_blocks_beyond_the_file_are_refused() {
     let directory = scratch();
     let destination = writable(&directory);
