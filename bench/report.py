@@ -60,6 +60,27 @@ def _ratio(records: list[Record]) -> str:
     return f"\n{ours_name.split()[0]} against the best peer, {peer_name}: {factor:.2f} times its goodput.\n"
 
 
+def _cap(row: Row, records: list[Record]) -> str:
+    """The busiest second on the wire as the emulated path saw it, beside the cap."""
+    lines = []
+    for record in records if row.capped else []:
+        forward = record["path"]["networks"][0]["forward"]  # type: ignore[index]
+        share = 8 * forward["busiest_second_bytes"] / row.sterna_rate_bits
+        lines.append(f"\n{record['peer']}: the busiest second on the wire had {100 * share:.2f} % of the cap.\n")
+    return "".join(lines)
+
+
+def _neighbour(records: list[Record]) -> str:
+    """What the competing flow kept."""
+    lines = []
+    for record in records:
+        alone, beside = _number(record, "neighbour_alone_bits"), _number(record, "neighbour_beside_bits")
+        if alone:
+            lines.append(f"\nBeside {record['peer']} the cubic flow kept {beside / 1e6:.0f} Mbit/s of {alone / 1e6:.0f} alone "
+                         f"({100 * beside / alone:.0f} %).\n")
+    return "".join(lines)
+
+
 def _section(row: Row, records: list[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -69,7 +90,7 @@ def _section(row: Row, records: list[Record]) -> str:
             "| server peak MB | runs |\n|---|---|---|---|---|---|---|---|---|---|\n")
     lines = "\n".join(_line(peer, control, group) for (peer, control), group in groups.items())
     flags = " ".join(row.lab) if row.lab else "none"
-    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}"
+    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}{_cap(row, records)}{_neighbour(records)}"
 
 
 def write(folder: Path) -> None:

@@ -32,6 +32,7 @@ class Row:
     target: str = ""
     sterna_flags: tuple[str, ...] = ()
     competitor: bool = False
+    capped: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -95,6 +96,10 @@ ALONE = (
                 _path("1Gbit", "50ms", "--queue", "0.1bdp"), 0.05, target="at least 90 % of clean-1g"),
     _sterna_row("neighbour", "50 ms, 1 Gbit/s, beside one cubic flow, 1 GB", GB, _path("1Gbit", "50ms"), 0.05,
                 competitor=True, controls=("cubic",)),
+    _sterna_row("neighbour-half", "50 ms, 1 Gbit/s, beside one cubic flow, told 500 Mbit/s, 1 GB", GB, _path("1Gbit", "50ms"), 0.05,
+                competitor=True, controls=("cubic",), given_bits=GBIT // 2),
+    Row("cap", "50 ms, 1 Gbit/s, told 100 Mbit/s, 200 MB", 100 * MBIT, 0.05, 1, 200 * MB, _path("1Gbit", "50ms"), peers=STERNA_ONLY,
+        controls=("bbr",), capped=True, target="no second above the cap"),
     *(_sterna_row(f"size-{size // MB}MB", f"50 ms, 1 Gbit/s, {size // MB} MB", size, _path("1Gbit", "50ms"), 0.05)
       for size in (MB, 10 * MB, 100 * MB, 5 * GB)),
     *(_sterna_row(f"lanes-{lanes}", f"50 ms, 1 Gbit/s, 1 GB, {lanes} lanes", GB, _path("1Gbit", "50ms"), 0.05,

@@ -18,9 +18,11 @@ import datetime
 import filecmp
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,8 @@ LIMIT_FACTOR, LIMIT_MIN_S = 3.0, 30.0
 # How long a server may take to listen.
 READY_S = 10.0
 BUFFERS = "512MB"
+# How long a competing flow has the path to itself first.
+COMPETITOR_AHEAD_S = 5
 
 
 @dataclass
@@ -116,12 +120,12 @@ def is_identical(source: Path, target: Path) -> bool:
 
 
 def start_competitor(hosts: Hosts, limit_s: float, run: Path) -> list[Program]:
-    """One cubic TCP flow from a to b for as long as the copy may take, 5 s ahead of it."""
+    """One cubic TCP flow from a to b for as long as the copy may take, some seconds ahead of it."""
     server = Program([*hosts.prefix[1], "iperf3", "-s", "-1", "-p", "9503"], run / "neighbour-server.log")
     wait_ready(server, lambda: server.listens_on(9503))
     client = Program([*hosts.prefix[0], "iperf3", "-c", hosts.address[1], "-p", "9503", "-C", "cubic", "--forceflush",
                       "-i", "1", "-t", str(int(limit_s) + 10)], run / "neighbour.log")
-    time.sleep(5)
+    time.sleep(COMPETITOR_AHEAD_S)
     return [client, server]
 
 
@@ -170,8 +174,19 @@ def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limi
     if in_time and not identical:
         record["said"] = client.text()[-600:]
     if row.competitor:
-        record["neighbour_log"] = (run / "neighbour.log").read_text(errors="replace")[-6000:]
+        record |= neighbour_rates((run / "neighbour.log").read_text(errors="replace"), used.seconds)
     return record
+
+
+def neighbour_rates(log: str, copy_s: float) -> dict[str, object]:
+    """What the competing flow got alone, its first second left out, and while the copy ran (whole seconds), bit/s."""
+    scale = {"K": 1e3, "M": 1e6, "G": 1e9, "": 1.0}
+    line = re.compile(r"\]\s+(\d+)\.\d+-\d+\.\d+\s+sec\s.*?([\d.]+) ([KMG]?)bits/sec")
+    rates = {int(m[1]): float(m[2]) * scale[m[3]] for m in line.finditer(log)}
+    alone = [rate for second, rate in rates.items() if 1 <= second < COMPETITOR_AHEAD_S]
+    beside = [rate for second, rate in rates.items() if COMPETITOR_AHEAD_S <= second < COMPETITOR_AHEAD_S + int(copy_s)]
+    mean = lambda values: round(statistics.mean(values)) if values else None  # noqa: E731
+    return {"neighbour_alone_bits": mean(alone), "neighbour_beside_bits": mean(beside)}
 
 
 def iperf3_result(text: str) -> dict[str, object]:

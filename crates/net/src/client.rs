@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -432,6 +432,8 @@ struct Keeper {
     budget: SharedBudget,
     observer: Arc<dyn CopyObserver>,
     live: Lanes,
+    /// Lanes that are kept; grows when they turn out too few.
+    lanes_wanted: AtomicU32,
     /// Ends the waits of backoff early.
     over: (Mutex<bool>, Condvar),
     trusted: Mutex<Option<Fingerprint>>,
@@ -463,14 +465,13 @@ fn run_session(
         budget,
         observer: Arc::clone(observer),
         live: Lanes::default(),
+        lanes_wanted: AtomicU32::new(0),
         over: (Mutex::new(false), Condvar::new()),
         trusted: Mutex::new(Some(first.peer)),
     });
     let mut first = Some(first);
     for _ in 0..lane_count {
-        let (keeper, lane) = (Arc::clone(&keeper), first.take());
-        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || keeper.keep(via, lane));
-        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+        keeper.start_lane(via, first.take())?;
     }
     let mut stopping = false;
     while !end.is_over() {
@@ -604,6 +605,15 @@ fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dy
 }
 
 impl Keeper {
+    /// Starts the thread of one more lane; the first one comes connected.
+    fn start_lane(self: &Arc<Self>, via: Via, connected: Option<Lane>) -> Result<(), Error> {
+        let keeper = Arc::clone(self);
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || keeper.keep(via, connected));
+        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+        self.lanes_wanted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Keeps one lane alive until the session is over. The first lane comes connected.
     fn keep(&self, via: Via, first: Option<Lane>) {
         let mut next = first;
@@ -671,9 +681,18 @@ impl Keeper {
         matches!(self.hello.request, Request::Push { .. })
     }
 
-    fn adapt(&self) {
+    /// Decides anew what the lanes themselves have taught since.
+    fn adapt(self: &Arc<Self>) {
         for rationale in if self.sends() { self.live.adapt_congestion() } else { Vec::new() } {
             self.observer.event(CopyEvent::Decision { subject: "congestion", rationale });
+        }
+        let wanted = self.lanes_wanted.load(Ordering::Relaxed);
+        let held =
+            self.live.held(self.options.rate).filter(|held| self.options.lanes.is_none() && held.lanes == wanted);
+        if let Some(more) = held.and_then(|held| plan::choose_more_tcp_lanes(&held)) {
+            self.observer.event(CopyEvent::Decision { subject: "lanes", rationale: more.rationale });
+            // A host that gives no more threads keeps the lanes that it has.
+            let _ = (wanted..more.value).try_for_each(|_| self.start_lane(Via::Tcp, None));
         }
     }
 

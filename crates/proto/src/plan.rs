@@ -99,6 +99,32 @@ pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
     Decision { value: LONG_PATH_LANES, rationale }
 }
 
+/// TCP lanes of a running session, all of them held back by their window.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldLanes {
+    /// How many there are.
+    pub lanes: u32,
+    /// Window that one of them is held to, as measured while it was.
+    pub window: ByteCount,
+    /// Smallest round-trip time seen.
+    pub rtt: Duration,
+    /// The rate of the path, if given.
+    pub rate: Option<BitRate>,
+}
+
+/// How many TCP lanes a running session should have, if more than it has: as many as their measured windows must be to fill
+/// the path; twice as many when nobody said what fills it.
+pub fn choose_more_tcp_lanes(held: &HeldLanes) -> Option<Decision<u32>> {
+    let wanted = match held.rate {
+        Some(rate) => bandwidth_delay_product(rate, held.rtt).0.div_ceil(held.window.0.max(1)),
+        None => u64::from(held.lanes) * 2,
+    };
+    let value = wanted.min(u64::from(LANES_MAX)) as u32;
+    let rationale =
+        format!("{}: each is held to a window of {}, measured, in {:.0?}", counted(value), held.window, held.rtt);
+    (value > held.lanes).then_some(Decision { value, rationale })
+}
+
 /// Segments after which the loss of a lane means something. Reason: at the loss from which we act, some are lost by then.
 const LOSS_SAMPLE_SEGMENTS: u64 = 5_000;
 
@@ -143,6 +169,23 @@ mod tests {
         {
             assert_eq!(choose_congestion(rtt, sent, again), None);
         }
+    }
+
+    #[test]
+    fn lanes_that_are_held_by_their_windows_get_company() {
+        let held = HeldLanes {
+            lanes: 8,
+            window: ByteCount::mebibytes(4),
+            rtt: Duration::from_millis(148),
+            rate: Some(BitRate::megabits(10_000)),
+        };
+        let more = |held: HeldLanes| choose_more_tcp_lanes(&held).map(|decision| decision.value);
+        assert_eq!(more(held), Some(45));
+        assert_eq!(more(HeldLanes { lanes: 45, ..held }), None);
+        assert_eq!(more(HeldLanes { rate: None, ..held }), Some(16));
+        assert_eq!(more(HeldLanes { rate: None, lanes: 40, ..held }), Some(LANES_MAX));
+        assert_eq!(more(HeldLanes { rate: None, lanes: LANES_MAX, ..held }), None);
+        assert_eq!(more(HeldLanes { window: ByteCount(0), ..held }), Some(LANES_MAX));
     }
 
     #[test]

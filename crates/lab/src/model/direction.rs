@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::counters::{DirectionCounters, DropCause};
+use super::counters::{BusiestSecond, DirectionCounters, DropCause};
 use super::random::{Random, mix, threshold};
 use super::{BurstLoss, DirectionModel, LinkModel, Outage, Policer, Reorder};
 
@@ -62,6 +62,7 @@ pub struct Direction {
     busy_until_ns: u64,
     busy_carry: u64,
     counters: DirectionCounters,
+    busiest: BusiestSecond,
 }
 
 #[derive(Clone, Debug)]
@@ -132,6 +133,7 @@ impl Direction {
             busy_until_ns: 0,
             busy_carry: 0,
             counters: DirectionCounters::default(),
+            busiest: BusiestSecond::new(),
         }
     }
 
@@ -139,6 +141,7 @@ impl Direction {
     pub fn offer(&mut self, now: Duration, len: usize, flow: Flow) -> Verdict {
         self.counters.offered_packets += 1;
         self.counters.offered_bytes += len as u64;
+        self.counters.busiest_second_bytes = self.busiest.add(nanos(now), len as u64);
         match self.pass(nanos(now), len, flow) {
             Ok(delivery) => {
                 self.counters.carried_packets += 1;

@@ -123,6 +123,10 @@ pub trait LaneHandle: Send + Sync {
     fn window_max(&self) -> Option<ByteCount> {
         None
     }
+    /// The window that this lane is held to now, as measured; `None` while its window does not limit it.
+    fn held_to(&self) -> Option<ByteCount> {
+        None
+    }
     /// Changes the congestion control of a live TCP lane; other transports have their own and ignore it.
     ///
     /// Errors: the kernel has it not, or does not allow it; the lane goes on as it was.

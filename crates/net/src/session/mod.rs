@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use sterna_proto::plan::choose_congestion;
+use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
-use sterna_proto::{BitRate, Error, FileEntry};
+use sterna_proto::{BitRate, ByteCount, Error, FileEntry};
 
 use crate::lane::quic::SharedBudget;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
@@ -175,6 +175,15 @@ impl Lanes {
                 Transport::Tcp => lane.set_rate(Some(BitRate(rate.0 / lanes.len() as u64))),
             }
         }
+    }
+
+    /// The lanes, when every one of them is held back by its window; `rate` is that of the path, if given.
+    pub fn held(&self, rate: Option<BitRate>) -> Option<HeldLanes> {
+        let live = self.live();
+        let windows = live.iter().map(|lane| lane.held_to()).collect::<Option<Vec<_>>>()?;
+        let rtt = live.iter().map(|lane| lane.stats().rtt_min).min()?;
+        let window = ByteCount(windows.iter().map(|window| window.0).sum::<u64>() / windows.len() as u64);
+        Some(HeldLanes { lanes: windows.len() as u32, window, rtt, rate })
     }
 
     /// Changes lanes that lose packets to another congestion control; returns why, for each that was changed.

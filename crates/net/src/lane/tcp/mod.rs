@@ -204,6 +204,10 @@ impl TcpHandle {
 }
 
 impl LaneHandle for TcpHandle {
+    fn held_to(&self) -> Option<ByteCount> {
+        window::held_to(&self.tcp_info(), &self.socket_memory())
+    }
+
     fn window_max(&self) -> Option<ByteCount> {
         TcpHandle::window_max(self)
     }

@@ -1,10 +1,11 @@
 //! How many bytes one TCP connection can have in flight, by the limits of this host and by what the peer announced.
 
 use std::fs;
+use std::time::Duration;
 
 use sterna_proto::ByteCount;
 
-use crate::sys::TcpInfo;
+use crate::sys::{SocketMemory, TcpInfo};
 
 /// Limits to which the kernel grows the buffers of a connection by itself; the third number of each file counts.
 const SEND_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_wmem";
@@ -13,9 +14,8 @@ const RECEIVE_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_rmem";
 /// Share of a full send buffer that is payload, in percent. Measured on Linux 6.18: 98.3 at MTU 1500, 97.0 at 9000.
 const SEND_PAYLOAD_PERCENT: u64 = 97;
 
-/// Share of a full receive buffer that is announced as window, in percent. Reason: fixed at 50 up to Linux 6.5
-/// (`tcp_adv_win_scale` of 1); later kernels start there and measured 90 to 97 once data flows, which is too late to
-/// count lanes by.
+/// Share of a full receive buffer that is announced as window, in percent, until data flows and [`held_to`] measures it.
+/// Reason: fixed at 50 up to Linux 6.5 (`tcp_adv_win_scale` of 1); later kernels start there and go to 90 to 97.
 const RECEIVE_WINDOW_PERCENT: u64 = 50;
 
 /// Largest window before scaling, in bytes (RFC 7323, section 2.3).
@@ -33,6 +33,26 @@ pub fn window_max() -> Option<ByteCount> {
 pub(super) fn window_max_of(info: &TcpInfo) -> Option<ByteCount> {
     let shift = if info.window_scaling { info.snd_wnd_scale } else { 0 };
     Some(window_max()?.min(ByteCount(UNSCALED_WINDOW_BYTES_MAX << shift)))
+}
+
+/// Time with data to send after which it means something what held it back. Reason: some round trips of the longest path, in
+/// which buffers grow to their limits.
+const BUSY_MIN: Duration = Duration::from_secs(3);
+
+/// The window that a live lane is held to, as it is now; `None` while something else limits the lane, or nothing.
+///
+/// A sender hears from the kernel for how long the peer's window or its own buffer held it back: more than half of the time
+/// with data to send is what counts. A receiver knows only that its buffer has grown to the limit, which the kernel does for a
+/// sender that fills it.
+pub(super) fn held_to(info: &TcpInfo, memory: &SocketMemory) -> Option<ByteCount> {
+    let busy = info.busy.filter(|busy| *busy >= BUSY_MIN);
+    let (by_peer, by_buffer) = (info.rwnd_limited.unwrap_or_default(), info.sndbuf_limited.unwrap_or_default());
+    if busy.is_some_and(|busy| (by_peer + by_buffer) * 2 > busy) {
+        let in_flight = ByteCount(u64::from(info.unacked) * u64::from(info.snd_mss));
+        return Some(if by_peer > by_buffer { info.snd_wnd? } else { in_flight }).filter(|window| window.0 > 0);
+    }
+    let limit = fs::read_to_string(RECEIVE_BUFFER_LIMITS).ok().and_then(|text| largest(&text))?;
+    info.rcv_wnd.filter(|window| window.0 > 0 && memory.receive_limit.0 >= limit)
 }
 
 fn host_window(send_buffer_max: u64, receive_buffer_max: u64) -> ByteCount {
@@ -59,6 +79,29 @@ mod tests {
         assert_eq!(host_window(send, later), ByteCount(4_068_474));
         assert_eq!(host_window(send, earlier), ByteCount(3_145_728));
         assert_eq!((largest(""), largest("1 2 x")), (None, None));
+    }
+
+    #[test]
+    fn a_lane_is_held_by_what_took_most_of_its_time() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let memory = SocketMemory::default();
+        let info = TcpInfo {
+            busy: seconds(10),
+            rwnd_limited: seconds(6),
+            snd_wnd: Some(ByteCount(3_000_000)),
+            unacked: 2_000,
+            snd_mss: 1_448,
+            ..TcpInfo::default()
+        };
+        assert_eq!(held_to(&info, &memory), Some(ByteCount(3_000_000)));
+        let by_buffer = TcpInfo { rwnd_limited: seconds(0), sndbuf_limited: seconds(6), ..info };
+        assert_eq!(held_to(&by_buffer, &memory), Some(ByteCount(2_896_000)));
+        assert_eq!(held_to(&TcpInfo { rwnd_limited: seconds(4), ..info }, &memory), None);
+        assert_eq!(held_to(&TcpInfo { busy: seconds(2), rwnd_limited: seconds(2), ..info }, &memory), None);
+        let receiving = TcpInfo { rcv_wnd: Some(ByteCount(5_000_000)), ..TcpInfo::default() };
+        assert_eq!(held_to(&receiving, &memory), None);
+        let grown = SocketMemory { receive_limit: ByteCount(u64::MAX), ..memory };
+        assert_eq!(held_to(&receiving, &grown), Some(ByteCount(5_000_000)));
     }
 
     #[test]
