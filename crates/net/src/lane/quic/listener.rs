@@ -215,7 +215,7 @@ impl Door {
             // A peer that cannot finish its handshake learns why from TLS; here is nobody to tell.
             let Ok(Ok(parts)) = greeted else { return };
             let connection = parts.connection.clone();
-            socket_lanes.add(&parts.connection);
+            socket_lanes.add(&parts.connection, parts.peer_addr, &parts.pace);
             let Ok((lane, _pump)) = assemble(parts, runtime_of_lane) else { return };
             if lanes.try_send(lane).is_err() {
                 connection.close(super::CODE_FAULT, b"too many lanes wait to be taken");

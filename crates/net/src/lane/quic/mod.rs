@@ -188,7 +188,7 @@ async fn dial(
         kind = trouble.unreachable() => return Err(fault::unreachable(kind, peer)),
         () = tokio::time::sleep(options.connect_timeout) => return Err(fault::timed_out(peer, options.connect_timeout)),
     };
-    socket_lanes.add(&connection);
+    socket_lanes.add(&connection, peer, &pace);
     let local_addr = endpoint.local_addr().unwrap_or(local);
     let memory = options.memory;
     let parts = LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr: peer };

@@ -8,7 +8,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
 use std::num::NonZeroUsize;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -106,29 +106,44 @@ pub(super) struct LaneSocket {
     io: Arc<UdpSocket>,
     state: Arc<UdpSocketState>,
     trouble: Arc<SocketTrouble>,
-    /// The lane, when the socket has one only.
+    /// The lane, when the socket is its own.
     pace: Option<Arc<Pace>>,
     lanes: SocketLanes,
     rest: Rest,
 }
 
-/// The lanes of a socket: by their round trips it knows whether reading may wait a moment.
+/// The lanes of a socket: by their round trips it knows whether reading may wait a moment, by their pace what to send twice.
 #[derive(Clone, Default)]
-pub(super) struct SocketLanes(Arc<Mutex<Vec<WeakConnectionHandle>>>);
+pub(super) struct SocketLanes(Arc<Mutex<Vec<SocketLane>>>);
+
+struct SocketLane {
+    connection: WeakConnectionHandle,
+    peer: SocketAddr,
+    pace: Weak<Pace>,
+}
 
 impl SocketLanes {
-    /// Takes note of a lane.
-    pub(super) fn add(&self, lane: &Connection) {
-        let mut lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.retain(WeakConnectionHandle::is_alive);
-        lanes.push(lane.weak_handle());
+    /// Takes note of a lane, whose peer has proven its address.
+    pub(super) fn add(&self, lane: &Connection, peer: SocketAddr, pace: &Arc<Pace>) {
+        let mut lanes = self.lock();
+        lanes.retain(|lane| lane.connection.is_alive());
+        lanes.push(SocketLane { connection: lane.weak_handle(), peer, pace: Arc::downgrade(pace) });
     }
 
     /// Whether every lane has a round trip beside which [`REST`] is nothing.
     fn are_long(&self) -> bool {
-        let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut live = lanes.iter().filter_map(WeakConnectionHandle::upgrade).peekable();
+        let lanes = self.lock();
+        let mut live = lanes.iter().filter_map(|lane| lane.connection.upgrade()).peekable();
         live.peek().is_some() && live.all(|lane| lane.rtt(PathId::ZERO).is_some_and(|rtt| rtt >= LONG_RTT))
+    }
+
+    /// The pace of the newest lane to `peer`.
+    fn pace_to(&self, peer: SocketAddr) -> Option<Arc<Pace>> {
+        self.lock().iter().rev().find(|lane| lane.peer == peer)?.pace.upgrade()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<SocketLane>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -208,9 +223,9 @@ impl AsyncUdpSocket for LaneSocket {
             io: Arc::clone(&self.io),
             state: Arc::clone(&self.state),
             trouble: Arc::clone(&self.trouble),
-            pace: self.pace.clone(),
+            lanes: self.lanes.clone(),
         };
-        Box::pin(LaneSender { socket, sent_bytes: 0, last: None })
+        Box::pin(LaneSender { socket, pace: self.pace.clone(), sent_bytes: 0, last: None })
     }
 
     fn poll_recv(
@@ -263,13 +278,16 @@ struct SendSocket {
     io: Arc<UdpSocket>,
     state: Arc<UdpSocketState>,
     trouble: Arc<SocketTrouble>,
-    pace: Option<Arc<Pace>>,
+    lanes: SocketLanes,
 }
 
 /// Sends for one connection (or for the endpoint).
 #[derive(Debug)]
 struct LaneSender {
     socket: SendSocket,
+    /// The lane that it sends for, once that is known: at a listener only when the peer has proven its address, so that
+    /// nothing is sent twice to a victim of forgery.
+    pace: Option<Arc<Pace>>,
     /// How much of the transmit under way has been sent, when the socket filled up in its middle.
     sent_bytes: usize,
     /// When the last transmit was sent, and how many bytes it had.
@@ -323,8 +341,11 @@ impl UdpSender for LaneSender {
 
 impl LaneSender {
     /// Sends a transmit once more when the lane has the rate to spare; a copy that does not fit is not missed.
-    fn repeat(&self, transmit: &Transmit<'_>, segment: usize) {
-        let Some(pace) = &self.socket.pace else { return };
+    fn repeat(&mut self, transmit: &Transmit<'_>, segment: usize) {
+        if self.pace.is_none() {
+            self.pace = self.socket.lanes.pace_to(transmit.destination);
+        }
+        let Some(pace) = &self.pace else { return };
         let datagrams = transmit.contents.len().div_ceil(segment);
         let fits = transmit.contents.len() <= BATCH_BYTES_MAX;
         if fits && pace.repeats(Instant::now(), datagrams as u64, transmit.contents.len() as u64) {
