@@ -168,7 +168,7 @@ impl RateBudget {
 /// The bytes of the last second, in [`BINS`] parts.
 #[derive(Debug)]
 struct LastSecond {
-    bins: [u64; BINS],
+    bins: Box<[u64; BINS]>,
     sum: u64,
     /// The first instant that was seen, and the part that is filled now, counted from there.
     start: Option<Instant>,
@@ -177,7 +177,7 @@ struct LastSecond {
 
 impl Default for LastSecond {
     fn default() -> Self {
-        Self { bins: [0; BINS], sum: 0, start: None, current: 0 }
+        Self { bins: Box::new([0; BINS]), sum: 0, start: None, current: 0 }
     }
 }
 
@@ -207,9 +207,10 @@ impl LastSecond {
     }
 }
 
-/// Parts of the last second: 10 ms each, and one more because the first and the last are not whole.
-const BIN_MS: u64 = 10;
-const BINS: usize = 101;
+/// Parts of the last second, and one more because the first and the last are not whole. Reason: of 1 ms each, so that the second
+/// that is watched is no longer than a second and a thousandth, which [`USABLE`] and [`FULL_SECOND`] are apart by.
+const BIN_MS: u64 = 1;
+const BINS: usize = 1001;
 
 /// The part of the given rate at which a second counts as full, and pacing slows down.
 const FULL_SECOND: f64 = 0.995;
