@@ -142,7 +142,7 @@ impl Destination {
                 placed.extend_from_slice(&path.as_bytes()[first..]);
             }
         }
-        RelPath::new(&placed)
+        RelPath::new(&placed).map_err(|e| PREPARING.refused(ErrorKind::Denied, e.text()))
     }
 
     /// Makes ready for `entry`: makes directories, looks whether it is there, or opens it for writing.

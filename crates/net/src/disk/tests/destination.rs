@@ -52,12 +52,15 @@ fn nothing_outside_the_root_can_be_written() {
     symlink(outside.path(), directory.path().join("out")).unwrap();
     symlink("..", directory.path().join("up")).unwrap();
     let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
-    for path in [&b"out"[..], b"out/x", b"up/x", b"../x", b"a/../../x"] {
+    for path in [&b"out"[..], b"out/x", b"up/x"] {
         let error = Destination::resolve(&root, path, Sources::One).and_then(|destination| {
             let entry = file_entry("x", 1);
             destination.prepare(&entry, &terms(Overwrite::Always)).map(drop)
         });
         assert_eq!(error.unwrap_err().kind, ErrorKind::Denied, "{path:?}");
+    }
+    for path in [&b"../x"[..], b"a/../../x"] {
+        assert_eq!(Destination::resolve(&root, path, Sources::One).unwrap_err().kind, ErrorKind::Usage, "{path:?}");
     }
     let destination = writable(&directory);
     for path in ["out/x", "up/x", "out/new/x"] {
