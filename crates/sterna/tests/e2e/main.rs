@@ -9,6 +9,7 @@ mod basics;
 mod faults;
 mod hostile;
 mod kills;
+mod names;
 mod resume;
 mod site;
 mod strait;
