@@ -10,6 +10,7 @@ mod faults;
 mod hostile;
 mod kills;
 mod names;
+mod output;
 mod resume;
 mod site;
 mod strait;
