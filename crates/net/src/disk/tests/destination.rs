@@ -78,6 +78,18 @@ fn nothing_outside_the_root_can_be_written() {
 }
 
 #[test]
+fn two_sources_never_get_the_one_name_of_a_destination() {
+    let directory = scratch();
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let destination = Destination::resolve(&root, b"new", Sources::One).unwrap();
+    assert_eq!(destination.place(&rel("a")).unwrap(), rel("new"));
+    assert_eq!(destination.place(&rel("a/x")).unwrap(), rel("new/x"));
+    for second in ["b", "b/x", "ab"] {
+        assert_eq!(destination.place(&rel(second)).unwrap_err().kind, ErrorKind::Exists, "{second}");
+    }
+}
+
+#[test]
 fn a_symlink_with_the_files_name_is_replaced_and_not_followed() {
     let outside = scratch();
     let directory = scratch();
