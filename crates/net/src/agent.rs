@@ -4,7 +4,7 @@
 //! [`Agent::run`] ticks the sessions and forgets those that are over. Nothing is kept in memory that a crash would lose:
 //! what has arrived is in the journals beneath the roots.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,14 @@ use sterna_proto::session::{Frame, Hello, Request, SessionId};
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Retry, Scope};
 
 use crate::buffer::BufferPool;
-use crate::disk::{Access, Destination, Root, Sources};
+use crate::disk::{Access, Destination, Root, Sources, last_name};
 use crate::handshakes::Handshakes;
 use crate::identity::{Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport, tcp};
 use crate::session::{
-    End, LaneIds, Lanes, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, Source, lock,
-    spawn_feeder,
+    AskedNames, End, JoinedLane, LaneIds, Lanes, Observer, Receiver, ReceiverOptions, Sender, SessionEvent,
+    SessionSink, Source, lock, spawn_feeder,
 };
 
 /// Sessions at once. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
@@ -261,8 +261,8 @@ impl Shared {
             AgentSink { shared: self, peer, handle: Arc::clone(&handle), tx: Some(tx), joined: None, refused: false };
         let outcome = rx.run(&mut sink);
         handle.close("lane ended");
-        if let Some(Joined { session, id, feeder, .. }) = sink.joined {
-            session.end.lane_down(id);
+        if let Some(Joined { up, feeder, .. }) = sink.joined {
+            drop(up);
             // The feeder has said why through the lane; a panic of it has been reported by its thread.
             let _ = feeder.join();
         }
@@ -274,7 +274,11 @@ impl Shared {
     fn grant(&self, peer: &Fingerprint) -> Result<Grant, Error> {
         let granted = match &self.admission {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
-            Admission::Listed(list) => list.grant(peer)?,
+            Admission::Listed(list) => list.grant(peer).map_err(|error| {
+                self.log.line(&format!("nobody is let in: {}", error.chain()));
+                let text = "the agent cannot read its list of authorized peers, and lets nobody in; its log says why";
+                Error::new(error.kind, Scope::Service, Phase::Prepare, text)
+            })?,
         };
         granted.ok_or_else(|| {
             let text = format!(
@@ -332,7 +336,8 @@ impl Shared {
                         dry_run: *dry_run,
                         linger: self.linger,
                         leaves_first: false,
-                        settled: HashSet::new(),
+                        asked: AskedNames::Any,
+                        settled: Arc::default(),
                         on_busy: Box::new(move |destination, path| {
                             agent.upgrade().iter().for_each(|agent| agent.end_abandoned(&peer, destination, path));
                         }),
@@ -345,10 +350,13 @@ impl Shared {
                 let mut found = Vec::with_capacity(sources.len());
                 for source in sources {
                     let (root, path) = self.root_of(source, grant, Access::ReadOnly)?;
-                    found.push(Source { root, pattern: path.to_vec() });
+                    // A named root that is asked for by its name goes by that name, as any directory.
+                    let whole = last_name(source).filter(|_| path.iter().all(|&b| b == b'/'));
+                    let name = whole.map(RelPath::new).transpose()?;
+                    found.push(Source { root, pattern: path.to_vec(), name });
                 }
                 let sender =
-                    Sender::start(found, self.linger, *dry_run, HashSet::new(), Arc::clone(&self.pool), observer)?;
+                    Sender::start(found, self.linger, *dry_run, Arc::default(), Arc::clone(&self.pool), observer)?;
                 budget.set_rate((*rate_bps > 0).then_some(BitRate(*rate_bps)));
                 budget.set_loss_ceiling(*loss_ceiling_ppm as f64 / 1e6);
                 (sender as Arc<dyn End>, None)
@@ -444,8 +452,7 @@ fn described(request: &Request) -> String {
 }
 
 struct Joined {
-    session: Arc<AgentSession>,
-    id: sterna_proto::session::LaneId,
+    up: JoinedLane,
     feeder: thread::JoinHandle<Result<(), Error>>,
     sink: SessionSink,
 }
@@ -484,10 +491,9 @@ impl AgentSink<'_> {
         let end = Arc::clone(&session.end);
         session.live.add(&self.handle, false);
         session.live.share_rate(&session.budget);
-        end.lane_up(id);
-        let feeder = spawn_feeder(Arc::clone(&end), id, tx, Some(Frame::Welcome), Arc::clone(&self.handle))
-            .inspect_err(|_| end.lane_down(id))?;
-        self.joined = Some(Joined { session, id, feeder, sink: SessionSink::new(end, id) });
+        let up = JoinedLane::new(&end, id, &self.handle);
+        let feeder = spawn_feeder(Arc::clone(&end), id, tx, Some(Frame::Welcome), Arc::clone(&self.handle))?;
+        self.joined = Some(Joined { up, feeder, sink: SessionSink::new(end, id) });
         Ok(())
     }
 

@@ -4,7 +4,6 @@
 //! backoff), and starts the session anew when the agent was restarted. The loop is [`run_session`]: it ticks until the
 //! session is over or the person stops it.
 
-use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,16 +15,17 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
 use sterna_proto::{
-    BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileEntry, Location, Phase, RelPath, Retry, Scope,
+    BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileEntry, Location, Phase, Retry, Scope,
 };
 
 use crate::buffer::BufferPool;
-use crate::disk::{Destination, Root, Sources};
+use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, Source, attach, lock,
+    AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, SettledPaths,
+    Source, attach, lock,
 };
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -184,15 +184,16 @@ pub fn copy(
     identity: &Identity,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
-    let started = Instant::now();
+    let mut started = Instant::now();
     let job = Job::plan(options)?;
     let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
     // Since when the agent has been looked for again, after it lost a session.
     let mut lost_since: Option<Instant> = None;
     loop {
-        match run_session(options, &job, identity, observer, &tally, started) {
+        match run_session(options, &job, identity, observer, &tally, &mut started) {
             Err(error) if error.kind == ErrorKind::SessionLost && !observer.stopped() => {
                 lost_since = Some(Instant::now());
+                lock(&tally.state).start_over();
                 observer.event(CopyEvent::Restarted);
             }
             // It may be gone again before the new session has a lane.
@@ -256,6 +257,12 @@ impl Job {
                         Location::Remote(remote) => remotes.push(remote),
                     }
                 }
+                let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
+                if let Some(remote) = remotes.iter().find(upward) {
+                    return usage(&format!(
+                        "{remote} has a .. in its path, which agents do not follow: write the path without"
+                    ));
+                }
                 let first = remotes[0].clone();
                 if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
                     return usage("the sources are at several agents: copy from one at a time");
@@ -302,6 +309,7 @@ impl Job {
                 use std::os::unix::ffi::OsStrExt;
                 let (root, path) = Root::for_local_destination(destination.as_os_str().as_bytes())?;
                 let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
+                let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
                 let receiver = Receiver::start(
                     ReceiverOptions {
                         destination: Destination::resolve(
@@ -315,6 +323,7 @@ impl Job {
                         dry_run: options.dry_run,
                         linger: options.linger,
                         leaves_first: true,
+                        asked,
                         settled: tally.settled(),
                         on_busy: Box::new(|_, _| {}),
                     },
@@ -329,7 +338,7 @@ impl Job {
 fn local_source(path: &std::path::Path) -> Result<Source, Error> {
     use std::os::unix::ffi::OsStrExt;
     let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
-    Ok(Source { root, pattern })
+    Ok(Source { root, pattern, name: None })
 }
 
 /// Whether a local source can mean more than one thing, so that the destination must be a directory.
@@ -341,14 +350,10 @@ fn means_many(path: &std::path::Path) -> bool {
 
 /// Whether a remote source can; only the agent knows whether a name with a wildcard in it exists as it is written.
 fn may_mean_many(path: &[u8]) -> bool {
-    means_contents(path) || has_wildcards(path)
+    last_name(path).is_none() || has_wildcards(path)
 }
 
-fn has_wildcards(path: &[u8]) -> bool {
-    path.iter().any(|b| b"*?[".contains(b))
-}
-
-/// Whether a path means the contents of a directory and not the directory: `.`, `..`, `/`, or one that ends so.
+/// Whether a local path means the contents of a directory and not the directory: `.`, `..`, `/`, or one that ends so.
 fn means_contents(path: &[u8]) -> bool {
     let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
     matches!(path[..end].rsplit(|&b| b == b'/').next(), None | Some(b"" | b"." | b".."))
@@ -363,14 +368,16 @@ struct Tally {
 #[derive(Default)]
 struct TallyState {
     summary: CopySummary,
-    /// Files that have settled well: a session that takes over leaves them out.
-    settled: HashSet<RelPath>,
+    /// Files that earlier sessions of this copy have settled well: the session that took over leaves them out.
+    earlier: Arc<SettledPaths>,
+    /// Those of the session that runs.
+    settled: SettledPaths,
     aborted: Option<Error>,
 }
 
 impl Tally {
-    fn settled(&self) -> HashSet<RelPath> {
-        lock(&self.state).settled.clone()
+    fn settled(&self) -> Arc<SettledPaths> {
+        Arc::clone(&lock(&self.state).earlier)
     }
 }
 
@@ -392,22 +399,28 @@ impl Observer for Tally {
 
 impl TallyState {
     fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome) {
-        // A session that took over from a lost one reports files again that the first had settled.
-        if self.settled.contains(&entry.path) {
-            return;
-        }
         match outcome {
+            FileOutcome::Failed(error) => self.fail(error),
+            _ if entry.kind == EntryKind::Directory => {}
+            // The receiver of a session that took over reports files again that an earlier one had settled.
+            _ if self.earlier.contains(&entry.path) => {}
             FileOutcome::Done(_) => {
-                self.settled.insert(entry.path.clone());
-                self.summary.done += u64::from(entry.kind == EntryKind::File);
+                self.settled.insert(&entry.path);
+                self.summary.done += 1;
                 self.summary.bytes += entry.size;
             }
             FileOutcome::Skipped => {
-                self.settled.insert(entry.path.clone());
+                self.settled.insert(&entry.path);
                 self.summary.skipped += 1;
             }
-            FileOutcome::Failed(error) => self.fail(error),
         }
+    }
+
+    /// A session was lost: the next leaves out what has settled well and tries again what has failed.
+    fn start_over(&mut self) {
+        Arc::make_mut(&mut self.earlier).extend(std::mem::take(&mut self.settled));
+        self.summary.failed = 0;
+        self.summary.failures.clear();
     }
 
     fn fail(&mut self, error: &Error) {
@@ -446,10 +459,16 @@ fn run_session(
     identity: &Identity,
     observer: &Arc<dyn CopyObserver>,
     tally: &Arc<Tally>,
-    started: Instant,
+    started: &mut Instant,
 ) -> Result<(), Error> {
-    let (via, first, addr, budget) = dial_first(options, job, identity, observer)?;
+    let FirstLane { via, lane: first, addr, budget, trusted_after } = dial_first(options, job, identity, observer)?;
+    // The time that a person takes to answer is not the copy's.
+    *started += trusted_after;
+    let started = *started;
     let lane_count = decide_lanes(options, via, &first, observer);
+    if via == Via::Quic {
+        lane_memory(options, lane_count)?;
+    }
     lock(&tally.state).aborted = None;
     let (end, receiver) = job.start_end(options, tally)?;
     let keeper = Arc::new(Keeper {
@@ -506,7 +525,14 @@ fn random_session() -> Result<SessionId, Error> {
     Ok(SessionId(id))
 }
 
-type FirstLane = (Via, Lane, SocketAddr, SharedBudget);
+struct FirstLane {
+    via: Via,
+    lane: Lane,
+    addr: SocketAddr,
+    budget: SharedBudget,
+    /// How long the question of trust took.
+    trusted_after: Duration,
+}
 
 /// Dials the first lane: by the transport chosen, or by the other one when that was our choice and it fails.
 fn dial_first(
@@ -529,12 +555,16 @@ fn dial_first(
     for via in vias {
         for addr in resolve(&job.remote)? {
             match dial(via, addr, options, 1, &budget, identity) {
-                Ok(lane) => {
+                Ok((lane, congestion_refused)) => {
+                    if let Some(error) = congestion_refused {
+                        observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
+                    }
+                    let asked = Instant::now();
                     if let Err(error) = observer.trust(&job.remote, &lane.peer) {
                         lane.handle.close("not trusted");
                         return Err(error);
                     }
-                    return Ok((via, lane, addr, budget));
+                    return Ok(FirstLane { via, lane, addr, budget, trusted_after: asked.elapsed() });
                 }
                 Err(error) if error.retry == Retry::Never => return Err(error),
                 Err(error) => {
@@ -566,6 +596,9 @@ fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
     Ok(addrs)
 }
 
+/// A lane, and why the congestion control that was asked for is not in use.
+type DialledLane = (Lane, Option<Error>);
+
 fn dial(
     via: Via,
     addr: SocketAddr,
@@ -573,20 +606,37 @@ fn dial(
     lanes: u32,
     budget: &SharedBudget,
     identity: &Identity,
-) -> Result<Lane, Error> {
+) -> Result<DialledLane, Error> {
     match via {
         Via::Tcp => {
             let tcp = tcp::TcpOptions { congestion: options.congestion.clone(), ..tcp::TcpOptions::default() };
-            Ok(tcp::connect(&tcp::ConnectOptions { remote: addr, local: None, tcp }, identity)?.into_lane())
+            let mut lane = tcp::connect(&tcp::ConnectOptions { remote: addr, local: None, tcp }, identity)?;
+            let congestion_refused = lane.congestion_refused.take();
+            Ok((lane.into_lane(), congestion_refused))
         }
         Via::Quic => {
             let mut quic = quic::QuicOptions::new(addr, budget.clone());
             quic.lanes = lanes;
-            quic.memory = ByteCount(options.memory.0 / u64::from(lanes));
+            quic.memory = lane_memory(options, lanes)?;
             quic.loss_ceiling = f64::from(options.loss_ceiling_ppm) / 1e6;
-            quic::connect(&quic, identity)
+            Ok((quic::connect(&quic, identity)?, None))
         }
     }
+}
+
+/// What each QUIC lane may hold. Errors: `Usage`, when that is too little for a lane to work.
+fn lane_memory(options: &CopyOptions, lanes: u32) -> Result<ByteCount, Error> {
+    let memory = ByteCount(options.memory.0 / u64::from(lanes));
+    if memory < quic::MEMORY_MIN {
+        let text = format!(
+            "--memory {} is too little for {lanes} QUIC lane{}: each needs {} at least; give more, or fewer --lanes",
+            options.memory,
+            if lanes == 1 { "" } else { "s" },
+            quic::MEMORY_MIN
+        );
+        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    }
+    Ok(memory)
 }
 
 fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dyn CopyObserver>) -> u32 {
@@ -622,7 +672,9 @@ impl Keeper {
             let born = Instant::now();
             let lane = match next.take() {
                 Some(lane) => Ok(lane),
-                None => dial(via, self.addr, &self.options, self.lane_count, &self.budget, &self.identity),
+                // What the first lane was refused was said then.
+                None => dial(via, self.addr, &self.options, self.lane_count, &self.budget, &self.identity)
+                    .map(|(lane, _)| lane),
             };
             let id = self.lanes.next();
             let outcome = lane.and_then(|lane| self.run_lane(id, lane));
@@ -722,4 +774,44 @@ impl Keeper {
 /// Whether a lane's failure would meet every other lane too.
 fn ends_session(error: &Error) -> bool {
     error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::{FileDigests, FileTime, RelPath};
+
+    use super::*;
+
+    fn entry(path: &str, kind: EntryKind) -> FileEntry {
+        let path = RelPath::new(path.as_bytes()).unwrap();
+        let mtime = FileTime { seconds: 1, nanoseconds: 0 };
+        FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1 }
+    }
+
+    fn counts(state: &TallyState) -> (u64, u64, u64) {
+        (state.summary.done, state.summary.skipped, state.summary.failed)
+    }
+
+    #[test]
+    fn outcomes_count_once_for_a_copy_and_failures_always() {
+        let mut state = TallyState::default();
+        let done = || FileOutcome::Done(FileDigests::of(b"", Checks::NONE));
+        let failed = || FileOutcome::Failed(Error::new(ErrorKind::Busy, Scope::Destination, Phase::Prepare, "busy"));
+        let (file, other) = (entry("f", EntryKind::File), entry("g", EntryKind::File));
+        state.count(&file, &done());
+        // Another file of the same name in the same session is a failure that must be seen.
+        state.count(&file, &failed());
+        state.count(&other, &failed());
+        state.count(&entry("d", EntryKind::Directory), &FileOutcome::Skipped);
+        assert_eq!(counts(&state), (1, 0, 2));
+        assert!(!state.earlier.contains(&file.path), "only what an earlier session has settled is left out");
+        state.start_over();
+        assert!(state.earlier.contains(&file.path) && !state.earlier.contains(&other.path));
+        // The session that took over: what had settled is not counted again, and what had failed has another chance.
+        state.count(&file, &FileOutcome::Skipped);
+        state.count(&other, &done());
+        assert_eq!(counts(&state), (2, 0, 0));
+        state.count(&file, &failed());
+        assert_eq!(counts(&state), (2, 0, 1));
+    }
 }

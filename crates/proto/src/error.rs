@@ -179,7 +179,7 @@ impl Error {
             (_, Scope::Source) => 3,
             (_, Scope::Destination) => 4,
             (_, Scope::Path | Scope::Service) => 5,
-            (_, Scope::Client) => 2,
+            (_, Scope::Client) => 74,
         }
     }
 }
@@ -221,5 +221,15 @@ mod tests {
             Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "write block 3 of a.h5").caused_by(io);
         assert_eq!(error.chain(), "write block 3 of a.h5: No space left on device (os error 28)");
         assert_eq!(error.exit_code(), 4);
+    }
+
+    #[test]
+    fn only_wrong_usage_ends_with_the_code_of_wrong_usage() {
+        let code = |kind, scope| Error::new(kind, scope, Phase::Prepare, "").exit_code();
+        assert_eq!(code(ErrorKind::Usage, Scope::Client), 2);
+        for kind in [ErrorKind::Io, ErrorKind::Denied, ErrorKind::Corrupt, ErrorKind::NotFound, ErrorKind::Limit] {
+            assert_eq!(code(kind, Scope::Client), 74);
+        }
+        assert_eq!(code(ErrorKind::Corrupt, Scope::Service), 5);
     }
 }

@@ -24,11 +24,11 @@ pub struct RelPath(Box<[u8]>);
 impl RelPath {
     /// Takes `bytes` as a relative path.
     ///
-    /// Errors: `Denied` for an absolute path, an empty name, `.` or `..`, a NUL byte, or one that is too long.
+    /// Errors: `Usage` for an absolute path, an empty name, `.` or `..`, a NUL byte, or one that is too long.
     pub fn new(bytes: &[u8]) -> Result<Self, Error> {
         let wrong = |why: &str| {
             let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
-            Err(Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, format!("path {shown:?}: {why}")))
+            Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, format!("path {shown:?}: {why}")))
         };
         if bytes.is_empty() {
             return wrong("is empty");
@@ -77,12 +77,20 @@ impl RelPath {
 
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Control characters in a name must not reach a terminal.
         for c in String::from_utf8_lossy(&self.0).chars() {
-            if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") }?;
+            if drives_terminal(c) { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") }?;
         }
         Ok(())
     }
+}
+
+/// Whether a character in a name or text of somebody else must not reach a terminal: a control character, or one that
+/// changes the direction of what follows, so that `txt.exe` reads as `exe.txt`.
+///
+/// Source: Unicode Standard Annex 9, table of the explicit formatting characters and marks.
+pub fn drives_terminal(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || c.is_control()
 }
 
 impl fmt::Debug for RelPath {
@@ -214,6 +222,8 @@ mod tests {
     #[test]
     fn names_cannot_drive_a_terminal() {
         assert_eq!(RelPath::new(b"a\x1b[2Jb\n").unwrap().to_string(), "a\\u{1b}[2Jb\\n");
+        assert_eq!(RelPath::new("a\u{202e}txt.b".as_bytes()).unwrap().to_string(), "a\\u{202e}txt.b");
+        assert_eq!(RelPath::new("\u{3b1} \u{5d0}".as_bytes()).unwrap().to_string(), "\u{3b1} \u{5d0}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! bytes. Every read is bounded by the frame it stands in, so a peer cannot make us allocate more than it has sent.
 
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
-use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, RelPath};
+use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, RelPath, drives_terminal};
 
 /// Longest text of an error on the wire, in bytes; a longer one is cut. Reason: enough for two paths and a sentence.
 pub const ERROR_TEXT_BYTES_MAX: usize = 10_000;
@@ -174,7 +174,8 @@ impl<'a> Reader<'a> {
             1 => EntryKind::Directory,
             code => return Err(Error::protocol(format!("manifest from the peer: entry of unknown kind {code}"))),
         };
-        let path = RelPath::new(self.bytes()?)?;
+        let path = RelPath::new(self.bytes()?);
+        let path = path.map_err(|e| Error::protocol(format!("entry from the peer: {}", e.text())))?;
         let size = self.integer_up_to(FILE_BYTES_MAX)?;
         if kind == EntryKind::Directory && size != 0 {
             return Err(Error::protocol(format!("manifest from the peer: directory {path} of {size} bytes")));
@@ -200,7 +201,7 @@ impl<'a> Reader<'a> {
         }
         // The words come from the peer and go to a terminal: no control characters.
         let text: String =
-            String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+            String::from_utf8_lossy(text).chars().map(|c| if drives_terminal(c) { '\u{fffd}' } else { c }).collect();
         Ok(Error::new(kind, scope, phase, text).retry(retry))
     }
 }

@@ -38,7 +38,10 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
         })?;
     }
     let agent = Agent::start(options, identity, Arc::new(StderrLog))?;
-    print_line(&format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr()))?;
+    let listening = format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr());
+    if let Err(error) = print_line(listening.as_bytes()) {
+        say(&format!("{listening}; {}", error.chain()));
+    }
     agent.run(|| stop.load(Ordering::Relaxed));
     Ok(0)
 }

@@ -10,7 +10,7 @@ use sterna_net::session::SessionEvent;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{FileOutcome, Overwrite};
-use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, Scope};
+use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::flags::{CopyFlags, Lanes, OverwriteFlag, ViaFlag};
 use crate::progress::Display;
@@ -44,17 +44,18 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         display: Display::new(!flags.json && !flags.quiet && std::io::stderr().is_terminal()),
         stop,
         asking: Mutex::new(()),
+        output_lost: AtomicBool::new(false),
     });
     let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
     person.display.finish();
     match outcome {
         Ok(summary) => {
-            person.summarise(&summary)?;
+            person.summarise(&summary);
             Ok(exit_code(&summary))
         }
         Err(error) => {
             if person.output == Output::Json {
-                print_line(&json::error(&error))?;
+                person.print(json::error(&error).as_bytes());
             }
             Err(error)
         }
@@ -125,13 +126,16 @@ struct Person {
     stop: Arc<AtomicBool>,
     /// One question at a time.
     asking: Mutex<()>,
+    /// Nobody reads standard output any more.
+    output_lost: AtomicBool,
 }
 
 impl CopyObserver for Person {
     fn event(&self, event: CopyEvent) {
         if self.output == Output::Json {
-            // Nobody reads any more: the copy itself is worth finishing.
-            let _ = json::event(&event, self.dry_run).map(|line| print_line(&line));
+            if let Some(line) = json::event(&event, self.dry_run) {
+                self.print(line.as_bytes());
+            }
             return;
         }
         if let Some(line) = self.words(&event) {
@@ -143,8 +147,7 @@ impl CopyObserver for Person {
     fn progress(&self, progress: &CopyProgress) {
         self.display.show(progress);
         if self.output == Output::Json && self.display.json_due() {
-            // Nobody reads any more: the copy itself is worth finishing.
-            let _ = print_line(&json::progress(progress));
+            self.print(json::progress(progress).as_bytes());
         }
     }
 
@@ -241,31 +244,70 @@ impl Person {
         if self.dry_run || entry.kind == sterna_proto::EntryKind::Directory {
             return;
         }
+        let shown = match std::io::stdout().is_terminal() {
+            true => Shown::ToPeople,
+            false => Shown::ToPrograms,
+        };
         for digest in self.checksums.iter().filter_map(|algorithm| digests.digest(*algorithm)) {
-            self.display.suspend(|| {
-                // Nobody reads any more: the copy itself is worth finishing.
-                let _ = print_line(&format!("{}  {}", digest.hex(), entry.path));
-            });
+            let line = checksum_line(&digest.hex(), &entry.path, shown);
+            self.display.suspend(|| self.print(&line));
         }
     }
 
-    fn summarise(&self, summary: &CopySummary) -> Result<(), Error> {
+    /// Writes a line of output. When nobody reads it any more, that is said once: the copy itself is worth finishing.
+    fn print(&self, line: &[u8]) {
+        if let Err(error) = print_line(line)
+            && !self.output_lost.swap(true, Ordering::Relaxed)
+        {
+            say(&format!("{}; the copy goes on", error.chain()));
+        }
+    }
+
+    fn summarise(&self, summary: &CopySummary) {
         match self.output {
-            Output::Json => print_line(&json::summary(summary)),
-            Output::Quiet => Ok(()),
-            Output::Words => {
-                say(&summary_line(summary, self.dry_run));
-                Ok(())
-            }
+            Output::Json => self.print(json::summary(summary).as_bytes()),
+            Output::Quiet => {}
+            Output::Words => say(&summary_line(summary, self.dry_run)),
         }
     }
 }
 
+/// Who reads a line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    /// A person at a terminal, which a name must not drive.
+    ToPeople,
+    /// A program, which needs every byte of a name.
+    ToPrograms,
+}
+
+/// A line of `--checksum`, as `sha256sum` and its like write it and read it with `-c`: a name with a line break or a
+/// backslash is escaped, and a backslash in front of the line says so.
+fn checksum_line(hex: &str, path: &RelPath, shown: Shown) -> Vec<u8> {
+    if shown == Shown::ToPeople {
+        return format!("{hex}  {path}").into_bytes();
+    }
+    let mut name = Vec::with_capacity(path.as_bytes().len());
+    for &byte in path.as_bytes() {
+        match byte {
+            b'\\' => name.extend_from_slice(b"\\\\"),
+            b'\n' => name.extend_from_slice(b"\\n"),
+            b'\r' => name.extend_from_slice(b"\\r"),
+            _ => name.push(byte),
+        }
+    }
+    let mark: &[u8] = if name.len() > path.as_bytes().len() { b"\\" } else { b"" };
+    [mark, hex.as_bytes(), b"  ", &name].concat()
+}
+
 fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
     let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
-    let mut line = match dry_run {
-        true => format!("would copy {}, {}", files(summary.done), ByteCount(summary.bytes)),
-        false => format!(
+    let mut line = match (dry_run, summary.done) {
+        (true, 0) => "would copy nothing".to_owned(),
+        (false, 0) if summary.failed == 0 => "nothing to copy".to_owned(),
+        (false, 0) => "copied nothing".to_owned(),
+        (true, _) => format!("would copy {}, {}", files(summary.done), ByteCount(summary.bytes)),
+        (false, _) => format!(
             "copied {}, {} in {:.1} s ({} goodput)",
             files(summary.done),
             ByteCount(summary.bytes),
@@ -290,4 +332,42 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
 
 fn untrusted(text: String) -> Error {
     Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &[u8], shown: Shown) -> Vec<u8> {
+        checksum_line("00ff", &RelPath::new(name).unwrap(), shown)
+    }
+
+    #[test]
+    fn checksum_lines_are_those_of_sha256sum() {
+        // As GNU coreutils 9 prints them.
+        let cases: &[(&[u8], &[u8])] = &[
+            (b"a/b c", b"00ff  a/b c"),
+            (b"new\nline", b"\\00ff  new\\nline"),
+            (b"car\rriage", b"\\00ff  car\\rriage"),
+            (b"back\\slash", b"\\00ff  back\\\\slash"),
+            (b"\xff\x1b", b"00ff  \xff\x1b"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(line(name, Shown::ToPrograms), *expected, "{}", name.escape_ascii());
+        }
+        assert_eq!(line("a\u{202e}b\x1b".as_bytes(), Shown::ToPeople), b"00ff  a\\u{202e}b\\u{1b}");
+    }
+
+    #[test]
+    fn the_summary_reads_well_whatever_happened() {
+        let said = |done, skipped, failed, dry_run| {
+            let summary = CopySummary { done, skipped, failed, bytes: done * 1000, ..CopySummary::default() };
+            summary_line(&summary, dry_run)
+        };
+        assert_eq!(said(0, 4, 0, false), "nothing to copy, 4 files up to date");
+        assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date");
+        assert_eq!(said(1, 0, 0, true), "would copy 1 file, 1.00 kB");
+        assert_eq!(said(0, 1, 2, false), "copied nothing, 1 file up to date, 2 files failed");
+        assert!(said(2, 1, 0, false).starts_with("copied 2 files, 2.00 kB in 0.0 s"), "{}", said(2, 1, 0, false));
+    }
 }

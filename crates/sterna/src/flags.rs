@@ -10,7 +10,8 @@ use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
 /// Exit codes, as listed in `--help`.
 const EXIT_CODES: &str = "Exit codes:
   0 done   1 some files failed   2 wrong usage   3 source   4 destination
-  5 path (network)   6 credentials   70 a bug of sterna   130 interrupted";
+  5 path (network)   6 credentials   70 a bug of sterna   74 this host (state
+  directory, output, sockets)   130 interrupted";
 
 /// Moves science data across long fat networks as fast as the path allows, encrypted, verified, resumable.
 #[derive(Debug, Parser)]
@@ -45,7 +46,8 @@ const COPY_EXAMPLES: &str = "Examples:
 
 Exit codes:
   0 done   1 some files failed   2 wrong usage   3 source   4 destination
-  5 path (network)   6 credentials   70 a bug of sterna   130 interrupted
+  5 path (network)   6 credentials   70 a bug of sterna   74 this host (state
+  directory, output, sockets)   130 interrupted
 
 Run the same command again after any failure: it goes on where it was.";
 

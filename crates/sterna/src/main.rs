@@ -40,21 +40,23 @@ fn main() -> ExitCode {
 
 fn show_id(flags: &flags::IdFlags) -> Result<u8, Error> {
     let identity = state::identity(flags.state.as_deref())?;
-    print_line(&identity.fingerprint().to_string())?;
+    print_line(identity.fingerprint().to_string().as_bytes())?;
     Ok(0)
 }
 
-/// Writes a line for people to stderr.
-#[allow(clippy::print_stderr)]
+/// Writes a line for people to stderr; when nobody can read it any more, what we do goes on without.
 pub(crate) fn say(line: &str) {
-    eprintln!("{line}");
+    use std::io::Write;
+    // At once: lines of several processes in one log do not mix.
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Writes a line of output to stdout. Errors: nobody reads it any more.
-pub(crate) fn print_line(line: &str) -> Result<(), Error> {
+pub(crate) fn print_line(line: &[u8]) -> Result<(), Error> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")
+    out.write_all(line)
+        .and_then(|()| out.write_all(b"\n"))
         .and_then(|()| out.flush())
         .map_err(|e| Error::new(ErrorKind::Io, Scope::Client, Phase::Finalise, "write to standard output").caused_by(e))
 }

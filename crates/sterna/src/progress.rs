@@ -98,7 +98,13 @@ impl Display {
     /// Runs `print` while nothing is drawn.
     pub fn suspend(&self, print: impl FnOnce()) {
         match &self.bars {
-            Some(bars) => bars.all.suspend(print),
+            Some(bars) => {
+                // The display panics while it is suspended when its terminal is gone: then it draws no more.
+                if bars.all.clear().is_err() {
+                    bars.all.set_draw_target(ProgressDrawTarget::hidden());
+                }
+                bars.all.suspend(print);
+            }
             None => print(),
         }
     }
@@ -108,6 +114,8 @@ impl Display {
         if let Some(bars) = &self.bars {
             // A terminal that is gone needs no clearing.
             let _ = bars.all.clear();
+            // A bar that is dropped would be drawn once more.
+            bars.all.set_draw_target(ProgressDrawTarget::hidden());
         }
     }
 }

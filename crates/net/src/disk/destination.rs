@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
@@ -61,6 +61,8 @@ struct Shared {
     base: Vec<u8>,
     /// The name that takes the place of the first name of every entry, if any.
     rename: Option<Box<[u8]>>,
+    /// The one first name that is replaced, once an entry has come.
+    renamed: OnceLock<Box<[u8]>>,
     made: Mutex<Made>,
     /// Held while directories are synced.
     settling: Mutex<()>,
@@ -121,13 +123,14 @@ impl Destination {
                 }
             }
         };
-        let made = Mutex::default();
-        Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, made, settling: Mutex::default() }) })
+        let (renamed, made, settling) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, renamed, made, settling }) })
     }
 
     /// The path beneath the root that an entry named `path` gets.
     ///
-    /// Errors: `Denied` for a name that is kept for our hidden files, or when the whole is too long.
+    /// Errors: `Denied` for a name that is kept for our hidden files, or when the whole is too long; `Exists` when another
+    /// source has the one name that the destination gives.
     pub fn place(&self, path: &RelPath) -> Result<RelPath, Error> {
         refuse_hidden(path)?;
         let mut placed = self.shared.base.clone();
@@ -137,12 +140,17 @@ impl Destination {
         match &self.shared.rename {
             None => placed.extend_from_slice(path.as_bytes()),
             Some(name) => {
-                let first = path.as_bytes().iter().position(|&b| b == b'/').unwrap_or(path.as_bytes().len());
+                let end = path.as_bytes().iter().position(|&b| b == b'/').unwrap_or(path.as_bytes().len());
+                let (first, behind) = path.as_bytes().split_at(end);
+                if **self.shared.renamed.get_or_init(|| first.into()) != *first {
+                    let text = format!("write {path}: a second source cannot have the name {}", name.escape_ascii());
+                    return Err(PREPARING.refused(ErrorKind::Exists, text));
+                }
                 placed.extend_from_slice(name);
-                placed.extend_from_slice(&path.as_bytes()[first..]);
+                placed.extend_from_slice(behind);
             }
         }
-        RelPath::new(&placed)
+        RelPath::new(&placed).map_err(|e| PREPARING.refused(ErrorKind::Denied, e.text()))
     }
 
     /// Makes ready for `entry`: makes directories, looks whether it is there, or opens it for writing.

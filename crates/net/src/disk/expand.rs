@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use sterna_proto::file::FILE_BYTES_MAX;
+use sterna_proto::file::{FILE_BYTES_MAX, drives_terminal};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::fault::LISTING;
 use super::is_hidden_name;
-use super::pattern::{has_wildcards, matches};
+use super::pattern::{has_wildcards, is_meant};
 use super::root::Root;
 use super::source::{describe, entry_from};
 
@@ -80,7 +80,23 @@ enum Stage {
     Below(usize),
 }
 
+/// The name that what a source path means goes by at the destination, with wildcards; `None` when the contents of a
+/// directory are meant, which go by their own names.
+pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
+    let mut names = path.rsplit(|&b| b == b'/');
+    match names.next() {
+        Some(b".") => None,
+        last => last.into_iter().chain(names).find(|name| !matches!(*name, b"" | b".")),
+    }
+}
+
 impl Root {
+    /// This directory itself, to be sent by the name `name`; its contents are `expand(b"")`.
+    pub fn as_item(&self, name: &RelPath) -> Result<SourceItem, Error> {
+        let stat = rustix::fs::fstat(self).map_err(|errno| LISTING.failed(errno, format_args!("look at {self}")))?;
+        Ok(SourceItem { entry: entry_from(&stat, EntryKind::Directory, name.clone()), source: name.clone() })
+    }
+
     /// What `path` means beneath this root: a file, a directory and all in it, or what its wildcards match.
     ///
     /// `*`, `?`, `[a-z]`, `[!a-z]` and `\` work in every name; a name that exists as written is taken as written. An
@@ -92,8 +108,7 @@ impl Root {
             // Checks the name: `..`, NUL and length.
             wanted.push(RelPath::new(name)?.as_bytes().into());
         }
-        let ends_in_dot = path.rsplit(|&b| b == b'/').next() == Some(b".");
-        let top = if wanted.is_empty() || ends_in_dot { Top::ContentsOnly } else { Top::Named };
+        let top = if last_name(path).is_none() { Top::ContentsOnly } else { Top::Named };
         let plain = wanted.join(&b'/');
         let is_plain = match self.open_at(&plain, OFlags::PATH, Mode::empty()) {
             Ok(_) => true,
@@ -147,9 +162,10 @@ impl Expansion {
         }
         let stage = frame.stage;
         let path = match frame.directory.is_empty() {
-            true => RelPath::new(&name)?,
-            false => RelPath::new(&[&frame.directory[..], b"/", &name].concat())?,
+            true => RelPath::new(&name),
+            false => RelPath::new(&[&frame.directory[..], b"/", &name].concat()),
         };
+        let path = path.map_err(|e| LISTING.refused(ErrorKind::Limit, format!("{}; skipped", e.text())))?;
         let looked = look(&self.root, frame, &path, &name);
         match stage {
             Stage::Match(index) => self.matched(index, path, looked),
@@ -302,7 +318,7 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
     for item in Dir::read_from(frame.directory(root).map_err(failed)?).map_err(failed)? {
         let item = item.map_err(failed)?;
         let name = item.file_name().to_bytes();
-        let is_wanted = wanted.is_none_or(|wanted| **wanted == *name || matches(wanted, name));
+        let is_wanted = wanted.is_none_or(|wanted| is_meant(wanted, name));
         if matches!(name, b"." | b"..") || is_hidden_name(name) || !is_wanted {
             continue;
         }
@@ -313,11 +329,13 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
         names.push(name.into());
     }
     names.sort_unstable();
+    // A directory that is changed meanwhile may show a name twice.
+    names.dedup();
     Ok(names)
 }
 
 /// A path for an error text, without what could drive a terminal.
 fn shown(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    text.chars().flat_map(|c| if drives_terminal(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -40,9 +40,11 @@ mod root;
 mod source;
 
 pub use destination::{Destination, Inspected, Prepared, Terms, UNFINISHED_DIRECTORIES_MAX};
+pub(crate) use expand::last_name;
 pub use expand::{DIRECTORY_NAMES_MAX, Expansion, SourceItem, Sources};
 pub use incoming::IncomingFile;
 pub use packed::{OPEN_FILES_MAX, PackedBatch, PackedFile};
+pub(crate) use pattern::{has_wildcards, is_meant};
 pub use root::{Access, Root};
 pub use source::SourceFile;
 

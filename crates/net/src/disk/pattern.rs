@@ -4,14 +4,19 @@
 //! `**` is as `*`; or match a leading dot that the pattern does not write.
 
 /// Whether `pattern` holds a character that could match anything but itself.
-pub(super) fn has_wildcards(pattern: &[u8]) -> bool {
+pub(crate) fn has_wildcards(pattern: &[u8]) -> bool {
     pattern.iter().any(|byte| b"*?[\\".contains(byte))
+}
+
+/// Whether a name of a source path means `name`: as it is written, or by its wildcards.
+pub(crate) fn is_meant(wanted: &[u8], name: &[u8]) -> bool {
+    wanted == name || matches(wanted, name)
 }
 
 /// Whether `name` matches `pattern`, as in a shell.
 ///
 /// Cost: O(pattern × name); both are at most 255 bytes.
-pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
         return false;
     }

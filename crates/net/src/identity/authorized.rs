@@ -184,7 +184,7 @@ mod tests {
             fs::write(&path, format!("\n# peers\n{bad}\n")).unwrap();
             let error = Authorized::open(&path).unwrap_err();
             assert!(error.text().contains("authorized line "), "{error}");
-            assert_eq!(error.kind, ErrorKind::Usage);
+            assert_eq!(error.kind, ErrorKind::Corrupt);
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn storage_error(text: impl Into<String>) -> Error {
 /// A line of such a file that cannot be read.
 pub(super) fn line_error(path: &Path, line_number: usize, what: impl std::fmt::Display) -> Error {
     let text = format!("{} line {line_number}: {what}", path.display());
-    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+    Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text)
 }
 
 /// Reads a file of at most `bytes_max` bytes; `None` when there is none.
@@ -40,7 +40,7 @@ pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, E
     let Some(bytes) = read_bounded(path, bytes_max)? else { return Ok(None) };
     String::from_utf8(bytes).map(Some).map_err(|e| {
         let text = format!("{} is not text in UTF-8", path.display());
-        Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text).caused_by(e)
+        Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text).caused_by(e)
     })
 }
 

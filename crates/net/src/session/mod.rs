@@ -7,10 +7,14 @@
 //! The loop of a lane: started by [`attach`]; woken by the machine having something for the lane; one turn sends one
 //! control frame or one block; it ends when the lane dies or the session is over.
 
+mod names;
 mod receiver;
 mod sender;
+#[cfg(test)]
+mod tests;
 mod writer;
 
+pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
 
@@ -227,15 +231,49 @@ pub fn attach(
 ) -> Result<(), Error> {
     let Lane { tx, rx, handle, .. } = lane;
     let mut sink = WelcomedSink { sink: SessionSink::new(Arc::clone(&end), id), on_welcome };
-    end.lane_up(id);
+    let joined = JoinedLane::new(&end, id, &handle);
     let feeder = spawn_feeder(Arc::clone(&end), id, tx, first_frame, Arc::clone(&handle));
     let read_outcome = rx.run(&mut sink);
     // The feeder may be blocked in the transport: closing the lane frees it.
     let over = end.is_over();
     handle.close(if over { "session over" } else { "lane ended" });
-    end.lane_down(id);
+    drop(joined);
     let fed = feeder.map(|f| f.join().unwrap_or_else(|_| Err(panicked()))).unwrap_or_else(Err);
     if over { Ok(()) } else { read_outcome.and(fed) }
+}
+
+/// A lane counts as up for its session while this lives. Dropped, also by a panic, it closes the lane and takes it down, so
+/// that the blocks on it go to other lanes.
+pub(crate) struct JoinedLane {
+    end: Arc<dyn End>,
+    id: LaneId,
+    handle: Arc<dyn LaneHandle>,
+}
+
+impl JoinedLane {
+    pub(crate) fn new(end: &Arc<dyn End>, id: LaneId, handle: &Arc<dyn LaneHandle>) -> Self {
+        end.lane_up(id);
+        Self { end: Arc::clone(end), id, handle: Arc::clone(handle) }
+    }
+}
+
+impl Drop for JoinedLane {
+    fn drop(&mut self) {
+        self.handle.close("lane ended");
+        self.end.lane_down(self.id);
+    }
+}
+
+/// Closes a lane when its feeder ends, also by a panic: its reader then ends too.
+struct FedLane {
+    handle: Arc<dyn LaneHandle>,
+    reason: &'static str,
+}
+
+impl Drop for FedLane {
+    fn drop(&mut self) {
+        self.handle.close(self.reason);
+    }
 }
 
 /// Starts the thread that feeds a lane.
@@ -249,11 +287,11 @@ pub(crate) fn spawn_feeder(
     thread::Builder::new()
         .name(format!("feed-{}", id.0))
         .spawn(move || {
+            let mut lane = FedLane { handle, reason: "lane ended" };
             let fed = feed(&*end, id, tx, first_frame);
-            handle.close(match &fed {
-                Ok(()) => "session over",
-                Err(_) => "lane ended",
-            });
+            if fed.is_ok() {
+                lane.reason = "session over";
+            }
             fed
         })
         .map_err(|e| crate::internal("start the thread of a lane").caused_by(e))

@@ -3,7 +3,7 @@
 //! Threads beside those of the lanes, all ended by the session: one looks files up ahead of their blocks, some publish
 //! (they wait for the disk, so that lanes do not), one makes journals durable about once a second.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -16,7 +16,7 @@ use sterna_proto::session::{
 use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, RangeSet, RelPath};
 
 use super::writer::BlockWriter;
-use super::{BlockSink, End, Observer, Progress, SessionEvent, Work, lock};
+use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::disk::{Destination, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
 
@@ -55,8 +55,10 @@ pub struct ReceiverOptions {
     pub linger: Duration,
     /// This end is the client: it leaves as soon as it has told all.
     pub leaves_first: bool,
-    /// Entries that count as up to date: an earlier session of the same copy has settled them.
-    pub settled: HashSet<RelPath>,
+    /// First names that entries may have; another one ends the session before anything of it is looked up.
+    pub asked: AskedNames,
+    /// Files that count as up to date: an earlier session of the same copy has settled them.
+    pub settled: Arc<SettledPaths>,
     /// Called with a destination path that another session holds, so that an abandoned one can be ended.
     pub on_busy: OnBusy,
 }
@@ -197,8 +199,13 @@ impl Receiver {
     /// The slot of a file; `None` when it has settled, or the session is over and has dropped its slots.
     fn slot(&self, file: FileId, entry: &FileEntry) -> Option<Arc<Slot>> {
         // Both locks: a slot is made only while its file is open, and its settling, which drops it, comes later.
-        let session = lock(&self.session);
+        let mut session = lock(&self.session);
         if !session.is_open(file) || session.is_over() {
+            return None;
+        }
+        // Whatever is to be done with a file needs its slot first.
+        if let Err(error) = self.options.asked.check(&entry.path) {
+            session.abort(error);
             return None;
         }
         let mut slots = lock(&self.slots);

@@ -1,6 +1,6 @@
 //! The sending end: reads directories into the manifest and files into blocks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession};
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 
-use super::{BlockSink, End, Observer, Progress, SessionEvent, Work, lock};
+use super::names::{Admittance, FirstNames};
+use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
 use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
@@ -29,6 +30,33 @@ pub struct Source {
     pub root: Root,
     /// A path beneath it, with wildcards.
     pub pattern: Vec<u8>,
+    /// The root itself is sent, by this name, and the pattern is empty.
+    pub name: Option<RelPath>,
+}
+
+impl Source {
+    /// What it means, in the order of the manifest. Errors: as of [`Root::expand`].
+    fn items(&self) -> Result<impl Iterator<Item = Result<SourceItem, Error>> + '_, Error> {
+        let itself = self.name.as_ref().map(|name| self.root.as_item(name));
+        let beneath = self.root.expand(&self.pattern)?.map(|item| {
+            let mut item = item?;
+            if let Some(name) = &self.name {
+                item.entry.path = name.join(item.entry.path.as_bytes())?;
+            }
+            Ok(item)
+        });
+        Ok(itself.into_iter().chain(beneath))
+    }
+
+    /// The place that gave `item` its first name: what lies behind that name is the same at the source.
+    pub(super) fn place_of<'a>(&self, item: &'a SourceItem, first: &[u8]) -> &'a [u8] {
+        if self.name.is_some() {
+            return b"";
+        }
+        let source = item.source.as_bytes();
+        let behind = item.entry.path.as_bytes().len() - first.len();
+        &source[..source.len() - behind]
+    }
 }
 
 #[derive(Clone)]
@@ -53,17 +81,18 @@ pub struct Sender {
     observer: Arc<dyn Observer>,
     /// Only the manifest travels.
     dry_run: bool,
-    /// Entries that are left out: an earlier session of the same copy has settled them.
-    settled: HashSet<RelPath>,
+    /// Files that are left out.
+    settled: Arc<SettledPaths>,
 }
 
 impl Sender {
-    /// A sender of `sources`; starts the thread that reads them.
+    /// A sender of `sources`, but for the files that an earlier session of the same copy has `settled`; starts the thread that
+    /// reads them.
     pub fn start(
         sources: Vec<Source>,
         linger: Duration,
         dry_run: bool,
-        settled: HashSet<RelPath>,
+        settled: Arc<SettledPaths>,
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
@@ -87,23 +116,29 @@ impl Sender {
 
     /// Reads the sources into the manifest; waits while the manifest is far enough ahead.
     fn scan(&self, sources: &[Source]) {
-        for source in sources {
-            match source.root.expand(&source.pattern) {
-                Err(error) => self.unreadable(error),
-                Ok(expansion) => {
-                    for item in expansion {
-                        match item {
-                            Ok(item) => self.offer(source, item),
-                            Err(error) => self.unreadable(error),
-                        }
-                        if self.is_over() {
-                            break;
-                        }
+        let mut names = FirstNames::new(sources);
+        'sources: for (index, source) in sources.iter().enumerate() {
+            let items = match source.items() {
+                Ok(items) => items,
+                Err(error) => {
+                    self.unreadable(error);
+                    continue;
+                }
+            };
+            for item in items {
+                let admitted = item.map(|item| (names.admit(index, source, &item), item));
+                match admitted {
+                    Ok((Admittance::Offered, item)) => self.offer(source, item),
+                    Ok((Admittance::RefusedBefore, _)) => {}
+                    Ok((Admittance::Refused(error), _)) | Err(error) => self.unreadable(error),
+                    Ok((Admittance::Full(error), _)) => {
+                        self.unreadable(error);
+                        break 'sources;
                     }
                 }
-            }
-            if self.is_over() {
-                return;
+                if self.is_over() {
+                    return;
+                }
             }
         }
         lock(&self.session).end_files();

@@ -6,7 +6,7 @@
 use super::{FileId, SessionId};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
-use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX};
+use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
 use crate::wire::{Reader, Writer};
 
 /// Version of the protocol; a peer of another version is refused with a text that names both.
@@ -442,7 +442,7 @@ impl Message {
             12 => {
                 let file = FileId(r.integer()?);
                 let text = String::from_utf8_lossy(r.bytes()?);
-                Self::Notice { file, text: text.chars().filter(|c| !c.is_control()).take(4096).collect() }
+                Self::Notice { file, text: text.chars().filter(|c| !drives_terminal(*c)).take(4096).collect() }
             }
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         })

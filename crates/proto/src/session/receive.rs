@@ -1,6 +1,6 @@
 //! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::message::{Frame, Message, ranges_per_message};
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
-use crate::file::FileEntry;
+use crate::file::{FileEntry, RelPath};
 use crate::range_set::RangeSet;
 
 /// How long arrived blocks may wait before the sender is told. Reason: well below any round trip that matters, and a
@@ -119,6 +119,8 @@ pub struct RecvSession {
     log: ControlLog,
     linger: Duration,
     files: HashMap<FileId, RecvFile>,
+    /// The paths of `files`.
+    open_paths: HashSet<RelPath>,
     /// Files whose arrived blocks the sender has not been told of.
     unreported: Vec<FileId>,
     last_report: Option<Instant>,
@@ -150,6 +152,7 @@ impl RecvSession {
             log: ControlLog::default(),
             linger,
             files: HashMap::new(),
+            open_paths: HashSet::new(),
             unreported: Vec::new(),
             last_report: None,
             path_bytes: 0,
@@ -262,7 +265,14 @@ impl RecvSession {
                 withdrawn: None,
             },
         );
-        self.events.push_back(RecvEvent::Prepare { file: id, entry: entry.clone() });
+        if self.open_paths.insert(entry.path.clone()) {
+            self.events.push_back(RecvEvent::Prepare { file: id, entry: entry.clone() });
+        } else {
+            // Our senders never do this; blocks of two files must not meet in one.
+            let text = format!("write {}: the peer offers two files of this name at once", entry.path);
+            let error = Error::new(ErrorKind::Exists, Scope::Source, Phase::Prepare, text);
+            self.settle_one(id, FileOutcome::Failed(error));
+        }
         Ok(())
     }
 
@@ -466,6 +476,14 @@ impl RecvSession {
     }
 
     fn settle(&mut self, id: FileId, outcome: FileOutcome) {
+        if let Some(file) = self.files.get(&id) {
+            self.open_paths.remove(&file.entry.path);
+        }
+        self.settle_one(id, outcome);
+    }
+
+    /// Settles a file, and leaves its path to another file that is open.
+    fn settle_one(&mut self, id: FileId, outcome: FileOutcome) {
         let Some(file) = self.files.remove(&id) else { return };
         self.path_bytes -= file.entry.path.as_bytes().len();
         self.settled.insert(id.0..id.0 + 1);

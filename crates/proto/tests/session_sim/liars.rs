@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{
-    BlockClaim, ControlLog, FileId, Frame, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent, RecvSession,
-    SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
+    BlockClaim, ControlLog, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent,
+    RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
 };
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Scope,
@@ -153,6 +153,26 @@ fn headers_that_contradict_the_manifest_are_errors() {
     receiver.handle_entry(FileId(9), &entry("ahead", 1)).unwrap();
     let end = liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 2, bytes: 0 });
     assert!(end.is_err(), "a block of file 9 came, and the manifest ends with 2");
+}
+
+#[test]
+fn of_two_open_files_of_one_path_the_second_fails_and_the_path_is_free_again_after_the_first() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    for id in 0..3 {
+        let same = entry("same", 100 + id);
+        liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(id), entry: same }).unwrap();
+        match (id, receiver.poll_event().unwrap()) {
+            (0 | 2, RecvEvent::Prepare { file, .. }) => assert_eq!(file, FileId(id)),
+            (1, RecvEvent::Settled { file: FileId(1), outcome: FileOutcome::Failed(error), .. }) => {
+                assert_eq!(error.kind, ErrorKind::Exists);
+                receiver.handle_prepared(FileId(0), PrepareOutcome::UpToDate);
+                assert!(matches!(receiver.poll_event(), Some(RecvEvent::Settled { file: FileId(0), .. })));
+            }
+            (_, other) => panic!("{other:?}"),
+        }
+        assert!(receiver.poll_event().is_none());
+    }
 }
 
 #[test]

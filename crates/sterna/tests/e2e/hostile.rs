@@ -74,7 +74,7 @@ fn hello() -> Frame {
     Frame::Hello(Hello { session: SessionId([id; 16]), rejoin: false, request })
 }
 
-fn entry(path: &[u8], size: u64) -> FileEntry {
+pub fn entry(path: &[u8], size: u64) -> FileEntry {
     FileEntry {
         path: RelPath::new(path).unwrap(),
         kind: EntryKind::File,
@@ -91,7 +91,7 @@ fn offer(file: u64, entry: FileEntry) -> Vec<u8> {
 }
 
 /// Hears everything and minds nothing.
-struct Deaf;
+pub struct Deaf;
 
 impl LaneSink for Deaf {
     fn control(&mut self, _: &[u8]) -> Result<(), Error> {

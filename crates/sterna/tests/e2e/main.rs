@@ -9,6 +9,8 @@ mod basics;
 mod faults;
 mod hostile;
 mod kills;
+mod names;
+mod output;
 mod resume;
 mod site;
 mod strait;

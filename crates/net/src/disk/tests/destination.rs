@@ -52,12 +52,15 @@ fn nothing_outside_the_root_can_be_written() {
     symlink(outside.path(), directory.path().join("out")).unwrap();
     symlink("..", directory.path().join("up")).unwrap();
     let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
-    for path in [&b"out"[..], b"out/x", b"up/x", b"../x", b"a/../../x"] {
+    for path in [&b"out"[..], b"out/x", b"up/x"] {
         let error = Destination::resolve(&root, path, Sources::One).and_then(|destination| {
             let entry = file_entry("x", 1);
             destination.prepare(&entry, &terms(Overwrite::Always)).map(drop)
         });
         assert_eq!(error.unwrap_err().kind, ErrorKind::Denied, "{path:?}");
+    }
+    for path in [&b"../x"[..], b"a/../../x"] {
+        assert_eq!(Destination::resolve(&root, path, Sources::One).unwrap_err().kind, ErrorKind::Usage, "{path:?}");
     }
     let destination = writable(&directory);
     for path in ["out/x", "up/x", "out/new/x"] {
@@ -72,6 +75,18 @@ fn nothing_outside_the_root_can_be_written() {
         assert_eq!(error.kind, ErrorKind::Denied, "{path}");
     }
     assert_eq!(names_in(outside.path()), Vec::<String>::new());
+}
+
+#[test]
+fn two_sources_never_get_the_one_name_of_a_destination() {
+    let directory = scratch();
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let destination = Destination::resolve(&root, b"new", Sources::One).unwrap();
+    assert_eq!(destination.place(&rel("a")).unwrap(), rel("new"));
+    assert_eq!(destination.place(&rel("a/x")).unwrap(), rel("new/x"));
+    for second in ["b", "b/x", "ab"] {
+        assert_eq!(destination.place(&rel(second)).unwrap_err().kind, ErrorKind::Exists, "{second}");
+    }
 }
 
 #[test]

@@ -64,14 +64,16 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase) -> Error {
             (ErrorKind::Untrusted, Retry::Never, format!("TLS: {}", error.reason))
         }
         ConnectionError::ConnectionClosed(close) if is_tls(u64::from(close.error_code)) => {
-            (ErrorKind::Untrusted, Retry::Never, format!("the peer refused us: {close}"))
+            (ErrorKind::Untrusted, Retry::Never, format!("the peer refused us: {}", close.to_string().escape_debug()))
         }
         ConnectionError::TransportError(error) => (ErrorKind::Protocol, Retry::After, error.to_string()),
-        ConnectionError::ConnectionClosed(close) if phase == Phase::Prepare => {
-            (ErrorKind::Unreachable, Retry::After, format!("the peer takes no more connections: {close}"))
-        }
+        ConnectionError::ConnectionClosed(close) if phase == Phase::Prepare => (
+            ErrorKind::Unreachable,
+            Retry::After,
+            format!("the peer takes no more connections: {}", close.to_string().escape_debug()),
+        ),
         ConnectionError::ConnectionClosed(close) => {
-            (ErrorKind::Protocol, Retry::After, format!("ended by the peer: {close}"))
+            (ErrorKind::Protocol, Retry::After, format!("ended by the peer: {}", close.to_string().escape_debug()))
         }
         ConnectionError::ApplicationClosed(close) => {
             let said = String::from_utf8_lossy(&close.reason).into_owned();

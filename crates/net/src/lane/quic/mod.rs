@@ -46,6 +46,7 @@ use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedBudget;
+pub use transport::MEMORY_MIN;
 
 /// What [`connect`] needs to know.
 #[derive(Clone, Debug)]

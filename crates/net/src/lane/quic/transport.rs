@@ -137,6 +137,9 @@ pub(super) const PAYLOAD_MAX: u16 = 8952;
 /// Window of one stream: the longest stretch, so that it never waits for the window, and no more: see `stretch`.
 const STREAM_BYTES_MAX: u64 = STRETCH_BYTES + (PREFIX_BYTES + BLOCK_HEADER_BYTES_MAX + BLOCK_TRAILER_BYTES_MAX) as u64;
 
+/// Least memory of a lane: one stretch as a whole, so that the window of the lane is never below that of a stream.
+pub const MEMORY_MIN: ByteCount = ByteCount(STREAM_BYTES_MAX);
+
 /// Stretches that a peer may have open at once on a lane. Reason: 825 MB (10 Gbit/s at 660 ms) of them.
 const OPEN_STRETCHES_MAX: u32 = 1024;
 

@@ -1,0 +1,117 @@
+//! What is said to whom: output that nobody reads, exit codes of what goes wrong on this host, and refusals that say why.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use crate::site::{BINARY, Site};
+use crate::tree::{MIB, Seeded, assert_same_file, write};
+
+/// The binary with an output that takes nothing, as of a reader that has gone.
+fn with_broken(output: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("exec \"$0\" \"$@\" {output}/dev/full"), BINARY]);
+    command
+}
+
+#[test]
+fn an_agent_whose_log_is_gone_serves_on() {
+    let site = Site::new();
+    write(&site.local().join("f"), &Seeded::new(1).bytes(2 * MIB));
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+    let mut agent = site.agent_by(with_broken("2>"), "127.0.0.1:0", &flags);
+    for via in ["tcp", "quic"] {
+        site.copy(&agent).args(["--via", via, "f"]).arg(agent.url(via)).succeed();
+        assert_same_file(&site.local().join("f"), &root.join(via));
+        // Something to say to the person too.
+        site.copy(&agent).args(["--via", via]).arg(agent.url("missing")).arg("m").run().expect(3);
+    }
+    assert!(agent.is_alive());
+}
+
+#[test]
+fn a_copy_whose_output_nobody_reads_is_finished_with_its_own_code() {
+    let site = Site::new();
+    let agent = site.agent();
+    for name in ["f", "g"] {
+        write(&site.local().join(name), &Seeded::new(2).bytes(MIB));
+    }
+    for (output, to) in [(">", "stdout/"), ("2>", "stderr/")] {
+        let copy = |sources: &[&str]| {
+            let mut copy = site.copy_by(with_broken(output));
+            copy.args(["-v", "--trust", &agent.fingerprint]).args(sources).arg(agent.url(to)).run()
+        };
+        let finished = copy(&["f", "g"]).expect(0);
+        if output == ">" {
+            finished.says("write to standard output");
+        }
+        copy(&["f", "missing"]).expect(1);
+        assert_same_file(&site.local().join("g"), &site.root().join(to).join("g"));
+    }
+}
+
+#[test]
+fn what_goes_wrong_on_this_host_is_no_wrong_usage() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    let push = || site.copy(&agent).arg("f").arg(agent.url("f")).run();
+    push().expect(0);
+    let identity = site.path("client-state/identity.pem");
+    fs::set_permissions(&identity, fs::Permissions::from_mode(0o644)).unwrap();
+    push().expect(74).says("make it 600");
+    fs::set_permissions(&identity, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(site.path("client-state/known_hosts"), "nonsense\n").unwrap();
+    push().expect(74).says("known_hosts line 1");
+    fs::remove_dir_all(site.path("client-state")).unwrap();
+    fs::write(site.path("client-state"), "no directory").unwrap();
+    push().expect(74).says("client-state");
+}
+
+#[test]
+fn a_bad_line_at_the_agent_is_the_agents_fault() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    let authorize = site.path("authorize");
+    fs::write(&authorize, "").unwrap();
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
+    let agent = site.agent_with("127.0.0.1:0", &flags);
+    fs::write(&authorize, "nonsense\n").unwrap();
+    let pushed = site.copy(&agent).arg("f").arg(agent.url("f")).run().expect(5);
+    pushed.says("list of authorized peers");
+    assert!(!pushed.text().contains("nonsense"), "the list is nobody's business");
+    agent.wait_for_log("authorize line 1");
+}
+
+#[test]
+fn flags_that_cannot_work_are_refused_with_the_reason() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    for lanes in ["1", "8"] {
+        let small = ["--via", "quic", "--lanes", lanes, "--memory", "1MiB", "f"];
+        site.copy(&agent).args(small).arg(agent.url("f")).run().expect(2).says("--memory");
+    }
+    let upward = agent.url("a/../f");
+    site.copy(&agent).arg(&upward).arg("g").run().expect(2).says("a/../f").says("..");
+    // Not worth a failure, but said without -v.
+    let pushed = site.copy(&agent).args(["--via", "tcp", "--congestion", "nosuch", "f"]).arg(agent.url("f")).succeed();
+    assert!(pushed.last("notice")["text"].as_str().unwrap().contains("nosuch"));
+}
+
+#[test]
+fn a_dry_run_counts_files_and_no_directories() {
+    let site = Site::new();
+    let agent = site.agent();
+    for name in ["tree/a", "tree/deep/b", "tree/deep/c"] {
+        write(&site.local().join(name), name.as_bytes());
+    }
+    let run = |dry: &[&str]| site.copy(&agent).args(dry).arg("tree").arg(agent.url("to/")).succeed().summary().clone();
+    let counted = |summary: serde_json::Value| (summary["copied"].clone(), summary["up_to_date"].clone());
+    assert_eq!(counted(run(&["--dry-run"])), (3.into(), 0.into()));
+    run(&[]);
+    assert_eq!(counted(run(&["--dry-run"])), (0.into(), 3.into()));
+    assert_eq!(counted(run(&[])), (0.into(), 3.into()));
+}
