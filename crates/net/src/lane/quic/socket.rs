@@ -16,11 +16,11 @@ use noq::udp::{RecvMeta, Transmit, UdpSocketState};
 use noq::{AsyncUdpSocket, Connection, PathId, UdpSender, WeakConnectionHandle};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
-use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::time::Sleep;
 
 use super::pace::Pace;
+use crate::sys::{Watch, watch_for};
 
 /// Whether several sockets of this process share the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,13 +103,13 @@ impl SocketTrouble {
 /// The socket as the engine sees it.
 #[derive(Debug)]
 pub(super) struct LaneSocket {
-    io: Arc<UdpSocket>,
+    io: Arc<StdUdpSocket>,
+    arrivals: Arrivals,
     state: Arc<UdpSocketState>,
     trouble: Arc<SocketTrouble>,
     /// The lane, when the socket is its own.
     pace: Option<Arc<Pace>>,
     lanes: SocketLanes,
-    rest: Rest,
 }
 
 /// The lanes of a socket: by their round trips it knows whether reading may wait a moment, by their pace what to send twice.
@@ -130,11 +130,11 @@ impl SocketLanes {
         lanes.push(SocketLane { connection: lane.weak_handle(), peer, pace: Arc::downgrade(pace) });
     }
 
-    /// Whether every lane has a round trip beside which [`REST`] is nothing.
-    fn are_long(&self) -> bool {
+    /// How long packets may gather before they are read: a small part of the shortest round trip; `None` when that is short.
+    fn rest(&self) -> Option<Duration> {
         let lanes = self.lock();
-        let mut live = lanes.iter().filter_map(|lane| lane.connection.upgrade()).peekable();
-        live.peek().is_some() && live.all(|lane| lane.rtt(PathId::ZERO).is_some_and(|rtt| rtt >= LONG_RTT))
+        let rtts = lanes.iter().filter_map(|lane| lane.connection.upgrade()?.rtt(PathId::ZERO));
+        rtts.min().filter(|rtt| *rtt >= LONG_RTT).map(|rtt| (rtt / REST_PART).clamp(REST_MIN, REST_MAX))
     }
 
     /// The pace of the newest lane to `peer`.
@@ -153,37 +153,58 @@ impl std::fmt::Debug for SocketLanes {
     }
 }
 
-/// The moment between two reads of a socket whose lanes are all long, in which packets gather: a wake-up for each costs
-/// more than the packet.
-#[derive(Debug, Default)]
-struct Rest {
+/// The socket as it is read from.
+///
+/// When all is read and every lane is long, reading rests for a moment in which packets gather: a wake-up for each costs more
+/// than the packet. The runtime must not watch the socket meanwhile, since it is woken by each arrival, wanted or not.
+#[derive(Debug)]
+struct Arrivals {
+    /// A second descriptor of the socket: the runtime can begin and end to watch it by itself.
+    socket: Arc<StdUdpSocket>,
+    watch: Option<Watch>,
     timer: Option<Pin<Box<Sleep>>>,
-    long: bool,
+    rest: Option<Duration>,
     asked: Option<Instant>,
 }
 
-impl Rest {
-    /// Begins a moment, if the lanes allow it.
-    fn begin(&mut self, lanes: &SocketLanes) {
+impl Arrivals {
+    fn new(socket: StdUdpSocket) -> Self {
+        Self { socket: Arc::new(socket), watch: None, timer: None, rest: None, asked: None }
+    }
+
+    /// Begins to rest, if the lanes allow it.
+    fn rest(&mut self, lanes: &SocketLanes) {
         let now = Instant::now();
         if self.asked.is_none_or(|asked| now - asked >= ASK_INTERVAL) {
             self.asked = Some(now);
-            self.long = lanes.are_long();
+            self.rest = lanes.rest();
         }
-        self.timer = self.long.then(|| Box::pin(tokio::time::sleep(REST)));
+        if let Some(rest) = self.rest {
+            self.timer = Some(Box::pin(tokio::time::sleep(rest)));
+            self.watch = None;
+        }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Waits until it has rested and something has come, then gives what `read` gives; `WouldBlock` when all is read.
+    fn poll<T>(&mut self, cx: &mut Context<'_>, read: impl FnOnce() -> io::Result<T>) -> Poll<io::Result<T>> {
         if let Some(timer) = &mut self.timer {
             ready!(timer.as_mut().poll(cx));
             self.timer = None;
         }
-        Poll::Ready(())
+        let watched = match &mut self.watch {
+            Some(watched) => watched,
+            none => none.insert(watch_for(&self.socket, Interest::READABLE)?),
+        };
+        let mut readable = ready!(watched.poll_read_ready(cx))?;
+        Poll::Ready(readable.try_io(|_| read()).unwrap_or_else(|_| Err(io::ErrorKind::WouldBlock.into())))
     }
 }
 
-/// How long packets gather before they are read. Reason: the timer of the runtime is no finer, and at 1 Gbit/s these are 80.
-const REST: Duration = Duration::from_millis(1);
+/// How long packets gather: this part of the round trip, within these bounds. Reason: it adds to the round trip that is
+/// measured; the timer of the runtime is no finer than 1 ms, and after 4 ms at 250 Mbit/s a wake-up is shared by 80 packets.
+const REST_PART: u32 = 64;
+const REST_MIN: Duration = Duration::from_millis(1);
+const REST_MAX: Duration = Duration::from_millis(4);
 
 /// Round trip from which packets may gather. Reason: the moment, and the timer's slack, stay under a tenth of it.
 const LONG_RTT: Duration = Duration::from_millis(20);
@@ -199,8 +220,8 @@ impl LaneSocket {
         let trouble = SocketTrouble { last: watch::Sender::new(None) };
         Ok(Self {
             lanes: SocketLanes::default(),
-            rest: Rest::default(),
-            io: Arc::new(UdpSocket::from_std(socket)?),
+            arrivals: Arrivals::new(socket.try_clone()?),
+            io: Arc::new(socket),
             state: Arc::new(state),
             trouble: Arc::new(trouble),
             pace,
@@ -225,7 +246,7 @@ impl AsyncUdpSocket for LaneSocket {
             trouble: Arc::clone(&self.trouble),
             lanes: self.lanes.clone(),
         };
-        Box::pin(LaneSender { socket, pace: self.pace.clone(), sent_bytes: 0, last: None })
+        Box::pin(LaneSender { socket, pace: self.pace.clone(), sent_bytes: 0, last: None, room: None })
     }
 
     fn poll_recv(
@@ -235,12 +256,11 @@ impl AsyncUdpSocket for LaneSocket {
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.rest.poll(cx));
-            ready!(self.io.poll_recv_ready(cx))?;
-            match self.io.try_io(Interest::READABLE, || self.state.recv((&self.io).into(), bufs, meta)) {
+            let socket = Arc::clone(&self.arrivals.socket);
+            let read = || self.state.recv((&*socket).into(), bufs, meta);
+            match ready!(self.arrivals.poll(cx, read)) {
                 Ok(count) => return Poll::Ready(Ok(count)),
-                // All is read: what comes next may gather.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.rest.begin(&self.lanes),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.arrivals.rest(&self.lanes),
                 // An ICMP error is a report about an earlier datagram (anyone may forge it); each is given once, so
                 // this does not spin. Whoever waits for a handshake hears of it, an established lane does not care.
                 Err(error) if is_report(&error) => self.trouble.note(&error),
@@ -250,7 +270,7 @@ impl AsyncUdpSocket for LaneSocket {
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.io.local_addr()
+        self.arrivals.socket.local_addr()
     }
 
     fn max_receive_segments(&self) -> NonZeroUsize {
@@ -272,17 +292,33 @@ fn is_report(error: &io::Error) -> bool {
     ) || noq::udp::is_msg_size_err(error)
 }
 
+/// A wait for room in a socket.
+type Room = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
+
 /// What sending needs of a [`LaneSocket`].
 #[derive(Debug)]
 struct SendSocket {
-    io: Arc<UdpSocket>,
+    io: Arc<StdUdpSocket>,
     state: Arc<UdpSocketState>,
     trouble: Arc<SocketTrouble>,
     lanes: SocketLanes,
 }
 
+impl SendSocket {
+    /// One system call. Errors: `WouldBlock` when the socket is full, and what the system says.
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.state.try_send((&*self.io).into(), transmit)
+    }
+
+    /// Waits until the socket has room. Each wait has a descriptor and a watch of its own: the connections of a listener share the
+    /// socket and all must be woken, and a socket that is watched for room wakes its runtime for each datagram that leaves.
+    fn room(&self) -> io::Result<Room> {
+        let watched = watch_for(&Arc::new(self.io.try_clone()?), Interest::WRITABLE)?;
+        Ok(Box::pin(async move { watched.writable().await.map(drop) }))
+    }
+}
+
 /// Sends for one connection (or for the endpoint).
-#[derive(Debug)]
 struct LaneSender {
     socket: SendSocket,
     /// The lane that it sends for, once that is known: at a listener only when the peer has proven its address, so that
@@ -292,6 +328,14 @@ struct LaneSender {
     sent_bytes: usize,
     /// When the last transmit was sent, and how many bytes it had.
     last: Option<(Instant, usize)>,
+    /// Set while the socket is full.
+    room: Option<Room>,
+}
+
+impl std::fmt::Debug for LaneSender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LaneSender").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 impl UdpSender for LaneSender {
@@ -300,13 +344,17 @@ impl UdpSender for LaneSender {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len()).max(1);
         let mut batch = segments_per_batch(segment) * segment;
         while this.sent_bytes < transmit.contents.len() {
+            if let Some(room) = &mut this.room {
+                let outcome = ready!(room.as_mut().poll(cx));
+                this.room = None;
+                outcome?;
+            }
             let end = transmit.contents.len().min(this.sent_bytes + batch);
             let part = Transmit { contents: &transmit.contents[this.sent_bytes..end], ..transmit.clone() };
-            let io = &this.socket.io;
-            match io.try_io(Interest::WRITABLE, || this.socket.state.try_send(io.into(), &part)) {
+            match this.socket.try_send(&part) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(io.poll_send_ready(cx))?;
+                    this.room = Some(this.socket.room()?);
                     continue;
                 }
                 Err(error) if noq::udp::is_msg_size_err(&error) && part.contents.len() > segment => {
@@ -349,8 +397,7 @@ impl LaneSender {
         let datagrams = transmit.contents.len().div_ceil(segment);
         let fits = transmit.contents.len() <= BATCH_BYTES_MAX;
         if fits && pace.repeats(Instant::now(), datagrams as u64, transmit.contents.len() as u64) {
-            let io = &self.socket.io;
-            match io.try_io(Interest::WRITABLE, || self.socket.state.try_send(io.into(), transmit)) {
+            match self.socket.try_send(transmit) {
                 // The refusal of the first copy may be reported on the second.
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => self.socket.trouble.note(&error),
                 _ => {}
