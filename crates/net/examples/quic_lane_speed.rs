@@ -124,7 +124,7 @@ fn serve(addr: SocketAddr, plan: &Plan) -> Result<(), Box<dyn std::error::Error>
     let bytes = Arc::new(AtomicU64::new(0));
     let mut threads = Vec::new();
     for _ in 0..plan.lanes {
-        let Lane { tx, rx, handle, .. } = listener.accept()?;
+        let Lane { tx, rx, handle, .. } = listener.accept().ok_or("listening has stopped")??;
         let mut counter = Counter { tx, bytes: Arc::clone(&bytes), blocks: 0, announced: None };
         threads.push(std::thread::spawn(move || {
             let ended = rx.run(&mut counter);

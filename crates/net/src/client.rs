@@ -25,7 +25,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, Source, attach, lock,
+    End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, Source, attach,
+    close_all, lock,
 };
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -693,9 +694,7 @@ impl Keeper {
         let (over, wake) = &self.over;
         *lock(over) = true;
         wake.notify_all();
-        for handle in self.live.live() {
-            handle.close("session over");
-        }
+        close_all(self.live.live(), "session over");
         thread::sleep(DEPARTURE);
     }
 }

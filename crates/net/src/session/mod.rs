@@ -15,6 +15,7 @@ pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
@@ -28,6 +29,9 @@ use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 
 /// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
+
+/// Longest time that closing all lanes takes. Reason: a lane bounds itself to 2 s and a round trip.
+const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// What a session tells the one who started it, in order.
 #[derive(Debug)]
@@ -198,6 +202,28 @@ impl Lanes {
     }
 }
 
+/// Closes lanes, all at once: each may take up to 2 s and a round trip when its peer or its path is slow.
+pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, reason: &'static str) {
+    all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
+}
+
+/// Runs each job on a thread of its own and waits for all of them, but no longer than `time_max`: what is left goes on by
+/// itself. A job that gets no thread is left out.
+pub(crate) fn all_within(time_max: Duration, jobs: impl IntoIterator<Item = impl FnOnce() + Send + 'static>) {
+    let (running, ended) = channel::<()>();
+    for job in jobs {
+        let running = running.clone();
+        // Out of threads: waiting would not help either.
+        let _ = thread::Builder::new().name("ending".to_owned()).spawn(move || {
+            job();
+            drop(running);
+        });
+    }
+    drop(running);
+    // Nothing is ever sent: the channel ends with its last job.
+    let _ = ended.recv_timeout(time_max);
+}
+
 /// Locks a mutex whose data stays consistent even when a holder panicked: every change under our locks is complete
 /// before anything that can panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -348,5 +374,50 @@ impl LaneSink for SessionSink {
 
     fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
         self.blocks.abandoned(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::lane::LaneStats;
+
+    /// A lane whose close takes until every other one closes too.
+    struct SlowToClose {
+        together: Arc<Barrier>,
+        closed: AtomicBool,
+    }
+
+    impl LaneHandle for SlowToClose {
+        fn transport(&self) -> Transport {
+            Transport::Tcp
+        }
+        fn local_addr(&self) -> SocketAddr {
+            (Ipv4Addr::LOCALHOST, 1).into()
+        }
+        fn peer_addr(&self) -> SocketAddr {
+            (Ipv4Addr::LOCALHOST, 2).into()
+        }
+        fn stats(&self) -> LaneStats {
+            LaneStats::default()
+        }
+        fn set_rate(&self, _: Option<BitRate>) {}
+        fn close(&self, _: &str) {
+            self.together.wait();
+            self.closed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn lanes_that_are_slow_to_close_do_not_wait_for_each_other() {
+        let together = Arc::new(Barrier::new(8));
+        let lane = || Arc::new(SlowToClose { together: Arc::clone(&together), closed: AtomicBool::new(false) });
+        let lanes: Vec<Arc<SlowToClose>> = (0..8).map(|_| lane()).collect();
+        close_all(lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn LaneHandle>), "over");
+        assert!(lanes.iter().all(|lane| lane.closed.load(Ordering::Relaxed)));
     }
 }

@@ -51,9 +51,29 @@ fn a_client_is_let_in_by_its_line_and_out_when_that_goes() {
     fs::write(site.path("authorize"), "").unwrap();
     push(&site, &agent, "a").expect(6).says("not authorized");
     pull(&site, &agent, "a").expect(6);
-    // A file that cannot be read lets nobody in.
-    fs::write(site.path("authorize"), "nonsense\n").unwrap();
-    assert_ne!(push(&site, &agent, "a").code, Some(0));
+}
+
+#[test]
+fn while_the_list_is_damaged_the_one_before_stays_in_force() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    let root = site.root().into_os_string().into_string().unwrap();
+    let ours = client_fingerprint(&site);
+    let agent = listed_agent(&site, &format!("{ours} ro\n"), &[&root]);
+    fs::write(site.path("authorize"), "#\n\nnonsense\n").unwrap();
+    for _ in 0..2 {
+        let refused = push(&site, &agent, "a").expect(4);
+        refused.says("not allowed");
+        assert!(
+            !refused.text().contains("nonsense") && !refused.text().contains("authorize"),
+            "{}",
+            refused.describe()
+        );
+    }
+    let log = fs::read_to_string(&agent.log).unwrap();
+    assert_eq!(log.matches("authorize line 3").count(), 1, "{log}");
+    fs::remove_file(site.path("authorize")).unwrap();
+    push(&site, &agent, "a").expect(4).says("not allowed");
 }
 
 #[test]

@@ -12,4 +12,5 @@ mod kills;
 mod resume;
 mod site;
 mod strait;
+mod strangers;
 mod tree;

@@ -246,6 +246,10 @@ impl LaneHandle for TcpHandle {
         }
     }
 
+    fn heard_bytes(&self) -> u64 {
+        self.tcp_info().bytes_received.unwrap_or_default().0
+    }
+
     fn set_rate(&self, rate: Option<BitRate>) {
         // Fails only on a connection that is gone, which has no rate.
         let _ = socket::set_rate(&self.shared.stream, self.shared.peer_addr, rate);
