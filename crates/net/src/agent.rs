@@ -22,8 +22,8 @@ use crate::handshakes::{Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, Source, all_within, close_all,
-    spawn_feeder,
+    ALIVE_EVERY, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, Source, all_within,
+    close_all, spawn_feeder,
 };
 
 use self::sessions::{AgentSession, Seat, Sessions, Started};
@@ -109,6 +109,8 @@ impl Agent {
         let tcp_shared = Arc::clone(&shared);
         spawn("accept-tcp", move || tcp_shared.accept_tcp(&tcp, &identity))?;
         let (quic_shared, quic_lanes) = (Arc::clone(&shared), Arc::clone(&quic));
+        let alive = Arc::clone(&shared);
+        spawn("keep-alive", move || alive.keep_alive())?;
         spawn("accept-quic", move || quic_shared.accept_quic(&quic_lanes))?;
         Ok(Self { shared, quic, local_addr })
     }
@@ -223,6 +225,14 @@ impl Shared {
                 // Ended in favour of another: a flood must not fill the log too.
                 Err(_) => {}
             });
+        }
+    }
+
+    /// Tells clients that the agent lives. A thread of its own: nothing that hangs for one session may end the others.
+    fn keep_alive(&self) {
+        while !self.stopping.load(Ordering::Relaxed) {
+            thread::sleep(ALIVE_EVERY);
+            self.sessions.all().iter().for_each(|(_, session)| session.live.say_alive());
         }
     }
 

@@ -25,8 +25,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, Source, attach,
-    close_all, lock,
+    ALIVE_EVERY, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, Source,
+    attach, close_all, lock,
 };
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -473,6 +473,9 @@ fn run_session(
         let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || keeper.keep(via, lane));
         spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
     }
+    let alive = Arc::clone(&keeper);
+    let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
+    spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
     let mut stopping = false;
     while !end.is_over() {
         thread::sleep(TICK);
@@ -665,6 +668,14 @@ impl Keeper {
         if !*guard {
             // A poisoned lock only ends the wait early.
             let _ = wake.wait_timeout(guard, time);
+        }
+    }
+
+    /// Tells the agent that this end lives, until the session is over. A thread of its own: what the person sees may block.
+    fn keep_alive(&self) {
+        while !*lock(&self.over.0) {
+            self.live.say_alive();
+            self.wait(ALIVE_EVERY);
         }
     }
 

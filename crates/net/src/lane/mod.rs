@@ -137,6 +137,8 @@ pub trait LaneHandle: Send + Sync {
     fn closed_by_peer(&self) -> Option<String> {
         None
     }
+    /// Tells the peer that this end lives; never blocks. For transports whose kernel answers for a process that is stuck.
+    fn say_alive(&self) {}
     /// Closes the lane. With `reason`, in order: what has been given to the transport is still delivered (bounded by 2 s
     /// and one round trip) and the peer learns the reason; both halves end soon after. Calling it twice is harmless.
     fn close(&self, reason: &str);

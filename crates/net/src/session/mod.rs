@@ -30,6 +30,10 @@ use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 /// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
 
+/// How often an end says that it lives. Reason: as QUIC keeps its lanes alive; a peer that hears nothing for six times this
+/// takes the lane for dead.
+pub const ALIVE_EVERY: Duration = Duration::from_secs(5);
+
 /// Longest time that closing all lanes takes. Reason: a lane bounds itself to 2 s and a round trip.
 const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);
 
@@ -167,6 +171,11 @@ impl Lanes {
     /// Every lane that is up.
     pub fn live(&self) -> Vec<Arc<dyn LaneHandle>> {
         lock(&self.live).iter().filter_map(|lane| lane.handle.upgrade()).collect()
+    }
+
+    /// Says on every lane that this end lives; its owner calls it every [`ALIVE_EVERY`], whatever storage does.
+    pub fn say_alive(&self) {
+        self.live().iter().for_each(|lane| lane.say_alive());
     }
 
     /// Divides a rate: QUIC lanes share the budget, TCP lanes get equal parts.
