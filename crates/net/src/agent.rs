@@ -34,6 +34,9 @@ const TICK: Duration = Duration::from_millis(250);
 /// Longest time that a stop waits for journals. Reason: service managers kill after 90 s, and closing lanes comes behind it.
 const CHECKPOINTS_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// What peers call a root without a name.
+const ONLY_ROOT: &str = "/";
+
 /// A storage root as peers name it.
 pub struct NamedRoot {
     /// The first name of paths to it; `None`: the only root, which paths start in.
@@ -94,8 +97,12 @@ impl Agent {
         let AgentOptions { roots, listen, admission, linger } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
+        let roots = roots.into_iter().map(|NamedRoot { name, root }| {
+            let root = root.called(name.as_deref().unwrap_or(ONLY_ROOT));
+            NamedRoot { name, root }
+        });
         let shared = Arc::new(Shared {
-            roots,
+            roots: roots.collect(),
             admission,
             linger,
             sessions: Sessions::default(),
@@ -401,7 +408,7 @@ impl Shared {
             }
         };
         let rights = grant.rights(named.name.as_deref().unwrap_or(""));
-        let shown = named.name.as_deref().unwrap_or("/");
+        let shown = &named.root;
         match (access, rights) {
             (Access::ReadOnly, rights) if rights.may_read() => {}
             (Access::ReadWrite, rights) if rights.may_write() => {}

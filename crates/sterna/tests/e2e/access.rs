@@ -102,6 +102,28 @@ fn named_roots_have_rights_of_their_own() {
 }
 
 #[test]
+fn errors_name_a_root_as_clients_do_and_not_where_it_lies() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    write(&site.root().join("file"), b"old");
+    let place = site.root().into_os_string().into_string().unwrap();
+    let ours = format!("{}\n", client_fingerprint(&site));
+    let agents = [(format!("{place}:ro"), ""), (format!("named={place}:ro"), "named/"), (place.clone(), "")];
+    for (root, prefix) in &agents {
+        let agent = listed_agent(&site, &ours, &[root]);
+        let wrong = [
+            pull(&site, &agent, &format!("{prefix}none")),
+            pull(&site, &agent, &format!("{prefix}no*")),
+            push(&site, &agent, &format!("{prefix}file/beneath/f")),
+        ];
+        for outcome in wrong {
+            assert!(matches!(outcome.code, Some(3 | 4)), "{}", outcome.describe());
+            assert!(!outcome.text().contains(&place), "{}", outcome.describe());
+        }
+    }
+}
+
+#[test]
 fn no_path_of_a_client_leaves_the_root() {
     let site = Site::new();
     let agent = site.agent();
