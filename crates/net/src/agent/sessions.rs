@@ -118,10 +118,11 @@ impl AgentSession {
 
     /// Takes note of whether anything has come from the client.
     pub(super) fn listen(&self) {
-        let bytes = self.live.live().iter().map(|lane| lane.heard_bytes()).sum();
+        let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
         let mut heard = lock(&self.heard);
-        if heard.bytes != bytes {
-            *heard = Heard { bytes, at: Instant::now() };
+        // A lane that waits for our storage has been heard: there is more from it than we take.
+        if bytes.is_none_or(|bytes| bytes != heard.bytes) {
+            *heard = Heard { bytes: bytes.unwrap_or(heard.bytes), at: Instant::now() };
         }
     }
 

@@ -113,9 +113,10 @@ pub trait LaneHandle: Send + Sync {
     fn peer_addr(&self) -> SocketAddr;
     /// What the transport knows of the path now.
     fn stats(&self) -> LaneStats;
-    /// Grows whenever the process of the peer has said something; what its kernel answers by itself does not count.
-    fn heard_bytes(&self) -> u64 {
-        self.stats().wire_bytes_received
+    /// Grows whenever the process of the peer has said something; what its kernel answers by itself does not count. `None`
+    /// while this end does not listen, since it is busy with what it heard last.
+    fn heard(&self) -> Option<u64> {
+        Some(self.stats().wire_bytes_received)
     }
     /// Sets this lane's share of the rate of the path, on the wire; `None` lifts the cap.
     fn set_rate(&self, rate: Option<BitRate>);

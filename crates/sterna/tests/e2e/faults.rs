@@ -276,3 +276,14 @@ fn an_interrupt_ends_a_client_whose_agent_is_stuck() {
         agent.thaw();
     }
 }
+
+#[test]
+fn a_client_that_is_stuck_gives_its_file_up_to_the_next_run() {
+    let site = site_with(13, 40 * MIB);
+    let agent = site.agent();
+    let mut copying = site.copy(&agent).args(["--via", "tcp", "--rate", "100Mbit", "f"]).arg(agent.url("f")).start();
+    copying.wait_for("data", |event| event["event"] == "progress" && event["bytes_done"].as_u64() > Some(0));
+    copying.freeze();
+    site.copy(&agent).arg("f").arg(agent.url("f")).succeed();
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+}

@@ -259,6 +259,11 @@ impl Copying {
         self.child.try_wait().unwrap().is_some()
     }
 
+    /// SIGSTOP: its kernel goes on to answer for it.
+    pub fn freeze(&self) {
+        send(&self.child, Signal::STOP);
+    }
+
     pub fn interrupt(&mut self) {
         send(&self.child, Signal::INT);
     }

@@ -20,6 +20,7 @@ mod writer;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
@@ -247,8 +248,8 @@ impl LaneHandle for TcpHandle {
         }
     }
 
-    fn heard_bytes(&self) -> u64 {
-        self.tcp_info().bytes_received.unwrap_or_default().0
+    fn heard(&self) -> Option<u64> {
+        self.shared.listens.load(Ordering::Relaxed).then(|| self.tcp_info().bytes_received.unwrap_or_default().0)
     }
 
     fn set_rate(&self, rate: Option<BitRate>) {

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
@@ -74,7 +75,9 @@ impl TcpRx {
             if let Progress::Closed = self.hand_on(decoder, sink)? {
                 return Ok(());
             }
+            self.shared.listens.store(true, Ordering::Relaxed);
             let count = self.read_some().map_err(Failure::Lane)?;
+            self.shared.listens.store(false, Ordering::Relaxed);
             self.opener.filled(count);
         }
     }

@@ -32,6 +32,8 @@ pub(super) struct Shared {
     secrets: Mutex<Secrets>,
     /// The peer asked us to replace our key.
     key_update_owed: AtomicBool,
+    /// The reading half waits for the peer, and not for its sink.
+    pub(super) listens: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -89,6 +91,7 @@ impl Shared {
             peer_addr,
             secrets: Mutex::new(secrets),
             key_update_owed: AtomicBool::new(false),
+            listens: AtomicBool::new(false),
             state: Mutex::new(State { writer: Some(Box::new(writer)), ending: None, reader: ReaderState::Idle }),
             changed: Condvar::new(),
         }
