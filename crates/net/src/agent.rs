@@ -147,7 +147,6 @@ impl Agent {
     }
 
     fn tick(&self) {
-        self.shared.handshakes.end_late(Instant::now());
         for (key, session) in self.shared.sessions.all() {
             let Some(started) = session.started() else { continue };
             started.end.tick();
@@ -235,10 +234,12 @@ impl Shared {
         }
     }
 
-    /// Tells clients that the agent lives. A thread of its own: nothing that hangs for one session may end the others.
+    /// Tells clients that the agent lives, and ends who says no hello. A thread of its own: a session that hangs may not end
+    /// the others, nor let strangers stay.
     fn keep_alive(&self) {
         while !self.stopping.load(Ordering::Relaxed) {
             thread::sleep(ALIVE_EVERY);
+            self.handshakes.end_late(Instant::now());
             self.sessions.all().iter().for_each(|(_, session)| session.live.say_alive());
         }
     }

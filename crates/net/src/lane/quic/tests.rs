@@ -121,6 +121,23 @@ fn lane_pair_with(change: impl FnOnce(QuicOptions) -> QuicOptions) -> (Side, Sid
     (side(client, false), side(server, false))
 }
 
+#[test]
+fn a_handshake_that_fails_is_told_to_who_accepts() {
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let listener = listener(&theirs);
+    let mut config = (*ours.client_config()).clone();
+    config.alpn_protocols = vec![b"other/1".to_vec()];
+    let crypto = noq::crypto::rustls::QuicClientConfig::try_from(Arc::new(config)).unwrap();
+    super::lane_runtime().unwrap().block_on(async {
+        let endpoint = noq::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let config = noq::ClientConfig::new(Arc::new(crypto));
+        let connecting = endpoint.connect_with(config, listener.local_addr(), "sterna").unwrap();
+        assert!(connecting.await.is_err());
+    });
+    let error = listener.accept().unwrap().err().unwrap();
+    assert_eq!(error.phase, Phase::Prepare, "{error}");
+}
+
 fn pattern(length: u64, seed: u8) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
 }
