@@ -94,7 +94,7 @@ fn receive(job: &Job) {
     if job.via == "quic" {
         let quic = Listener::bind(any, &identity, &ListenerOptions::default()).expect("a free port");
         println!("{}", quic.local_addr());
-        (0..job.lanes).for_each(|_| read(quic.accept().expect("a lane")));
+        (0..job.lanes).for_each(|_| read(quic.accept().expect("a lane").expect("a lane")));
         listener = Some(quic);
     } else {
         let tcp = TcpListener::bind(any).expect("a free port");

@@ -4,36 +4,37 @@
 //! [`Agent::run`] ticks the sessions and forgets those that are over. Nothing is kept in memory that a crash would lose:
 //! what has arrived is in the journals beneath the roots.
 
-use std::collections::HashMap;
-use std::net::{SocketAddr, TcpListener};
+mod sessions;
+
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{Frame, Hello, Request, SessionId};
-use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Retry, Scope};
+use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::buffer::BufferPool;
 use crate::disk::{Access, Destination, Root, Sources, last_name};
-use crate::handshakes::Handshakes;
-use crate::identity::{Authorized, Fingerprint, Grant, Identity, Rights};
-use crate::lane::quic::{self, SharedBudget};
-use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport, tcp};
+use crate::handshakes::{Handshakes, Slot};
+use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
+use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    AskedNames, End, JoinedLane, LaneIds, Lanes, Observer, Receiver, ReceiverOptions, Sender, SessionEvent,
-    SessionSink, Source, lock, spawn_feeder,
+    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink,
+    Source, all_within, close_all, spawn_feeder,
 };
 
-/// Sessions at once. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
-const SESSIONS_MAX: usize = 512;
-
-/// Silence after which the client of QUIC lanes counts as gone when its peer wants the same file in another session.
-/// Reason: a client that lives says something every 5 s. A TCP lane of a killed client ends at once and need not be guessed.
-const DESERTED_AFTER: Duration = Duration::from_secs(12);
+use self::sessions::{AgentSession, Seat, Sessions, Started};
 
 /// How often sessions are looked after.
 const TICK: Duration = Duration::from_millis(250);
+
+/// Longest time that a stop waits for journals. Reason: service managers kill after 90 s, and closing lanes comes behind it.
+const CHECKPOINTS_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// What peers call a root without a name.
+const ONLY_ROOT: &str = "/";
 
 /// A storage root as peers name it.
 pub struct NamedRoot {
@@ -69,35 +70,15 @@ pub trait AgentLog: Send + Sync {
     fn line(&self, line: &str);
 }
 
-struct AgentSession {
-    end: Arc<dyn End>,
-    receiver: Option<Arc<Receiver>>,
-    lanes: LaneIds,
-    peer: Fingerprint,
-    request: Request,
-    /// The rate that the lanes of a sending session share.
-    budget: SharedBudget,
-    live: Lanes,
-    heard: Mutex<Heard>,
-}
-
-/// When the client of a session was last heard, as far as ticks see it.
-struct Heard {
-    wire_bytes: u64,
-    at: Instant,
-}
-
-type SessionKey = (Fingerprint, SessionId);
-
 struct Shared {
     roots: Vec<NamedRoot>,
     admission: Admission,
     linger: Duration,
-    sessions: Mutex<HashMap<SessionKey, Arc<AgentSession>>>,
+    sessions: Sessions,
     pool: Arc<BufferPool>,
     log: Arc<dyn AgentLog>,
     stopping: AtomicBool,
-    handshakes: Handshakes,
+    handshakes: Arc<Handshakes>,
 }
 
 /// A running agent.
@@ -115,28 +96,28 @@ impl Agent {
         let AgentOptions { roots, listen, admission, linger } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
+        let roots = roots.into_iter().map(|NamedRoot { name, root }| {
+            let root = root.called(name.as_deref().unwrap_or(ONLY_ROOT));
+            NamedRoot { name, root }
+        });
         let shared = Arc::new(Shared {
-            roots,
+            roots: roots.collect(),
             admission,
             linger,
-            sessions: Mutex::new(HashMap::new()),
+            sessions: Sessions::default(),
             pool: BufferPool::new(),
             log,
             stopping: AtomicBool::new(false),
-            handshakes: Handshakes::default(),
+            handshakes: Arc::default(),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
         let tcp_shared = Arc::clone(&shared);
         spawn("accept-tcp", move || tcp_shared.accept_tcp(&tcp, &identity))?;
         let (quic_shared, quic_lanes) = (Arc::clone(&shared), Arc::clone(&quic));
-        spawn("accept-quic", move || {
-            while let Ok(lane) = quic_lanes.accept() {
-                let shared = Arc::clone(&quic_shared);
-                // Out of threads: the lane is dropped, and its client dials again.
-                let _ = spawn("lane", move || shared.serve(lane));
-            }
-        })?;
+        let alive = Arc::clone(&shared);
+        spawn("keep-alive", move || alive.keep_alive())?;
+        spawn("accept-quic", move || quic_shared.accept_quic(&quic_lanes))?;
         Ok(Self { shared, quic, local_addr })
     }
 
@@ -153,30 +134,29 @@ impl Agent {
         }
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.quic.stop();
-        let sessions: Vec<Arc<AgentSession>> =
-            lock(&self.shared.sessions).drain().map(|(_, session)| session).collect();
-        for session in sessions {
-            // Lanes are cut and the session is not aborted: its client finds the next agent and goes on there.
-            for handle in session.live.live() {
-                handle.close("the agent is stopping");
-            }
-            session.receiver.iter().for_each(|receiver| receiver.checkpoint());
-        }
+        let sessions = self.shared.sessions.all();
+        let receivers = || sessions.iter().filter_map(|(_, session)| session.started()?.receiver.clone());
+        let checkpoints =
+            || all_within(CHECKPOINTS_TIME_MAX, receivers().map(|receiver| move || receiver.checkpoint()));
+        checkpoints();
+        // Lanes are cut and sessions are not aborted: their clients find the next agent and go on there.
+        close_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
+        // What came meanwhile.
+        checkpoints();
     }
 
     fn tick(&self) {
-        let sessions: Vec<(SessionKey, Arc<AgentSession>)> =
-            lock(&self.shared.sessions).iter().map(|(key, session)| (*key, Arc::clone(session))).collect();
-        for (key, session) in sessions {
-            session.end.tick();
+        for (key, session) in self.shared.sessions.all() {
+            let Some(started) = session.started() else { continue };
+            started.end.tick();
             session.listen();
-            if session.receiver.is_none() {
+            if started.receiver.is_none() {
                 for reason in session.live.adapt_congestion() {
                     self.shared.log.line(&format!("session {} of {}: {reason}", short(&key.1), key.0));
                 }
             }
-            if session.end.is_over() {
-                lock(&self.shared.sessions).remove(&key);
+            if session.is_over() {
+                self.shared.sessions.remove(&session);
                 self.shared.log.line(&format!("session {} of {} over", short(&key.1), key.0));
             }
         }
@@ -218,10 +198,9 @@ fn short(session: &SessionId) -> String {
 impl Shared {
     /// Accepts TCP connections for as long as the process runs.
     fn accept_tcp(self: &Arc<Self>, listener: &TcpListener, identity: &Arc<Identity>) {
-        let mut number = 0;
         loop {
-            let stream = match listener.accept() {
-                Ok((stream, _)) => stream,
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
                 Err(e) => {
                     // Out of descriptors, as a rule: wait for lanes to end.
                     self.log.line(&format!("accept a TCP connection: {e}; trying again"));
@@ -232,104 +211,143 @@ impl Shared {
             if self.stopping.load(Ordering::Relaxed) {
                 return;
             }
-            number += 1;
-            if let Err(e) = self.handshakes.begin(number, &stream) {
-                self.log.line(&format!("accept a TCP connection: {e}"));
-                continue;
-            }
-            let (shared, identity) = (Arc::clone(self), Arc::clone(identity));
-            let served = spawn("lane", move || {
-                let lane = tcp::accept(stream, &identity, &tcp::TcpOptions::default());
-                let stayed = shared.handshakes.end(number);
-                match lane {
-                    Ok(lane) => shared.serve(lane.into_lane()),
-                    Err(error) if stayed => shared.log.line(&error.chain()),
-                    // Ended in favour of another: a flood must not fill the log too.
-                    Err(_) => {}
+            let watched = match stream.try_clone() {
+                Ok(watched) => watched,
+                Err(e) => {
+                    self.log.line(&format!("accept a TCP connection: {e}"));
+                    continue;
                 }
+            };
+            let slot = self.handshakes.begin(from.ip(), Instant::now(), move || {
+                // Its thread sees the end of the stream; one that has gone already is as good.
+                let _ = watched.shutdown(Shutdown::Both);
             });
-            if served.is_err() {
-                self.handshakes.end(number);
-            }
+            let (shared, identity) = (Arc::clone(self), Arc::clone(identity));
+            // Out of threads: the connection is dropped, and its client dials again.
+            let _ = spawn("lane", move || match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
+                Ok(lane) => shared.serve(lane.into_lane(), slot),
+                Err(error) if slot.stays() => shared.log.line(&error.chain()),
+                // Ended in favour of another: a flood must not fill the log too.
+                Err(_) => {}
+            });
         }
     }
 
-    /// Serves one lane until it ends; the calling thread reads it.
-    fn serve(self: &Arc<Self>, lane: Lane) {
+    /// Tells clients that the agent lives, and ends who says no hello. A thread of its own: a session that hangs may not end
+    /// the others, nor let strangers stay.
+    fn keep_alive(&self) {
+        while !self.stopping.load(Ordering::Relaxed) {
+            thread::sleep(ALIVE_EVERY);
+            self.handshakes.end_late(Instant::now());
+            self.sessions.all().iter().for_each(|(_, session)| session.live.say_alive());
+        }
+    }
+
+    /// Takes accepted QUIC lanes until the listener stops.
+    fn accept_quic(self: &Arc<Self>, listener: &quic::Listener) {
+        while let Some(accepted) = listener.accept() {
+            let lane = match accepted {
+                Ok(lane) => lane,
+                Err(error) => {
+                    self.log.line(&error.chain());
+                    continue;
+                }
+            };
+            let handle = Arc::clone(&lane.handle);
+            let slot = self.handshakes.begin(handle.peer_addr().ip(), Instant::now(), move || {
+                handle.close("no hello came in time, or too many others knock");
+            });
+            let shared = Arc::clone(self);
+            // Out of threads: the lane is dropped, and its client dials again.
+            let _ = spawn("lane", move || shared.serve(lane, slot));
+        }
+    }
+
+    /// Serves one lane until it ends; the calling thread reads it. `slot` is given up when the peer has said hello.
+    fn serve(self: &Arc<Self>, lane: Lane, slot: Slot) {
         let Lane { peer, tx, rx, handle } = lane;
-        let mut sink =
-            AgentSink { shared: self, peer, handle: Arc::clone(&handle), tx: Some(tx), joined: None, refused: false };
-        let outcome = rx.run(&mut sink);
+        let mut sink = AgentSink {
+            shared: self,
+            peer,
+            handle: Arc::clone(&handle),
+            tx: Some(tx),
+            slot: Some(slot),
+            joined: None,
+            refused: false,
+        };
+        // A stranger is told at once: it may never say hello.
+        let outcome = match self.grant(&peer) {
+            Ok(_) => Ok(()),
+            Err(error) => sink.refuse(&error),
+        };
+        let outcome = outcome.and_then(|()| rx.run(&mut sink));
         handle.close("lane ended");
-        if let Some(Joined { up, feeder, .. }) = sink.joined {
+        let AgentSink { joined, slot, .. } = sink;
+        if let Some(Joined { up, feeder, .. }) = joined {
             drop(up);
             // The feeder has said why through the lane; a panic of it has been reported by its thread.
             let _ = feeder.join();
         }
-        if let Err(error) = outcome {
+        if let Err(error) = outcome
+            && slot.is_none_or(|slot| slot.stays())
+        {
             self.log.line(&format!("lane of {peer} from {}: {}", handle.peer_addr(), error.chain()));
         }
     }
 
+    /// What a peer may do. Errors: it is not authorized, and the sessions that it still has are ended.
     fn grant(&self, peer: &Fingerprint) -> Result<Grant, Error> {
         let granted = match &self.admission {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
-            Admission::Listed(list) => list.grant(peer).map_err(|error| {
-                self.log.line(&format!("nobody is let in: {}", error.chain()));
-                let text = "the agent cannot read its list of authorized peers, and lets nobody in; its log says why";
-                Error::new(error.kind, Scope::Service, Phase::Prepare, text)
-            })?,
+            Admission::Listed(list) => {
+                let Answer { grant, damage } = list.ask(peer);
+                if let Some(error) = damage {
+                    self.log.line(&format!("{}; the list of before stays in force", error.chain()));
+                }
+                grant
+            }
         };
         granted.ok_or_else(|| {
             let text = format!(
                 "{peer} is not authorized here: its operator must add that line to the agent's --authorize file"
             );
-            Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
+            let error = Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
+            self.sessions.of_peer(peer).iter().for_each(|session| session.abort(&error));
+            error
         })
     }
 
-    /// The session of a hello: the one that is running, or a new one.
-    fn session(self: &Arc<Self>, peer: Fingerprint, hello: Hello) -> Result<Arc<AgentSession>, Error> {
+    /// A seat in the session of a hello: the one that is running, or a new one. Its rights are looked at for each lane.
+    fn session(self: &Arc<Self>, peer: Fingerprint, hello: &Hello) -> Result<Seat, Error> {
         let grant = self.grant(&peer)?;
         let key = (peer, hello.session);
-        let mut sessions = lock(&self.sessions);
-        if let Some(session) = sessions.get(&key) {
-            if session.request != hello.request {
-                return Err(Error::protocol("hello from the peer: another request than the session has"));
-            }
-            return Ok(Arc::clone(session));
-        }
-        if hello.rejoin {
-            let text =
-                "the agent was restarted and does not know the session any more; a new one goes on from the journal";
-            return Err(Error::new(ErrorKind::SessionLost, Scope::Path, Phase::Transfer, text).retry(Retry::After));
-        }
-        if sessions.len() >= SESSIONS_MAX {
-            let text = format!("the agent serves {SESSIONS_MAX} sessions already; try again later");
-            return Err(Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text).retry(Retry::After));
-        }
-        let session = Arc::new(self.start_session(peer, &grant, &hello.request)?);
-        self.log.line(&format!("session {} of {peer}: {}", short(&key.1), described(&hello.request)));
-        sessions.insert(key, Arc::clone(&session));
-        Ok(session)
+        let places = self.places(&hello.request, &grant).inspect_err(|error| {
+            self.sessions.find(&key, &hello.request).iter().for_each(|session| session.abort(error));
+        })?;
+        let seat = self.sessions.find_or_add(key, hello)?.seat()?;
+        let session = &seat.0;
+        session
+            .start(|| {
+                let started = self.start_session(session, places)?;
+                self.log.line(&format!("session {} of {peer}: {}", short(&key.1), described(&hello.request)));
+                Ok(started)
+            })
+            .inspect_err(|_| self.sessions.remove(session))?;
+        Ok(seat)
     }
 
-    fn start_session(
-        self: &Arc<Self>,
-        peer: Fingerprint,
-        grant: &Grant,
-        request: &Request,
-    ) -> Result<AgentSession, Error> {
+    fn start_session(self: &Arc<Self>, session: &AgentSession, places: Vec<Source>) -> Result<Started, Error> {
+        let AgentSession { peer, budget, request, .. } = session;
+        let peer = *peer;
         let observer: Arc<dyn Observer> = Arc::new(SessionLog { log: Arc::clone(&self.log), peer });
-        let budget = SharedBudget::new(None);
-        let (end, receiver): (Arc<dyn End>, _) = match request {
-            Request::Push { destination, several, overwrite, checks, expect, dry_run } => {
-                let (root, path) = self.root_of(destination, grant, Access::ReadWrite)?;
+        match request {
+            Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
+                let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
                 let sources = if *several { Sources::Many } else { Sources::One };
                 let agent = Arc::downgrade(self);
                 let receiver = Receiver::start(
                     ReceiverOptions {
-                        destination: Destination::resolve(&root, path, sources)?,
+                        destination: Destination::resolve(&place.root, &place.pattern, sources)?,
                         overwrite: *overwrite,
                         checks: *checks,
                         expect: *expect,
@@ -344,34 +362,31 @@ impl Shared {
                     },
                     observer,
                 )?;
-                (Arc::clone(&receiver) as Arc<dyn End>, Some(receiver))
+                Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver) })
             }
-            Request::Pull { sources, rate_bps, loss_ceiling_ppm, dry_run } => {
-                let mut found = Vec::with_capacity(sources.len());
-                for source in sources {
-                    let (root, path) = self.root_of(source, grant, Access::ReadOnly)?;
-                    // A named root that is asked for by its name goes by that name, as any directory.
-                    let whole = last_name(source).filter(|_| path.iter().all(|&b| b == b'/'));
-                    let name = whole.map(RelPath::new).transpose()?;
-                    found.push(Source { root, pattern: path.to_vec(), name });
-                }
-                let sender =
-                    Sender::start(found, self.linger, *dry_run, Arc::default(), Arc::clone(&self.pool), observer)?;
+            Request::Pull { rate_bps, loss_ceiling_ppm, dry_run, .. } => {
                 budget.set_rate((*rate_bps > 0).then_some(BitRate(*rate_bps)));
                 budget.set_loss_ceiling(*loss_ceiling_ppm as f64 / 1e6);
-                (sender as Arc<dyn End>, None)
+                let end =
+                    Sender::start(places, self.linger, *dry_run, Arc::default(), Arc::clone(&self.pool), observer)?;
+                Ok(Started { end, receiver: None })
             }
+        }
+    }
+
+    /// The places of a request: of a push where to, of a pull its sources. Errors: the grant does not allow one of them.
+    fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<Source>, Error> {
+        let place = |path: &[u8], access| {
+            let (root, rest) = self.root_of(path, grant, access)?;
+            // A named root that is asked for by its name goes by that name, as any directory.
+            let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
+            let name = whole.map(RelPath::new).transpose()?;
+            Ok(Source { root, pattern: rest.to_vec(), name })
         };
-        Ok(AgentSession {
-            end,
-            receiver,
-            lanes: LaneIds::default(),
-            peer,
-            request: request.clone(),
-            budget,
-            live: Lanes::default(),
-            heard: Mutex::new(Heard { wire_bytes: 0, at: Instant::now() }),
-        })
+        match request {
+            Request::Push { destination, .. } => Ok(vec![place(destination, Access::ReadWrite)?]),
+            Request::Pull { sources, .. } => sources.iter().map(|source| place(source, Access::ReadOnly)).collect(),
+        }
     }
 
     /// The root that `path` starts in, and the rest of the path.
@@ -397,7 +412,7 @@ impl Shared {
             }
         };
         let rights = grant.rights(named.name.as_deref().unwrap_or(""));
-        let shown = named.name.as_deref().unwrap_or("/");
+        let shown = &named.root;
         match (access, rights) {
             (Access::ReadOnly, rights) if rights.may_read() => {}
             (Access::ReadWrite, rights) if rights.may_write() => {}
@@ -413,31 +428,13 @@ impl Shared {
 
     /// Ends the session of `peer` that holds `path` and whose client is gone: another wants the file.
     fn end_abandoned(&self, peer: &Fingerprint, destination: &Destination, path: &RelPath) {
-        let sessions: Vec<Arc<AgentSession>> = lock(&self.sessions).values().cloned().collect();
-        for session in sessions {
-            let Some(receiver) = session.receiver.as_ref().filter(|_| session.peer == *peer) else { continue };
+        for session in self.sessions.of_peer(peer) {
+            let Some(receiver) = session.started().and_then(|started| started.receiver.as_ref()) else { continue };
             if session.is_deserted() && receiver.holds(destination, path) {
                 let text = "another session of the same peer took over the destination";
                 receiver.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
             }
         }
-    }
-}
-
-impl AgentSession {
-    /// Takes note of whether anything has come from the client.
-    fn listen(&self) {
-        let wire_bytes = self.live.live().iter().map(|lane| lane.stats().wire_bytes_received).sum();
-        let mut heard = lock(&self.heard);
-        if heard.wire_bytes != wire_bytes {
-            *heard = Heard { wire_bytes, at: Instant::now() };
-        }
-    }
-
-    /// Whether its client is gone, as far as can be told.
-    fn is_deserted(&self) -> bool {
-        let only_quic = || self.live.live().iter().all(|lane| lane.transport() == Transport::Quic);
-        self.end.progress().lanes == 0 || only_quic() && lock(&self.heard).at.elapsed() > DESERTED_AFTER
     }
 }
 
@@ -455,6 +452,7 @@ struct Joined {
     up: JoinedLane,
     feeder: thread::JoinHandle<Result<(), Error>>,
     sink: SessionSink,
+    _seat: Seat,
 }
 
 /// What a lane calls: waits for the hello, then belongs to its session.
@@ -463,6 +461,8 @@ struct AgentSink<'a> {
     peer: Fingerprint,
     handle: Arc<dyn LaneHandle>,
     tx: Option<Box<dyn LaneTx>>,
+    /// Bounds the time to the hello, and how many lanes there are without one.
+    slot: Option<Slot>,
     joined: Option<Joined>,
     /// The lane has been told that it is not wanted, and closes; what still comes is read past.
     refused: bool,
@@ -471,29 +471,38 @@ struct AgentSink<'a> {
 impl AgentSink<'_> {
     fn join(&mut self, frame: &[u8]) -> Result<(), Error> {
         let outcome = match Frame::decode(frame) {
-            Ok(Frame::Hello(hello)) => self.shared.session(self.peer, hello),
+            Ok(Frame::Hello(hello)) => {
+                // Known from here on, and counted by the session; storage may take its time.
+                self.slot = None;
+                self.shared.session(self.peer, &hello)
+            }
             Ok(_) => Err(Error::protocol("the first frame from the peer is not a hello")),
             Err(error) => Err(error),
         };
-        let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that has joined twice"))?;
-        let session = match outcome {
-            Ok(session) => session,
-            Err(error) => {
-                self.shared.log.line(&format!("lane of {} refused: {}", self.peer, error.chain()));
-                // The peer may be gone already. Closing in order lets it hear the reason before the end.
-                let _ = tx.control(&Frame::Refuse(crate::copy_of(&error)).encode()).and_then(|()| tx.flush());
-                self.refused = true;
-                self.handle.close("refused");
-                return Ok(());
-            }
+        let seat = match outcome {
+            Ok(seat) => seat,
+            Err(error) => return self.refuse(&error),
         };
-        let id = session.lanes.next();
-        let end = Arc::clone(&session.end);
+        let tx = self.tx.take().ok_or_else(|| crate::internal("a lane that has joined twice"))?;
+        let session = &seat.0;
+        let started = session.started().ok_or_else(|| crate::internal("a session that was never started"))?;
+        let (id, end) = (session.lanes.next(), Arc::clone(&started.end));
         session.live.add(&self.handle, false);
         session.live.share_rate(&session.budget);
         let up = JoinedLane::new(&end, id, &self.handle);
         let feeder = spawn_feeder(Arc::clone(&end), id, tx, Some(Frame::Welcome), Arc::clone(&self.handle))?;
-        self.joined = Some(Joined { up, feeder, sink: SessionSink::new(end, id) });
+        self.joined = Some(Joined { up, feeder, sink: SessionSink::new(end, id), _seat: seat });
+        Ok(())
+    }
+
+    /// Tells the peer why it is not wanted, and closes the lane.
+    fn refuse(&mut self, error: &Error) -> Result<(), Error> {
+        self.shared.log.line(&format!("lane of {} refused: {}", self.peer, error.chain()));
+        let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
+        self.refused = true;
+        // The peer may be gone already. Closing in order lets it hear the reason before the end.
+        let _ = tx.control(&Frame::Refuse(crate::copy_of(error)).encode()).and_then(|()| tx.flush());
+        self.handle.close("refused");
         Ok(())
     }
 

@@ -24,8 +24,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent, SettledPaths,
-    Source, attach, lock,
+    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
+    SettledPaths, Source, attach, close_all, lock,
 };
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -492,6 +492,9 @@ fn run_session(
     for _ in 0..lane_count {
         keeper.start_lane(via, first.take())?;
     }
+    let alive = Arc::clone(&keeper);
+    let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
+    spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
     let mut stopping = false;
     while !end.is_over() {
         thread::sleep(TICK);
@@ -729,6 +732,14 @@ impl Keeper {
         }
     }
 
+    /// Tells the agent that this end lives, until the session is over. A thread of its own: what the person sees may block.
+    fn keep_alive(&self) {
+        while !*lock(&self.over.0) {
+            self.live.say_alive();
+            self.wait(ALIVE_EVERY);
+        }
+    }
+
     fn sends(&self) -> bool {
         matches!(self.hello.request, Request::Push { .. })
     }
@@ -764,9 +775,7 @@ impl Keeper {
         let (over, wake) = &self.over;
         *lock(over) = true;
         wake.notify_all();
-        for handle in self.live.live() {
-            handle.close("session over");
-        }
+        close_all(self.live.live(), "session over");
         thread::sleep(DEPARTURE);
     }
 }

@@ -1,49 +1,83 @@
-//! The TCP handshakes that are under way: at most so many, and none can keep an honest peer out.
+//! The lanes that have not said hello yet: at most so many, none for long, and none can keep an honest peer out.
 //!
-//! What it does: counts handshakes and, when one more than the limit begins, ends the oldest of the address that has the
-//! most: who floods ends its own. What it refuses to do: shake hands, read a clock, or know who a peer is.
+//! What it does: counts lanes from the first packet until their hello is admitted. When one more than the limit begins, it
+//! ends the oldest of the address that has the most: who floods ends its own. What takes too long is ended too.
+//! What it refuses to do: shake hands, read a clock, or know who a peer is.
 
-use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::Mutex;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use crate::lane::tcp;
 use crate::session::lock;
 
-/// Handshakes at once. Reason: a stranger costs a thread until its handshake ends or times out, and no more than these.
+/// Lanes without a hello at once, of both transports. Reason: a stranger costs a thread until it is known, and no more than
+/// these; honest lanes are here for two or three round trips.
 pub const HANDSHAKES_MAX: usize = 64;
 
-/// Handshakes under way, the oldest first.
+/// Time from the first packet to the hello. Reason: the hello comes right behind a handshake, which has as much for itself.
+const HELLO_TIME_MAX: Duration = tcp::HANDSHAKE_TIME_MAX;
+
+/// Lanes without a hello, the oldest first.
 #[derive(Default)]
-pub struct Handshakes(Mutex<Vec<UnderWay>>);
+pub struct Handshakes(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    begun: u64,
+    under_way: Vec<UnderWay>,
+}
 
 struct UnderWay {
     number: u64,
     from: IpAddr,
-    stream: TcpStream,
+    since: Instant,
+    cut: Box<dyn Fn() + Send>,
+}
+
+/// The place of one lane in the table, until it is dropped.
+pub struct Slot {
+    table: Arc<Handshakes>,
+    number: u64,
 }
 
 impl Handshakes {
-    /// Takes note of the handshake `number` on `stream`; ends another when there are too many.
-    ///
-    /// Errors: the stream has no peer any more, or there is no descriptor to watch it with.
-    pub fn begin(&self, number: u64, stream: &TcpStream) -> std::io::Result<()> {
-        let begun = UnderWay { number, from: stream.peer_addr()?.ip(), stream: stream.try_clone()? };
-        let mut under_way = lock(&self.0);
-        if under_way.len() >= HANDSHAKES_MAX
-            && let Some(index) = oldest_of_the_busiest(under_way.iter().map(|handshake| handshake.from))
+    /// Takes note of a lane from `from`; ends another when there are too many. `cut` ends this one: it must not block.
+    pub fn begin(self: &Arc<Self>, from: IpAddr, now: Instant, cut: impl Fn() + Send + 'static) -> Slot {
+        let mut table = lock(&self.0);
+        if table.under_way.len() >= HANDSHAKES_MAX
+            && let Some(index) = oldest_of_the_busiest(table.under_way.iter().map(|handshake| handshake.from))
         {
-            // Its thread sees the end of the stream; one that has gone already is as good.
-            let _ = under_way.remove(index).stream.shutdown(Shutdown::Both);
+            (table.under_way.remove(index).cut)();
         }
-        under_way.push(begun);
-        Ok(())
+        table.begun += 1;
+        let number = table.begun;
+        table.under_way.push(UnderWay { number, from, since: now, cut: Box::new(cut) });
+        Slot { table: Arc::clone(self), number }
     }
 
-    /// Forgets the handshake `number`: it has ended; false when it was ended here.
-    pub fn end(&self, number: u64) -> bool {
-        let mut under_way = lock(&self.0);
-        let before = under_way.len();
-        under_way.retain(|handshake| handshake.number != number);
-        under_way.len() < before
+    /// Ends every lane that has taken longer than it may.
+    pub fn end_late(&self, now: Instant) {
+        lock(&self.0).under_way.retain(|handshake| {
+            let is_late = now.saturating_duration_since(handshake.since) > HELLO_TIME_MAX;
+            if is_late {
+                (handshake.cut)();
+            }
+            !is_late
+        });
+    }
+}
+
+impl Slot {
+    /// Whether the lane was not ended here.
+    pub fn stays(&self) -> bool {
+        lock(&self.table.0).under_way.iter().any(|handshake| handshake.number == self.number)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        lock(&self.table.0).under_way.retain(|handshake| handshake.number != self.number);
     }
 }
 
@@ -56,14 +90,40 @@ fn oldest_of_the_busiest(addresses: impl Iterator<Item = IpAddr> + Clone) -> Opt
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
 
     #[test]
     fn who_floods_ends_its_own_oldest_handshake() {
-        let ip = |last: u8| IpAddr::from([10, 0, 0, last]);
         let addresses = [ip(1), ip(2), ip(3), ip(2), ip(4)];
         assert_eq!(oldest_of_the_busiest(addresses.into_iter()), Some(1));
         assert_eq!(oldest_of_the_busiest([ip(1), ip(2)].into_iter()), Some(0));
         assert_eq!(oldest_of_the_busiest([].into_iter()), None);
+    }
+
+    #[test]
+    fn what_says_no_hello_is_ended_when_there_are_too_many_or_it_is_late() {
+        let table = Arc::new(Handshakes::default());
+        let cut = Arc::new(AtomicU32::new(0));
+        let begin = |now| {
+            let cut = Arc::clone(&cut);
+            table.begin(ip(1), now, move || {
+                cut.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let start = Instant::now();
+        let slots: Vec<Slot> = (0..=HANDSHAKES_MAX).map(|_| begin(start)).collect();
+        assert_eq!(cut.load(Ordering::Relaxed), 1);
+        assert!(!slots[0].stays() && slots[1].stays());
+        drop(slots);
+        let (early, late) = (begin(start), begin(start + Duration::from_secs(1)));
+        table.end_late(start + HELLO_TIME_MAX + Duration::from_millis(1));
+        assert_eq!(cut.load(Ordering::Relaxed), 2);
+        assert!(!early.stays() && late.stays());
     }
 }

@@ -40,13 +40,14 @@ enum Authority {
 #[derive(Clone)]
 pub struct Root {
     inner: Arc<Inner>,
+    /// What errors call it.
+    name: Arc<str>,
 }
 
 struct Inner {
     directory: OwnedFd,
     access: Access,
     authority: Authority,
-    name: String,
 }
 
 impl Root {
@@ -110,10 +111,15 @@ impl Root {
         let shown = path.display();
         let directory = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| at.failed(errno, format_args!("open directory {shown}")))?;
-        let root = Self { inner: Arc::new(Inner { directory, access, authority, name: shown.to_string() }) };
+        let root = Self { inner: Arc::new(Inner { directory, access, authority }), name: shown.to_string().into() };
         root.open_at(b".", OFlags::PATH, Mode::empty())
             .map_err(|errno| at.failed(errno, format_args!("resolve paths beneath {shown}")))?;
         Ok(root)
+    }
+
+    /// The same root as errors are to call it: peers read them, and need not know where it lies.
+    pub fn called(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     /// Whether both are the same opened directory.
@@ -163,13 +169,13 @@ impl AsFd for Root {
 
 impl fmt::Display for Root {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.inner.name)
+        f.write_str(&self.name)
     }
 }
 
 impl fmt::Debug for Root {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Root({:?}, {:?})", self.inner.name, self.inner.access)
+        write!(f, "Root({:?}, {:?})", self.name, self.inner.access)
     }
 }
 

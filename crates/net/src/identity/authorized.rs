@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::{Fingerprint, files};
+use crate::session::lock;
 
 /// Largest file that is read, in bytes. Reason: 10,000 peers with a few rights each, read in some milliseconds.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -87,47 +89,81 @@ impl Grant {
 
 /// The file given by `sterna agent --authorize`: `SHA256:… [NAME=ro|rw|none]… [ro|rw|none] [# comment]`, one a line.
 ///
-/// It is read at each question: what a person adds or removes counts for the next lane, with no signal and no clock.
-#[derive(Clone, Debug)]
+/// It is read at each question: what a person adds or removes counts for the next lane, with no signal and no clock. While
+/// it cannot be read, in the middle of an edit as a rule, the last list that could be read stays in force.
+#[derive(Debug)]
 pub struct Authorized {
     path: PathBuf,
+    last: Mutex<LastRead>,
+}
+
+#[derive(Debug)]
+struct LastRead {
+    /// The last list that could be read.
+    grants: BTreeMap<Fingerprint, Grant>,
+    /// What was wrong when the file was read last; `None` when it was well.
+    damage: Option<String>,
+}
+
+/// What the file says of a peer.
+#[derive(Debug)]
+pub struct Answer {
+    /// The grant of the peer; `None` when it is not in the list.
+    pub grant: Option<Grant>,
+    /// Why the file could not be read and the list of before was asked, for the log of the operator: it names path and
+    /// line. Given once for each change of what is wrong.
+    pub damage: Option<Error>,
 }
 
 impl Authorized {
     /// Opens `path` and reads it once, so that a wrong file stops the start.
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        let authorized = Self { path: path.to_owned() };
-        authorized.read()?;
-        Ok(authorized)
-    }
-
-    /// The grant of a peer; `None` when it is not in the file.
     ///
-    /// Errors: the file is gone, or a line cannot be read (its number is in the text); nobody is let in then.
-    /// Cost: reads the file; call it once a handshake.
-    pub fn grant(&self, peer: &Fingerprint) -> Result<Option<Grant>, Error> {
-        Ok(self.read()?.remove(peer))
+    /// Errors: the file is not there, or a line cannot be read (its number is in the text).
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let last = LastRead { grants: read(path)?, damage: None };
+        Ok(Self { path: path.to_owned(), last: Mutex::new(last) })
     }
 
-    fn read(&self) -> Result<BTreeMap<Fingerprint, Grant>, Error> {
-        let text = files::read_text(&self.path, FILE_BYTES_MAX)?.ok_or_else(|| {
-            let text = format!("{} does not exist; no peer is authorized", self.path.display());
-            Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
-        })?;
-        let mut grants = BTreeMap::new();
-        for (index, line) in text.lines().enumerate() {
-            let wrong = |what: String| files::line_error(&self.path, index + 1, what);
-            let line = line.split('#').next().unwrap_or_default();
-            let mut words = line.split_whitespace();
-            let Some(peer) = words.next() else { continue };
-            let peer: Fingerprint = peer.parse().map_err(|e: super::ParseFingerprintError| wrong(e.to_string()))?;
-            let grant = Grant::parse(words).map_err(wrong)?;
-            if grants.insert(peer, grant).is_some() {
-                return Err(wrong(format!("{peer} is there twice")));
+    /// What the file says of a peer now, or said when it could last be read.
+    ///
+    /// Cost: reads the file; call it once or twice a handshake.
+    pub fn ask(&self, peer: &Fingerprint) -> Answer {
+        let read = read(&self.path);
+        let mut last = lock(&self.last);
+        let damage = match read {
+            Ok(grants) => {
+                *last = LastRead { grants, damage: None };
+                None
             }
-        }
-        Ok(grants)
+            Err(error) => {
+                let text = error.chain();
+                let is_new = last.damage.as_ref() != Some(&text);
+                last.damage = Some(text);
+                is_new.then_some(error)
+            }
+        };
+        Answer { grant: last.grants.get(peer).cloned(), damage }
     }
+}
+
+fn read(path: &Path) -> Result<BTreeMap<Fingerprint, Grant>, Error> {
+    let text = files::read_text(path, FILE_BYTES_MAX)?.ok_or_else(|| {
+        let text = format!("{} does not exist; no peer is authorized", path.display());
+        Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
+    })?;
+    let mut grants = BTreeMap::new();
+    for (index, line) in text.lines().enumerate() {
+        let wrong = |what: String| files::line_error(path, index + 1, what);
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let Some(peer) = words.next() else { continue };
+        let peer: Fingerprint = peer.parse().map_err(|e: super::ParseFingerprintError| wrong(e.to_string()))?;
+        let grant = Grant::parse(words).map_err(wrong)?;
+        if grants.insert(peer, grant).is_some() {
+            return Err(wrong(format!("{peer} is there twice")));
+        }
+    }
+    Ok(grants)
 }
 
 #[cfg(test)]
@@ -142,7 +178,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");
         fs::write(&path, line).unwrap();
-        Authorized::open(&path).unwrap().grant(&PEER).unwrap().unwrap()
+        Authorized::open(&path).unwrap().ask(&PEER).grant.unwrap()
     }
 
     #[test]
@@ -169,11 +205,31 @@ mod tests {
         let path = dir.path().join("authorized");
         fs::write(&path, format!("{PEER}\n")).unwrap();
         let authorized = Authorized::open(&path).unwrap();
-        assert!(authorized.grant(&PEER).unwrap().is_some());
+        assert!(authorized.ask(&PEER).grant.is_some());
         fs::write(&path, format!("#{PEER}\n")).unwrap();
-        assert!(authorized.grant(&PEER).unwrap().is_none());
+        assert!(authorized.ask(&PEER).grant.is_none());
+    }
+
+    #[test]
+    fn a_damaged_file_leaves_the_last_list_in_force_and_is_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("authorized");
+        fs::write(&path, format!("{PEER} ro\n")).unwrap();
+        let authorized = Authorized::open(&path).unwrap();
+        let asked = || {
+            let Answer { grant, damage } = authorized.ask(&PEER);
+            assert_eq!(grant.unwrap().rights(""), Rights::Read);
+            damage.map(|error| error.kind)
+        };
+        fs::write(&path, format!("{PEER} r")).unwrap();
+        assert_eq!(asked(), Some(ErrorKind::Usage));
+        assert_eq!(asked(), None, "said already");
         fs::remove_file(&path).unwrap();
-        assert_eq!(authorized.grant(&PEER).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(asked(), Some(ErrorKind::NotFound));
+        fs::write(&path, format!("{PEER} ro\n")).unwrap();
+        assert_eq!(asked(), None);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(asked(), Some(ErrorKind::NotFound), "it was well in between");
     }
 
     #[test]

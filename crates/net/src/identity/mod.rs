@@ -21,7 +21,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-pub use authorized::{Authorized, Grant, Rights};
+pub use authorized::{Answer, Authorized, Grant, Rights};
 pub use fingerprint::{Fingerprint, ParseFingerprintError, peer_fingerprint};
 pub use known_hosts::{KnownHost, KnownHosts};
 pub use tls::{ALPN, server_name};

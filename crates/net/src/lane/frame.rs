@@ -14,9 +14,11 @@
 //! | 4 | BLOCK_END | the trailer of the block | 0 ..= 65,536 |
 //! | 5 | ABANDON | nothing: the sender gives the block up | 0 |
 //! | 6 | CLOSE | why the lane is closed, UTF-8 | 0 ..= 1,024 |
+//! | 7 | ALIVE | nothing: the sender of the frame has nothing to say, and lives | 0 |
 //!
 //! Order: at most one block is open; it is opened by BLOCK_BEGIN and closed by BLOCK_END, which may come only when exactly
-//! the announced data has come, or by ABANDON at any point. CONTROL may come anywhere, also between the DATA of a block.
+//! the announced data has come, or by ABANDON at any point. CONTROL and ALIVE may come anywhere, also between the DATA of a
+//! block.
 //! CLOSE is the last frame of a direction; a block that is still open then is abandoned. Anything else is an error and
 //! the end of the lane.
 
@@ -51,6 +53,8 @@ pub enum FrameKind {
     Abandon = 5,
     /// The sender closes the lane.
     Close = 6,
+    /// The peer lives.
+    Alive = 7,
 }
 
 impl FrameKind {
@@ -62,6 +66,7 @@ impl FrameKind {
             4 => Self::BlockEnd,
             5 => Self::Abandon,
             6 => Self::Close,
+            7 => Self::Alive,
             _ => return None,
         })
     }
@@ -73,7 +78,7 @@ impl FrameKind {
             Self::BlockBegin => (DATA_LEN_BYTES, DATA_LEN_BYTES + BLOCK_HEADER_BYTES_MAX),
             Self::Data => (1, DATA_FRAME_BYTES_MAX),
             Self::BlockEnd => (0, BLOCK_TRAILER_BYTES_MAX),
-            Self::Abandon => (0, 0),
+            Self::Abandon | Self::Alive => (0, 0),
             Self::Close => (0, CLOSE_REASON_BYTES_MAX),
         }
     }
@@ -133,6 +138,8 @@ pub enum FrameEvent<'a> {
         /// Why, in the peer's words: unescaped, not to be trusted.
         reason: &'a str,
     },
+    /// The peer lives.
+    Alive,
 }
 
 /// Takes the bytes of a lane, in slices of any length, and gives its events.
@@ -297,6 +304,7 @@ impl Order {
                 self.open = None;
                 Ok(FrameEvent::Abandoned { block })
             }
+            FrameKind::Alive => Ok(FrameEvent::Alive),
             FrameKind::Close => {
                 let reason = std::str::from_utf8(payload)
                     .map_err(|_| Error::protocol("peer closed the lane with a reason that is not UTF-8"))?;
@@ -337,6 +345,7 @@ mod tests {
         End(u64, Vec<u8>),
         Abandoned(u64),
         Closed(String),
+        Alive,
         Error(String),
     }
 
@@ -377,6 +386,7 @@ mod tests {
             FrameEvent::BlockEnd { block, trailer } => seen.push(Seen::End(block, trailer.to_vec())),
             FrameEvent::Abandoned { block } => seen.push(Seen::Abandoned(block)),
             FrameEvent::Closed { reason } => seen.push(Seen::Closed(reason.to_owned())),
+            FrameEvent::Alive => seen.push(Seen::Alive),
         }
     }
 
@@ -397,6 +407,7 @@ mod tests {
             begin(7, b"head"),
             frame(FrameKind::Data, b"abc"),
             frame(FrameKind::Control, b"between"),
+            frame(FrameKind::Alive, b""),
             frame(FrameKind::Data, b"defg"),
             frame(FrameKind::BlockEnd, b"trailer"),
             begin(3, &[7; 300]),
@@ -412,7 +423,7 @@ mod tests {
     fn every_split_of_the_stream_yields_the_same_events() {
         let stream = sample();
         let whole = decode(std::iter::once(stream.as_slice()));
-        assert_eq!(whole.len(), 13, "{whole:?}");
+        assert_eq!(whole.len(), 14, "{whole:?}");
         assert_eq!(whole.last(), Some(&Seen::Closed("done, danke schön".to_owned())));
         for cut in 0..=stream.len() {
             let (a, b) = stream.split_at(cut);
@@ -451,9 +462,10 @@ mod tests {
     #[test]
     fn wrong_orders_and_lengths_are_refused_by_name() {
         let head = |kind: u8, length: u32| [&[kind][..], &length.to_le_bytes()].concat();
-        let cases: [(Vec<u8>, &str); 15] = [
+        let cases: [(Vec<u8>, &str); 16] = [
             (head(0, 0), "unknown kind 0"),
-            (head(7, 1), "unknown kind 7"),
+            (head(8, 1), "unknown kind 8"),
+            (head(7, 1), "announced 1 bytes for a Alive frame"),
             (head(1, 0), "announced 0 bytes for a Control frame"),
             (head(1, CONTROL_FRAME_BYTES_MAX as u32 + 1), "announced 262145 bytes for a Control"),
             (head(1, u32::MAX), "announced 4294967295 bytes for a Control"),

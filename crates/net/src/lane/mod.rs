@@ -113,6 +113,11 @@ pub trait LaneHandle: Send + Sync {
     fn peer_addr(&self) -> SocketAddr;
     /// What the transport knows of the path now.
     fn stats(&self) -> LaneStats;
+    /// Grows whenever the process of the peer has said something; what its kernel answers by itself does not count. `None`
+    /// while this end does not listen, since it is busy with what it heard last.
+    fn heard(&self) -> Option<u64> {
+        Some(self.stats().wire_bytes_received)
+    }
     /// Sets this lane's share of the rate of the path, on the wire; `None` lifts the cap.
     fn set_rate(&self, rate: Option<BitRate>);
     /// Lets this lane share one rate with the other lanes of its session: a lane that has nothing to send leaves its share
@@ -137,6 +142,8 @@ pub trait LaneHandle: Send + Sync {
     fn closed_by_peer(&self) -> Option<String> {
         None
     }
+    /// Tells the peer that this end lives; never blocks. For transports whose kernel answers for a process that is stuck.
+    fn say_alive(&self) {}
     /// Closes the lane. With `reason`, in order: what has been given to the transport is still delivered (bounded by 2 s
     /// and one round trip) and the peer learns the reason; both halves end soon after. Calling it twice is harmless.
     fn close(&self, reason: &str);

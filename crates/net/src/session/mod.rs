@@ -19,6 +19,7 @@ pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
@@ -32,6 +33,13 @@ use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 
 /// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
+
+/// How often an end says that it lives. Reason: as QUIC keeps its lanes alive; a peer that hears nothing for six times this
+/// takes the lane for dead.
+pub const ALIVE_EVERY: Duration = Duration::from_secs(5);
+
+/// Longest time that closing all lanes takes. Reason: a lane bounds itself to 2 s and a round trip.
+const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// What a session tells the one who started it, in order.
 #[derive(Debug)]
@@ -169,6 +177,11 @@ impl Lanes {
         lock(&self.live).iter().filter_map(|lane| lane.handle.upgrade()).collect()
     }
 
+    /// Says on every lane that this end lives; its owner calls it every [`ALIVE_EVERY`], whatever storage does.
+    pub fn say_alive(&self) {
+        self.live().iter().for_each(|lane| lane.say_alive());
+    }
+
     /// Divides a rate: QUIC lanes share the budget, TCP lanes get equal parts.
     pub fn share_rate(&self, budget: &SharedBudget) {
         let Some(rate) = budget.rate() else { return };
@@ -209,6 +222,28 @@ impl Lanes {
         }
         reasons
     }
+}
+
+/// Closes lanes, all at once: each may take up to 2 s and a round trip when its peer or its path is slow.
+pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, reason: &'static str) {
+    all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
+}
+
+/// Runs each job on a thread of its own and waits for all of them, but no longer than `time_max`: what is left goes on by
+/// itself. A job that gets no thread is left out.
+pub(crate) fn all_within(time_max: Duration, jobs: impl IntoIterator<Item = impl FnOnce() + Send + 'static>) {
+    let (running, ended) = channel::<()>();
+    for job in jobs {
+        let running = running.clone();
+        // Out of threads: waiting would not help either.
+        let _ = thread::Builder::new().name("ending".to_owned()).spawn(move || {
+            job();
+            drop(running);
+        });
+    }
+    drop(running);
+    // Nothing is ever sent: the channel ends with its last job.
+    let _ = ended.recv_timeout(time_max);
 }
 
 /// Locks a mutex whose data stays consistent even when a holder panicked: every change under our locks is complete

@@ -115,16 +115,28 @@ impl Receiver {
             checkpointer: Mutex::new(None),
             observer,
         });
+        // The threads that did start end with the queues.
+        receiver.start_threads(to_prepare, to_publish).inspect_err(|_| receiver.drop_queues())?;
+        Ok(receiver)
+    }
+
+    fn start_threads(self: &Arc<Self>, to_prepare: Jobs<FileId>, to_publish: Jobs<Job>) -> Result<(), Error> {
         let to_publish = Arc::new(Mutex::new(to_publish));
         for _ in 0..PUBLISHERS {
-            let (receiver, jobs) = (Arc::clone(&receiver), Arc::clone(&to_publish));
+            let (receiver, jobs) = (Arc::clone(self), Arc::clone(&to_publish));
             spawn("publish", move || receiver.run_publisher(&jobs))?;
         }
-        let preparer = Arc::clone(&receiver);
+        let preparer = Arc::clone(self);
         spawn("prepare", move || preparer.run_preparer(&to_prepare))?;
-        let checkpointer = Arc::clone(&receiver);
-        *lock(&receiver.checkpointer) = Some(spawn("checkpoint", move || checkpointer.run_checkpoints())?);
-        Ok(receiver)
+        let checkpointer = Arc::clone(self);
+        *lock(&self.checkpointer) = Some(spawn("checkpoint", move || checkpointer.run_checkpoints())?);
+        Ok(())
+    }
+
+    /// Ends the threads that wait for work of this session.
+    fn drop_queues(&self) {
+        lock(&self.prepare).take();
+        lock(&self.publish).take();
     }
 
     /// Looks files up in the order of the manifest; ends when the session has.
@@ -161,9 +173,7 @@ impl Receiver {
             self.checkpoint();
             if over {
                 self.finish_directories();
-                // Threads that wait for work of this session end with their channels.
-                lock(&self.prepare).take();
-                lock(&self.publish).take();
+                self.drop_queues();
                 lock(&self.slots).clear();
                 return;
             }

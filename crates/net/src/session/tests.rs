@@ -1,7 +1,8 @@
-//! Tests of what lanes and their session owe each other when a thread panics.
+//! Tests of what lanes and their session owe each other when a thread panics or a lane is slow to close.
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
@@ -100,4 +101,39 @@ fn a_panic_of_either_half_takes_the_lane_down() {
         assert!(handle.is_closed.load(Ordering::Relaxed));
         assert_eq!(end.progress().lanes, 0, "panics: {panics}");
     }
+}
+
+/// A lane whose close takes until every other one closes too.
+struct SlowToClose {
+    together: Arc<Barrier>,
+    closed: AtomicBool,
+}
+
+impl LaneHandle for SlowToClose {
+    fn transport(&self) -> Transport {
+        Transport::Tcp
+    }
+    fn local_addr(&self) -> SocketAddr {
+        ([127, 0, 0, 1], 1).into()
+    }
+    fn peer_addr(&self) -> SocketAddr {
+        ([127, 0, 0, 1], 2).into()
+    }
+    fn stats(&self) -> LaneStats {
+        LaneStats::default()
+    }
+    fn set_rate(&self, _: Option<BitRate>) {}
+    fn close(&self, _: &str) {
+        self.together.wait();
+        self.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn lanes_that_are_slow_to_close_do_not_wait_for_each_other() {
+    let together = Arc::new(Barrier::new(8));
+    let lane = || Arc::new(SlowToClose { together: Arc::clone(&together), closed: AtomicBool::new(false) });
+    let lanes: Vec<Arc<SlowToClose>> = (0..8).map(|_| lane()).collect();
+    close_all(lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn LaneHandle>), "over");
+    assert!(lanes.iter().all(|lane| lane.closed.load(Ordering::Relaxed)));
 }

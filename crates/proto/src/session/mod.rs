@@ -65,3 +65,29 @@ pub const BLOCK_FAILURES_MAX: u32 = 5;
 fn copied(error: &Error) -> Error {
     Error::new(error.kind, error.scope, error.phase, error.chain()).retry(error.retry)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::send::FAREWELL_TIME_MAX;
+    use super::*;
+    use crate::error::{ErrorKind, Phase, Scope};
+
+    #[test]
+    fn an_end_whose_last_words_no_lane_takes_leaves_all_the_same() {
+        let stopped = || Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
+        let (mut sender, mut receiver) = (SendSession::new(LINGER_DEFAULT), RecvSession::new(LINGER_DEFAULT));
+        // The lane is up and its feeder is stuck in the transport: it asks for no frame.
+        sender.handle_lane_up(LaneId(0));
+        receiver.handle_lane_up(LaneId(0));
+        sender.abort(stopped());
+        receiver.abort(stopped());
+        let start = Instant::now();
+        for (time, over) in [(Duration::ZERO, false), (FAREWELL_TIME_MAX / 2, false), (FAREWELL_TIME_MAX, true)] {
+            sender.handle_timeout(start + time);
+            receiver.handle_timeout(start + time);
+            assert_eq!((sender.is_over(), receiver.is_over()), (over, over), "{time:?}");
+        }
+    }
+}

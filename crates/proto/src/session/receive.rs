@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::message::{Frame, Message, ranges_per_message};
-use super::send::{FileOutcome, lost_every_lane};
+use super::send::{FAREWELL_TIME_MAX, FileOutcome, lost_every_lane};
 use super::{
     ActiveFile, BLOCK_FAILURES_MAX, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied,
 };
@@ -139,6 +139,8 @@ pub struct RecvSession {
     /// It said so, or has not come back.
     sender_left: bool,
     over: bool,
+    /// When this end noticed that it has only its last words left to say.
+    leaving_since: Option<Instant>,
     /// This end leaves as soon as every outcome has been handed to a lane.
     leaves_first: bool,
     /// The session was over when a lane ended: what the log would send again is of no use any more.
@@ -168,6 +170,7 @@ impl RecvSession {
             events: VecDeque::new(),
             sender_left: false,
             over: false,
+            leaving_since: None,
             leaves_first: false,
             ended: false,
         }
@@ -211,6 +214,9 @@ impl RecvSession {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.is_leaving() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
+            self.ended = true;
+        }
         if self.log.alone_since().is_none_or(|since| now < since + self.linger) || self.over {
             return;
         }
@@ -533,7 +539,8 @@ impl RecvSession {
         let reports = !self.unreported.is_empty() && self.log.has_room() && self.log.lane_count() > 0;
         let report = self.last_report.filter(|_| reports).map(|last| last + REPORT_INTERVAL);
         let alone = self.log.alone_since().map(|since| since + self.linger);
-        [report, alone].into_iter().flatten().min()
+        let left = self.leaving_since.map(|since| since + FAREWELL_TIME_MAX);
+        [report, alone, left].into_iter().flatten().min()
     }
 
     // Questions.
@@ -546,8 +553,13 @@ impl RecvSession {
     /// Whether the session is over: the sender knows every outcome and has left, or it was aborted.
     pub fn is_over(&self) -> bool {
         let told = self.log.is_sent() || self.log.lane_count() == 0;
-        let complete = self.is_complete() && (self.log.is_settled() || self.leaves_first && told);
-        self.ended || self.sender_left || self.over && told || complete
+        let heard = self.is_complete() && self.log.is_settled();
+        self.ended || self.sender_left || heard || self.is_leaving() && told
+    }
+
+    /// Whether only its last words are left to say, and it need not know that they arrive.
+    fn is_leaving(&self) -> bool {
+        self.over || self.leaves_first && self.is_complete()
     }
 
     /// File bytes here, those from an earlier run included.

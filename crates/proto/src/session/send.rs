@@ -14,6 +14,10 @@ use crate::range_set::RangeSet;
 /// Bytes that an entry takes in a header beside its path, at most (six integers, a kind).
 const ENTRY_FIXED_BYTES: usize = 64;
 
+/// How long an end that leaves tries to say so. Reason: a lane that works takes a word within its queue and a round trip; a
+/// peer that takes none is stuck, and finds out by itself.
+pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+
 /// What a lane sends next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockTask {
@@ -107,6 +111,8 @@ pub struct SendSession {
     sent_again_blocks: u64,
     events: VecDeque<SendEvent>,
     over: bool,
+    /// When this end noticed that it has only its last words left to say.
+    leaving_since: Option<Instant>,
     /// The session was over when a lane ended: what the log would send again is of no use any more.
     ended: bool,
 }
@@ -130,6 +136,7 @@ impl SendSession {
             sent_again_blocks: 0,
             events: VecDeque::new(),
             over: false,
+            leaving_since: None,
             ended: false,
         }
     }
@@ -179,6 +186,9 @@ impl SendSession {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.is_leaving() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
+            self.ended = true;
+        }
         if self.log.alone_since().is_some_and(|since| now >= since + self.linger) && !self.over {
             self.finish_with(lost_every_lane(self.linger));
         }
@@ -400,7 +410,9 @@ impl SendSession {
 
     /// When [`SendSession::handle_timeout`] must be called at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.log.alone_since().map(|since| since + self.linger)
+        let alone = self.log.alone_since().map(|since| since + self.linger);
+        let left = self.leaving_since.map(|since| since + FAREWELL_TIME_MAX);
+        [alone, left].into_iter().flatten().min()
     }
 
     // Questions.
@@ -419,8 +431,12 @@ impl SendSession {
 
     /// Whether the session is over: complete and said so, or aborted.
     pub fn is_over(&self) -> bool {
-        self.ended
-            || (self.over || self.is_complete() && self.bye_sent) && (self.log.is_sent() || self.log.lane_count() == 0)
+        self.ended || self.is_leaving() && (self.log.is_sent() || self.log.lane_count() == 0)
+    }
+
+    /// Whether only its last words are left to say.
+    fn is_leaving(&self) -> bool {
+        self.over || self.is_complete() && self.bye_sent
     }
 
     /// Whether a file still waits for its outcome.

@@ -51,9 +51,29 @@ fn a_client_is_let_in_by_its_line_and_out_when_that_goes() {
     fs::write(site.path("authorize"), "").unwrap();
     push(&site, &agent, "a").expect(6).says("not authorized");
     pull(&site, &agent, "a").expect(6);
-    // A file that cannot be read lets nobody in.
-    fs::write(site.path("authorize"), "nonsense\n").unwrap();
-    assert_ne!(push(&site, &agent, "a").code, Some(0));
+}
+
+#[test]
+fn while_the_list_is_damaged_the_one_before_stays_in_force() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    let root = site.root().into_os_string().into_string().unwrap();
+    let ours = client_fingerprint(&site);
+    let agent = listed_agent(&site, &format!("{ours} ro\n"), &[&root]);
+    fs::write(site.path("authorize"), "#\n\nnonsense\n").unwrap();
+    for _ in 0..2 {
+        let refused = push(&site, &agent, "a").expect(4);
+        refused.says("not allowed");
+        assert!(
+            !refused.text().contains("nonsense") && !refused.text().contains("authorize"),
+            "{}",
+            refused.describe()
+        );
+    }
+    let log = fs::read_to_string(&agent.log).unwrap();
+    assert_eq!(log.matches("authorize line 3").count(), 1, "{log}");
+    fs::remove_file(site.path("authorize")).unwrap();
+    push(&site, &agent, "a").expect(4).says("not allowed");
 }
 
 #[test]
@@ -79,6 +99,28 @@ fn named_roots_have_rights_of_their_own() {
     site.copy(&agent).arg(agent.url("")).arg("all").run().expect(3).says("not served here");
     let names = |root: &str| fs::read_dir(site.root().join(root)).unwrap().count();
     assert_eq!((names("in"), names("out"), names("closed")), (2, 1, 1));
+}
+
+#[test]
+fn errors_name_a_root_as_clients_do_and_not_where_it_lies() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    write(&site.root().join("file"), b"old");
+    let place = site.root().into_os_string().into_string().unwrap();
+    let ours = format!("{}\n", client_fingerprint(&site));
+    let agents = [(format!("{place}:ro"), ""), (format!("named={place}:ro"), "named/"), (place.clone(), "")];
+    for (root, prefix) in &agents {
+        let agent = listed_agent(&site, &ours, &[root]);
+        let wrong = [
+            pull(&site, &agent, &format!("{prefix}none")),
+            pull(&site, &agent, &format!("{prefix}no*")),
+            push(&site, &agent, &format!("{prefix}file/beneath/f")),
+        ];
+        for outcome in wrong {
+            assert!(matches!(outcome.code, Some(3 | 4)), "{}", outcome.describe());
+            assert!(!outcome.text().contains(&place), "{}", outcome.describe());
+        }
+    }
 }
 
 #[test]

@@ -255,3 +255,35 @@ fn two_copies_to_one_destination_leave_one_of_them_whole() {
         }
     });
 }
+
+#[test]
+fn an_interrupt_ends_a_client_whose_agent_is_stuck() {
+    let site = site_with(12, 64 * MIB);
+    let agent = site.agent();
+    for via in ["tcp", "quic"] {
+        let flags = ["--via", via, "--lanes", "4", "--rate", "100Mbit", "f"];
+        let mut copying = site.copy(&agent).args(flags).arg(agent.url(via)).start();
+        let progress = |event: &serde_json::Value| {
+            (event["event"] == "progress" && event["bytes_done"].as_u64() > Some(0))
+                .then(|| event["elapsed_s"].as_f64())
+        };
+        let started = progress(&copying.wait_for("data", |event| progress(event).is_some())).flatten().unwrap();
+        agent.freeze();
+        // Until the kernels are full and every lane is stuck.
+        copying.wait_for("some seconds more", |event| progress(event).flatten() > Some(started + 3.0));
+        copying.interrupt();
+        copying.finish().expect(130);
+        agent.thaw();
+    }
+}
+
+#[test]
+fn a_client_that_is_stuck_gives_its_file_up_to_the_next_run() {
+    let site = site_with(13, 40 * MIB);
+    let agent = site.agent();
+    let mut copying = site.copy(&agent).args(["--via", "tcp", "--rate", "100Mbit", "f"]).arg(agent.url("f")).start();
+    copying.wait_for("data", |event| event["event"] == "progress" && event["bytes_done"].as_u64() > Some(0));
+    copying.freeze();
+    site.copy(&agent).arg("f").arg(agent.url("f")).succeed();
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+}

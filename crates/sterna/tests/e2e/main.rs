@@ -14,4 +14,5 @@ mod output;
 mod resume;
 mod site;
 mod strait;
+mod strangers;
 mod tree;

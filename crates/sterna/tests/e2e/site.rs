@@ -128,6 +128,16 @@ impl Agent {
         self.child.wait().unwrap()
     }
 
+    /// SIGSTOP: its kernel goes on to answer for it.
+    pub fn freeze(&self) {
+        send(&self.child, Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        send(&self.child, Signal::CONT);
+    }
+
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -247,6 +257,11 @@ impl Copying {
 
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
+    }
+
+    /// SIGSTOP: its kernel goes on to answer for it.
+    pub fn freeze(&self) {
+        send(&self.child, Signal::STOP);
     }
 
     pub fn interrupt(&mut self) {

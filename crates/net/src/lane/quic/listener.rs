@@ -45,8 +45,7 @@ impl Default for ListenerOptions {
 /// Accepts QUIC lanes on one UDP port. Dropping it refuses new lanes; those that were accepted live on.
 pub struct Listener {
     local_addr: SocketAddr,
-    lanes: Mutex<mpsc::Receiver<Lane>>,
-    wake: mpsc::SyncSender<Lane>,
+    lanes: Mutex<mpsc::Receiver<Result<Lane, Error>>>,
     stop: watch::Sender<bool>,
 }
 
@@ -90,7 +89,7 @@ impl Listener {
                 runtime.block_on(door.serve(endpoint, handle));
             })?;
         }
-        Ok(Self { local_addr, lanes: Mutex::new(lanes), wake: sender, stop })
+        Ok(Self { local_addr, lanes: Mutex::new(lanes), stop })
     }
 
     /// The address, with the port that the system chose.
@@ -98,25 +97,26 @@ impl Listener {
         self.local_addr
     }
 
-    /// Waits for the next lane whose handshake is done; callable from several threads.
+    /// Waits for the next lane whose handshake is done, or for what one failed by; callable from several threads.
     ///
-    /// Errors: `Cancelled` after [`Listener::stop`].
-    pub fn accept(&self) -> Result<Lane, Error> {
+    /// `None` soon after [`Listener::stop`].
+    pub fn accept(&self) -> Option<Result<Lane, Error>> {
         let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if *self.stop.borrow() {
-                return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "listening has stopped"));
+                return None;
             }
-            // Bounded so that a stop is noticed; `wake` keeps the channel from ever being closed.
-            if let Ok(lane) = lanes.recv_timeout(STOP_NOTICED_WITHIN) {
-                return Ok(lane);
+            match lanes.recv_timeout(STOP_NOTICED_WITHIN) {
+                Ok(lane) => return Some(lane),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                // Every socket has gone.
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
             }
         }
     }
 
     /// Refuses new lanes from now on and ends every [`Listener::accept`].
     pub fn stop(&self) {
-        let _ = &self.wake;
         self.stop.send_replace(true);
     }
 }
@@ -166,7 +166,7 @@ fn server_config(crypto: Arc<QuicServerConfig>, options: &ListenerOptions, peer:
 struct Door {
     crypto: Arc<QuicServerConfig>,
     options: ListenerOptions,
-    lanes: mpsc::SyncSender<Lane>,
+    lanes: mpsc::SyncSender<Result<Lane, Error>>,
     stopped: watch::Receiver<bool>,
     local_addr: SocketAddr,
     handshakes: Arc<AtomicUsize>,
@@ -207,17 +207,22 @@ impl Door {
         let handshakes = Arc::clone(&self.handshakes);
         let (lanes, socket_lanes) = (self.lanes.clone(), self.socket_lanes.clone());
         let runtime_of_lane = runtime.clone();
-        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, incoming.remote_address()));
+        let peer = incoming.remote_address();
+        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer));
         let (memory, local_addr) = (self.options.memory, self.local_addr);
         runtime.spawn(async move {
             let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(incoming, config, memory, local_addr)).await;
             handshakes.fetch_sub(1, Ordering::Relaxed);
-            // A peer that cannot finish its handshake learns why from TLS; here is nobody to tell.
-            let Ok(Ok(parts)) = greeted else { return };
+            let parts = match greeted {
+                Ok(Ok(parts)) => parts,
+                // Told to who accepts, for its log. While lanes wait there the log is of less use than they are.
+                Ok(Err(error)) => return drop(lanes.try_send(Err(error))),
+                Err(_) => return drop(lanes.try_send(Err(fault::timed_out(peer, HANDSHAKE_TIMEOUT)))),
+            };
             let connection = parts.connection.clone();
             socket_lanes.add(&parts.connection, parts.peer_addr, &parts.pace);
             let Ok((lane, _pump)) = assemble(parts, runtime_of_lane) else { return };
-            if lanes.try_send(lane).is_err() {
+            if lanes.try_send(Ok(lane)).is_err() {
                 connection.close(super::CODE_FAULT, b"too many lanes wait to be taken");
             }
         });

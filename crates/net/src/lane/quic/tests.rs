@@ -115,10 +115,27 @@ fn lane_pair_with(change: impl FnOnce(QuicOptions) -> QuicOptions) -> (Side, Sid
     let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let listener = listener(&theirs);
     let client = connect(&change(options(&listener)), &ours).unwrap();
-    let server = listener.accept().unwrap();
+    let server = listener.accept().unwrap().unwrap();
     assert_eq!(client.peer, theirs.fingerprint());
     assert_eq!(server.peer, ours.fingerprint());
     (side(client, false), side(server, false))
+}
+
+#[test]
+fn a_handshake_that_fails_is_told_to_who_accepts() {
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let listener = listener(&theirs);
+    let mut config = (*ours.client_config()).clone();
+    config.alpn_protocols = vec![b"other/1".to_vec()];
+    let crypto = noq::crypto::rustls::QuicClientConfig::try_from(Arc::new(config)).unwrap();
+    super::lane_runtime().unwrap().block_on(async {
+        let endpoint = noq::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let config = noq::ClientConfig::new(Arc::new(crypto));
+        let connecting = endpoint.connect_with(config, listener.local_addr(), "sterna").unwrap();
+        assert!(connecting.await.is_err());
+    });
+    let error = listener.accept().unwrap().err().unwrap();
+    assert_eq!(error.phase, Phase::Prepare, "{error}");
 }
 
 fn pattern(length: u64, seed: u8) -> Vec<u8> {
@@ -246,7 +263,7 @@ fn an_error_of_the_sink_closes_the_lane_and_the_peer_hears_why() {
     let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let listener = listener(&theirs);
     let mut client = side(connect(&options(&listener), &ours).unwrap(), false);
-    let server = side(listener.accept().unwrap(), true);
+    let server = side(listener.accept().unwrap().unwrap(), true);
     let _ = send_block(&mut client.tx, b"h", b"data", b"t");
     assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::NoSpace);
     let error = client.reader.join().unwrap().unwrap_err();
@@ -298,7 +315,7 @@ fn several_lanes_share_one_port_and_one_budget() {
     let mut pairs: Vec<(Side, Side)> = Vec::new();
     for _ in 0..4 {
         let client = side(connect(&options, &ours).unwrap(), false);
-        pairs.push((client, side(listener.accept().unwrap(), false)));
+        pairs.push((client, side(listener.accept().unwrap().unwrap(), false)));
     }
     // One after the other: each lane was accepted before the next was dialled.
     for (index, (client, server)) in pairs.iter_mut().enumerate() {

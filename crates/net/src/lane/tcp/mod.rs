@@ -20,6 +20,7 @@ mod writer;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
@@ -40,7 +41,8 @@ use crate::sys::{self, SocketMemory, TcpInfo};
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Time without any acknowledgement after which a path is dead. Reason: after an outage of 10 s at 660 ms of round trip
-/// the kernel, doubling its timeout from about 1 s, tries again at 15 s: twice that.
+/// the kernel, doubling its timeout from about 1 s, tries again at 15 s: twice that. Also the time without a word from
+/// the peer itself after which it counts as stuck; one that lives says so every 5 s.
 pub const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// Settings of a TCP lane that have a default.
@@ -250,9 +252,17 @@ impl LaneHandle for TcpHandle {
         }
     }
 
+    fn heard(&self) -> Option<u64> {
+        self.shared.listens.load(Ordering::Relaxed).then(|| self.tcp_info().bytes_received.unwrap_or_default().0)
+    }
+
     fn set_rate(&self, rate: Option<BitRate>) {
         // Fails only on a connection that is gone, which has no rate.
         let _ = socket::set_rate(&self.shared.stream, self.shared.peer_addr, rate);
+    }
+
+    fn say_alive(&self) {
+        writer::say_alive(&self.shared);
     }
 
     fn close(&self, reason: &str) {

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
@@ -74,7 +75,9 @@ impl TcpRx {
             if let Progress::Closed = self.hand_on(decoder, sink)? {
                 return Ok(());
             }
+            self.shared.listens.store(true, Ordering::Relaxed);
             let count = self.read_some().map_err(Failure::Lane)?;
+            self.shared.listens.store(false, Ordering::Relaxed);
             self.opener.filled(count);
         }
     }
@@ -107,6 +110,7 @@ impl TcpRx {
                 FrameEvent::Data { block, offset, data } => sink.block_data(block, offset, data)?,
                 FrameEvent::BlockEnd { block, trailer } => sink.block_end(block, trailer)?,
                 FrameEvent::Abandoned { block } => sink.block_abandoned(block)?,
+                FrameEvent::Alive => {}
                 FrameEvent::Closed { reason } => self.shared.closed_by_peer(reason),
             }
         }
@@ -116,6 +120,7 @@ impl TcpRx {
     /// Reads what there is, watching the path while there is nothing.
     fn read_some(&mut self) -> Result<usize, Error> {
         let mut watch = PathWatch::new(self.dead_after);
+        let waiting_since = Instant::now();
         loop {
             self.arm_timeout(watch.interval())?;
             match (&self.shared.stream).read(self.opener.space()) {
@@ -127,6 +132,12 @@ impl TcpRx {
                     if let Some(silence) = watch.look(&info, Instant::now()) {
                         let what =
                             format!("the path is dead: nothing was acknowledged for {:.0} s", silence.as_secs_f64());
+                        return Err(self.shared.cut_because(what));
+                    }
+                    // Its kernel may answer for long: a peer that lives says so.
+                    if waiting_since.elapsed() >= self.dead_after {
+                        let what =
+                            format!("the peer is stuck: not a word from it for {:.0} s", self.dead_after.as_secs_f64());
                         return Err(self.shared.cut_because(what));
                     }
                 }

@@ -144,11 +144,11 @@ impl Sealer {
         &self.buffer[..self.sealed_bytes]
     }
 
-    /// Forgets the records that were ready: they have been written.
-    pub(super) fn clear_sealed(&mut self) {
-        let open = self.sealed_bytes..self.sealed_bytes + RECORD_HEAD_BYTES + self.open_bytes;
-        self.buffer.copy_within(open, 0);
-        self.sealed_bytes = 0;
+    /// Forgets the first `bytes` of the records that were ready: they have been written. Range: at most as many as there are.
+    pub(super) fn written(&mut self, bytes: usize) {
+        let left = bytes..self.sealed_bytes + RECORD_HEAD_BYTES + self.open_bytes;
+        self.buffer.copy_within(left, 0);
+        self.sealed_bytes -= bytes;
     }
 
     /// Whether the key has to be replaced.
@@ -431,7 +431,7 @@ mod tests {
             sealer.push(&mut rest).unwrap();
             assert!(rest.is_empty());
             wire.extend_from_slice(sealer.sealed());
-            sealer.clear_sealed();
+            sealer.written(sealer.sealed().len());
             plain.extend_from_slice(&bytes);
             if round == 2 {
                 sealer.update_key(key(2)).unwrap();
@@ -470,7 +470,7 @@ mod tests {
         let mut rest = bytes.as_slice();
         sealer.push(&mut rest).unwrap();
         assert_eq!(rest.len(), RECORD_PLAIN_BYTES_MAX);
-        sealer.clear_sealed();
+        sealer.written(sealer.sealed().len());
         sealer.push(&mut rest).unwrap();
         assert!(rest.is_empty());
     }

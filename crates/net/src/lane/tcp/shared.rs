@@ -32,6 +32,8 @@ pub(super) struct Shared {
     secrets: Mutex<Secrets>,
     /// The peer asked us to replace our key.
     key_update_owed: AtomicBool,
+    /// The reading half waits for the peer, and not for its sink.
+    pub(super) listens: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -89,18 +91,30 @@ impl Shared {
             peer_addr,
             secrets: Mutex::new(secrets),
             key_update_owed: AtomicBool::new(false),
+            listens: AtomicBool::new(false),
             state: Mutex::new(State { writer: Some(Box::new(writer)), ending: None, reader: ReaderState::Idle }),
             changed: Condvar::new(),
         }
     }
 
-    /// Takes the writer for one call. Errors: the lane has ended.
+    /// Takes the writer for one call; waits while a sign of life goes out. Errors: the lane has ended.
     pub(super) fn take_writer(&self) -> Result<Box<Writer>, Error> {
         let mut state = self.lock();
-        if let Some(ending) = &state.ending {
-            return Err(self.ended(ending));
+        loop {
+            if let Some(ending) = &state.ending {
+                return Err(self.ended(ending));
+            }
+            match state.writer.take() {
+                Some(writer) => return Ok(writer),
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
         }
-        state.writer.take().ok_or_else(|| self.ended(&Ending::Cut("its sender was dropped in a call".to_owned())))
+    }
+
+    /// Takes the writer, if nobody has it and the lane has not ended.
+    pub(super) fn writer_if_free(&self) -> Option<Box<Writer>> {
+        let mut state = self.lock();
+        if state.ending.is_some() { None } else { state.writer.take() }
     }
 
     /// Puts the writer back after a call that went well.

@@ -303,6 +303,47 @@ fn a_lane_that_is_cut_is_an_error_that_may_be_tried_again() {
 }
 
 #[test]
+fn a_peer_whose_kernel_lives_and_that_says_nothing_is_cut_off() {
+    // The shortest whose parts the kernel takes for its own probes.
+    let (a, b) = lanes(&TcpOptions { dead_after: Duration::from_secs(6), ..TcpOptions::default() });
+    // Its end of the connection stays open, and nobody runs it.
+    let a = End::of(a);
+    let error = a.join().1.unwrap_err();
+    assert_eq!((error.kind, error.retry), (ErrorKind::Unreachable, Retry::After));
+    assert!(error.text().contains("not a word"), "{error}");
+    drop(b);
+}
+
+#[test]
+fn a_sign_of_life_is_heard_by_the_lane_and_not_by_the_sink() {
+    let (mut a, b) = ends();
+    a.tx.block_begin(b"", 4).unwrap();
+    a.handle.say_alive();
+    a.tx.block_data(Bytes::from_static(b"data")).unwrap();
+    a.handle.say_alive();
+    a.tx.block_end(b"").unwrap();
+    a.tx.flush().unwrap();
+    a.handle.close("done");
+    a.handle.say_alive();
+    let (calls, ended) = b.join();
+    ended.unwrap();
+    let expected = [Call::Begin(0, Vec::new(), 4), Call::Data(0, 0, b"data".to_vec()), Call::End(0, Vec::new())];
+    assert_eq!(calls, expected);
+}
+
+#[test]
+fn a_sign_of_life_does_not_wait_for_a_peer_that_does_not_read() {
+    let (a, b) = lanes(&TcpOptions::default());
+    // Far more than the kernels take; what they do not take stays for the next call.
+    for _ in 0..100_000 {
+        a.handle.say_alive();
+    }
+    let (a, b) = (End::of(a), End::of(b));
+    a.handle.close("done");
+    b.join().1.unwrap();
+}
+
+#[test]
 fn bytes_changed_on_the_way_end_the_lane() {
     let (a, b) = ends();
     // A record that looks right and is not sealed with the key of the lane; then one that is none; then a lie.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::record::Sealer;
@@ -102,6 +104,24 @@ impl Writer {
         self.write_sealed(shared, None)
     }
 
+    /// Says that this end lives, as far as the kernel takes it without waiting; what it does not take goes with the next call.
+    fn alive(&mut self, shared: &Shared) -> Result<(), Error> {
+        if self.sealer.sealed().is_empty() {
+            self.put(shared, FrameKind::Alive, [&[], &[]])?;
+            self.sealer.seal_open()?;
+        }
+        while !self.sealer.sealed().is_empty() {
+            match rustix::net::send(&shared.stream, self.sealer.sealed(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => self.sealer.written(count),
+                Err(Errno::INTR) => {}
+                // The peer does not read, or the path is slow: the reading half finds out which.
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Err(shared.cut(Half::Sending, &error.into())),
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the records that are ready and replaces the key when it is time.
     fn write_sealed(&mut self, shared: &Shared, deadline: Option<Instant>) -> Result<(), Error> {
         if !self.sealer.sealed().is_empty() {
@@ -110,7 +130,7 @@ impl Writer {
                 Some(deadline) => write_until(shared, self.sealer.sealed(), deadline),
             };
             written.map_err(|e| shared.cut(Half::Sending, &e))?;
-            self.sealer.clear_sealed();
+            self.sealer.written(self.sealer.sealed().len());
         }
         if self.sealer.key_is_worn() {
             self.sealer.update_key(shared.next_tx_key()?)?;
@@ -148,19 +168,35 @@ pub(super) struct TcpTx {
 }
 
 impl TcpTx {
-    /// Runs one call with the writer; after a failure the lane is dead and the writer gone.
     fn with_writer(&mut self, call: impl FnOnce(&mut Writer, &Shared) -> Result<(), Error>) -> Result<(), Error> {
-        let mut writer = self.shared.take_writer()?;
-        match call(&mut writer, &self.shared) {
-            Ok(()) => {
-                self.shared.return_writer(writer);
-                Ok(())
-            }
-            Err(error) => {
-                self.shared.cut_because(error.text().to_owned());
-                Err(error)
-            }
+        run(&self.shared, self.shared.take_writer()?, call)
+    }
+}
+
+/// Runs one call with the writer; after a failure the lane is dead and the writer gone.
+fn run(
+    shared: &Shared,
+    mut writer: Box<Writer>,
+    call: impl FnOnce(&mut Writer, &Shared) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match call(&mut writer, shared) {
+        Ok(()) => {
+            shared.return_writer(writer);
+            Ok(())
         }
+        Err(error) => {
+            shared.cut_because(error.text().to_owned());
+            Err(error)
+        }
+    }
+}
+
+/// Says that this end lives, unless a call of the sending half is under way: then it says more than that, or the peer
+/// does not read. Never blocks.
+pub(super) fn say_alive(shared: &Shared) {
+    if let Some(writer) = shared.writer_if_free() {
+        // A failure is the end of the lane, which both halves find out.
+        let _ = run(shared, writer, Writer::alive);
     }
 }
 

@@ -1,0 +1,157 @@
+//! Who is not let in, or not any more: refused in clear words, at once, and at little cost to the agent.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use sterna_net::identity::Identity;
+use sterna_net::lane::quic::{QuicOptions, SharedBudget};
+use sterna_net::lane::tcp::ConnectOptions;
+use sterna_net::lane::{Lane, LaneSink, LaneTx, quic, tcp};
+use sterna_proto::session::{Frame, Hello, Message, Overwrite, Request, SessionId};
+use sterna_proto::{Checks, Error, ErrorKind};
+
+use crate::site::{Agent, PATIENCE, Site};
+use crate::tree::write;
+
+/// An agent that lets in who is in `lines`.
+fn agent_for(site: &Site, lines: &str) -> Agent {
+    let (authorize, root) = (site.path("authorize"), site.root());
+    fs::write(&authorize, lines).unwrap();
+    let flags: [&OsStr; 4] = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
+    site.agent_with("127.0.0.1:0", &flags)
+}
+
+/// A lane whose frames from the agent are heard until it ends.
+struct Heard {
+    tx: Box<dyn LaneTx>,
+    frames: Receiver<Frame>,
+}
+
+struct Ear(std::sync::mpsc::Sender<Frame>);
+
+impl LaneSink for Ear {
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
+        // Nobody listens any more when the test is over.
+        let _ = self.0.send(Frame::decode(frame)?);
+        Ok(())
+    }
+    fn block_begin(&mut self, _: u64, _: &[u8], _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_data(&mut self, _: u64, _: u64, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_end(&mut self, _: u64, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_abandoned(&mut self, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn heard(lane: Lane) -> Heard {
+    let Lane { tx, rx, handle, .. } = lane;
+    let (ear, frames) = channel();
+    thread::spawn(move || {
+        let _ = rx.run(&mut Ear(ear));
+        drop(handle);
+    });
+    Heard { tx, frames }
+}
+
+fn by_tcp(agent: &Agent, identity: &Identity) -> Heard {
+    heard(tcp::connect(&ConnectOptions::new(agent.addr), identity).unwrap().into_lane())
+}
+
+fn by_quic(agent: &Agent, identity: &Identity) -> Heard {
+    heard(quic::connect(&QuicOptions::new(agent.addr, SharedBudget::new(None)), identity).unwrap())
+}
+
+impl Heard {
+    fn says(mut self, frame: &Frame) -> Self {
+        self.tx.control(&frame.encode()).and_then(|()| self.tx.flush()).unwrap();
+        self
+    }
+
+    fn next(&self) -> Frame {
+        self.frames.recv_timeout(PATIENCE).expect("a frame from the agent")
+    }
+
+    fn refusal(&self) -> Error {
+        match self.next() {
+            Frame::Refuse(error) => error,
+            other => panic!("a refusal was due, not {other:?}"),
+        }
+    }
+
+    /// Waits for the agent to end the lane.
+    fn ends(self) {
+        while self.frames.recv_timeout(PATIENCE).map_err(|e| assert_eq!(e.to_string(), CLOSED)).is_ok() {}
+    }
+}
+
+const CLOSED: &str = "channel is empty and sending half is closed";
+
+fn push_hello() -> Frame {
+    let request = Request::Push {
+        destination: b"to/".to_vec(),
+        several: true,
+        overwrite: Overwrite::Always,
+        checks: Checks::NONE,
+        expect: None,
+        dry_run: false,
+    };
+    Frame::Hello(Hello { session: SessionId([1; 16]), rejoin: false, request })
+}
+
+#[test]
+fn a_stranger_is_refused_before_it_says_a_word() {
+    let site = Site::new();
+    let agent = agent_for(&site, "# nobody\n");
+    let stranger = Identity::ephemeral().unwrap();
+    for lane in [by_tcp(&agent, &stranger), by_quic(&agent, &stranger)] {
+        let refusal = lane.refusal();
+        assert_eq!(refusal.kind, ErrorKind::Untrusted);
+        assert!(refusal.text().contains(&stranger.fingerprint().to_string()), "{refusal}");
+        lane.ends();
+    }
+}
+
+#[test]
+fn lanes_that_never_say_hello_are_ended_when_they_are_many() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mute = Identity::ephemeral().unwrap();
+    let mut lanes: Vec<Heard> = (0..100).map(|_| by_tcp(&agent, &mute)).collect();
+    lanes.extend((0..30).map(|_| by_quic(&agent, &mute)));
+    // More than the 64 that may be there at once: the oldest are ended.
+    lanes.drain(..66).for_each(Heard::ends);
+    write(&site.local().join("honest"), b"bytes");
+    for via in ["tcp", "quic"] {
+        site.copy(&agent).args(["--via", via, "honest"]).arg(agent.url(via)).succeed();
+    }
+}
+
+#[test]
+fn rights_are_looked_at_for_each_lane_and_their_loss_ends_the_session() {
+    let site = Site::new();
+    let peer = Identity::ephemeral().unwrap();
+    let line = |rights: &str| format!("{} {rights}\n", peer.fingerprint());
+    let agent = agent_for(&site, &line("rw"));
+    for (loss, kind) in [(line("ro"), ErrorKind::Denied), (String::new(), ErrorKind::Untrusted)] {
+        fs::write(site.path("authorize"), line("rw")).unwrap();
+        let first = by_tcp(&agent, &peer).says(&push_hello());
+        assert!(matches!(first.next(), Frame::Welcome));
+        fs::write(site.path("authorize"), loss).unwrap();
+        let second = by_tcp(&agent, &peer);
+        let second = if kind == ErrorKind::Denied { second.says(&push_hello()) } else { second };
+        assert_eq!(second.refusal().kind, kind);
+        let Frame::Messages { encoded, .. } = first.next() else { panic!("an abort was due") };
+        let messages = Message::decode_all(&encoded).unwrap();
+        assert!(matches!(&messages[..], [Message::Abort { error }] if error.kind == kind), "{messages:?}");
+        first.ends();
+        agent.wait_for_log("over");
+    }
+}
