@@ -45,6 +45,8 @@ pub struct IncomingFile {
 #[derive(Debug)]
 struct Records {
     have: RangeSet,
+    /// Blocks of `have` that only the journal of an earlier session speaks for.
+    claimed: BTreeMap<u64, BlockDigest>,
     /// Recorded since the last checkpoint.
     unsaved: Vec<JournalRecord>,
     /// Digests behind a gap; those before it are merged already.
@@ -189,7 +191,7 @@ impl IncomingFile {
         self.restarted.as_deref()
     }
 
-    /// The blocks that are here: recorded now, or found in the journal of an earlier session.
+    /// The blocks that are here: recorded now, or claimed by the journal of an earlier session.
     pub fn have(&self) -> RangeSet {
         self.records().have.clone()
     }
@@ -262,6 +264,26 @@ impl IncomingFile {
         Ok(())
     }
 
+    /// The next block that only the journal of an earlier session speaks for, and its digest; `None` when each was read.
+    ///
+    /// A disk may have lost what it had said is durable, so the bytes are to be compared before they count.
+    pub fn next_claim(&self) -> Option<(u64, BlockDigest)> {
+        self.records().claimed.first_key_value().map(|(index, digest)| (*index, *digest))
+    }
+
+    /// Settles a claim: the block's bytes have this `digest`, or are not what the journal says (`None`) and the block is
+    /// missing again. Where there is no such claim nothing changes.
+    pub fn settle_claim(&self, index: u64, digest: Option<BlockDigest>) {
+        let mut records = self.records();
+        if records.claimed.remove(&index).is_none() {
+            return;
+        }
+        match digest {
+            Some(digest) => records.take(index, digest),
+            None => records.have.remove(index..index + 1),
+        }
+    }
+
     /// Makes everything recorded so far durable, so that no crash sends it again; how many blocks that were.
     ///
     /// To be called by one thread about once a second; others may write and record meanwhile. Errors: after any, nothing
@@ -326,10 +348,15 @@ impl IncomingFile {
             return Ok(0);
         }
         let saved = self.append(journal, &unsaved);
-        if let Err(errno) = saved {
+        if let Err(error) = saved {
+            if is_crowded(&error) {
+                // Nothing was lost: the next checkpoint makes the journal.
+                self.records().unsaved.splice(0..0, unsaved);
+                return Ok(0);
+            }
             *journal = Journal::Closed("a write was lost");
             let count = unsaved.len();
-            return Err(WRITING.failed(errno, format_args!("make {count} blocks of {} durable", self.path)));
+            return Err(WRITING.failed(error, format_args!("make {count} blocks of {} durable", self.path)));
         }
         Ok(unsaved.len() as u64)
     }
@@ -447,10 +474,16 @@ impl Drop for IncomingFile {
 
 impl Records {
     fn new(blocks: BlockMap) -> Self {
-        Self { have: RangeSet::new(), unsaved: Vec::new(), ahead: BTreeMap::new(), digester: FileDigester::new(blocks) }
+        Self {
+            have: RangeSet::new(),
+            claimed: BTreeMap::new(),
+            unsaved: Vec::new(),
+            ahead: BTreeMap::new(),
+            digester: FileDigester::new(blocks),
+        }
     }
 
-    /// Adds a block that is not here yet, and merges what is now without a gap.
+    /// Adds a block whose digest was compared, and merges what is now without a gap.
     fn take(&mut self, index: u64, digest: BlockDigest) {
         self.have.insert(index..index + 1);
         self.ahead.insert(index, digest);
@@ -581,16 +614,16 @@ fn take_up(
     }
     let codec = header.records();
     let end = RecordCodec::append_offset(file.metadata().map_err(failed)?.len());
-    // No session writes a block twice; more than this is damage, and is not read.
+    // Blocks are written twice only where they were found damaged; what is beyond this is not read, and is sent again.
     let end = end.min(HEADER_BYTES as u64 + entry.blocks().count().saturating_mul(RECORD_BYTES as u64 * 2));
     let mut at = HEADER_BYTES as u64;
     while at < end {
         let step = (end - at).min(JOURNAL_READ_BYTES as u64) as usize;
         let taken = read_up_to(&file, &mut buffer[..step], at).map_err(failed)?;
         for record in buffer[..taken].chunks_exact(RECORD_BYTES).filter_map(|bytes| codec.decode(bytes)) {
-            if !records.have.contains(record.index) {
-                records.take(record.index, record.digest);
-            }
+            // A later record of a block is of a later writing: what the first spoke of was found damaged meanwhile.
+            records.have.insert(record.index..record.index + 1);
+            records.claimed.insert(record.index, record.digest);
         }
         if taken < step {
             break;
@@ -626,6 +659,11 @@ fn check_space(directory: BorrowedFd<'_>, path: &RelPath, needed: u64) -> Result
     }
     let (needed, free) = (ByteCount(needed), ByteCount(free));
     Err(PREPARING.refused(ErrorKind::NoSpace, format!("write {path}: it needs {needed} more, {free} are free")))
+}
+
+/// Whether no descriptor was free: of what a checkpoint does, only making its journal takes one.
+fn is_crowded(error: &std::io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 /// A number that no other journal has: the standard library seeds its hasher at random for each.

@@ -8,7 +8,9 @@
 //! control frame or one block; it ends when the lane dies or the session is over.
 
 mod receiver;
+mod recheck;
 mod sender;
+mod slot;
 mod writer;
 
 pub use receiver::{Receiver, ReceiverOptions};
