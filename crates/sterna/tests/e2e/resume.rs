@@ -200,6 +200,19 @@ fn a_source_that_changed_between_two_runs_starts_over_and_says_so() {
 }
 
 #[test]
+fn a_source_that_changed_under_its_old_size_and_time_starts_over_and_says_so() {
+    for push in [true, false] {
+        let mut crossing = Crossing::new(13, push);
+        crossing.stop_half_way();
+        let time = fs::metadata(&crossing.source).unwrap().modified().unwrap();
+        flip_bit(&crossing.source, 100);
+        File::options().write(true).open(&crossing.source).unwrap().set_modified(time).unwrap();
+        crossing.copy().succeed().says("not the version");
+        crossing.check_arrival();
+    }
+}
+
+#[test]
 fn a_source_that_is_cut_while_it_is_read_fails_and_is_not_published() {
     for push in [true, false] {
         let crossing = Crossing::new(7, push);

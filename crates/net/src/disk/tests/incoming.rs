@@ -119,6 +119,7 @@ fn another_version_of_the_source_starts_over_and_says_so() {
     let versions = [
         FileEntry { mtime: later, ..entry.clone() },
         FileEntry { inode: 1, ..entry.clone() },
+        FileEntry { version: 43, ..entry.clone() },
         FileEntry { size: 4 * MIB - 1, ..entry.clone() },
     ];
     for version in versions {

@@ -36,6 +36,7 @@ fn file_entry(path: impl AsRef<[u8]>, size: u64) -> FileEntry {
         mode: 0o640,
         allocated: size,
         inode: 4711,
+        version: 42,
     }
 }
 
