@@ -308,21 +308,15 @@ impl IncomingFile {
             self.remove(&mut journal, "it was corrupt")?;
             return Err(wrong);
         }
-        let failed = |what: &str, errno: Errno| {
-            FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
-        };
-        let outcome = rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.entry.mode)))
-            .and_then(|()| rustix::fs::futimens(&self.part, &times(self.entry.mtime)))
-            .map_err(|errno| failed("set mode and time of", errno));
-        outcome?;
-        if let Err(errno) = rustix::fs::fsync(&self.part) {
-            *journal = Journal::Closed("a write was lost");
-            return Err(failed("sync", errno));
+        if let Err(error) = self.finish_part(&mut journal) {
+            // It stays ours alone while it is hidden. Best effort: the error is told in any case.
+            let _ = rustix::fs::fchmod(&self.part, HIDDEN_MODE);
+            return Err(error);
         }
-        rename_into_place(self.directory.as_fd(), &self.names.part, &self.path, self.overwrite)?;
         *journal = Journal::Closed("it was published");
         self.destination.settle()?;
-        rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync the directory of", errno))?;
+        rustix::fs::fsync(&self.directory)
+            .map_err(|errno| FINALISING.failed(errno, format_args!("sync the directory of {}", self.path)))?;
         // Last, and not synced: left behind it does no harm, and the next session deletes it. The lock went away with the
         // part file's name, so a part file that is there now, and the journal with it, are another session's.
         let part = rustix::fs::statat(&self.directory, &*self.names.part, AtFlags::SYMLINK_NOFOLLOW);
@@ -330,6 +324,21 @@ impl IncomingFile {
             let _ = unlink(self.directory.as_fd(), &self.names.journal);
         }
         Ok(digests)
+    }
+
+    /// Gives the part file its mode, time and name, and makes it durable before it has that.
+    fn finish_part(&self, journal: &mut Journal) -> Result<(), Error> {
+        let failed = |what: &str, errno: Errno| {
+            FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
+        };
+        rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.entry.mode)))
+            .and_then(|()| rustix::fs::futimens(&self.part, &times(self.entry.mtime)))
+            .map_err(|errno| failed("set mode and time of", errno))?;
+        if let Err(errno) = rustix::fs::fsync(&self.part) {
+            *journal = Journal::Closed("a write was lost");
+            return Err(failed("sync", errno));
+        }
+        rename_into_place(self.directory.as_fd(), &self.names.part, &self.path, self.overwrite)
     }
 
     /// Deletes what was received, for a file that will not be gone on with.
@@ -369,8 +378,7 @@ impl IncomingFile {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             // One that is there was left by a session that published; see step 6 in the module above.
             unlink(self.directory.as_fd(), &self.names.journal)?;
-            let mode = Mode::from_raw_mode(0o600);
-            let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, mode)?);
+            let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, HIDDEN_MODE)?);
             bytes.extend_from_slice(&header.encode());
             *journal = Journal::Open { file, codec: header.records(), end: 0 };
         }
@@ -496,6 +504,9 @@ impl Records {
 /// Bytes read at once for digests that do not combine. Guess: large enough that a system call costs nothing beside it.
 const READ_BACK_BYTES: usize = 1 << 20;
 
+/// Mode of our hidden files: the source's may be for other people than these are.
+const HIDDEN_MODE: Mode = Mode::from_raw_mode(0o600);
+
 /// Bytes of journal read at once.
 const JOURNAL_READ_BYTES: usize = 1024 * RECORD_BYTES;
 
@@ -523,7 +534,7 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
     // Neither a symlink nor a fifo that someone put there may be followed or waited for.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     for _ in 0..LOCK_TRIES_MAX {
-        let part = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+        let part = rustix::fs::openat(directory, name, flags, HIDDEN_MODE).map_err(failed)?;
         match rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy()),
@@ -590,6 +601,7 @@ fn take_up(
 ) -> Result<Found, Error> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error: std::io::Error| PREPARING.failed(error, format_args!("read the journal of {path}"));
+    clear_journal_name(directory, &names.journal, path)?;
     let file = match rustix::fs::openat(directory, &*names.journal, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(Found::Nothing { reason: None }),
@@ -631,6 +643,23 @@ fn take_up(
         at += step as u64;
     }
     Ok(Found::Journal(Journal::Open { file, codec, end }))
+}
+
+/// Deletes what has the name of a journal and is no file. Errors: `Exists` for a directory, which may hold something.
+fn clear_journal_name(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(), Error> {
+    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("look at {name}, the journal of {path}"));
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(()),
+            FileType::Directory => {
+                let text = format!("write {path}: {name}, the name of its journal, is a directory; remove it");
+                Err(PREPARING.refused(ErrorKind::Exists, text))
+            }
+            _ => unlink(directory, name).map_err(failed),
+        },
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
 }
 
 /// Reads until `buffer` is full or the file ends; how many bytes came.

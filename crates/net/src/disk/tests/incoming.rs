@@ -302,6 +302,48 @@ fn a_name_that_was_taken_meanwhile_is_not_replaced() {
 }
 
 #[test]
+fn what_could_not_get_its_name_stays_hidden_from_others() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let entry = FileEntry { mode: 0o644, ..file_entry("a.h5", ONE_BLOCK) };
+    let file = incoming(&destination, &entry);
+    put_block(&file, &pattern(ONE_BLOCK), 0);
+    std::fs::create_dir_all(directory.path().join("a.h5/inner")).unwrap();
+    file.publish(&[]).unwrap_err();
+    let part = hidden_file(directory.path(), ".part");
+    assert_eq!(std::fs::metadata(&part).unwrap().mode() & 0o777, 0o600);
+    std::fs::remove_dir_all(directory.path().join("a.h5")).unwrap();
+    file.publish(&[]).unwrap();
+    assert_matches_entry(&directory.path().join("a.h5"), &entry, &pattern(ONE_BLOCK));
+}
+
+#[test]
+fn what_has_the_name_of_a_journal_and_is_none_is_deleted_or_named() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(2 * MIB);
+    let entry = file_entry("a.h5", 2 * MIB);
+    let file = incoming(&destination, &entry);
+    put_block(&file, &data, 0);
+    file.checkpoint().unwrap();
+    drop(file);
+    let journal = hidden_file(directory.path(), ".journal");
+    std::fs::remove_file(&journal).unwrap();
+    std::fs::create_dir(&journal).unwrap();
+    let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+    let name = journal.file_name().unwrap().to_str().unwrap();
+    assert!(error.text().contains(name) && error.text().contains("is a directory"), "{error}");
+    std::fs::remove_dir(&journal).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &journal).unwrap();
+    let file = incoming(&destination, &entry);
+    fill(&file, &data);
+    file.checkpoint().unwrap();
+    assert!(std::fs::symlink_metadata(&journal).unwrap().is_file());
+    file.publish(&[]).unwrap();
+    assert_eq!(names_in(directory.path()), ["a.h5"]);
+}
+
+#[test]
 fn of_two_sessions_on_one_name_the_second_waits_its_turn() {
     let directory = scratch();
     let data = pattern(2 * MIB);
