@@ -596,7 +596,9 @@ impl ReceiverLane {
         receiver.after_change();
         let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
         if !slot.has_begun() {
-            receiver.wait_for_publishers(|waiting| waiting.files >= WAITING_FILES_MAX);
+            // With few descriptors as many wait as leave some to files on their way.
+            let files_max = WAITING_FILES_MAX.min(receiver.open_max.div_ceil(4));
+            receiver.wait_for_publishers(|waiting| waiting.files >= files_max);
             receiver.look_up(file, &slot, false);
         }
         if lock(&receiver.session).claim(self.lane, file, index) == BlockClaim::Discard {
