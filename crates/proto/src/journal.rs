@@ -10,7 +10,7 @@
 //! | offset | size | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `STERNAJN` |
-//! | 8 | 2 | version of this format, 2 |
+//! | 8 | 2 | version of this format, 1 |
 //! | 10 | 1 | kind of the source: 1 file |
 //! | 11 | 5 | zero |
 //! | 16 | 8 | size of the file |
@@ -59,7 +59,7 @@ const CRC_OFFSET: usize = HEADER_BYTES - 4;
 pub const RECORD_BYTES: usize = 64;
 
 const MAGIC: &[u8; 8] = b"STERNAJN";
-const VERSION: u16 = 2;
+const VERSION: u16 = 1;
 const KIND_FILE: u8 = 1;
 const HAS_ADLER32: u8 = 1;
 const HAS_CRC32C: u8 = 2;

@@ -211,7 +211,8 @@ impl Receiver {
         while let Ok(file) = files.recv() {
             let slot = lock(&self.slots).get(&file).cloned();
             let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { continue };
-            let Some(lost) = recheck(&incoming, || self.is_over()) else { continue };
+            let is_moot = || self.is_over() || !lock(&self.session).is_receiving(file);
+            let Some(lost) = recheck(&incoming, is_moot) else { continue };
             let notice = (!lost.is_empty()).then(|| {
                 let (lost, path) = (lost.len(), incoming.path());
                 format!("{path}: blocks of an earlier session that were damaged on disk and are sent again: {lost}")

@@ -9,12 +9,12 @@ const RECHECK_BYTES: usize = 128 << 10;
 
 /// Reads every block that only the journal speaks for; those that are not what it says, or cannot be read.
 ///
-/// `None` when `is_over` says so meanwhile. Holds no lock while it reads. Cost: one pass over those blocks, and a buffer.
-pub(super) fn recheck(incoming: &IncomingFile, is_over: impl Fn() -> bool) -> Option<RangeSet> {
+/// `None` when `is_moot` says that nobody wants to know any more. Holds no lock while it reads. Cost: one pass over those blocks, and a buffer.
+pub(super) fn recheck(incoming: &IncomingFile, is_moot: impl Fn() -> bool) -> Option<RangeSet> {
     let mut lost = RangeSet::new();
     let mut buffer = vec![0; RECHECK_BYTES];
     while let Some((index, claimed)) = incoming.next_claim() {
-        if is_over() {
+        if is_moot() {
             return None;
         }
         let (offset, length) = (incoming.blocks().offset(index), incoming.blocks().length(index));
