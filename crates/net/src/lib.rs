@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod buffer;
 pub mod client;
+pub mod descriptors;
 pub mod disk;
 mod handshakes;
 pub mod identity;

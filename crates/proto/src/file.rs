@@ -134,6 +134,9 @@ pub struct FileEntry {
     pub allocated: u64,
     /// Inode at the source: tells a replaced source from a resumed one when size and time agree.
     pub inode: u64,
+    /// Version at the source, only compared: its change time, which tells bytes that were written under a modification time
+    /// that was set back.
+    pub version: u64,
 }
 
 impl FileEntry {
@@ -149,7 +152,8 @@ impl FileEntry {
 
     /// Whether `other` is the same version of the same file, so that blocks of the one may complete the other.
     pub fn same_version(&self, other: &Self) -> bool {
-        (self.kind, self.size, self.mtime, self.inode) == (other.kind, other.size, other.mtime, other.inode)
+        let version = |entry: &Self| (entry.kind, entry.size, entry.mtime, entry.inode, entry.version);
+        version(self) == version(other)
     }
 }
 

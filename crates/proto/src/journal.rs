@@ -5,7 +5,7 @@
 //!
 //! A journal is one header and then records, in the order in which blocks became durable. All numbers are little-endian.
 //!
-//! Header, 80 bytes:
+//! Header, 88 bytes:
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -21,8 +21,9 @@
 //! | 48 | 8 | inode at the source |
 //! | 56 | 8 | inode of the data file at the destination |
 //! | 64 | 8 | nonce: differs between any two journals |
-//! | 72 | 4 | zero |
-//! | 76 | 4 | CRC-32C of bytes 0 to 76 |
+//! | 72 | 8 | version at the source |
+//! | 80 | 4 | zero |
+//! | 84 | 4 | CRC-32C of bytes 0 to 84 |
 //!
 //! Record, 64 bytes:
 //!
@@ -49,7 +50,10 @@ use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::{BlockMap, EntryKind, FILE_BYTES_MAX, FileEntry, FileTime};
 
 /// Size of the header in bytes.
-pub const HEADER_BYTES: usize = 80;
+pub const HEADER_BYTES: usize = 88;
+
+/// Where its CRC is.
+const CRC_OFFSET: usize = HEADER_BYTES - 4;
 
 /// Size of a record in bytes: a power of two, so that a record that starts a disk sector never straddles one.
 pub const RECORD_BYTES: usize = 64;
@@ -69,6 +73,8 @@ pub struct JournalHeader {
     pub mtime: FileTime,
     /// Inode of the source.
     pub source_inode: u64,
+    /// Version of the source.
+    pub source_version: u64,
     /// Inode of the hidden file that holds the data: a journal whose data file was replaced speaks of nothing.
     pub data_inode: u64,
     /// Differs between any two journals.
@@ -79,13 +85,15 @@ impl JournalHeader {
     /// The header of a new journal for the version of a file that `entry` names. Range: `entry` is a file.
     pub fn new(entry: &FileEntry, data_inode: u64, nonce: u64) -> Self {
         assert!(entry.kind == EntryKind::File, "only files have a journal");
-        Self { size: entry.size, mtime: entry.mtime, source_inode: entry.inode, data_inode, nonce }
+        let FileEntry { size, mtime, inode: source_inode, version: source_version, .. } = *entry;
+        Self { size, mtime, source_inode, source_version, data_inode, nonce }
     }
 
     /// Whether its blocks may complete the version of the file that `entry` names.
     pub fn same_version(&self, entry: &FileEntry) -> bool {
         entry.kind == EntryKind::File
-            && (self.size, self.mtime, self.source_inode) == (entry.size, entry.mtime, entry.inode)
+            && (self.size, self.mtime) == (entry.size, entry.mtime)
+            && (self.source_inode, self.source_version) == (entry.inode, entry.version)
     }
 
     /// The cut of the file into blocks.
@@ -106,8 +114,9 @@ impl JournalHeader {
         bytes[48..56].copy_from_slice(&self.source_inode.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.data_inode.to_le_bytes());
         bytes[64..72].copy_from_slice(&self.nonce.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..76]);
-        bytes[76..80].copy_from_slice(&crc.to_le_bytes());
+        bytes[72..80].copy_from_slice(&self.source_version.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
+        bytes[CRC_OFFSET..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
@@ -125,7 +134,7 @@ impl JournalHeader {
         if !bytes.starts_with(MAGIC) {
             return wrong("does not begin as a journal does");
         }
-        if word(bytes, 76) != crc32c::crc32c(&bytes[..76]) {
+        if word(bytes, CRC_OFFSET) != crc32c::crc32c(&bytes[..CRC_OFFSET]) {
             return wrong("has a damaged header");
         }
         if u16::from_le_bytes([bytes[8], bytes[9]]) != VERSION {
@@ -137,6 +146,7 @@ impl JournalHeader {
             source_inode: long(bytes, 48),
             data_inode: long(bytes, 56),
             nonce: long(bytes, 64),
+            source_version: long(bytes, 72),
         };
         if bytes[10] != KIND_FILE || header.size > FILE_BYTES_MAX || header.mtime.nanoseconds >= 1_000_000_000 {
             return wrong("speaks of no file that can be");
@@ -149,7 +159,7 @@ impl JournalHeader {
 
     /// The codec of this journal's records.
     pub fn records(&self) -> RecordCodec {
-        RecordCodec { header_crc: word(&self.encode(), 76), block_count: self.blocks().count() }
+        RecordCodec { header_crc: word(&self.encode(), CRC_OFFSET), block_count: self.blocks().count() }
     }
 }
 
@@ -238,6 +248,7 @@ mod tests {
             mode: 0o640,
             allocated: size,
             inode: 77,
+            version: 1_700_000_000_123_456_789,
         }
     }
 
@@ -284,6 +295,7 @@ mod tests {
         assert!(!header.same_version(&FileEntry { mtime: later, ..same.clone() }));
         assert!(!header.same_version(&FileEntry { size: 101, ..same.clone() }));
         assert!(!header.same_version(&FileEntry { inode: 78, ..same.clone() }));
+        assert!(!header.same_version(&FileEntry { version: same.version + 1, ..same.clone() }));
         assert!(!header.same_version(&FileEntry { kind: EntryKind::Directory, ..same }));
     }
 
@@ -342,8 +354,8 @@ mod tests {
         // A header whose sum is right but whose size is beyond any file.
         let mut bytes = journal(1).1;
         bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..76]);
-        bytes[76..80].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
+        bytes[CRC_OFFSET..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
         assert!(JournalHeader::decode(&bytes).unwrap_err().text().contains("no file that can be"));
     }
 }

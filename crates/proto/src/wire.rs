@@ -69,6 +69,7 @@ impl Writer {
         self.integer(u64::from(entry.mode));
         self.integer(entry.allocated);
         self.integer(entry.inode);
+        self.integer(entry.version);
     }
 
     /// An error: its four codes and its words with those of its causes.
@@ -185,7 +186,8 @@ impl<'a> Reader<'a> {
         let mode = self.integer_up_to(0o7777)? as u16;
         let allocated = self.integer()?;
         let inode = self.integer()?;
-        Ok(FileEntry { path, kind, size, mtime: FileTime { seconds, nanoseconds }, mode, allocated, inode })
+        let version = self.integer()?;
+        Ok(FileEntry { path, kind, size, mtime: FileTime { seconds, nanoseconds }, mode, allocated, inode, version })
     }
 
     /// An error of the peer.

@@ -38,6 +38,7 @@ fn entry(path: &[u8], size: u64) -> FileEntry {
         mode: 0o7777,
         allocated: u64::MAX,
         inode: u64::MAX,
+        version: u64::MAX - 1,
     }
 }
 

@@ -15,6 +15,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use flags::{Command, Flags};
 
 fn main() -> ExitCode {
+    sterna_net::descriptors::raise_limit();
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
         Err(error) => {

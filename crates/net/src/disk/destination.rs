@@ -230,8 +230,8 @@ impl Destination {
         &self.shared.root
     }
 
-    /// Makes the names of all directories that were made durable.
-    pub(super) fn settle(&self) -> Result<(), Error> {
+    /// Makes the names of all directories that were made durable. Errors: of the disk; the next call tries again.
+    pub fn settle(&self) -> Result<(), Error> {
         // Held to the end: who finds nothing left to sync must know that it is synced, not that another began to.
         let _turn = self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let unsynced = std::mem::take(&mut self.made().unsynced);

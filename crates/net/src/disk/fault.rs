@@ -61,7 +61,12 @@ impl At {
             Errno::NOTDIR if is_source => (ErrorKind::NotFound, Retry::Never, ""),
             Errno::NOTDIR | Errno::EXIST | Errno::ISDIR | Errno::NOTEMPTY => (ErrorKind::Exists, Retry::Never, ""),
             Errno::NAMETOOLONG | Errno::FBIG | Errno::OVERFLOW => (ErrorKind::Limit, Retry::Never, ""),
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorKind::Limit, Retry::After, ""),
+            Errno::MFILE | Errno::NFILE => (
+                ErrorKind::Limit,
+                Retry::After,
+                "too many files are open; a higher limit of open files (ulimit -n) allows more",
+            ),
+            Errno::NOMEM => (ErrorKind::Limit, Retry::After, ""),
             Errno::BUSY | Errno::TXTBSY | Errno::WOULDBLOCK => (ErrorKind::Busy, Retry::After, ""),
             // A medium that cannot be read stays so; a replica may be sound.
             Errno::IO if is_source => (ErrorKind::Io, Retry::OtherReplica, ""),

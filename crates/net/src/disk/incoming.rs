@@ -45,6 +45,8 @@ pub struct IncomingFile {
 #[derive(Debug)]
 struct Records {
     have: RangeSet,
+    /// Blocks of `have` that only the journal of an earlier session speaks for.
+    claimed: BTreeMap<u64, BlockDigest>,
     /// Recorded since the last checkpoint.
     unsaved: Vec<JournalRecord>,
     /// Digests behind a gap; those before it are merged already.
@@ -189,7 +191,7 @@ impl IncomingFile {
         self.restarted.as_deref()
     }
 
-    /// The blocks that are here: recorded now, or found in the journal of an earlier session.
+    /// The blocks that are here: recorded now, or claimed by the journal of an earlier session.
     pub fn have(&self) -> RangeSet {
         self.records().have.clone()
     }
@@ -262,6 +264,26 @@ impl IncomingFile {
         Ok(())
     }
 
+    /// The next block that only the journal of an earlier session speaks for, and its digest; `None` when each was read.
+    ///
+    /// A disk may have lost what it had said is durable, so the bytes are to be compared before they count.
+    pub fn next_claim(&self) -> Option<(u64, BlockDigest)> {
+        self.records().claimed.first_key_value().map(|(index, digest)| (*index, *digest))
+    }
+
+    /// Settles a claim: the block's bytes have this `digest`, or are not what the journal says (`None`) and the block is
+    /// missing again. Where there is no such claim nothing changes.
+    pub fn settle_claim(&self, index: u64, digest: Option<BlockDigest>) {
+        let mut records = self.records();
+        if records.claimed.remove(&index).is_none() {
+            return;
+        }
+        match digest {
+            Some(digest) => records.take(index, digest),
+            None => records.have.remove(index..index + 1),
+        }
+    }
+
     /// Makes everything recorded so far durable, so that no crash sends it again; how many blocks that were.
     ///
     /// To be called by one thread about once a second; others may write and record meanwhile. Errors: after any, nothing
@@ -286,21 +308,15 @@ impl IncomingFile {
             self.remove(&mut journal, "it was corrupt")?;
             return Err(wrong);
         }
-        let failed = |what: &str, errno: Errno| {
-            FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
-        };
-        let outcome = rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.entry.mode)))
-            .and_then(|()| rustix::fs::futimens(&self.part, &times(self.entry.mtime)))
-            .map_err(|errno| failed("set mode and time of", errno));
-        outcome?;
-        if let Err(errno) = rustix::fs::fsync(&self.part) {
-            *journal = Journal::Closed("a write was lost");
-            return Err(failed("sync", errno));
+        if let Err(error) = self.finish_part(&mut journal) {
+            // It stays ours alone while it is hidden. Best effort: the error is told in any case.
+            let _ = rustix::fs::fchmod(&self.part, HIDDEN_MODE);
+            return Err(error);
         }
-        rename_into_place(self.directory.as_fd(), &self.names.part, &self.path, self.overwrite)?;
         *journal = Journal::Closed("it was published");
         self.destination.settle()?;
-        rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync the directory of", errno))?;
+        rustix::fs::fsync(&self.directory)
+            .map_err(|errno| FINALISING.failed(errno, format_args!("sync the directory of {}", self.path)))?;
         // Last, and not synced: left behind it does no harm, and the next session deletes it. The lock went away with the
         // part file's name, so a part file that is there now, and the journal with it, are another session's.
         let part = rustix::fs::statat(&self.directory, &*self.names.part, AtFlags::SYMLINK_NOFOLLOW);
@@ -308,6 +324,21 @@ impl IncomingFile {
             let _ = unlink(self.directory.as_fd(), &self.names.journal);
         }
         Ok(digests)
+    }
+
+    /// Gives the part file its mode, time and name, and makes it durable before it has that.
+    fn finish_part(&self, journal: &mut Journal) -> Result<(), Error> {
+        let failed = |what: &str, errno: Errno| {
+            FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
+        };
+        rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.entry.mode)))
+            .and_then(|()| rustix::fs::futimens(&self.part, &times(self.entry.mtime)))
+            .map_err(|errno| failed("set mode and time of", errno))?;
+        if let Err(errno) = rustix::fs::fsync(&self.part) {
+            *journal = Journal::Closed("a write was lost");
+            return Err(failed("sync", errno));
+        }
+        rename_into_place(self.directory.as_fd(), &self.names.part, &self.path, self.overwrite)
     }
 
     /// Deletes what was received, for a file that will not be gone on with.
@@ -326,10 +357,15 @@ impl IncomingFile {
             return Ok(0);
         }
         let saved = self.append(journal, &unsaved);
-        if let Err(errno) = saved {
+        if let Err(error) = saved {
+            if is_crowded(&error) {
+                // Nothing was lost: the next checkpoint makes the journal.
+                self.records().unsaved.splice(0..0, unsaved);
+                return Ok(0);
+            }
             *journal = Journal::Closed("a write was lost");
             let count = unsaved.len();
-            return Err(WRITING.failed(errno, format_args!("make {count} blocks of {} durable", self.path)));
+            return Err(WRITING.failed(error, format_args!("make {count} blocks of {} durable", self.path)));
         }
         Ok(unsaved.len() as u64)
     }
@@ -342,8 +378,7 @@ impl IncomingFile {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             // One that is there was left by a session that published; see step 6 in the module above.
             unlink(self.directory.as_fd(), &self.names.journal)?;
-            let mode = Mode::from_raw_mode(0o600);
-            let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, mode)?);
+            let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, HIDDEN_MODE)?);
             bytes.extend_from_slice(&header.encode());
             *journal = Journal::Open { file, codec: header.records(), end: 0 };
         }
@@ -447,10 +482,16 @@ impl Drop for IncomingFile {
 
 impl Records {
     fn new(blocks: BlockMap) -> Self {
-        Self { have: RangeSet::new(), unsaved: Vec::new(), ahead: BTreeMap::new(), digester: FileDigester::new(blocks) }
+        Self {
+            have: RangeSet::new(),
+            claimed: BTreeMap::new(),
+            unsaved: Vec::new(),
+            ahead: BTreeMap::new(),
+            digester: FileDigester::new(blocks),
+        }
     }
 
-    /// Adds a block that is not here yet, and merges what is now without a gap.
+    /// Adds a block whose digest was compared, and merges what is now without a gap.
     fn take(&mut self, index: u64, digest: BlockDigest) {
         self.have.insert(index..index + 1);
         self.ahead.insert(index, digest);
@@ -462,6 +503,9 @@ impl Records {
 
 /// Bytes read at once for digests that do not combine. Guess: large enough that a system call costs nothing beside it.
 const READ_BACK_BYTES: usize = 1 << 20;
+
+/// Mode of our hidden files: the source's may be for other people than these are.
+const HIDDEN_MODE: Mode = Mode::from_raw_mode(0o600);
 
 /// Bytes of journal read at once.
 const JOURNAL_READ_BYTES: usize = 1024 * RECORD_BYTES;
@@ -490,7 +534,7 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
     // Neither a symlink nor a fifo that someone put there may be followed or waited for.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     for _ in 0..LOCK_TRIES_MAX {
-        let part = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+        let part = rustix::fs::openat(directory, name, flags, HIDDEN_MODE).map_err(failed)?;
         match rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy()),
@@ -557,6 +601,7 @@ fn take_up(
 ) -> Result<Found, Error> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error: std::io::Error| PREPARING.failed(error, format_args!("read the journal of {path}"));
+    clear_journal_name(directory, &names.journal, path)?;
     let file = match rustix::fs::openat(directory, &*names.journal, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(Found::Nothing { reason: None }),
@@ -581,16 +626,16 @@ fn take_up(
     }
     let codec = header.records();
     let end = RecordCodec::append_offset(file.metadata().map_err(failed)?.len());
-    // No session writes a block twice; more than this is damage, and is not read.
+    // Blocks are written twice only where they were found damaged; what is beyond this is not read, and is sent again.
     let end = end.min(HEADER_BYTES as u64 + entry.blocks().count().saturating_mul(RECORD_BYTES as u64 * 2));
     let mut at = HEADER_BYTES as u64;
     while at < end {
         let step = (end - at).min(JOURNAL_READ_BYTES as u64) as usize;
         let taken = read_up_to(&file, &mut buffer[..step], at).map_err(failed)?;
         for record in buffer[..taken].chunks_exact(RECORD_BYTES).filter_map(|bytes| codec.decode(bytes)) {
-            if !records.have.contains(record.index) {
-                records.take(record.index, record.digest);
-            }
+            // A later record of a block is of a later writing: what the first spoke of was found damaged meanwhile.
+            records.have.insert(record.index..record.index + 1);
+            records.claimed.insert(record.index, record.digest);
         }
         if taken < step {
             break;
@@ -598,6 +643,23 @@ fn take_up(
         at += step as u64;
     }
     Ok(Found::Journal(Journal::Open { file, codec, end }))
+}
+
+/// Deletes what has the name of a journal and is no file. Errors: `Exists` for a directory, which may hold something.
+fn clear_journal_name(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(), Error> {
+    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("look at {name}, the journal of {path}"));
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(()),
+            FileType::Directory => {
+                let text = format!("write {path}: {name}, the name of its journal, is a directory; remove it");
+                Err(PREPARING.refused(ErrorKind::Exists, text))
+            }
+            _ => unlink(directory, name).map_err(failed),
+        },
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
 }
 
 /// Reads until `buffer` is full or the file ends; how many bytes came.
@@ -626,6 +688,11 @@ fn check_space(directory: BorrowedFd<'_>, path: &RelPath, needed: u64) -> Result
     }
     let (needed, free) = (ByteCount(needed), ByteCount(free));
     Err(PREPARING.refused(ErrorKind::NoSpace, format!("write {path}: it needs {needed} more, {free} are free")))
+}
+
+/// Whether no descriptor was free: of what a checkpoint does, only making its journal takes one.
+fn is_crowded(error: &std::io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 /// A number that no other journal has: the standard library seeds its hasher at random for each.

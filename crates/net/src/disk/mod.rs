@@ -18,7 +18,7 @@
 //!    than the disk holds, never more. A record that was torn fails its own check and its block is sent again. A `kill -9`
 //!    loses no page cache, so there it is the same as nothing happening.
 //! 4. [`IncomingFile::publish`]: digests are compared, then mode and time are set and the part file is `fsync`ed. *Left:* a
-//!    complete part file and its journal; the next session finds every block there and publishes at once.
+//!    complete part file and its journal; the next session finds every block there, reads them, and publishes.
 //! 5. `rename` to the final name: atomic; whoever opens the name sees the old file or the whole new one. *Left after a power
 //!    cut:* either the state of 4 or that of 6.
 //! 6. `fsync` of the directory: the name is durable. *Left:* a journal without a part file; the next session deletes it.

@@ -20,6 +20,7 @@ use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, Fil
 use super::destination::{Destination, SINGLE_SYNCS_MAX, parent_of, times};
 use super::fault::{At, FINALISING, WRITING};
 use super::incoming::{HiddenNames, lock_part, rename_into_place, unlink};
+use crate::descriptors;
 
 /// A small file with all its bytes.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +43,9 @@ pub struct PackedBatch {
     destination: Destination,
     overwrite: Overwrite,
     checks: Checks,
-    /// Directories of the files, open; at most [`OPEN_FILES_MAX`] of them.
+    /// Most files, and most directories, that it has open.
+    open_max: usize,
+    /// Directories of the files, open.
     directories: HashMap<Vec<u8>, Arc<OwnedFd>>,
     written: Vec<Written>,
     /// What became of each file, in the order of [`PackedBatch::add`].
@@ -62,8 +65,12 @@ struct Written {
 }
 
 /// Most files that a batch holds open; it publishes by itself when it has so many.
-/// Reason: a quarter of the 1024 descriptors that a process has by default.
+/// Reason: a `syncfs` for so many costs each of them little.
 pub const OPEN_FILES_MAX: usize = 256;
+
+/// The part of the process's descriptors, as a divisor, that a batch takes for files at most, and again for their directories.
+/// Reason: the two batches of a session then take a quarter, and its large files less than a half.
+const DESCRIPTORS_DIVISOR: usize = 16;
 
 impl Destination {
     /// An empty batch of small files.
@@ -72,6 +79,7 @@ impl Destination {
             destination: self.clone(),
             overwrite,
             checks,
+            open_max: (descriptors::limit() / DESCRIPTORS_DIVISOR).clamp(1, OPEN_FILES_MAX),
             directories: HashMap::new(),
             written: Vec::new(),
             outcomes: Vec::new(),
@@ -92,7 +100,7 @@ impl PackedBatch {
             }
             Err(error) => self.outcomes.push(Err(error)),
         }
-        if self.written.len() == OPEN_FILES_MAX || self.directories.len() == OPEN_FILES_MAX {
+        if self.written.len() >= self.open_max || self.directories.len() >= self.open_max {
             self.flush();
         }
     }

@@ -70,19 +70,19 @@ impl SourceFile {
     ///
     /// Errors: `Changed`, after: the next attempt lists it anew and starts over.
     pub fn check_unchanged(&self, entry: &FileEntry) -> Result<(), Error> {
-        let now = self.entry_of(&self.stat()?);
-        if let Some(what) = difference(entry, &now) {
-            return Err(self.changed(what));
-        }
         let named = self
             .root
             .open_at(self.path.as_bytes(), OFlags::PATH, rustix::fs::Mode::empty())
             .and_then(rustix::fs::fstat)
             .map_err(|errno| self.changed("its name is gone").caused_by(std::io::Error::from(errno)))?;
-        match difference(entry, &self.entry_of(&named)) {
-            Some(what) => Err(self.changed(format_args!("another file has its name, with {what}"))),
-            None => Ok(()),
+        let (now, named) = (self.entry_of(&self.stat()?), self.entry_of(&named));
+        // Losing its name changes the open file too: who has the name now says more.
+        if named.inode != now.inode
+            && let Some(what) = difference(entry, &named)
+        {
+            return Err(self.changed(format_args!("another file has its name, with {what}")));
         }
+        difference(entry, &now).map_or(Ok(()), |what| Err(self.changed(what)))
     }
 
     /// Where it lies beneath its root.
@@ -117,7 +117,10 @@ fn difference(before: &FileEntry, now: &FileEntry) -> Option<String> {
     if before.mtime != now.mtime {
         return Some("another modification time".to_owned());
     }
-    (before.inode != now.inode).then(|| "another inode".to_owned())
+    if before.inode != now.inode {
+        return Some("another inode".to_owned());
+    }
+    (before.version != now.version).then(|| "another change time: bytes, mode or links were changed".to_owned())
 }
 
 /// The entry that `stat` shows.
@@ -133,6 +136,8 @@ pub(super) fn entry_from(stat: &Stat, kind: EntryKind, path: RelPath) -> FileEnt
         mtime: time_from(stat),
         mode: (stat.st_mode & 0o777) as u16,
         inode: stat.st_ino,
+        // Nanoseconds since 1970; it is only compared.
+        version: (stat.st_ctime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_ctime_nsec),
     }
 }
 

@@ -9,7 +9,9 @@
 
 mod names;
 mod receiver;
+mod recheck;
 mod sender;
+mod slot;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -1,11 +1,12 @@
 //! The receiving end: looks files up, writes and verifies blocks, publishes files.
 //!
-//! Threads beside those of the lanes, all ended by the session: one looks files up ahead of their blocks, some publish
-//! (they wait for the disk, so that lanes do not), one makes journals durable about once a second.
+//! Threads beside those of the lanes, all ended by the session: one looks files up ahead of their blocks, and again those
+//! that another session holds; one reads what earlier sessions left; some publish (they wait for the disk, so that lanes
+//! do not); one makes journals durable about once a second.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,15 @@ use sterna_proto::session::{
     ActiveFile, BlockClaim, BlockHeader, BlockTask, FileId, Frame, LaneId, Overwrite, PrepareOutcome, RecvEvent,
     RecvSession, corrupt_block,
 };
-use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, RangeSet, RelPath};
+use sterna_proto::{
+    Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, RelPath, Retry, Scope,
+};
 
+use super::recheck::recheck;
+use super::slot::{OpenCount, Slot};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
+use crate::descriptors;
 use crate::disk::{Destination, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
 
@@ -29,12 +35,30 @@ const PUBLISHERS: usize = 2;
 /// Packed blocks that may wait to be published. Reason: bounds memory at 8 x 1 MiB; past that the lanes wait.
 const WAITING_PACKS_MAX: usize = 8;
 
+/// Large files that may wait to be published before lanes begin another. Reason: bounds descriptors, and the publishers
+/// have enough to do.
+const WAITING_FILES_MAX: usize = 32;
+
+/// Large files that are looked up and have no block yet. Reason: each holds two descriptors; the sender hears early enough what
+/// is here already, and a lane that is ahead looks its files up by itself.
+const PREPARED_AHEAD_MAX: usize = 64;
+
+/// Large files that a session has open at once. Reason: 10 Gbit/s over 660 ms hold 3,100 of the smallest.
+const INCOMING_FILES_MAX: usize = 4096;
+
+/// The part of the process's descriptors, as a divisor, that a session has large files open for. Reason: each takes up to three,
+/// so that one session leaves more than half of them to small files, lanes and other sessions.
+const DESCRIPTORS_DIVISOR: usize = 8;
+
 /// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
 /// former session, whose QUIC lanes count as deserted after 12 s.
 const BUSY_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How often a file that another session holds is tried again.
 const BUSY_NAP: Duration = Duration::from_millis(100);
+
+/// Files that are tried again in one turn. Reason: a turn stays short however many files wait.
+const BUSY_A_TURN: usize = 64;
 
 /// What is called with a destination that another session holds.
 pub type OnBusy = Box<dyn Fn(&Destination, &RelPath) + Send + Sync>;
@@ -63,16 +87,32 @@ pub struct ReceiverOptions {
     pub on_busy: OnBusy,
 }
 
-/// What is known of a file's place on disk.
-struct Slot {
-    entry: FileEntry,
-    /// `None` until the storage was asked; then the file that takes blocks, if it takes any.
-    prepared: Mutex<Option<Option<Arc<IncomingFile>>>>,
-}
-
 enum Job {
     File(FileId),
     Packed { files: Vec<(FileId, FileEntry, [u8; 32])>, data: Vec<u8> },
+}
+
+/// The ways to the threads of a session; gone when it is over, and the threads with them.
+struct Queues {
+    prepare: JobQueue<FileId>,
+    recheck: JobQueue<FileId>,
+    publish: JobQueue<Job>,
+}
+
+/// Jobs that wait for a publisher.
+#[derive(Default)]
+struct Waiting {
+    files: usize,
+    packs: usize,
+}
+
+impl Waiting {
+    fn of(&mut self, job: &Job) -> &mut usize {
+        match job {
+            Job::File(_) => &mut self.files,
+            Job::Packed { .. } => &mut self.packs,
+        }
+    }
 }
 
 /// The receiving end of a session.
@@ -81,11 +121,15 @@ pub struct Receiver {
     wake: Condvar,
     options: ReceiverOptions,
     slots: Mutex<HashMap<FileId, Arc<Slot>>>,
-    prepare: Mutex<Option<JobQueue<FileId>>>,
-    publish: Mutex<Option<JobQueue<Job>>>,
-    /// Packed blocks that wait to be published; lanes wait while there are too many.
-    packs: Mutex<usize>,
-    pack_published: Condvar,
+    queues: Mutex<Option<Queues>>,
+    /// Files that the storage could not take yet: the preparer asks again.
+    later: Mutex<VecDeque<FileId>>,
+    /// Large files that are open, and how many may be.
+    open: OpenCount,
+    open_max: usize,
+    /// What waits to be published; lanes wait while there is too much.
+    waiting: Mutex<Waiting>,
+    job_done: Condvar,
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
     observer: Arc<dyn Observer>,
 }
@@ -94,6 +138,7 @@ impl Receiver {
     /// A receiver; starts its threads.
     pub fn start(options: ReceiverOptions, observer: Arc<dyn Observer>) -> Result<Arc<Self>, Error> {
         let (prepare, to_prepare) = channel();
+        let (recheck, to_recheck) = channel();
         let (publish, to_publish) = channel();
         let mut options = options;
         if options.expect.is_some() && options.overwrite == Overwrite::IfChanged {
@@ -108,19 +153,26 @@ impl Receiver {
             wake: Condvar::new(),
             options,
             slots: Mutex::new(HashMap::new()),
-            prepare: Mutex::new(Some(prepare)),
-            publish: Mutex::new(Some(publish)),
-            packs: Mutex::new(0),
-            pack_published: Condvar::new(),
+            queues: Mutex::new(Some(Queues { prepare, recheck, publish })),
+            later: Mutex::default(),
+            open: OpenCount::default(),
+            open_max: (descriptors::limit() / DESCRIPTORS_DIVISOR).clamp(1, INCOMING_FILES_MAX),
+            waiting: Mutex::default(),
+            job_done: Condvar::new(),
             checkpointer: Mutex::new(None),
             observer,
         });
         // The threads that did start end with the queues.
-        receiver.start_threads(to_prepare, to_publish).inspect_err(|_| receiver.drop_queues())?;
+        receiver.start_threads(to_prepare, to_recheck, to_publish).inspect_err(|_| receiver.drop_queues())?;
         Ok(receiver)
     }
 
-    fn start_threads(self: &Arc<Self>, to_prepare: Jobs<FileId>, to_publish: Jobs<Job>) -> Result<(), Error> {
+    fn start_threads(
+        self: &Arc<Self>,
+        to_prepare: Jobs<FileId>,
+        to_recheck: Jobs<FileId>,
+        to_publish: Jobs<Job>,
+    ) -> Result<(), Error> {
         let to_publish = Arc::new(Mutex::new(to_publish));
         for _ in 0..PUBLISHERS {
             let (receiver, jobs) = (Arc::clone(self), Arc::clone(&to_publish));
@@ -128,24 +180,66 @@ impl Receiver {
         }
         let preparer = Arc::clone(self);
         spawn("prepare", move || preparer.run_preparer(&to_prepare))?;
+        let rechecker = Arc::clone(self);
+        spawn("recheck", move || rechecker.run_rechecker(&to_recheck))?;
         let checkpointer = Arc::clone(self);
         *lock(&self.checkpointer) = Some(spawn("checkpoint", move || checkpointer.run_checkpoints())?);
         Ok(())
     }
 
-    /// Ends the threads that wait for work of this session.
+    /// Ends the threads that wait for work of this session, with their channels.
     fn drop_queues(&self) {
-        lock(&self.prepare).take();
-        lock(&self.publish).take();
+        lock(&self.queues).take();
     }
 
-    /// Looks files up in the order of the manifest; ends when the session has.
+    /// Looks files up in the order of the manifest, some ahead of their blocks, and asks again for those that the storage could
+    /// not take; ends when the session has.
     fn run_preparer(&self, files: &Jobs<FileId>) {
+        let ahead_max = PREPARED_AHEAD_MAX.min(self.open_max.div_ceil(2));
+        let mut ahead: Vec<Weak<Slot>> = Vec::new();
+        let mut again = Instant::now();
+        while lock(&self.queues).is_some() {
+            ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
+            let mut turn = Vec::new();
+            if ahead.len() < ahead_max {
+                // Without a queue the session is over, which is seen above.
+                turn.extend(files.recv_timeout(BUSY_NAP).ok().map(|file| (file, false)));
+            } else {
+                self.wait_for_work(BUSY_NAP);
+            }
+            let now = Instant::now();
+            if now >= again {
+                let mut later = lock(&self.later);
+                let count = later.len().min(BUSY_A_TURN);
+                turn.extend(later.drain(..count).map(|file| (file, true)));
+                again = now + BUSY_NAP;
+            }
+            for (file, again) in turn {
+                let slot = lock(&self.slots).get(&file).cloned();
+                if let Some(slot) = slot {
+                    self.look_up(file, &slot, again);
+                    ahead.push(Arc::downgrade(&slot));
+                }
+            }
+        }
+    }
+
+    /// Reads what earlier sessions left of files; ends when the session has.
+    fn run_rechecker(&self, files: &Jobs<FileId>) {
         while let Ok(file) = files.recv() {
             let slot = lock(&self.slots).get(&file).cloned();
-            if let Some(slot) = slot {
-                self.prepared(file, &slot);
+            let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { continue };
+            let is_moot = || self.is_over() || !lock(&self.session).is_receiving(file);
+            let Some(lost) = recheck(&incoming, is_moot) else { continue };
+            let notice = (!lost.is_empty()).then(|| {
+                let (lost, path) = (lost.len(), incoming.path());
+                format!("{path}: blocks of an earlier session that were damaged on disk and are sent again: {lost}")
+            });
+            if let Some(text) = &notice {
+                self.observer.session_event(SessionEvent::Notice(text.clone()));
             }
+            lock(&self.session).handle_rechecked(file, &lost, notice);
+            self.after_change();
         }
     }
 
@@ -153,15 +247,13 @@ impl Receiver {
     fn run_publisher(&self, jobs: &Mutex<Jobs<Job>>) {
         loop {
             let job = lock(jobs).recv();
-            match job {
-                Ok(Job::File(file)) => self.publish_file(file),
-                Ok(Job::Packed { files, data }) => {
-                    self.publish_packed(files, &data);
-                    *lock(&self.packs) -= 1;
-                    self.pack_published.notify_all();
-                }
-                Err(_) => return,
+            let Ok(job) = job else { return };
+            match &job {
+                Job::File(file) => self.publish_file(*file),
+                Job::Packed { files, data } => self.publish_packed(files, data),
             }
+            *lock(&self.waiting).of(&job) -= 1;
+            self.job_done.notify_all();
             self.after_change();
         }
     }
@@ -172,7 +264,7 @@ impl Receiver {
             let over = self.is_over();
             self.checkpoint();
             if over {
-                self.finish_directories();
+                self.end_directories();
                 self.drop_queues();
                 lock(&self.slots).clear();
                 return;
@@ -184,14 +276,27 @@ impl Receiver {
         }
     }
 
-    /// The file that takes the blocks of `id`, looked up now if that has not happened yet; `None` when it takes none.
-    fn prepared(&self, id: FileId, slot: &Slot) -> Option<Arc<IncomingFile>> {
-        let mut prepared = lock(&slot.prepared);
-        if let Some(known) = &*prepared {
-            return known.clone();
+    /// Asks the storage for a file's place, if that was not done, or `again` if it could not take the file then.
+    fn look_up(&self, id: FileId, slot: &Slot, again: bool) {
+        let mut asked = lock(&slot.asked);
+        if slot.is_found() || asked.is_some() && !again {
+            return;
         }
-        let (incoming, outcome) = self.look_up(&slot.entry);
-        *prepared = Some(incoming.clone());
+        let until = *asked.get_or_insert_with(|| Instant::now() + BUSY_PATIENCE);
+        let (incoming, outcome) = match self.ask_storage(&slot.entry) {
+            Ok(found) => found,
+            Err(error) if self.may_pass(&error, until) => {
+                drop(asked);
+                lock(&self.later).push_back(id);
+                if error.kind == ErrorKind::Busy {
+                    let ReceiverOptions { destination, on_busy, .. } = &self.options;
+                    destination.place(&slot.entry.path).iter().for_each(|path| on_busy(destination, path));
+                }
+                return;
+            }
+            Err(error) => (None, PrepareOutcome::Failed(error)),
+        };
+        slot.set_found(incoming, &self.open);
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
             self.observer.session_event(SessionEvent::Notice(text.clone()));
         }
@@ -201,9 +306,16 @@ impl Receiver {
         }
         session.handle_prepared(id, outcome);
         drop(session);
-        drop(prepared);
+        drop(asked);
         self.after_change();
-        incoming
+    }
+
+    /// Whether a file that the storage could not take is asked for again: another session holds it, or too much is open.
+    fn may_pass(&self, error: &Error, until: Instant) -> bool {
+        let crowded = error.kind == ErrorKind::Limit && error.retry == Retry::After;
+        // Files of this session that are open will end, and give their descriptors back.
+        let waits = Instant::now() < until || crowded && self.open.others() > 0;
+        (error.kind == ErrorKind::Busy || crowded) && waits
     }
 
     /// The slot of a file; `None` when it has settled, or the session is over and has dropped its slots.
@@ -219,9 +331,7 @@ impl Receiver {
             return None;
         }
         let mut slots = lock(&self.slots);
-        let slot =
-            slots.entry(file).or_insert_with(|| Arc::new(Slot { entry: entry.clone(), prepared: Mutex::new(None) }));
-        Some(Arc::clone(slot))
+        Some(Arc::clone(slots.entry(file).or_insert_with(|| Arc::new(Slot::new(entry)))))
     }
 
     /// Makes everything that has arrived durable now.
@@ -229,7 +339,7 @@ impl Receiver {
         let slots: Vec<(FileId, Arc<Slot>)> =
             lock(&self.slots).iter().map(|(id, slot)| (*id, Arc::clone(slot))).collect();
         for (id, slot) in slots {
-            let Some(incoming) = lock(&slot.prepared).clone().flatten() else { continue };
+            let Some(incoming) = slot.incoming() else { continue };
             if !lock(&self.session).is_receiving(id) {
                 continue;
             }
@@ -257,48 +367,34 @@ impl Receiver {
         slots.iter().any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
     }
 
-    fn look_up(&self, entry: &FileEntry) -> (Option<Arc<IncomingFile>>, PrepareOutcome) {
-        let ReceiverOptions { destination, overwrite, dry_run, .. } = &self.options;
+    /// What the storage says of a file. Errors: it cannot take it now, or never.
+    fn ask_storage(&self, entry: &FileEntry) -> Result<(Option<Arc<IncomingFile>>, PrepareOutcome), Error> {
+        let ReceiverOptions { destination, overwrite, checks, dry_run, settled, .. } = &self.options;
         // A directory gets its mode and time when its session ends, so a session that took over makes it again.
-        if entry.kind == EntryKind::File && self.options.settled.contains(&entry.path) {
-            return (None, PrepareOutcome::UpToDate);
+        if entry.kind == EntryKind::File && settled.contains(&entry.path) {
+            return Ok((None, PrepareOutcome::UpToDate));
         }
+        let nothing = FileDigests::of(b"", Checks::NONE);
         if *dry_run {
-            let nothing = FileDigests::of(b"", Checks::NONE);
-            return match destination.inspect(entry, *overwrite) {
-                Ok(Inspected::UpToDate) => (None, PrepareOutcome::UpToDate),
-                Ok(Inspected::Wanted) => (None, PrepareOutcome::Complete(nothing)),
-                Err(error) => (None, PrepareOutcome::Failed(error)),
-            };
+            return Ok(match destination.inspect(entry, *overwrite)? {
+                Inspected::UpToDate => (None, PrepareOutcome::UpToDate),
+                Inspected::Wanted => (None, PrepareOutcome::Complete(nothing)),
+            });
         }
-        match self.prepare_when_free(entry) {
-            Ok(Prepared::UpToDate) => (None, PrepareOutcome::UpToDate),
-            Ok(Prepared::Directory) => (None, PrepareOutcome::Complete(FileDigests::of(b"", Checks::NONE))),
-            Ok(Prepared::Packed) => (None, PrepareOutcome::Ready { have: RangeSet::default(), notice: None }),
-            Ok(Prepared::Incoming(incoming)) => {
-                let outcome =
-                    PrepareOutcome::Ready { have: incoming.have(), notice: incoming.restarted().map(str::to_owned) };
+        if !entry.is_packed() && self.open.others() >= self.open_max {
+            let text = format!("write {}: {} files of this session are open already", entry.path, self.open_max);
+            return Err(Error::new(ErrorKind::Limit, Scope::Destination, Phase::Prepare, text).retry(Retry::After));
+        }
+        Ok(match destination.prepare(entry, &Terms { overwrite: *overwrite, checks: *checks })? {
+            Prepared::UpToDate => (None, PrepareOutcome::UpToDate),
+            Prepared::Directory => (None, PrepareOutcome::Complete(nothing)),
+            Prepared::Packed => (None, PrepareOutcome::Ready { have: RangeSet::default(), notice: None }),
+            Prepared::Incoming(incoming) => {
+                let notice = incoming.restarted().map(str::to_owned);
+                let outcome = PrepareOutcome::Ready { have: incoming.have(), notice };
                 (Some(Arc::from(incoming)), outcome)
             }
-            Err(error) => (None, PrepareOutcome::Failed(error)),
-        }
-    }
-
-    /// Looks a file up; while another session holds it, asks the agent to end that one if its client is gone, and
-    /// tries again for [`BUSY_PATIENCE`].
-    fn prepare_when_free(&self, entry: &FileEntry) -> Result<Prepared, Error> {
-        let ReceiverOptions { destination, overwrite, checks, on_busy, .. } = &self.options;
-        let until = Instant::now() + BUSY_PATIENCE;
-        loop {
-            let terms = Terms { overwrite: *overwrite, checks: *checks };
-            match destination.prepare(entry, &terms) {
-                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < until && !self.is_over() => {
-                    destination.place(&entry.path).iter().for_each(|path| on_busy(destination, path));
-                    thread::sleep(BUSY_NAP);
-                }
-                outcome => return outcome,
-            }
-        }
+        })
     }
 
     /// Gives directories their mode and time when the `count` files that settle now are the last: the sender may leave as soon
@@ -306,6 +402,17 @@ impl Receiver {
     fn finish_before_last(&self, session: &RecvSession, count: usize) {
         if session.are_last(count) {
             self.finish_directories();
+        }
+    }
+
+    /// At the end of the session: a directory that does not hold all its files yet stays as it was made, so that the next
+    /// session can write to it.
+    fn end_directories(&self) {
+        if lock(&self.session).is_complete() {
+            return self.finish_directories();
+        }
+        if let Err(error) = self.options.destination.settle() {
+            self.observer.session_event(SessionEvent::Notice(error.chain()));
         }
     }
 
@@ -317,8 +424,7 @@ impl Receiver {
 
     fn publish_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
-        let incoming = slot.and_then(|slot| lock(&slot.prepared).clone().flatten());
-        let outcome = match incoming {
+        let outcome = match slot.and_then(|slot| slot.incoming()) {
             Some(incoming) => incoming.publish(self.options.expect.as_slice()),
             None => Err(crate::internal("publish a file that was never looked up")),
         };
@@ -327,11 +433,11 @@ impl Receiver {
         session.handle_published(id, outcome);
     }
 
-    fn publish_packed(&self, files: Vec<(FileId, FileEntry, [u8; 32])>, data: &[u8]) {
+    fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
         let mut rest = data;
         let ReceiverOptions { destination, overwrite, checks, expect, .. } = &self.options;
         let mut batch = destination.packed(*overwrite, *checks);
-        for (_, entry, blake3) in &files {
+        for (_, entry, blake3) in files {
             let (data, tail) = rest.split_at(entry.size as usize);
             rest = tail;
             batch.add(PackedFile { entry, data, blake3: Some(*blake3), expected: expect.as_slice() });
@@ -353,12 +459,15 @@ impl Receiver {
                 RecvEvent::Prepare { file, entry } => {
                     if self.slot(file, &entry).is_some() {
                         // A session that is over has no preparer, and needs none.
-                        lock(&self.prepare).as_ref().map(|prepare| prepare.send(file));
+                        lock(&self.queues).as_ref().map(|queues| queues.prepare.send(file));
                     }
+                }
+                RecvEvent::Recheck { file } => {
+                    lock(&self.queues).as_ref().map(|queues| queues.recheck.send(file));
                 }
                 RecvEvent::Discard { file } => {
                     let slot = lock(&self.slots).remove(&file);
-                    if let Some(incoming) = slot.and_then(|slot| lock(&slot.prepared).clone().flatten()) {
+                    if let Some(incoming) = slot.and_then(|slot| slot.incoming()) {
                         // What is left is found and emptied when the file is next looked up.
                         let _ = incoming.discard();
                     }
@@ -376,9 +485,21 @@ impl Receiver {
     }
 
     fn queue(&self, job: Job) {
-        let publish = lock(&self.publish).clone();
         // Without publishers the session is over; the journal keeps what has come.
-        publish.map(|publish| publish.send(job));
+        if let Some(queues) = &*lock(&self.queues) {
+            *lock(&self.waiting).of(&job) += 1;
+            // The publishers end later than their queue.
+            let _ = queues.publish.send(job);
+        }
+    }
+
+    /// Waits while there are too many jobs for the publishers; they need no lane to go on.
+    fn wait_for_publishers(&self, too_many: impl Fn(&Waiting) -> bool) {
+        let mut waiting = lock(&self.waiting);
+        while too_many(&waiting) && !self.is_over() {
+            let waited = self.job_done.wait_timeout(waiting, CHECKPOINT_INTERVAL);
+            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 
@@ -496,13 +617,18 @@ impl ReceiverLane {
         let receiver = &self.receiver;
         lock(&receiver.session).handle_entry(file, &entry)?;
         receiver.after_change();
-        let slot = receiver.slot(file, &entry);
-        let Some(incoming) = slot.and_then(|slot| receiver.prepared(file, &slot)) else {
-            return Ok(OpenBlock::Discard);
-        };
+        let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
+        if !slot.has_begun() {
+            // With few descriptors as many wait as leave some to files on their way.
+            let files_max = WAITING_FILES_MAX.min(receiver.open_max.div_ceil(4));
+            receiver.wait_for_publishers(|waiting| waiting.files >= files_max);
+            receiver.look_up(file, &slot, false);
+        }
         if lock(&receiver.session).claim(self.lane, file, index) == BlockClaim::Discard {
             return Ok(OpenBlock::Discard);
         }
+        let incoming = slot.incoming().ok_or_else(|| crate::internal("a block of a file that was never looked up"))?;
+        slot.begin();
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming);
         let mut broken = false;
         if hole && let Err(error) = writer.hole() {
@@ -519,8 +645,9 @@ impl ReceiverLane {
         for (file, entry) in files {
             lock(&receiver.session).handle_entry(file, &entry)?;
             receiver.after_change();
-            let slot = receiver.slot(file, &entry);
-            slot.and_then(|slot| receiver.prepared(file, &slot));
+            if let Some(slot) = receiver.slot(file, &entry) {
+                receiver.look_up(file, &slot, false);
+            }
             let claim = lock(&receiver.session).claim(self.lane, file, 0);
             claimed.push((file, entry, claim));
         }
@@ -574,17 +701,7 @@ impl ReceiverLane {
         }
         drop(session);
         if !verified.is_empty() {
-            let mut packs = lock(&self.receiver.packs);
-            while *packs >= WAITING_PACKS_MAX && !self.receiver.is_over() {
-                packs = self
-                    .receiver
-                    .pack_published
-                    .wait_timeout(packs, CHECKPOINT_INTERVAL)
-                    .unwrap_or_else(|p| p.into_inner())
-                    .0;
-            }
-            *packs += 1;
-            drop(packs);
+            self.receiver.wait_for_publishers(|waiting| waiting.packs >= WAITING_PACKS_MAX);
             self.receiver.queue(Job::Packed { files: verified, data: kept });
         }
         self.receiver.after_change();

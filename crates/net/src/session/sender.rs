@@ -11,6 +11,7 @@ use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 use super::names::{Admittance, FirstNames};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
+use crate::descriptors;
 use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
 
@@ -20,6 +21,9 @@ pub const PIECE_BYTES: usize = 128 << 10;
 
 /// Files kept open for reading. Reason: lanes work on neighbouring blocks of few files; the limit bounds descriptors.
 const OPEN_SOURCES_MAX: usize = 64;
+
+/// The part of the process's descriptors, as a divisor, that a session keeps sources open for. Reason: as for what it receives.
+const DESCRIPTORS_DIVISOR: usize = 8;
 
 /// How often the reader of directories looks for room when nothing wakes it. Guess: short beside the time room takes.
 const ROOM_NAP: Duration = Duration::from_millis(100);
@@ -204,7 +208,7 @@ impl Sender {
         let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))?;
         let file = Arc::new(name.root.open_source(&name.path)?);
         let mut open = lock(&self.open);
-        if open.files.len() >= OPEN_SOURCES_MAX {
+        if open.files.len() >= OPEN_SOURCES_MAX.min(descriptors::limit() / DESCRIPTORS_DIVISOR) {
             let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id);
             oldest.and_then(|id| open.files.remove(&id));
         }

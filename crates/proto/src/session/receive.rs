@@ -26,7 +26,7 @@ const UNACKNOWLEDGED_BYTES_MAX: usize = 64 << 20;
 pub enum PrepareOutcome {
     /// Blocks can be written; these are here from an earlier run.
     Ready {
-        /// Blocks in the journal.
+        /// Blocks in the journal; when there are any, a [`RecvEvent::Recheck`] follows.
         have: RangeSet,
         /// A remark for the person at the sender, such as why an earlier part was dropped.
         notice: Option<String>,
@@ -44,7 +44,8 @@ pub enum PrepareOutcome {
 pub enum BlockClaim {
     /// Write and verify it.
     Take,
-    /// Read past it: it is here, its file is settled, or another lane is writing it.
+    /// Read past it: it is here, its file is settled or not looked up yet, or another lane is writing it. Where it is missed
+    /// later, it is asked for again.
     Discard,
 }
 
@@ -57,6 +58,11 @@ pub enum RecvEvent {
         file: FileId,
         /// Its entry.
         entry: FileEntry,
+    },
+    /// Read the blocks that an earlier run left of this file, then call [`RecvSession::handle_rechecked`].
+    Recheck {
+        /// The file.
+        file: FileId,
     },
     /// Drop what has been written of this file.
     Discard {
@@ -107,6 +113,10 @@ struct RecvFile {
     stage: Stage,
     arrived: RangeSet,
     arrived_count: u64,
+    /// Some of them are from an earlier run and were not read yet: it is not published before that.
+    rechecking: bool,
+    /// Blocks that were read past because the storage had not answered yet.
+    passed: RangeSet,
     unreported: RangeSet,
     claims: BTreeMap<u64, Claim>,
     failures: BTreeMap<u64, u32>,
@@ -265,6 +275,8 @@ impl RecvSession {
                 stage: Stage::Preparing,
                 arrived: RangeSet::default(),
                 arrived_count: 0,
+                rechecking: false,
+                passed: RangeSet::default(),
                 unreported: RangeSet::default(),
                 claims: BTreeMap::new(),
                 failures: BTreeMap::new(),
@@ -299,22 +311,60 @@ impl RecvSession {
                 let held: u64 = have.iter().flatten().map(|index| blocks.length(index)).sum();
                 self.arrived_bytes += held;
                 self.held_bytes += held;
+                let mut missed = std::mem::take(&mut file.passed);
+                have.iter().for_each(|range| missed.remove(range));
                 file.arrived = have;
-                let complete = file.arrived_count == blocks.count() && !file.entry.is_packed();
+                if !ranges.is_empty() {
+                    file.rechecking = true;
+                    self.events.push_back(RecvEvent::Recheck { file: id });
+                }
                 for blocks in ranges_per_message(&ranges) {
                     self.log.push(&Message::Have { file: id, blocks });
                 }
                 if let Some(text) = notice {
                     self.log.push(&Message::Notice { file: id, text });
                 }
-                if complete {
-                    file.stage = Stage::Publishing;
-                    self.events.push_back(RecvEvent::Publish { file: id });
-                }
+                self.want(id, &missed);
             }
             PrepareOutcome::UpToDate => self.settle(id, FileOutcome::Skipped),
             PrepareOutcome::Complete(digests) => self.settle(id, FileOutcome::Done(digests)),
             PrepareOutcome::Failed(error) => self.settle(id, FileOutcome::Failed(error)),
+        }
+    }
+
+    /// The blocks that an earlier run left of a file have been read; those in `lost` are not what its journal says. They count
+    /// as missing again, and `notice` is the remark on them for the person at the sender.
+    pub fn handle_rechecked(&mut self, id: FileId, lost: &RangeSet, notice: Option<String>) {
+        let Some(file) = self.files.get_mut(&id).filter(|file| file.rechecking) else { return };
+        file.rechecking = false;
+        let blocks = file.entry.blocks();
+        for range in lost.iter() {
+            let bytes: u64 = range.clone().map(|index| blocks.length(index)).sum();
+            file.arrived_count -= range.end - range.start;
+            file.arrived.remove(range);
+            self.arrived_bytes -= bytes;
+            self.held_bytes -= bytes;
+        }
+        self.want(id, lost);
+        if let Some(text) = notice {
+            self.log.push(&Message::Notice { file: id, text });
+        }
+        self.publish_if_complete(id);
+    }
+
+    /// Asks for blocks again.
+    fn want(&mut self, id: FileId, blocks: &RangeSet) {
+        let ranges: Vec<(u64, u64)> = blocks.iter().map(|r| (r.start, r.end)).collect();
+        for blocks in ranges_per_message(&ranges) {
+            self.log.push(&Message::Want { file: id, blocks });
+        }
+    }
+
+    fn publish_if_complete(&mut self, id: FileId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        if file.arrived_count == file.entry.blocks().count() && !file.rechecking {
+            file.stage = Stage::Publishing;
+            self.events.push_back(RecvEvent::Publish { file: id });
         }
     }
 
@@ -352,10 +402,7 @@ impl RecvSession {
             self.unreported.push(id);
         }
         file.unreported.insert(index..index + 1);
-        if file.arrived_count == blocks.count() {
-            file.stage = Stage::Publishing;
-            self.events.push_back(RecvEvent::Publish { file: id });
-        }
+        self.publish_if_complete(id);
         BlockClaim::Take
     }
 
@@ -445,6 +492,10 @@ impl RecvSession {
     /// Asks for the right to write a block (index 0 for a packed file).
     pub fn claim(&mut self, lane: LaneId, id: FileId, index: u64) -> BlockClaim {
         let Some(file) = self.files.get_mut(&id) else { return BlockClaim::Discard };
+        if file.stage == Stage::Preparing {
+            file.passed.insert(index..index + 1);
+            return BlockClaim::Discard;
+        }
         if file.stage != Stage::Receiving || file.arrived.contains(index) {
             return BlockClaim::Discard;
         }

@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::FileEntry;
 use crate::range_set::RangeSet;
 
-/// Bytes that an entry takes in a header beside its path, at most (six integers, a kind).
-const ENTRY_FIXED_BYTES: usize = 64;
+/// Bytes that an entry takes in a header beside its path, at most (eight integers with its file's number, a kind).
+const ENTRY_FIXED_BYTES: usize = 80;
 
 /// How long an end that leaves tries to say so. Reason: a lane that works takes a word within its queue and a round trip; a
 /// peer that takes none is stuck, and finds out by itself.
@@ -250,6 +250,9 @@ impl SendSession {
             }
             // What the receiver asks for while it was withdrawn stays unsent; the file settles when the receiver has heard.
             if !file.withdrawn {
+                // What it had confirmed and misses now counts as missing again.
+                let lost = unit_bytes(&file.entry, start..end) - missing_bytes(file, start..end);
+                self.confirmed_bytes = self.confirmed_bytes.saturating_sub(lost);
                 file.take_in_flight(start..end);
                 file.pending.insert(start..end);
                 self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start);
@@ -271,7 +274,8 @@ impl SendSession {
             self.ready_large.remove(&id);
             self.path_bytes -= file.entry.path.as_bytes().len();
             if !matches!(outcome, FileOutcome::Failed(_)) {
-                self.confirmed_bytes = self.confirmed_bytes.saturating_add(missing_bytes(&file));
+                self.confirmed_bytes =
+                    self.confirmed_bytes.saturating_add(missing_bytes(&file, 0..unit_count(&file.entry)));
             }
             self.events.push_back(SendEvent::Settled { file: id, entry: file.entry, outcome });
         }
@@ -465,7 +469,7 @@ impl SendSession {
         let shown = |file: &SendFile| ActiveFile {
             path: file.entry.path.clone(),
             size: file.entry.size,
-            done: file.entry.size - missing_bytes(file),
+            done: file.entry.size - missing_bytes(file, 0..unit_count(&file.entry)),
         };
         under_way.take(most).map(shown).collect()
     }
@@ -500,9 +504,10 @@ fn unit_bytes(entry: &FileEntry, range: Range<u64>) -> u64 {
     blocks.offset(last) + blocks.length(last) - blocks.offset(range.start)
 }
 
-fn missing_bytes(file: &SendFile) -> u64 {
-    let in_flight = file.in_flight.keys().map(|&index| index..index + 1);
-    file.pending.iter().chain(in_flight).map(|range| unit_bytes(&file.entry, range)).sum()
+/// Bytes within a range of blocks that the receiver has not confirmed.
+fn missing_bytes(file: &SendFile, range: Range<u64>) -> u64 {
+    let in_flight = file.in_flight.range(range.clone()).map(|(&index, _)| index..index + 1);
+    file.pending.within(range).chain(in_flight).map(|range| unit_bytes(&file.entry, range)).sum()
 }
 
 /// The file `id` if it is not settled yet. Errors: it was never offered.

@@ -11,6 +11,8 @@ struct Incoming {
     entry: FileEntry,
     /// Verified blocks: in memory or in the page cache.
     verified: RangeSet,
+    /// Those that were there when it was looked up.
+    found: RangeSet,
     /// Verified blocks that a crash does not lose.
     journaled: RangeSet,
     /// Blocks that a lane is writing now.
@@ -19,8 +21,8 @@ struct Incoming {
 
 impl Incoming {
     fn new(entry: &FileEntry) -> Self {
-        let (verified, journaled) = (RangeSet::new(), RangeSet::new());
-        Self { entry: entry.clone(), verified, journaled, writing: BTreeMap::new() }
+        let [verified, found, journaled] = [(); 3].map(|()| RangeSet::new());
+        Self { entry: entry.clone(), verified, found, journaled, writing: BTreeMap::new() }
     }
 
     fn block_count(&self) -> u64 {
@@ -55,7 +57,22 @@ impl Store {
             *incoming = Incoming::new(entry);
         }
         assert!(incoming.writing.is_empty(), "a file is looked up while a lane of a former session writes it");
+        incoming.found = incoming.verified.clone();
         PrepareOutcome::Ready { have: incoming.verified.clone(), notice }
+    }
+
+    /// Reads what a former session left of a file; takes out and returns the blocks that are `rotten`.
+    pub fn recheck(&mut self, path: &RelPath, mut rotten: impl FnMut() -> bool) -> RangeSet {
+        let incoming = self.incoming.get_mut(path).expect("a file that was looked up");
+        let mut lost = RangeSet::new();
+        for index in incoming.found.iter().flatten().filter(|_| rotten()) {
+            lost.insert(index..index + 1);
+        }
+        for range in lost.iter() {
+            incoming.verified.remove(range.clone());
+            incoming.journaled.remove(range);
+        }
+        lost
     }
 
     /// A lane begins to write a block.

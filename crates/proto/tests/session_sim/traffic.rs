@@ -14,6 +14,9 @@ use super::world::{Ended, Event, Side, World};
 /// Items that a lane takes before its feeder waits. Reason: a few blocks in flight on each lane, so that cuts hit some.
 pub const WINDOW_ITEMS: usize = 8;
 
+/// How long another session holds a file at most.
+const HELD: Duration = Duration::from_secs(3);
+
 impl World {
     /// Lets every feeder send what its lane takes.
     pub fn feed(&mut self) {
@@ -309,7 +312,8 @@ impl World {
         for (file, entry) in &files {
             self.session.recv.handle_entry(*file, entry).expect("an honest sender's entry");
             self.hear_receiver();
-            if self.session.recv.is_open(*file) && self.session.looked_up.get(file) != Some(&true) {
+            let looked_up = self.session.looked_up.get(file) == Some(&true);
+            if self.session.recv.is_open(*file) && !looked_up && !self.session.busy.contains(file) {
                 waits_for = Some(*file);
             }
         }
@@ -416,6 +420,17 @@ impl World {
         }
     }
 
+    pub fn rechecked(&mut self, file: FileId) {
+        if self.session.receiver.gone || !self.session.recv.is_open(file) {
+            return;
+        }
+        let Self { store, random, config, session, .. } = self;
+        let lost = store.recheck(&session.entries[&file].path, || random.chance(config.rot));
+        self.rotten_blocks += lost.len();
+        self.session.recv.handle_rechecked(file, &lost, None);
+        self.hear_receiver();
+    }
+
     pub fn publish(&mut self, file: FileId) {
         if self.session.receiver.gone {
             return;
@@ -457,8 +472,16 @@ impl World {
                     let before = self.session.entries.insert(file, entry);
                     assert!(before.is_none(), "{file:?} was to be looked up twice");
                     self.session.looked_up.insert(file, false);
-                    let delay = self.random.up_to(self.config.prepare);
+                    let mut delay = self.random.up_to(self.config.prepare);
+                    if self.random.chance(self.config.busy) {
+                        self.session.busy.insert(file);
+                        delay += self.random.up_to(HELD);
+                    }
                     self.after(delay, Event::Prepared { file });
+                }
+                RecvEvent::Recheck { file } => {
+                    let delay = self.random.up_to(self.config.prepare);
+                    self.after(delay, Event::Rechecked { file });
                 }
                 RecvEvent::Discard { file } => self.store.discard(&self.session.entries[&file].path.clone()),
                 RecvEvent::Publish { file } => {

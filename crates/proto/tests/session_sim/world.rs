@@ -49,6 +49,9 @@ pub struct Config {
     pub corrupt: u64,
     pub disk_refuses: u64,
     pub publish_fails: u64,
+    /// How often in a thousand another session holds a file for some seconds, and a block that was journaled rots.
+    pub busy: u64,
+    pub rot: u64,
     /// How often in a thousand blocks the source of one changes.
     pub source_changes: u64,
     /// How long the reader of directories takes for a few files at most; zero: all are there at once.
@@ -88,6 +91,8 @@ impl Config {
             corrupt: 0,
             disk_refuses: 0,
             publish_fails: 0,
+            busy: 0,
+            rot: 0,
             source_changes: 0,
             scan: Duration::ZERO,
             prepare: Duration::from_millis(2),
@@ -130,6 +135,9 @@ pub enum Event {
         side: Side,
     },
     Prepared {
+        file: FileId,
+    },
+    Rechecked {
         file: FileId,
     },
     Published {
@@ -175,6 +183,8 @@ pub struct Session {
     pub lane_ids: [u32; 2],
     /// Files whose look-up has begun, and whether it has ended.
     pub looked_up: HashMap<FileId, bool>,
+    /// Files that another session holds: lanes do not wait for them.
+    pub busy: HashSet<FileId>,
     pub entries: HashMap<FileId, FileEntry>,
     pub open_files_max: usize,
 }
@@ -200,6 +210,8 @@ pub struct World {
     /// Blocks whose data was sent, and those that a crash had lost.
     pub sent_blocks: u64,
     pub lost_blocks: u64,
+    /// Blocks of former sessions that were found to be damaged.
+    pub rotten_blocks: u64,
     pub sessions: u32,
 }
 
@@ -233,6 +245,7 @@ impl World {
             settled_well: HashSet::new(),
             sent_blocks: 0,
             lost_blocks: 0,
+            rotten_blocks: 0,
             sessions: 1,
         };
         world.start_session();
@@ -352,6 +365,7 @@ impl World {
             Event::Cut { lane } => self.cut(lane),
             Event::Notice { lane, side } => self.lane_down(lane, side),
             Event::Prepared { file } => self.prepared(file),
+            Event::Rechecked { file } => self.rechecked(file),
             Event::Published { file } => self.publish(file),
             Event::Checkpoint => {
                 self.store.checkpoint();
@@ -592,6 +606,7 @@ impl Session {
             ended: false,
             lane_ids: [0, 0],
             looked_up: HashMap::new(),
+            busy: HashSet::new(),
             entries: HashMap::new(),
             open_files_max: 0,
         }
@@ -624,7 +639,7 @@ fn file(number: u64, size: u64) -> SourceFile {
     let path = RelPath::new(format!("dir/f{number}").as_bytes()).expect("a plain path");
     let mtime = FileTime { seconds: 1, nanoseconds: 0 };
     let kind = EntryKind::File;
-    let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number };
+    let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number, version: 0 };
     SourceFile { entry, changed: false }
 }
 

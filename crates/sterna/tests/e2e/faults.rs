@@ -9,9 +9,9 @@ use sterna_lab::model::Outage;
 use sterna_lab::{Lab, LabOptions, LinkModel};
 use sterna_proto::BitRate;
 
-use crate::site::{BINARY, Site, wait_until};
+use crate::site::{BINARY, Site, wait_until, with_descriptors};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_file, set_mode, with_seed, write};
+use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, set_mode, with_seed, write};
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -185,7 +185,7 @@ fn a_disk_that_fills_up_on_the_way_fails_those_files_and_no_others() {
     let bigger = Command::new("mount").args(["-o", "remount,size=40m"]).arg(&disk.0).status().unwrap();
     assert!(bigger.success());
     site.copy(&agent).args(["t/."]).arg(agent.url("t")).succeed();
-    crate::tree::assert_same_tree(&site.local().join("t"), &site.root().join("t"));
+    assert_same_tree(&site.local().join("t"), &site.root().join("t"));
 }
 
 #[test]
@@ -222,6 +222,56 @@ fn a_directory_without_write_permission_is_an_error_of_the_destination() {
     set_mode(&site.root(), 0o555);
     site.copy(&agent).arg("f").arg(agent.url("f")).run().expect(4);
     set_mode(&site.root(), 0o755);
+}
+
+#[test]
+fn more_files_than_descriptors_arrive_at_either_end() {
+    let site = Site::new();
+    let mut seeded = Seeded::new(11);
+    for index in 0..300 {
+        // The smallest that takes blocks.
+        write(&site.local().join(format!("t/f{index}")), &seeded.bytes((256 << 10) + 1));
+    }
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+    let agent = site.agent_by(with_descriptors(200), "127.0.0.1:0", &flags);
+    for via in ["tcp", "quic"] {
+        let mut push = site.copy_by(with_descriptors(200));
+        push.args(["--trust", &agent.fingerprint, "--via", via, "t"]).arg(agent.url(via)).succeed();
+        assert_same_tree(&site.local().join("t"), &site.root().join(via));
+        let mut pull = site.copy_by(with_descriptors(200));
+        pull.args(["--trust", &agent.fingerprint, "--via", via]).arg(agent.url(via)).arg("back").succeed();
+        assert_same_tree(&site.local().join("t"), &site.local().join("back"));
+        fs::remove_dir_all(site.local().join("back")).unwrap();
+    }
+}
+
+#[test]
+fn files_that_another_session_writes_hold_up_no_other() {
+    let site = Site::new();
+    let names = ["f1", "f2", "f3", "f4"];
+    for (seed, name) in names.into_iter().enumerate() {
+        write(&site.local().join(name), &Seeded::new(seed as u64).bytes(2 * MIB));
+    }
+    write(&site.local().join("z"), &Seeded::new(9).bytes(2 * MIB));
+    let agent = site.agent();
+    let strait = Strait::tcp(&agent);
+    strait.mark(MIB as u64, Then::Hold);
+    let slow = site.copy(&agent).args(["--via", "tcp", "--lanes", "1"]).args(names).arg(strait.url("")).start();
+    wait_until("every file being written", || {
+        let items = fs::read_dir(site.root()).unwrap().map(|item| item.unwrap().path());
+        items.filter(|path| path.extension() == Some("part".as_ref())).count() == names.len()
+    });
+    let mut other =
+        site.copy(&agent).args(["--via", "tcp", "--lanes", "2"]).args(names).arg("z").arg(agent.url("")).start();
+    other.wait_for("z", |event| event["event"] == "file" && event["path"] == "z");
+    strait.release();
+    slow.finish().expect(0);
+    // It has found that they are there now, or has brought them itself.
+    other.finish().expect(0);
+    for name in names.into_iter().chain(["z"]) {
+        assert_same_file(&site.local().join(name), &site.root().join(name));
+    }
 }
 
 #[test]

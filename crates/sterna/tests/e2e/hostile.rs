@@ -83,6 +83,7 @@ pub fn entry(path: &[u8], size: u64) -> FileEntry {
         mode: 0o644,
         allocated: size,
         inode: 1,
+        version: 1,
     }
 }
 

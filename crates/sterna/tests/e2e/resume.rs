@@ -1,14 +1,14 @@
 //! What is sent again after a stop, what is not, and who notices that something has changed.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, RECORD_BYTES};
 
 use crate::site::{Agent, CopyCommand, Site, wait_until};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, with_seed, write};
+use crate::tree::{MIB, Seeded, assert_same_file, set_mode, set_mtime, with_seed, write};
 
 /// Size of the file that is stopped on its way.
 const BYTES: usize = 24 * MIB;
@@ -107,6 +107,14 @@ fn journaled_bytes(path: &Path) -> u64 {
     records.map(|record| blocks.length(record.index)).sum()
 }
 
+/// Where the first block that a journal names lies, in bytes.
+fn journaled_block(path: &Path) -> u64 {
+    let bytes = fs::read(path).unwrap();
+    let header = JournalHeader::decode(&bytes).unwrap();
+    let record = header.records().decode(&bytes[HEADER_BYTES..HEADER_BYTES + RECORD_BYTES]).unwrap();
+    header.blocks().offset(record.index)
+}
+
 /// Turns one bit of a file over.
 fn flip_bit(path: &Path, offset: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
@@ -161,20 +169,22 @@ fn a_part_file_that_was_cut_starts_over_and_says_so() {
 }
 
 #[test]
-fn a_flipped_bit_in_data_that_the_journal_names_is_found_by_expect() {
-    let mut crossing = Crossing::new(5, true);
-    crossing.stop_half_way();
-    flip_bit(&crossing.hidden(".part"), 100);
-    // SHA-256 is computed from the disk and not from the journal.
-    let digest: String = {
-        use sha2::Digest;
-        sha2::Sha256::digest(fs::read(&crossing.source).unwrap()).iter().map(|byte| format!("{byte:02x}")).collect()
-    };
-    let outcome = crossing.copy().arg("--expect").arg(format!("sha256:{digest}")).run();
-    assert_ne!(outcome.code, Some(0), "{}", outcome.describe());
-    assert!(!crossing.target.exists(), "a corrupt file got its name");
-    crossing.copy().arg("--expect").arg(format!("sha256:{digest}")).succeed();
-    crossing.check_arrival();
+fn a_flipped_bit_in_data_that_the_journal_names_costs_its_block_and_is_told() {
+    for push in [true, false] {
+        let mut crossing = Crossing::new(5, push);
+        crossing.stop_half_way();
+        flip_bit(&crossing.hidden(".part"), journaled_block(&crossing.hidden(".journal")) + 100);
+        let before = crossing.passed();
+        let digest = blake3::hash(&fs::read(&crossing.source).unwrap()).to_hex();
+        crossing
+            .copy()
+            .arg("--expect")
+            .arg(format!("blake3:{digest}"))
+            .succeed()
+            .says("damaged on disk and are sent again: 1");
+        assert!(crossing.passed() - before < BYTES as u64, "everything was sent again");
+        crossing.check_arrival();
+    }
 }
 
 #[test]
@@ -184,6 +194,19 @@ fn a_source_that_changed_between_two_runs_starts_over_and_says_so() {
         crossing.stop_half_way();
         write(&crossing.source, &Seeded::new(60).bytes(BYTES));
         set_mtime(&crossing.source, 1_700_000_000, 5);
+        crossing.copy().succeed().says("not the version");
+        crossing.check_arrival();
+    }
+}
+
+#[test]
+fn a_source_that_changed_under_its_old_size_and_time_starts_over_and_says_so() {
+    for push in [true, false] {
+        let mut crossing = Crossing::new(13, push);
+        crossing.stop_half_way();
+        let time = fs::metadata(&crossing.source).unwrap().modified().unwrap();
+        flip_bit(&crossing.source, 100);
+        File::options().write(true).open(&crossing.source).unwrap().set_modified(time).unwrap();
         crossing.copy().succeed().says("not the version");
         crossing.check_arrival();
     }
@@ -252,4 +275,45 @@ fn an_agent_that_is_stopped_in_order_keeps_all_and_the_client_goes_on() {
         assert!(crossing.passed() <= BYTES as u64 + IN_FLIGHT_BYTES, "{} bytes passed", crossing.passed());
         crossing.check_arrival();
     }
+}
+
+#[test]
+fn a_read_only_directory_can_be_written_until_all_its_files_have_come() {
+    for push in [true, false] {
+        let site = Site::new();
+        let (source, target) = match push {
+            true => (site.local().join("d"), site.root().join("d")),
+            false => (site.root().join("d"), site.local().join("d")),
+        };
+        write(&source.join("f"), &Seeded::new(12).bytes(BYTES));
+        set_mode(&source, 0o555);
+        let mut agent = site.agent();
+        let strait = Strait::tcp(&agent);
+        let copy = |agent: &Agent| {
+            let mut copy = site.copy(agent);
+            copy.args(["--via", "tcp", "--rate", "200Mbit"]);
+            match push {
+                true => copy.arg("d").arg(strait.url("")),
+                false => copy.arg(strait.url("d")).arg("."),
+            };
+            copy.start()
+        };
+        strait.mark(BYTES as u64 / 2, Then::Pass);
+        let mut copying = copy(&agent);
+        wait_until("half of the file", || strait.marks_reached() == 1);
+        copying.interrupt();
+        copying.finish().expect(130);
+        // Its end of the session has ended when it has.
+        assert!(agent.terminate().success());
+        assert_ne!(mode(&target) & 0o200, 0, "push {push}: the directory is closed and its file is not there");
+        let agent = site.agent_at(&agent.addr.to_string());
+        copy(&agent).finish().expect(0);
+        wait_until("the mode of the directory", || mode(&target) == 0o555);
+        assert_same_file(&source.join("f"), &target.join("f"));
+        [source, target].iter().for_each(|directory| set_mode(directory, 0o755));
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
 }

@@ -20,6 +20,13 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The program under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_sterna");
 
+/// The program under test with at most `count` files and sockets open.
+pub fn with_descriptors(count: u32) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("ulimit -n {count} && exec \"$0\" \"$@\"")).arg(BINARY);
+    command
+}
+
 /// Directories of one test: `root` is what agents serve, `local` is the client's.
 pub struct Site {
     directory: TempDir,

@@ -17,6 +17,7 @@ fn random(state: &mut u64, bound: u64) -> u64 {
 }
 
 fn fill(file: &IncomingFile, data: &[u8]) {
+    assert_eq!(recheck(file), []);
     for gap in file.have().gaps(0..file.blocks().count()).collect::<Vec<_>>() {
         gap.for_each(|index| put_block(file, data, index));
     }
@@ -77,6 +78,8 @@ fn resume_asks_only_for_blocks_that_no_checkpoint_made_durable() {
     // Everything was durable when it was killed, so nothing is asked for.
     let file = incoming(&destination, &entry);
     assert!(file.is_complete());
+    assert_eq!(file.publish(&[]).unwrap_err().kind, ErrorKind::Internal, "no byte of it was read yet");
+    assert_eq!(recheck(&file), []);
     let digests = file.publish(&[]).unwrap();
     assert_eq!(digests, FileDigests::of(&data, file.checks()));
     assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
@@ -116,6 +119,7 @@ fn another_version_of_the_source_starts_over_and_says_so() {
     let versions = [
         FileEntry { mtime: later, ..entry.clone() },
         FileEntry { inode: 1, ..entry.clone() },
+        FileEntry { version: 43, ..entry.clone() },
         FileEntry { size: 4 * MIB - 1, ..entry.clone() },
     ];
     for version in versions {
@@ -135,6 +139,32 @@ fn another_version_of_the_source_starts_over_and_says_so() {
         assert_matches_entry(&directory.path().join("a.h5"), &version, &new[..version.size as usize]);
         assert_eq!(names_in(directory.path()), ["a.h5"]);
     }
+}
+
+#[test]
+fn blocks_that_rotted_are_missing_again_and_their_new_records_count() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(4 * MIB);
+    let entry = file_entry("a.h5", 4 * MIB);
+    let file = incoming(&destination, &entry);
+    fill(&file, &data);
+    file.checkpoint().unwrap();
+    drop(file);
+    let part = std::fs::File::options().write(true).open(hidden_file(directory.path(), ".part")).unwrap();
+    part.write_all_at(b"rot", 2 * MIB + 77).unwrap();
+    let file = incoming(&destination, &entry);
+    assert_eq!(file.have().len(), 4, "the journal claims them all");
+    assert_eq!(recheck(&file), [2]);
+    assert_eq!(file.have(), [0..2, 3..4].into_iter().collect());
+    put_block(&file, &data, 2);
+    assert_eq!(file.checkpoint().unwrap(), 1);
+    drop(file);
+    // Of the two records of that block the later one counts.
+    let file = incoming(&destination, &entry);
+    assert_eq!(recheck(&file), []);
+    file.publish(&[]).unwrap();
+    assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
 }
 
 #[test]
@@ -272,6 +302,48 @@ fn a_name_that_was_taken_meanwhile_is_not_replaced() {
 }
 
 #[test]
+fn what_could_not_get_its_name_stays_hidden_from_others() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let entry = FileEntry { mode: 0o644, ..file_entry("a.h5", ONE_BLOCK) };
+    let file = incoming(&destination, &entry);
+    put_block(&file, &pattern(ONE_BLOCK), 0);
+    std::fs::create_dir_all(directory.path().join("a.h5/inner")).unwrap();
+    file.publish(&[]).unwrap_err();
+    let part = hidden_file(directory.path(), ".part");
+    assert_eq!(std::fs::metadata(&part).unwrap().mode() & 0o777, 0o600);
+    std::fs::remove_dir_all(directory.path().join("a.h5")).unwrap();
+    file.publish(&[]).unwrap();
+    assert_matches_entry(&directory.path().join("a.h5"), &entry, &pattern(ONE_BLOCK));
+}
+
+#[test]
+fn what_has_the_name_of_a_journal_and_is_none_is_deleted_or_named() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(2 * MIB);
+    let entry = file_entry("a.h5", 2 * MIB);
+    let file = incoming(&destination, &entry);
+    put_block(&file, &data, 0);
+    file.checkpoint().unwrap();
+    drop(file);
+    let journal = hidden_file(directory.path(), ".journal");
+    std::fs::remove_file(&journal).unwrap();
+    std::fs::create_dir(&journal).unwrap();
+    let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
+    let name = journal.file_name().unwrap().to_str().unwrap();
+    assert!(error.text().contains(name) && error.text().contains("is a directory"), "{error}");
+    std::fs::remove_dir(&journal).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &journal).unwrap();
+    let file = incoming(&destination, &entry);
+    fill(&file, &data);
+    file.checkpoint().unwrap();
+    assert!(std::fs::symlink_metadata(&journal).unwrap().is_file());
+    file.publish(&[]).unwrap();
+    assert_eq!(names_in(directory.path()), ["a.h5"]);
+}
+
+#[test]
 fn of_two_sessions_on_one_name_the_second_waits_its_turn() {
     let directory = scratch();
     let data = pattern(2 * MIB);
@@ -401,6 +473,7 @@ fn session_to_be_killed() {
     let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
     let data = pattern(KILLED_BYTES);
     let file = incoming(&destination, &file_entry("a.h5", KILLED_BYTES));
+    assert_eq!(recheck(&file), []);
     let mut out = std::fs::File::options().append(true).open("/dev/stdout").unwrap();
     let mut state = u64::from(std::process::id());
     let mut wanted: Vec<u64> = file.have().gaps(0..file.blocks().count()).flatten().collect();
@@ -497,7 +570,12 @@ fn each_checkpoint_appends_only_what_is_new() {
     assert_eq!(file.checkpoint().unwrap(), 1);
     assert_eq!(std::fs::metadata(&journal).unwrap().len() as usize, HEADER_BYTES + 2 * RECORD_BYTES);
     // The end of a journal that someone made longer is not where records go.
-    std::fs::File::options().write(true).open(&journal).unwrap().write_all_at(b"torn", 208).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&journal)
+        .unwrap()
+        .write_all_at(b"torn", (HEADER_BYTES + 2 * RECORD_BYTES) as u64)
+        .unwrap();
     drop(file);
     assert_eq!(incoming(&destination, &file_entry("a.h5", 8 * MIB)).have().len(), 2);
 }

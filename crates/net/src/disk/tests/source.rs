@@ -184,6 +184,17 @@ fn a_source_that_changes_while_it_is_read_is_told() {
     assert_eq!((error.kind, error.retry), (ErrorKind::Changed, Retry::After));
     assert_eq!(source.check_unchanged(&item.entry).unwrap_err().kind, ErrorKind::Changed);
 
+    // Other bytes, and the size and time set back.
+    let entry = source.entry().unwrap();
+    let time = std::fs::metadata(&at).unwrap().modified().unwrap();
+    // Until the clock of the file system has ticked.
+    while source.entry().unwrap().version == entry.version {
+        writer.write_all_at(b"other", MIB).unwrap();
+        writer.set_modified(time).unwrap();
+    }
+    let error = source.check_unchanged(&entry).unwrap_err();
+    assert!(error.kind == ErrorKind::Changed && error.text().contains("change time"), "{error}");
+
     // The same size and time, by another file of that name.
     let entry = source.entry().unwrap();
     std::fs::copy(&at, directory.path().join("other")).unwrap();

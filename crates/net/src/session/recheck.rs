@@ -1,0 +1,39 @@
+//! Reads what a journal of an earlier session claims, before it counts.
+
+use sterna_proto::{BlockHasher, RangeSet};
+
+use crate::disk::IncomingFile;
+
+/// Bytes read at once: as for a source, so that they are hashed while they are in the cache.
+const RECHECK_BYTES: usize = 128 << 10;
+
+/// Reads every block that only the journal speaks for; those that are not what it says, or cannot be read.
+///
+/// `None` when `is_moot` says that nobody wants to know any more. Holds no lock while it reads. Cost: one pass over those blocks, and a buffer.
+pub(super) fn recheck(incoming: &IncomingFile, is_moot: impl Fn() -> bool) -> Option<RangeSet> {
+    let mut lost = RangeSet::new();
+    let mut buffer = vec![0; RECHECK_BYTES];
+    while let Some((index, claimed)) = incoming.next_claim() {
+        if is_moot() {
+            return None;
+        }
+        let (offset, length) = (incoming.blocks().offset(index), incoming.blocks().length(index));
+        let mut hasher = BlockHasher::new(incoming.blocks(), index, incoming.checks());
+        let mut done = 0;
+        while done < length {
+            let piece = &mut buffer[..RECHECK_BYTES.min((length - done) as usize)];
+            if incoming.read_at(offset + done, piece).is_err() {
+                break;
+            }
+            hasher.update(piece);
+            done += piece.len() as u64;
+        }
+        let digest = (done == length).then(|| hasher.finish());
+        let sound = digest.filter(|digest| digest.chaining_value == claimed.chaining_value);
+        incoming.settle_claim(index, sound);
+        if sound.is_none() {
+            lost.insert(index..index + 1);
+        }
+    }
+    Some(lost)
+}
