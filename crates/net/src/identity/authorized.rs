@@ -222,7 +222,7 @@ mod tests {
             damage.map(|error| error.kind)
         };
         fs::write(&path, format!("{PEER} r")).unwrap();
-        assert_eq!(asked(), Some(ErrorKind::Usage));
+        assert_eq!(asked(), Some(ErrorKind::Corrupt));
         assert_eq!(asked(), None, "said already");
         fs::remove_file(&path).unwrap();
         assert_eq!(asked(), Some(ErrorKind::NotFound));

@@ -70,7 +70,7 @@ fn what_goes_wrong_on_this_host_is_no_wrong_usage() {
 }
 
 #[test]
-fn a_bad_line_at_the_agent_is_the_agents_fault() {
+fn a_bad_line_of_the_agents_list_is_said_in_its_log_and_to_nobody_else() {
     let site = Site::new();
     write(&site.local().join("f"), b"bytes");
     let authorize = site.path("authorize");
@@ -79,8 +79,8 @@ fn a_bad_line_at_the_agent_is_the_agents_fault() {
     let flags = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
     let agent = site.agent_with("127.0.0.1:0", &flags);
     fs::write(&authorize, "nonsense\n").unwrap();
-    let pushed = site.copy(&agent).arg("f").arg(agent.url("f")).run().expect(5);
-    pushed.says("list of authorized peers");
+    let pushed = site.copy(&agent).arg("f").arg(agent.url("f")).run().expect(6);
+    pushed.says("is not authorized here");
     assert!(!pushed.text().contains("nonsense"), "the list is nobody's business");
     agent.wait_for_log("authorize line 1");
 }
