@@ -154,6 +154,10 @@ impl LaneIds {
     }
 }
 
+/// The part of the given rate that TCP lanes are paced at. Reason: the rest pays for what the kernel sends unpaced (handshakes, acknowledgements,
+/// repeats): measured, a second of eight lanes had 0.15 % more than they were given.
+const TCP_USABLE: f64 = 0.996;
+
 /// The lanes of a session, for figures and for what is decided about all of them together.
 #[derive(Default)]
 pub struct Lanes {
@@ -191,7 +195,10 @@ impl Lanes {
         for lane in &lanes {
             match lane.transport() {
                 Transport::Quic => lane.share_rate(budget),
-                Transport::Tcp => lane.set_rate(Some(BitRate(rate.0 / lanes.len() as u64))),
+                Transport::Tcp => {
+                    let share = rate.0 as f64 * TCP_USABLE / lanes.len() as f64;
+                    lane.set_rate(Some(BitRate(share as u64)));
+                }
             }
         }
     }

@@ -251,11 +251,11 @@ fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerpri
 
 /// Sizes the send window by the path while the lane lives: the window of the controller and some blocks ahead.
 ///
-/// Started with the lane; woken ten times a second; ends with the connection.
+/// Started with the lane; woken forty times a second; ends with the connection.
 async fn keep_send_window(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount) {
     let mut current = ByteCount(0);
     loop {
-        let wanted = transport::send_window(pace.window(), memory);
+        let wanted = transport::send_window(&pace.state(), memory);
         if wanted != current {
             connection.set_send_window(wanted.0);
             current = wanted;
@@ -386,8 +386,8 @@ const CONTROL_PRIORITY: i32 = 1;
 /// How long a close waits for what is under way, and then for the close itself (the contract of `LaneHandle::close`).
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How often the send window follows the path.
-const SEND_WINDOW_EVERY: Duration = Duration::from_millis(100);
+/// How often the send window follows the path. Reason: a lane has data for twice as long.
+const SEND_WINDOW_EVERY: Duration = Duration::from_millis(25);
 
 /// Default bound of a lane's windows: 1 Gbit/s over 660 ms in one lane, with a reserve.
 const MEMORY_DEFAULT: ByteCount = ByteCount::mebibytes(128);

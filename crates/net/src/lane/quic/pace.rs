@@ -69,6 +69,7 @@ pub(super) struct Pace {
     rtt_min_micros: AtomicU64,
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
+    rate_bytes: AtomicU64,
     /// Datagrams that may be sent twice; see [`Pace::repeats`].
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
@@ -81,6 +82,7 @@ impl Pace {
             rtt_min_micros: AtomicU64::new(0),
             window_bytes: AtomicU64::new(0),
             in_flight_bytes: AtomicU64::new(0),
+            rate_bytes: AtomicU64::new(0),
             repeats: AtomicU64::new(REPEATS_HANDSHAKE),
             overhead_bytes: AtomicU64::new(0),
         })
@@ -108,9 +110,15 @@ impl Pace {
         ByteCount(self.window_bytes.load(Ordering::Relaxed))
     }
 
-    /// Bytes in flight when the last acknowledgement came.
+    /// Bytes in flight.
     pub(super) fn in_flight(&self) -> ByteCount {
         ByteCount(self.in_flight_bytes.load(Ordering::Relaxed))
+    }
+
+    /// What the lane is at.
+    pub(super) fn state(&self) -> PaceState {
+        let rate = self.rate_bytes.load(Ordering::Relaxed).saturating_mul(8);
+        PaceState { window: self.window(), in_flight: self.in_flight(), rate: BitRate(rate) }
     }
 
     /// Whether to send a transmit of `datagrams` datagrams and `bytes` payload twice.
@@ -144,6 +152,17 @@ impl Pace {
             loss_ceiling: budget.loss_ceiling(),
         }
     }
+}
+
+/// What a lane is at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PaceState {
+    /// Window of the controller on the wire.
+    pub(super) window: ByteCount,
+    /// Bytes in flight.
+    pub(super) in_flight: ByteCount,
+    /// The pace.
+    pub(super) rate: BitRate,
 }
 
 /// What the budget allows a lane now.
@@ -224,12 +243,14 @@ impl PaceController {
         let window = self.control.window().0;
         self.window = ((window as f64 * payload) as u64).max(2 * self.mtu);
         self.pace.window_bytes.store(window, Ordering::Relaxed);
+        self.pace.rate_bytes.store(self.pacing_rate, Ordering::Relaxed);
     }
 }
 
 impl Controller for PaceController {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
         self.control.handle_sent(largest_pn);
+        self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         let datagrams = bytes.div_ceil(self.mtu);
         self.account(now, bytes + datagrams * self.overhead_bytes);
     }

@@ -9,7 +9,7 @@ use noq_proto::HashedConnectionIdGenerator;
 use sterna_proto::quantity::bandwidth_delay_product;
 use sterna_proto::{BitRate, ByteCount};
 
-use super::pace::{Pace, PaceFactory};
+use super::pace::{Pace, PaceFactory, PaceState};
 use super::stretch::{PREFIX_BYTES, STRETCH_BYTES};
 use crate::identity::Identity;
 use crate::lane::{BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX};
@@ -42,7 +42,7 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
         .max_concurrent_uni_streams(VarInt::from_u32(OPEN_STRETCHES_MAX))
         .stream_receive_window(varint(STREAM_BYTES_MAX))
         .receive_window(varint(hints.memory.0))
-        .send_window(send_window(ByteCount(0), hints.memory).0)
+        .send_window(SEND_AHEAD.min(hints.memory.max(SEND_AHEAD)).0)
         // One block after the other: they become complete earlier and fewer are open.
         .send_fairness(false)
         .packet_threshold(packet_threshold(hints.rate))
@@ -85,10 +85,13 @@ pub(super) fn header_bytes(peer: SocketAddr) -> u64 {
     if peer.ip().to_canonical().is_ipv4() { 28 } else { 48 }
 }
 
-/// How much may be given to the engine and not yet be acknowledged: five eighths of the controller's window, which is two
-/// products of the path, so one product and a quarter for repeats; and some data ahead of it. Memory is this much.
-pub(super) fn send_window(controller_window: ByteCount, memory: ByteCount) -> ByteCount {
-    (ByteCount(controller_window.0 / 8 * 5) + SEND_AHEAD).min(memory.max(SEND_AHEAD))
+/// How much may be given to the engine and not yet be acknowledged: what is in flight, a quarter of it for repeats, and what
+/// goes within [`SEND_AHEAD_TIME`]; never more than five eighths of the controller's window, which is two products of the
+/// path. Memory is this much. Reason for the first: a lane that is alone for its first round trips has all of the rate, and
+/// would otherwise take a whole product of the path before the others come and do the same.
+pub(super) fn send_window(state: &PaceState, memory: ByteCount) -> ByteCount {
+    let soon = state.rate.bytes_in(SEND_AHEAD_TIME).0.saturating_add(state.in_flight.0 / 4 * 5);
+    (ByteCount(soon.min(state.window.0 / 8 * 5)) + SEND_AHEAD).min(memory.max(SEND_AHEAD))
 }
 
 /// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
@@ -162,7 +165,10 @@ const REORDERING: Duration = Duration::from_millis(7);
 const ACK_PACKETS_MIN: u64 = 50;
 const ACK_PACKETS_MAX: u64 = 200;
 
-/// Data given to the engine ahead of what the window lets go. Reason: 60 ms of a lane's 250 Mbit/s, some reads of the disk.
+/// Time for which data is given to the engine ahead. Reason: twice as long as until the window is looked at again.
+const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
+
+/// Data given to the engine ahead of that. Reason: 60 ms of a lane's 250 Mbit/s, some reads of the disk.
 const SEND_AHEAD: ByteCount = ByteCount::mebibytes(2);
 
 /// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier).
@@ -194,9 +200,19 @@ mod tests {
     #[test]
     fn data_given_ahead_is_bounded_by_the_memory() {
         let memory = ByteCount::mebibytes(64);
-        assert_eq!(send_window(ByteCount(0), memory), SEND_AHEAD);
-        assert_eq!(send_window(ByteCount::mebibytes(500), memory), memory);
-        assert_eq!(send_window(ByteCount::mebibytes(500), ByteCount(1)), SEND_AHEAD);
+        let state = |in_flight, window| PaceState {
+            in_flight: ByteCount::mebibytes(in_flight),
+            window: ByteCount::mebibytes(window),
+            rate: BitRate::megabits(1000),
+        };
+        let given = |in_flight, window| send_window(&state(in_flight, window), memory);
+        assert_eq!(given(0, 0), SEND_AHEAD);
+        // Alone on a new path: what goes in 50 ms, and not the whole product at once.
+        assert_eq!(given(0, 64), ByteCount(6_250_000) + SEND_AHEAD);
+        assert_eq!(given(8, 64), ByteCount(6_250_000) + ByteCount::mebibytes(10) + SEND_AHEAD);
+        assert_eq!(given(32, 32), ByteCount::mebibytes(20) + SEND_AHEAD);
+        assert_eq!(given(500, 1000), memory);
+        assert_eq!(send_window(&state(500, 1000), ByteCount(1)), SEND_AHEAD);
     }
 
     #[test]
