@@ -14,4 +14,6 @@ if ! command -v cargo-deny >/dev/null 2>&1; then
     echo "deny: installing cargo-deny $version into $tools (once)" >&2
     cargo install --quiet --locked --debug --root "$tools" --version "$version" cargo-deny
 fi
+# It reads the manifests of all targets, also of those that are not built here.
+cargo fetch --quiet --locked
 cargo deny --locked --offline --log-level error check bans licenses sources

@@ -32,7 +32,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicClientConfig;
 use noq::rustls::pki_types::CertificateDer;
@@ -227,7 +227,7 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
         header_bytes: transport::header_bytes(peer_addr),
     });
     let (rx, inbox) = receive::receiver(Arc::clone(&shared));
-    runtime.spawn(keep_send_window(connection.clone(), pace, memory));
+    runtime.spawn(keep_windows(connection.clone(), pace, memory));
     let (orders, queue) = send::queue();
     runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered)));
     let pump = runtime.spawn(receive::pump(connection, receive, inbox));
@@ -249,20 +249,32 @@ fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerpri
     }
 }
 
-/// Sizes the send window by the path while the lane lives: the window of the controller and some blocks ahead.
+/// Sizes the windows by the path while the lane lives: the send window by what the controller lets go, the receive window by
+/// what has come.
 ///
 /// Started with the lane; woken forty times a second; ends with the connection.
-async fn keep_send_window(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount) {
-    let mut current = ByteCount(0);
+async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount) {
+    let (mut sending, mut receiving) = (ByteCount(0), ByteCount(0));
+    let (mut received, mut at) = (0, Instant::now());
     loop {
         let wanted = transport::send_window(&pace.state(), memory);
-        if wanted != current {
+        if wanted != sending {
             connection.set_send_window(wanted.0);
-            current = wanted;
+            sending = wanted;
+        }
+        let (now, bytes) = (Instant::now(), connection.stats().udp_rx.bytes);
+        let rate = BitRate::mean(ByteCount(bytes - received), now - at);
+        (received, at) = (bytes, now);
+        let rtt = connection.rtt(PathId::ZERO).unwrap_or_default();
+        let wanted = transport::receive_window(rate, rtt, memory);
+        // It only grows: what a peer was allowed cannot be taken back.
+        if wanted > receiving {
+            connection.set_receive_window(transport::varint(wanted.0));
+            receiving = wanted;
         }
         tokio::select! {
             _ = connection.closed() => return,
-            () = tokio::time::sleep(SEND_WINDOW_EVERY) => {}
+            () = tokio::time::sleep(WINDOWS_EVERY) => {}
         }
     }
 }
@@ -386,8 +398,8 @@ const CONTROL_PRIORITY: i32 = 1;
 /// How long a close waits for what is under way, and then for the close itself (the contract of `LaneHandle::close`).
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How often the send window follows the path. Reason: a lane has data for twice as long.
-const SEND_WINDOW_EVERY: Duration = Duration::from_millis(25);
+/// How often the windows follow the path. Reason: a lane has data for twice as long.
+const WINDOWS_EVERY: Duration = Duration::from_millis(25);
 
 /// Default bound of a lane's windows: 1 Gbit/s over 660 ms in one lane, with a reserve.
 const MEMORY_DEFAULT: ByteCount = ByteCount::mebibytes(128);

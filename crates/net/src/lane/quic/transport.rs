@@ -41,7 +41,7 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(OPEN_STRETCHES_MAX))
         .stream_receive_window(varint(STREAM_BYTES_MAX))
-        .receive_window(varint(hints.memory.0))
+        .receive_window(varint(RECEIVE_WINDOW_FIRST.min(hints.memory).0))
         .send_window(SEND_AHEAD.min(hints.memory.max(SEND_AHEAD)).0)
         // One block after the other: they become complete earlier and fewer are open.
         .send_fairness(false)
@@ -94,6 +94,12 @@ pub(super) fn send_window(state: &PaceState, memory: ByteCount) -> ByteCount {
     (ByteCount(soon.min(state.window.0 / 8 * 5)) + SEND_AHEAD).min(memory.max(SEND_AHEAD))
 }
 
+/// How much the peer may send that the sink has not taken: twice what `rate` brings in a round trip, at least
+/// [`RECEIVE_WINDOW_FIRST`]. Memory is this much when the sink is slower than the path.
+pub(super) fn receive_window(rate: BitRate, rtt: Duration, memory: ByteCount) -> ByteCount {
+    ByteCount(rate.bytes_in(rtt).0.saturating_mul(2)).max(RECEIVE_WINDOW_FIRST).min(memory)
+}
+
 /// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
 /// blur rates; more cost the sender a pass over its packets in flight each time.
 fn ack_frequency(rate: Option<BitRate>, rtt: Duration) -> AckFrequencyConfig {
@@ -130,7 +136,7 @@ fn mtu_discovery(payload_max: u16) -> MtuDiscoveryConfig {
     config
 }
 
-fn varint(value: u64) -> VarInt {
+pub(super) fn varint(value: u64) -> VarInt {
     VarInt::from_u64(value).unwrap_or(VarInt::MAX)
 }
 
@@ -164,6 +170,9 @@ const REORDERING: Duration = Duration::from_millis(7);
 /// Bounds of the packets per acknowledgement. Above 200, 64 ranges of an acknowledgement no longer hold the holes of 1 % loss.
 const ACK_PACKETS_MIN: u64 = 50;
 const ACK_PACKETS_MAX: u64 = 200;
+
+/// The receive window of a new lane. Reason: 250 Mbit/s over 660 ms, the longest path of the lanes that are chosen for a rate.
+const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
 
 /// Time for which data is given to the engine ahead. Reason: twice as long as until the window is looked at again.
 const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
@@ -213,6 +222,16 @@ mod tests {
         assert_eq!(given(32, 32), ByteCount::mebibytes(20) + SEND_AHEAD);
         assert_eq!(given(500, 1000), memory);
         assert_eq!(send_window(&state(500, 1000), ByteCount(1)), SEND_AHEAD);
+    }
+
+    #[test]
+    fn the_receive_window_is_two_products_of_the_path_and_never_more_than_the_memory() {
+        let memory = ByteCount::mebibytes(128);
+        let window = |megabits, ms| receive_window(BitRate::megabits(megabits), Duration::from_millis(ms), memory);
+        assert_eq!(window(10_000, 0), RECEIVE_WINDOW_FIRST);
+        assert_eq!(window(0, 660), RECEIVE_WINDOW_FIRST);
+        assert_eq!(window(1000, 260), ByteCount(65_000_000));
+        assert_eq!(window(1000, 660), memory);
     }
 
     #[test]
