@@ -681,7 +681,8 @@ impl Keeper {
             };
             let id = self.lanes.next();
             let outcome = lane.and_then(|lane| self.run_lane(id, lane));
-            if self.end.is_over() {
+            // A copy that was stopped needs no more lanes; the agent has heard of it, or sees the last lane end.
+            if self.end.is_over() || self.observer.stopped() {
                 return;
             }
             // What a dead TCP lane had of the rate goes to the others.
