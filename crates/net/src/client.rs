@@ -372,6 +372,8 @@ struct TallyState {
     earlier: Arc<SettledPaths>,
     /// Those of the session that runs.
     settled: SettledPaths,
+    /// Bytes that the last session brought of files that it did not settle: the session that took over finds them.
+    unsettled_bytes: u64,
     aborted: Option<Error>,
 }
 
@@ -445,6 +447,9 @@ struct Keeper {
     budget: SharedBudget,
     observer: Arc<dyn CopyObserver>,
     live: Lanes,
+    /// Bytes that the earlier sessions of this copy found, and those that the last one left for this one to find.
+    held_before: u64,
+    found_bytes: u64,
     /// Lanes that are kept; grows when they turn out too few.
     lanes_wanted: AtomicU32,
     /// Ends the waits of backoff early.
@@ -469,7 +474,11 @@ fn run_session(
     if via == Via::Quic {
         lane_memory(options, lane_count)?;
     }
-    lock(&tally.state).aborted = None;
+    let (held_before, found_bytes) = {
+        let mut state = lock(&tally.state);
+        state.aborted = None;
+        (state.summary.bytes_held, state.unsettled_bytes)
+    };
     let (end, receiver) = job.start_end(options, tally)?;
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
@@ -484,6 +493,8 @@ fn run_session(
         budget,
         observer: Arc::clone(observer),
         live: Lanes::default(),
+        held_before,
+        found_bytes,
         lanes_wanted: AtomicU32::new(0),
         over: (Mutex::new(false), Condvar::new()),
         trusted: Mutex::new(Some(first.peer)),
@@ -513,9 +524,10 @@ fn run_session(
         receiver.join();
     }
     let mut state = lock(&tally.state);
-    let progress = end.progress();
+    let progress = keeper.session_progress();
     state.summary.blocks_again += progress.blocks_again;
-    state.summary.bytes_held += progress.bytes_held;
+    state.summary.bytes_held = progress.bytes_held;
+    state.unsettled_bytes = end.unsettled_bytes();
     match state.aborted.take() {
         Some(error) => Err(error),
         None => Ok(()),
@@ -763,11 +775,18 @@ impl Keeper {
     fn progress(&self, started: Instant) -> CopyProgress {
         let lanes = self.live.live().iter().map(|handle| handle.stats()).collect();
         CopyProgress {
-            session: self.end.progress(),
+            session: self.session_progress(),
             elapsed: started.elapsed(),
             lanes,
             files: self.end.active_files(ACTIVE_FILES_SHOWN),
         }
+    }
+
+    /// How far the session is; what earlier sessions of this copy brought does not count as there before it.
+    fn session_progress(&self) -> Progress {
+        let mut progress = self.end.progress();
+        progress.bytes_held = self.held_before + progress.bytes_held.saturating_sub(self.found_bytes);
+        progress
     }
 
     /// Ends every lane. What was said last leaves this host, and its arrival is not waited for: that would cost a round trip,

@@ -106,6 +106,7 @@ fn messages() -> Vec<Message> {
         Message::Want { file, blocks: vec![(7, 8); 1024] },
         Message::Skipped { file },
         Message::Notice { file, text: "the source has changed: ünïcode".into() },
+        Message::Wait { file },
     ];
     all.extend(digests().into_iter().map(|digests| Message::Done { file, digests }));
     all.extend(errors().into_iter().map(|error| Message::Withdraw { file, error }));

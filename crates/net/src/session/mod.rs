@@ -127,6 +127,8 @@ pub trait End: Send + Sync + 'static {
     fn progress(&self) -> Progress;
     /// Large files under way, the first `most`.
     fn active_files(&self, most: usize) -> Vec<ActiveFile>;
+    /// Bytes at the receiver of files without an outcome: what a session that takes over finds there.
+    fn unsettled_bytes(&self) -> u64;
     /// Ends the session at both ends.
     fn abort(&self, error: Error);
 }

@@ -5,6 +5,7 @@
 //! do not); one makes journals durable about once a second.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
@@ -124,6 +125,8 @@ pub struct Receiver {
     queues: Mutex<Option<Queues>>,
     /// Files that the storage could not take yet: the preparer asks again.
     later: Mutex<VecDeque<FileId>>,
+    /// The sender was told that another session holds a file.
+    told_busy: AtomicBool,
     /// Large files that are open, and how many may be.
     open: OpenCount,
     open_max: usize,
@@ -155,6 +158,7 @@ impl Receiver {
             slots: Mutex::new(HashMap::new()),
             queues: Mutex::new(Some(Queues { prepare, recheck, publish })),
             later: Mutex::default(),
+            told_busy: AtomicBool::new(false),
             open: OpenCount::default(),
             open_max: (descriptors::limit() / DESCRIPTORS_DIVISOR).clamp(1, INCOMING_FILES_MAX),
             waiting: Mutex::default(),
@@ -288,10 +292,7 @@ impl Receiver {
             Err(error) if self.may_pass(&error, until) => {
                 drop(asked);
                 lock(&self.later).push_back(id);
-                if error.kind == ErrorKind::Busy {
-                    let ReceiverOptions { destination, on_busy, .. } = &self.options;
-                    destination.place(&slot.entry.path).iter().for_each(|path| on_busy(destination, path));
-                }
+                self.postpone(id, &slot.entry, &error);
                 return;
             }
             Err(error) => (None, PrepareOutcome::Failed(error)),
@@ -308,6 +309,22 @@ impl Receiver {
         drop(session);
         drop(asked);
         self.after_change();
+    }
+
+    /// Tells the sender that a file has to wait, and ends the session that holds it if nobody is there any more.
+    fn postpone(&self, id: FileId, entry: &FileEntry, error: &Error) {
+        let mut notice = None;
+        if error.kind == ErrorKind::Busy {
+            let ReceiverOptions { destination, on_busy, .. } = &self.options;
+            destination.place(&entry.path).iter().for_each(|path| on_busy(destination, path));
+            // One word of it is enough, however many files wait.
+            notice = (!self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
+                let (path, patience) = (&entry.path, BUSY_PATIENCE.as_secs());
+                format!("{path}: another session is writing it; waiting up to {patience} s for that one to end")
+            });
+        }
+        lock(&self.session).handle_busy(id, notice);
+        self.wake.notify_all();
     }
 
     /// Whether a file that the storage could not take is asked for again: another session holds it, or too much is open.
@@ -580,6 +597,10 @@ impl End for Receiver {
 
     fn active_files(&self, most: usize) -> Vec<ActiveFile> {
         lock(&self.session).active_files(most)
+    }
+
+    fn unsettled_bytes(&self) -> u64 {
+        lock(&self.session).unsettled_bytes()
     }
 
     fn abort(&self, error: Error) {

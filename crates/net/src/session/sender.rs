@@ -413,6 +413,10 @@ impl End for Sender {
         lock(&self.session).active_files(most)
     }
 
+    fn unsettled_bytes(&self) -> u64 {
+        lock(&self.session).unsettled_bytes()
+    }
+
     fn abort(&self, error: Error) {
         lock(&self.session).abort(error);
         self.after_change();

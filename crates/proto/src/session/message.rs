@@ -179,6 +179,11 @@ pub enum Message {
         /// The remark.
         text: String,
     },
+    /// Receiver: this file cannot be taken yet (another session writes it, say): nothing of it is to be sent before it is wanted.
+    Wait {
+        /// The file.
+        file: FileId,
+    },
 }
 
 /// What stands in front of the data of a block.
@@ -404,6 +409,10 @@ impl Message {
                 w.bytes(text.as_bytes());
                 12
             }
+            Self::Wait { file } => {
+                w.integer(file.0);
+                13
+            }
         }
     }
 
@@ -444,6 +453,7 @@ impl Message {
                 let text = String::from_utf8_lossy(r.bytes()?);
                 Self::Notice { file, text: text.chars().filter(|c| !drives_terminal(*c)).take(4096).collect() }
             }
+            13 => Self::Wait { file: FileId(r.integer()?) },
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         })
     }

@@ -75,6 +75,40 @@ mod tests {
     use crate::error::{ErrorKind, Phase, Scope};
 
     #[test]
+    fn a_file_that_has_to_wait_is_left_out_until_it_is_wanted() {
+        let entry = |name: &[u8]| {
+            let mtime = crate::FileTime { seconds: 1, nanoseconds: 0 };
+            let (path, kind, size) = (RelPath::new(name).unwrap(), crate::EntryKind::File, 2 << 20);
+            crate::FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 }
+        };
+        let mut sender = SendSession::new(LINGER_DEFAULT);
+        let (held, other) = (sender.add_file(entry(b"held")), sender.add_file(entry(b"other")));
+        let lane = LaneId(0);
+        sender.handle_lane_up(lane);
+        let next = |sender: &mut SendSession| match sender.next_block(lane) {
+            Some(BlockTask::Single { file, index, .. }) => Some((file, index)),
+            Some(BlockTask::Packed { .. }) => panic!("no file is small"),
+            None => None,
+        };
+        assert_eq!(next(&mut sender), Some((held, 0)));
+        sender.handle_messages(0, &Message::Wait { file: held }.encode()).unwrap();
+        assert_eq!(next(&mut sender), Some((other, 0)));
+        // What its lane loses waits with the rest.
+        sender.handle_lane_down(lane, Instant::now());
+        sender.handle_lane_up(lane);
+        assert_eq!(
+            [next(&mut sender), next(&mut sender), next(&mut sender)],
+            [Some((other, 0)), Some((other, 1)), None]
+        );
+        let again = sender.sent_again_blocks();
+        let have = Message::Have { file: held, blocks: vec![(0, 1)] }.encode();
+        let want = Message::Want { file: held, blocks: vec![(1, 2)] }.encode();
+        sender.handle_messages(1, &[have, want].concat()).unwrap();
+        assert_eq!([next(&mut sender), next(&mut sender)], [Some((held, 1)), None]);
+        assert_eq!((sender.held_bytes(), sender.sent_again_blocks()), (1 << 20, again), "it was never sent");
+    }
+
+    #[test]
     fn an_end_whose_last_words_no_lane_takes_leaves_all_the_same() {
         let stopped = || Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
         let (mut sender, mut receiver) = (SendSession::new(LINGER_DEFAULT), RecvSession::new(LINGER_DEFAULT));

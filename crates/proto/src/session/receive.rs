@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::message::{Frame, Message, ranges_per_message};
-use super::send::{FAREWELL_TIME_MAX, FileOutcome, lost_every_lane};
+use super::send::{FAREWELL_TIME_MAX, FileOutcome, lost_every_lane, unit_count};
 use super::{
     ActiveFile, BLOCK_FAILURES_MAX, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied,
 };
@@ -115,12 +115,21 @@ struct RecvFile {
     arrived_count: u64,
     /// Some of them are from an earlier run and were not read yet: it is not published before that.
     rechecking: bool,
-    /// Blocks that were read past because the storage had not answered yet.
+    /// Blocks to ask for once the storage has answered: those that were read past, or all when the sender was told to wait.
     passed: RangeSet,
+    /// The sender was told to wait.
+    waits: bool,
     unreported: RangeSet,
     claims: BTreeMap<u64, Claim>,
     failures: BTreeMap<u64, u32>,
     withdrawn: Option<Error>,
+}
+
+impl RecvFile {
+    /// Bytes of it that are here; the last block counts as whole.
+    fn arrived_bytes(&self) -> u64 {
+        (self.arrived_count * self.entry.blocks().block_bytes()).min(self.entry.size)
+    }
 }
 
 /// The receiving end of a session.
@@ -277,6 +286,7 @@ impl RecvSession {
                 arrived_count: 0,
                 rechecking: false,
                 passed: RangeSet::default(),
+                waits: false,
                 unreported: RangeSet::default(),
                 claims: BTreeMap::new(),
                 failures: BTreeMap::new(),
@@ -292,6 +302,20 @@ impl RecvSession {
             self.settle_one(id, FileOutcome::Failed(error));
         }
         Ok(())
+    }
+
+    /// The storage cannot take a file yet and will be asked again: the sender is told to send nothing of it before, and
+    /// `notice` is the remark on it for the person there.
+    pub fn handle_busy(&mut self, id: FileId, notice: Option<String>) {
+        let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing && !file.waits) else {
+            return;
+        };
+        file.waits = true;
+        file.passed.insert(0..unit_count(&file.entry));
+        self.log.push(&Message::Wait { file: id });
+        if let Some(text) = notice {
+            self.log.push(&Message::Notice { file: id, text });
+        }
     }
 
     /// The storage has looked a file up.
@@ -463,6 +487,7 @@ impl RecvSession {
             | Message::Skipped { .. }
             | Message::Done { .. }
             | Message::Failed { .. }
+            | Message::Wait { .. }
             | Message::Notice { .. } => Err(Error::protocol("a sender sent a message that only receivers send")),
         }
     }
@@ -623,6 +648,11 @@ impl RecvSession {
         self.held_bytes
     }
 
+    /// Bytes here of files that have no outcome: when this session is lost, the next one finds them.
+    pub fn unsettled_bytes(&self) -> u64 {
+        self.files.values().map(RecvFile::arrived_bytes).sum()
+    }
+
     /// Files and bytes offered, and whether the manifest is complete.
     pub fn offered(&self) -> (u64, u64, bool) {
         (self.offered, self.offered_bytes, self.offers_end.is_some())
@@ -652,7 +682,7 @@ impl RecvSession {
         let shown = |(_, file): (&FileId, &RecvFile)| ActiveFile {
             path: file.entry.path.clone(),
             size: file.entry.size,
-            done: (file.arrived_count * file.entry.blocks().block_bytes()).min(file.entry.size),
+            done: file.arrived_bytes(),
         };
         under_way.into_iter().take(most).map(shown).collect()
     }

@@ -79,6 +79,8 @@ struct SendFile {
     /// Blocks that a lane has taken and the receiver has not confirmed.
     in_flight: BTreeMap<u64, LaneId>,
     withdrawn: bool,
+    /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
+    waits: bool,
 }
 
 impl SendFile {
@@ -157,9 +159,12 @@ impl SendSession {
             let lost: Vec<u64> = file.in_flight.iter().filter(|(_, l)| **l == lane).map(|(index, _)| *index).collect();
             for index in lost {
                 file.in_flight.remove(&index);
-                if !file.withdrawn {
-                    file.pending.insert(index..index + 1);
-                    *sent_again_blocks += 1;
+                if file.withdrawn {
+                    continue;
+                }
+                file.pending.insert(index..index + 1);
+                *sent_again_blocks += 1;
+                if !file.waits {
                     if file.entry.is_packed() {
                         ready_small.insert(*id)
                     } else {
@@ -205,6 +210,7 @@ impl SendSession {
                 self.events.push_back(SendEvent::Notice { file, text });
                 Ok(())
             }
+            Message::Wait { file } => self.handle_wait(file),
             Message::Abort { error } => {
                 self.finish_with(error);
                 Ok(())
@@ -241,9 +247,18 @@ impl SendSession {
         Ok(())
     }
 
+    fn handle_wait(&mut self, id: FileId) -> Result<(), Error> {
+        let Some(file) = known(&mut self.files, self.offered, id)? else { return Ok(()) };
+        file.waits = true;
+        self.ready_small.remove(&id);
+        self.ready_large.remove(&id);
+        Ok(())
+    }
+
     fn handle_want(&mut self, id: FileId, blocks: &[(u64, u64)]) -> Result<(), Error> {
         let Some(file) = known(&mut self.files, self.offered, id)? else { return Ok(()) };
         let count = unit_count(&file.entry);
+        file.waits = false;
         for &(start, end) in blocks {
             if end > count {
                 return Err(beyond_end(&file.entry));
@@ -254,8 +269,9 @@ impl SendSession {
                 let lost = unit_bytes(&file.entry, start..end) - missing_bytes(file, start..end);
                 self.confirmed_bytes = self.confirmed_bytes.saturating_sub(lost);
                 file.take_in_flight(start..end);
+                let unsent: u64 = file.pending.within(start..end).map(|range| range.end - range.start).sum();
                 file.pending.insert(start..end);
-                self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start);
+                self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start - unsent);
             }
         }
         if !file.pending.is_empty() {
@@ -273,9 +289,12 @@ impl SendSession {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
             self.path_bytes -= file.entry.path.as_bytes().len();
+            let missing = missing_bytes(&file, 0..unit_count(&file.entry));
             if !matches!(outcome, FileOutcome::Failed(_)) {
-                self.confirmed_bytes =
-                    self.confirmed_bytes.saturating_add(missing_bytes(&file, 0..unit_count(&file.entry)));
+                self.confirmed_bytes = self.confirmed_bytes.saturating_add(missing);
+            }
+            if matches!(outcome, FileOutcome::Skipped) {
+                self.held_bytes = self.held_bytes.saturating_add(missing);
             }
             self.events.push_back(SendEvent::Settled { file: id, entry: file.entry, outcome });
         }
@@ -296,7 +315,7 @@ impl SendSession {
         let mut pending = RangeSet::default();
         pending.insert(0..unit_count(&entry));
         let small = entry.is_packed();
-        self.files.insert(id, SendFile { entry, pending, in_flight: BTreeMap::new(), withdrawn: false });
+        self.files.insert(id, SendFile { entry, pending, in_flight: BTreeMap::new(), withdrawn: false, waits: false });
         self.mark_ready(id, small);
         id
     }
@@ -458,6 +477,11 @@ impl SendSession {
         self.held_bytes
     }
 
+    /// Confirmed bytes of files that have no outcome: when this session is lost, the next one finds them at the receiver.
+    pub fn unsettled_bytes(&self) -> u64 {
+        self.files.values().map(|file| file.entry.size - missing_bytes(file, 0..unit_count(&file.entry))).sum()
+    }
+
     /// Files and bytes offered, and whether the manifest is complete.
     pub fn offered(&self) -> (u64, u64, bool) {
         (self.offered, self.offered_bytes, self.offers_ended)
@@ -491,7 +515,7 @@ impl SendSession {
 }
 
 /// How many blocks a file counts for; a packed file is one, whatever its size.
-fn unit_count(entry: &FileEntry) -> u64 {
+pub(super) fn unit_count(entry: &FileEntry) -> u64 {
     if entry.is_packed() { 1 } else { entry.blocks().count() }
 }
 

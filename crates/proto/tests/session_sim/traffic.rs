@@ -475,6 +475,7 @@ impl World {
                     let mut delay = self.random.up_to(self.config.prepare);
                     if self.random.chance(self.config.busy) {
                         self.session.busy.insert(file);
+                        self.session.recv.handle_busy(file, None);
                         delay += self.random.up_to(HELD);
                     }
                     self.after(delay, Event::Prepared { file });

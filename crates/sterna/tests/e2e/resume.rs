@@ -141,6 +141,36 @@ fn a_second_run_sends_only_what_no_journal_names() {
 }
 
 #[test]
+fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
+    let site = Site::new();
+    let (source, target) = (site.local().join("f"), site.root().join("f"));
+    write(&source, &Seeded::new(21).bytes(BYTES));
+    let agent = site.agent();
+    let strait = Strait::udp(&agent);
+    // A client that is killed says no farewell over QUIC: its session counts as deserted after some seconds.
+    let copy = || {
+        let mut copy = site.copy(&agent);
+        copy.args(["--via", "quic", "--rate", "40Mbit", "f"]).arg(strait.url("f"));
+        copy
+    };
+    let mut killed = copy().start();
+    let directory = site.root();
+    wait_until("a journal of four blocks", || {
+        journal(&directory).is_some_and(|file| journaled_bytes(&file) >= 4 * MIB as u64)
+    });
+    killed.kill();
+    let kept = journaled_bytes(&journal(&directory).unwrap());
+    let before = strait.passed();
+    let outcome = copy().run().expect(0);
+    let after = strait.passed();
+    let sent = after.0 - before.0 + after.1 - before.1;
+    assert_same_file(&source, &target);
+    outcome.says("another session is writing it; waiting");
+    assert!(sent < BYTES as u64 - kept + IN_FLIGHT_BYTES, "{sent} bytes were sent, and {kept} were there");
+    assert!(outcome.summary()["bytes_held"].as_u64() >= Some(kept), "{}", outcome.describe());
+}
+
+#[test]
 fn a_flipped_bit_in_a_record_of_the_journal_costs_its_block() {
     let mut crossing = Crossing::new(2, true);
     crossing.stop_half_way();
