@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 STERNA = str(ROOT / "target/release/sterna")
 UDT_COPY = str(ROOT / "target/peers/udt_copy")
+FLOOR = str(ROOT / "target/peers/floor")
 # UDT slows down on loopback with a buffer far above what the path holds (bench/peers/README.md): four times the
 # bandwidth-delay product, between its default of 12 MB and 512 MB.
 UDT_BUFFER_MIN, UDT_BUFFER_MAX = 12_000_000, 512_000_000
@@ -183,6 +184,10 @@ def _sterna_peer(name: str, *flags: str, push: bool = False, own_control: bool =
                 own_control=own_control, pushes=push)
 
 
+def _floor(steps: str) -> Callable[[Place], list[str]]:
+    return lambda place: [FLOOR, steps, "2", str(place.source / "file-0"), str(place.target / "file-0")]
+
+
 def _cp(place: Place) -> list[str]:
     return ["cp", "-r", f"{place.source}/.", str(place.target)]
 
@@ -197,6 +202,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("globus-url-copy", ("globus-url-copy", "globus-gridftp-server"), _globus_url_copy, _gridftp, port=9511),
     Peer("udt", (UDT_COPY,), _udt_client, _udt_server, port=9501, own_control=True),
     Peer("cp", ("cp",), _cp, own_control=True),
+    *(Peer(f"floor-{steps}", (FLOOR,), _floor(steps), own_control=True) for steps in ("copy", "hash", "seal", "both")),
     _sterna_peer("sterna"),
     _sterna_peer("sterna-push", push=True),
     _sterna_peer("sterna-quic", "--via", "quic"),

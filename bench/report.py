@@ -10,7 +10,7 @@ from rows import ROWS, Row
 
 Record = dict[str, object]
 # Tools that move no file, or not over a network: no peers in a ratio.
-NO_PEERS = ("iperf3-1", "iperf3-8", "cp")
+NO_PEERS = ("iperf3-1", "iperf3-8", "cp", "floor-copy", "floor-hash", "floor-seal", "floor-both")
 
 
 def read(raw: Path) -> list[Record]:
@@ -60,6 +60,17 @@ def _ratio(records: list[Record]) -> str:
     return f"\n{ours_name.split()[0]} against the best peer, {peer_name}: {factor:.2f} times its goodput.\n"
 
 
+def _floor(records: list[Record]) -> str:
+    """Sterna beside what this host can do at best when it does the same to every byte."""
+    rates = {peer: statistics.median(_number(r, "goodput_bits") for r in records if r["peer"] == peer)
+             for peer in {str(r["peer"]) for r in records}}
+    if not {"floor-copy", "floor-both", "sterna-tcp"} <= rates.keys():
+        return ""
+    floor, ours = rates["floor-both"], rates["sterna-tcp"]
+    return (f"\nWith nothing around the bytes this host moves {rates['floor-copy'] / 1e9:.1f} Gbit/s, and {floor / 1e9:.1f} when both "
+            f"ends also hash and encrypt; sterna-tcp against that: {ours / floor:.2f} times its goodput.\n")
+
+
 def _cap(row: Row, records: list[Record]) -> str:
     """The busiest second on the wire as the emulated path saw it, beside the cap."""
     lines = []
@@ -90,7 +101,7 @@ def _section(row: Row, records: list[Record]) -> str:
             "| server peak MB | runs |\n|---|---|---|---|---|---|---|---|---|---|\n")
     lines = "\n".join(_line(peer, control, group) for (peer, control), group in groups.items())
     flags = " ".join(row.lab) if row.lab else "none"
-    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}{_cap(row, records)}{_neighbour(records)}"
+    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}{_floor(records)}{_cap(row, records)}{_neighbour(records)}"
 
 
 def write(folder: Path) -> None:

@@ -11,7 +11,8 @@ GBIT = 1_000_000_000
 
 SINGLE_FILE_PEERS = ("iperf3-1", "iperf3-8", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "udt", "sterna")
 TREE_PEERS = ("curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "sterna")
-LOOPBACK_PEERS = ("cp", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "sterna-tcp", "sterna-quic")
+LOOPBACK_PEERS = ("cp", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy",
+                  "floor-copy", "floor-hash", "floor-seal", "floor-both", "sterna-tcp", "sterna-quic")
 STERNA_ONLY = ("sterna-quic", "sterna-tcp")
 
 
@@ -101,7 +102,7 @@ ALONE = (
     Row("cap", "50 ms, 1 Gbit/s, told 100 Mbit/s, 200 MB", 100 * MBIT, 0.05, 1, 200 * MB, _path("1Gbit", "50ms"), peers=STERNA_ONLY,
         controls=("bbr",), capped=True, target="no second above the cap"),
     *(_sterna_row(f"size-{size // MB}MB", f"50 ms, 1 Gbit/s, {size // MB} MB", size, _path("1Gbit", "50ms"), 0.05)
-      for size in (MB, 10 * MB, 100 * MB, 5 * GB)),
+      for size in (MB, 10 * MB, 100 * MB, 5 * GB, 20 * GB)),
     *(_sterna_row(f"lanes-{lanes}", f"50 ms, 1 Gbit/s, 1 GB, {lanes} lanes", GB, _path("1Gbit", "50ms"), 0.05,
                   sterna_flags=("--lanes", str(lanes)))
       for lanes in (1, 4, 16, 64)),

@@ -39,3 +39,10 @@ if [ -e /usr/include/udt/udt ] && command -v g++ >/dev/null 2>&1; then
         g++ -O2 -std=c++17 -Wall -Wextra -o target/peers/udt_copy bench/peers/udt_copy.cpp -ludt -lpthread
     fi
 fi
+
+if command -v cargo >/dev/null 2>&1; then
+    mkdir -p target/peers
+    floor=$(cargo build --release --locked -p sterna-net --bench floor --message-format json 2>/dev/null |
+        sed -n 's/.*"name":"floor".*"executable":"\([^"]*\)".*/\1/p')
+    [ -z "$floor" ] || install "$floor" target/peers/floor
+fi
