@@ -265,8 +265,8 @@ async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: Byt
         let (now, bytes) = (Instant::now(), connection.stats().udp_rx.bytes);
         let rate = BitRate::mean(ByteCount(bytes - received), now - at);
         (received, at) = (bytes, now);
-        let rtt = connection.rtt(PathId::ZERO).unwrap_or_default();
-        let wanted = transport::receive_window(rate, rtt, memory);
+        // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
+        let wanted = transport::receive_window(rate, pace.rtt_min(), memory);
         // It only grows: what a peer was allowed cannot be taken back.
         if wanted > receiving {
             connection.set_receive_window(transport::varint(wanted.0));
