@@ -1,8 +1,8 @@
 //! The client: one copy, from its options to the outcome of every file.
 //!
 //! Dials the first lane, decides how many more there shall be, keeps every lane alive (a dead one is dialled again with
-//! backoff), and starts the session anew when the agent was restarted. The loop is [`run_session`]: it ticks until the
-//! session is over or the person stops it.
+//! backoff), and starts the session anew when the agent was restarted. The loop is [`Keeper::tick_until_over`]: until
+//! the session is over or the person stops it.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -506,19 +506,7 @@ fn run_session(
     let alive = Arc::clone(&keeper);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
     spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
-    let mut stopping = false;
-    while !end.is_over() {
-        thread::sleep(TICK);
-        end.tick();
-        keeper.adapt();
-        observer.progress(&keeper.progress(started));
-        if observer.stopped() && !stopping {
-            stopping = true;
-            let text = "stopped; run the same command again to go on from here";
-            end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
-        }
-    }
-    observer.progress(&keeper.progress(started));
+    keeper.tick_until_over(started);
     keeper.finish();
     if let Some(receiver) = &receiver {
         receiver.join();
@@ -755,6 +743,23 @@ impl Keeper {
 
     fn sends(&self) -> bool {
         matches!(self.hello.request, Request::Push { .. })
+    }
+
+    /// Ticks the session until it is over; ends it when the person wants to stop.
+    fn tick_until_over(self: &Arc<Self>, started: Instant) {
+        let mut stopping = false;
+        while !self.end.is_over() {
+            thread::sleep(TICK);
+            self.end.tick();
+            self.adapt();
+            self.observer.progress(&self.progress(started));
+            if self.observer.stopped() && !stopping {
+                stopping = true;
+                let text = "stopped; run the same command again to go on from here";
+                self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+            }
+        }
+        self.observer.progress(&self.progress(started));
     }
 
     /// Decides anew what the lanes themselves have taught since.
