@@ -545,7 +545,7 @@ fn dial_first(
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<FirstLane, Error> {
     let decision = match options.via {
-        ViaChoice::Only(via) => Decision { value: via, rationale: "as asked for with --via".to_owned() },
+        ViaChoice::Only(via) => Decision { value: via, rationale: format!("{via}, as asked for with --via") },
         ViaChoice::Auto => plan::choose_transport(options.rate),
     };
     observer.event(CopyEvent::Decision { subject: "transport", rationale: decision.rationale });
@@ -571,7 +571,7 @@ fn dial_first(
                 }
                 Err(error) if error.retry == Retry::Never => return Err(error),
                 Err(error) => {
-                    let rationale = format!("{via:?} to {addr} does not answer: {}", error.chain());
+                    let rationale = format!("{via} to {addr} does not answer: {}", error.chain());
                     observer.event(CopyEvent::Decision { subject: "transport", rationale });
                     first_error.get_or_insert(error);
                 }
@@ -644,7 +644,7 @@ fn lane_memory(options: &CopyOptions, lanes: u32) -> Result<ByteCount, Error> {
 
 fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let decision = match (options.lanes, via) {
-        (Some(lanes), _) => Decision { value: lanes, rationale: "as asked for with --lanes".to_owned() },
+        (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
         (None, Via::Quic) => plan::choose_quic_lanes(options.rate),
         (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.handle.stats().rtt_min,

@@ -222,7 +222,7 @@ impl Person {
                 self.speaks().then(|| format!("lane {lane} is down: {reason}; dialling again"))
             }
             CopyEvent::LaneUp { lane, transport, peer } => {
-                self.verbose.then(|| format!("lane {lane} is up: {transport:?} to {peer}"))
+                self.verbose.then(|| format!("lane {lane} is up: {transport} to {peer}"))
             }
             CopyEvent::Decision { subject, rationale } => self.verbose.then(|| format!("{subject}: {rationale}")),
         }

@@ -15,8 +15,7 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
             json!({"event": "decision", "subject": subject, "rationale": rationale})
         }
         CopyEvent::LaneUp { lane, transport, peer } => {
-            let transport = format!("{transport:?}").to_lowercase();
-            json!({"event": "lane_up", "lane": lane, "transport": transport, "peer": peer.to_string()})
+            json!({"event": "lane_up", "lane": lane, "transport": transport.to_string(), "peer": peer.to_string()})
         }
         CopyEvent::LaneDown { lane, reason } => json!({"event": "lane_down", "lane": lane, "reason": reason}),
         CopyEvent::Restarted => json!({"event": "restarted"}),

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::site::{BINARY, Site};
+use crate::site::{Agent, BINARY, Site};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// The binary with an output that takes nothing, as of a reader that has gone.
@@ -114,4 +114,25 @@ fn a_dry_run_counts_files_and_no_directories() {
     run(&[]);
     assert_eq!(counted(run(&["--dry-run"])), (0.into(), 3.into()));
     assert_eq!(counted(run(&[])), (0.into(), 3.into()));
+}
+
+/// What a person reads of a copy: its standard error.
+fn words(site: &Site, agent: &Agent, args: &[&str]) -> String {
+    let mut command = Command::new(BINARY);
+    command.args(["copy", "--trust", &agent.fingerprint, "--state"]).arg(site.path("client-state")).args(args);
+    let output = command.current_dir(site.local()).output().unwrap();
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn decisions_and_lanes_are_told_in_words_for_people() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    for via in ["tcp", "quic"] {
+        let said = words(&site, &agent, &["-v", "--via", via, "f", &agent.url(via)]);
+        assert!(said.contains(&format!("transport: {via}, as asked for with --via\n")), "{said}");
+        assert!(said.contains(&format!("lane 0 is up: {via} to {}\n", agent.addr)), "{said}");
+        assert!(said.contains("\nlanes: ") && !said.contains("lanes: 1 lane"), "{said}");
+    }
 }
