@@ -155,6 +155,8 @@ pub struct CopySummary {
     pub failed: u64,
     /// Bytes of the files that were copied.
     pub bytes: u64,
+    /// Bytes of the files that were up to date.
+    pub bytes_skipped: u64,
     /// Bytes that were there from an earlier run; goodput does not count them.
     pub bytes_held: u64,
     /// Blocks that were sent or asked for again.
@@ -414,6 +416,7 @@ impl TallyState {
             FileOutcome::Skipped => {
                 self.settled.insert(&entry.path);
                 self.summary.skipped += 1;
+                self.summary.bytes_skipped += entry.size;
             }
         }
     }

@@ -72,6 +72,7 @@ pub fn error(error: &Error) -> String {
 pub fn progress(progress: &CopyProgress) -> String {
     let session = &progress.session;
     let (rtt, loss) = path_figures(&progress.lanes);
+    let bytes_held = session.bytes_held + session.bytes_up_to_date;
     json!({
         "event": "progress",
         "elapsed_s": progress.elapsed.as_secs_f64(),
@@ -79,8 +80,8 @@ pub fn progress(progress: &CopyProgress) -> String {
         "bytes_known": session.bytes_known,
         "files_known": session.files_known,
         "manifest_complete": session.manifest_complete,
-        "bytes_held": session.bytes_held,
-        "goodput_bps": BitRate::mean(ByteCount(session.bytes_done.saturating_sub(session.bytes_held)), progress.elapsed).0,
+        "bytes_held": bytes_held,
+        "goodput_bps": BitRate::mean(ByteCount(session.bytes_done.saturating_sub(bytes_held)), progress.elapsed).0,
         "lanes": session.lanes,
         "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
         "loss": loss,
@@ -97,6 +98,7 @@ pub fn summary(summary: &CopySummary) -> String {
         "up_to_date": summary.skipped,
         "failed": summary.failed,
         "bytes": summary.bytes,
+        "bytes_up_to_date": summary.bytes_skipped,
         "elapsed_s": summary.elapsed.as_secs_f64(),
         "bytes_held": summary.bytes_held,
         "goodput_bps": summary.goodput().0,

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::site::{Agent, BINARY, Site};
+use crate::site::{Agent, BINARY, Outcome, Site};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// The binary with an output that takes nothing, as of a reader that has gone.
@@ -114,6 +114,26 @@ fn a_dry_run_counts_files_and_no_directories() {
     run(&[]);
     assert_eq!(counted(run(&["--dry-run"])), (0.into(), 3.into()));
     assert_eq!(counted(run(&[])), (0.into(), 3.into()));
+}
+
+#[test]
+fn what_was_up_to_date_is_not_counted_among_the_bytes_of_an_earlier_run() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("t/old"), &Seeded::new(3).bytes(2 * MIB));
+    let push = || site.copy(&agent).arg("t/.").arg(agent.url("t/")).succeed();
+    push();
+    let pull = || site.copy(&agent).arg(agent.url("t/.")).arg("back/").succeed();
+    let check = |outcome: Outcome| {
+        let summary = outcome.summary();
+        assert_eq!((&summary["bytes"], &summary["bytes_up_to_date"]), (&MIB.into(), &(2 * MIB).into()));
+        assert_eq!(summary["bytes_held"], 0, "{summary}");
+        assert!(summary["goodput_bps"].as_u64() > Some(0), "{summary}");
+    };
+    pull();
+    write(&site.local().join("t/new"), &Seeded::new(4).bytes(MIB));
+    check(push());
+    check(pull());
 }
 
 /// What a person reads of a copy: its standard error.
