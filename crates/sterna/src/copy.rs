@@ -41,7 +41,8 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         verbose: flags.verbose,
         dry_run: flags.dry_run,
         checksums: flags.checksum.clone(),
-        display: Display::new(!flags.json && !flags.quiet && std::io::stderr().is_terminal()),
+        // A dry run moves nothing whose progress could be drawn; it names each file instead.
+        display: Display::new(!flags.json && !flags.quiet && !flags.dry_run && std::io::stderr().is_terminal()),
         stop,
         asking: Mutex::new(()),
         output_lost: AtomicBool::new(false),
@@ -147,7 +148,7 @@ impl CopyObserver for Person {
     fn progress(&self, progress: &CopyProgress) {
         self.display.show(progress);
         if self.output == Output::Json && self.display.json_due() {
-            self.print(json::progress(progress).as_bytes());
+            self.print(json::progress(progress, self.dry_run).as_bytes());
         }
     }
 
@@ -265,7 +266,7 @@ impl Person {
 
     fn summarise(&self, summary: &CopySummary) {
         match self.output {
-            Output::Json => self.print(json::summary(summary).as_bytes()),
+            Output::Json => self.print(json::summary(summary, self.dry_run).as_bytes()),
             Output::Quiet => {}
             Output::Words => say(&summary_line(summary, self.dry_run)),
         }
@@ -315,11 +316,12 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
             summary.goodput(),
         ),
     };
-    if summary.bytes_held > 0 {
+    if summary.bytes_held > 0 && !dry_run {
         line.push_str(&format!(", {} of them from an earlier run", ByteCount(summary.bytes_held)));
     }
     if summary.skipped > 0 {
-        line.push_str(&format!(", {} up to date", files(summary.skipped)));
+        let size = if dry_run { format!(" ({})", ByteCount(summary.bytes_skipped)) } else { String::new() };
+        line.push_str(&format!(", {} up to date{size}", files(summary.skipped)));
     }
     if summary.failed > 0 {
         line.push_str(&format!(", {} failed", files(summary.failed)));
@@ -361,11 +363,12 @@ mod tests {
     #[test]
     fn the_summary_reads_well_whatever_happened() {
         let said = |done, skipped, failed, dry_run| {
-            let summary = CopySummary { done, skipped, failed, bytes: done * 1000, ..CopySummary::default() };
+            let (bytes, bytes_skipped) = (done * 1000, skipped * 500);
+            let summary = CopySummary { done, skipped, failed, bytes, bytes_skipped, ..CopySummary::default() };
             summary_line(&summary, dry_run)
         };
         assert_eq!(said(0, 4, 0, false), "nothing to copy, 4 files up to date");
-        assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date");
+        assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date (2.00 kB)");
         assert_eq!(said(1, 0, 0, true), "would copy 1 file, 1.00 kB");
         assert_eq!(said(0, 1, 2, false), "copied nothing, 1 file up to date, 2 files failed");
         assert!(said(2, 1, 0, false).starts_with("copied 2 files, 2.00 kB in 0.0 s"), "{}", said(2, 1, 0, false));

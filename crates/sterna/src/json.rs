@@ -68,9 +68,20 @@ pub fn error(error: &Error) -> String {
     json!({"event": "error", "error": error_value(error), "exit_code": error.exit_code()}).to_string()
 }
 
-/// A snapshot.
-pub fn progress(progress: &CopyProgress) -> String {
+/// A snapshot; without what moves when nothing does.
+pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
     let session = &progress.session;
+    if dry_run {
+        return json!({
+            "event": "progress",
+            "elapsed_s": progress.elapsed.as_secs_f64(),
+            "bytes_known": session.bytes_known,
+            "files_known": session.files_known,
+            "manifest_complete": session.manifest_complete,
+            "lanes": session.lanes,
+        })
+        .to_string();
+    }
     let (rtt, loss) = path_figures(&progress.lanes);
     let bytes_held = session.bytes_held + session.bytes_up_to_date;
     json!({
@@ -90,8 +101,19 @@ pub fn progress(progress: &CopyProgress) -> String {
     .to_string()
 }
 
-/// The outcome of the whole copy.
-pub fn summary(summary: &CopySummary) -> String {
+/// The outcome of the whole copy, or what it would be.
+pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
+    if dry_run {
+        return json!({
+            "event": "summary",
+            "would_copy": summary.done,
+            "up_to_date": summary.skipped,
+            "failed": summary.failed,
+            "bytes": summary.bytes,
+            "bytes_up_to_date": summary.bytes_skipped,
+        })
+        .to_string();
+    }
     json!({
         "event": "summary",
         "copied": summary.done,
