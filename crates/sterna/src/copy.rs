@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
@@ -12,6 +13,7 @@ use sterna_proto::plan::Via;
 use sterna_proto::session::{FileOutcome, Overwrite};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
+use crate::brevity::{AlikeFailures, LanesDown};
 use crate::flags::{CopyFlags, Lanes, OverwriteFlag, ViaFlag};
 use crate::progress::Display;
 use crate::{json, print_line, say, state};
@@ -45,9 +47,11 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         display: Display::new(!flags.json && !flags.quiet && !flags.dry_run && std::io::stderr().is_terminal()),
         stop,
         asking: Mutex::new(()),
+        untold: Mutex::default(),
         output_lost: AtomicBool::new(false),
     });
     let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
+    person.tell_rest();
     person.display.finish();
     match outcome {
         Ok(summary) => {
@@ -127,8 +131,16 @@ struct Person {
     stop: Arc<AtomicBool>,
     /// One question at a time.
     asking: Mutex<()>,
+    untold: Mutex<Untold>,
     /// Nobody reads standard output any more.
     output_lost: AtomicBool,
+}
+
+/// What is told once instead of many times, or not yet.
+#[derive(Default)]
+struct Untold {
+    lanes_down: LanesDown,
+    failures: AlikeFailures,
 }
 
 impl CopyObserver for Person {
@@ -139,13 +151,13 @@ impl CopyObserver for Person {
             }
             return;
         }
-        if let Some(line) = self.words(&event) {
-            self.display.line(&line);
-        }
+        self.tell(&event);
         self.print_checksums(&event);
     }
 
     fn progress(&self, progress: &CopyProgress) {
+        let due = self.untold().lanes_down.poll_lines(Instant::now());
+        due.iter().for_each(|line| self.display.line(line));
         self.display.show(progress);
         if self.output == Output::Json && self.display.json_due() {
             self.print(json::progress(progress, self.dry_run).as_bytes());
@@ -201,7 +213,43 @@ impl Person {
         }
     }
 
-    /// What is said of an event, if anything.
+    /// Says what there is to say of an event: at once, later together with others, or not at all.
+    fn tell(&self, event: &CopyEvent) {
+        let mut lines = Vec::new();
+        let mut untold = self.untold();
+        match event {
+            CopyEvent::LaneDown { lane, reason } if self.speaks() => {
+                untold.lanes_down.handle_down(*lane, reason, Instant::now());
+            }
+            CopyEvent::LaneUp { .. } if self.verbose => lines = untold.lanes_down.take_lines(),
+            CopyEvent::Restarted => {
+                lines = untold.lanes_down.take_lines();
+                // What had failed is tried again.
+                untold.failures = AlikeFailures::default();
+            }
+            _ => {}
+        }
+        if let Some(line) = self.words(event)
+            && failure_of(event).is_none_or(|error| untold.failures.handle_failure(error, &line) || self.verbose)
+        {
+            lines.push(line);
+        }
+        drop(untold);
+        lines.iter().for_each(|line| self.display.line(line));
+    }
+
+    /// Says what has waited for others like it: the copy has ended.
+    fn tell_rest(&self) {
+        let Untold { mut lanes_down, mut failures } = std::mem::take(&mut *self.untold());
+        let failures = if self.verbose { Vec::new() } else { failures.take_lines() };
+        lanes_down.take_lines().iter().chain(&failures).for_each(|line| self.display.line(line));
+    }
+
+    fn untold(&self) -> MutexGuard<'_, Untold> {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is said of an event at once, if anything.
     fn words(&self, event: &CopyEvent) -> Option<String> {
         match event {
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
@@ -219,9 +267,8 @@ impl Person {
             // Reported at the end.
             CopyEvent::Session(SessionEvent::Aborted(_)) => None,
             CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
-            CopyEvent::LaneDown { lane, reason } => {
-                self.speaks().then(|| format!("lane {lane} is down: {reason}; dialling again"))
-            }
+            // Said together with those that go down at the same time.
+            CopyEvent::LaneDown { .. } => None,
             CopyEvent::LaneUp { lane, transport, peer } => {
                 self.verbose.then(|| format!("lane {lane} is up: {transport} to {peer}"))
             }
@@ -270,6 +317,15 @@ impl Person {
             Output::Quiet => {}
             Output::Words => say(&summary_line(summary, self.dry_run)),
         }
+    }
+}
+
+/// Why something failed on its own, if that is what an event tells.
+fn failure_of(event: &CopyEvent) -> Option<&Error> {
+    match event {
+        CopyEvent::Session(SessionEvent::Settled { outcome: FileOutcome::Failed(error), .. })
+        | CopyEvent::Session(SessionEvent::Unreadable(error)) => Some(error),
+        _ => None,
     }
 }
 

@@ -152,7 +152,7 @@ pub struct CopyFlags {
     /// How long to keep trying after the last connection is lost
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
-    /// Explain decisions and name every file
+    /// Explain decisions, and name every file and every failure
     #[arg(short, long)]
     pub verbose: bool,
     /// Print nothing but errors

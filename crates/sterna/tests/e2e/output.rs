@@ -163,3 +163,25 @@ fn decisions_and_lanes_are_told_in_words_for_people() {
         assert!(said.contains("\nlanes: ") && !said.contains("lanes: 1 lane"), "{said}");
     }
 }
+
+#[test]
+fn failures_alike_are_told_to_people_five_times_and_to_programs_each() {
+    let site = Site::new();
+    let agent = site.agent();
+    for index in 0..40 {
+        write(&site.local().join(format!("t/f{index}")), b"new");
+        write(&site.root().join(format!("t/f{index}")), b"old");
+    }
+    let flags = ["--overwrite", "never", "t/."];
+    let outcome = site.copy(&agent).args(flags).arg(agent.url("t/")).run().expect(4);
+    assert_eq!(outcome.count("file"), 40, "{}", outcome.describe());
+    let url = agent.url("t/");
+    let lines = |more: &[&str]| {
+        let said = words(&site, &agent, &[more, &flags, &[&url]].concat());
+        let told = said.lines().filter(|line| line.starts_with('f')).count();
+        (told, said.contains("\n35 more failed in the same way"), said.contains("40 files failed"))
+    };
+    assert_eq!(lines(&[]), (5, true, true));
+    assert_eq!(lines(&["--verbose"]), (40, false, true));
+    assert_eq!(lines(&["--quiet"]), (5, true, false));
+}
