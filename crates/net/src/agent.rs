@@ -175,7 +175,7 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
                 std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
                 _ => ErrorKind::Io,
             };
-            Error::new(kind, Scope::Service, Phase::Prepare, format!("listen on {listen}, TCP")).caused_by(e)
+            Error::new(kind, Scope::Client, Phase::Prepare, format!("listen on TCP {listen}")).caused_by(e)
         })?;
         let bound = tcp.local_addr().map_err(|e| crate::internal("ask for the port that was bound").caused_by(e))?;
         match quic::Listener::bind(bound, identity, &quic::ListenerOptions::default()) {

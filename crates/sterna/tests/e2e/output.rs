@@ -70,6 +70,34 @@ fn what_goes_wrong_on_this_host_is_no_wrong_usage() {
 }
 
 #[test]
+fn an_agent_that_cannot_start_blames_its_own_host() {
+    let site = Site::new();
+    let agent = site.agent();
+    let (root, missing) = (site.root(), site.path("missing"));
+    let read_only = format!("{}:ro", missing.display());
+    let file = site.path("file");
+    fs::write(&file, "").unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (tcp_taken, udp_taken) = (agent.addr.to_string(), udp.local_addr().unwrap().to_string());
+    let any = "--authorize-any";
+    for (root, listen, who, code, words) in [
+        (root.as_os_str(), tcp_taken.as_str(), any, 74, "listen on TCP"),
+        (root.as_os_str(), udp_taken.as_str(), any, 74, "listen on UDP"),
+        (missing.as_os_str(), "127.0.0.1:0", any, 74, "missing"),
+        (read_only.as_ref(), "127.0.0.1:0", any, 74, "missing"),
+        (file.as_os_str(), "127.0.0.1:0", any, 74, "Not a directory"),
+        (root.as_os_str(), "127.0.0.1:0", "--authorize=/nowhere/authorized", 74, "/nowhere/authorized"),
+        ("=x".as_ref(), "127.0.0.1:0", any, 2, "a root needs a name"),
+    ] {
+        let mut command = Command::new(BINARY);
+        command.args(["agent", "--listen", listen, "--state"]).arg(site.path("other-state")).arg(who);
+        let output = command.arg("--root").arg(root).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(words), "{}: {said}", output.status);
+    }
+}
+
+#[test]
 fn a_bad_line_of_the_agents_list_is_said_in_its_log_and_to_nobody_else() {
     let site = Site::new();
     write(&site.local().join("f"), b"bytes");
