@@ -98,6 +98,23 @@ fn an_agent_that_cannot_start_blames_its_own_host() {
 }
 
 #[test]
+fn the_root_of_an_agent_is_not_called_as_the_root_of_a_file_system() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    site.copy(&agent).args(["--dry-run", "f"]).arg(agent.url("")).succeed();
+    site.copy(&agent).arg("f").arg(agent.url("")).succeed();
+    let missing = site.copy(&agent).arg(agent.url("missing")).arg("m").run().expect(3);
+    missing.says("look for missing in the agent's root");
+    for words in [": dry run of a push to the agent's root", ": would copy f", ": push to the agent's root", ": done f"]
+    {
+        agent.wait_for_log(words);
+    }
+    let log = fs::read_to_string(&agent.log).unwrap();
+    assert!(!log.contains(" in /:") && !log.contains("push to \"\""), "{log}");
+}
+
+#[test]
 fn a_bad_line_of_the_agents_list_is_said_in_its_log_and_to_nobody_else() {
     let site = Site::new();
     write(&site.local().join("f"), b"bytes");
