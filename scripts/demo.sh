@@ -11,7 +11,7 @@ path=(--profile trollsat --loss 1%)
 if [ "${1:-}" != inside ]; then
     if [ "$(id -u)" = 0 ] && [ -c /dev/net/tun ]; then
         echo "== The lab: two hosts, ${path[*]} (660 ms of round trip, 50 Mbit/s, 1 % of packets lost)"
-        exec "$sterna" lab run "${path[@]}" --counters /dev/null -- "$0" inside
+        exec "$sterna" lab run "${path[@]}" -- "$0" inside
     fi
     echo "== On loopback: the emulated path needs root and /dev/net/tun, so this shows the commands and no long path"
     export STERNA_LAB_B=127.0.0.1

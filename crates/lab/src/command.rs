@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use sterna_proto::error::ErrorKind;
@@ -40,7 +40,7 @@ pub struct RunArgs {
     /// The hosts.
     #[command(flatten)]
     pub host: HostArgs,
-    /// Write the path's counters here as JSON when the command ends [default: stderr]
+    /// Write what the path did to the packets here as JSON when the command ends
     #[arg(long, value_name = "FILE")]
     pub counters: Option<PathBuf>,
     /// The command; STERNA_LAB_A and STERNA_LAB_B hold the addresses, `lab exec b -- …` inside it works on host b
@@ -57,7 +57,7 @@ pub struct UpArgs {
     /// The hosts.
     #[command(flatten)]
     pub host: HostArgs,
-    /// Write the path's counters here as JSON when the lab goes down
+    /// Write what the path did to the packets here as JSON when the lab goes down
     #[arg(long, value_name = "FILE")]
     pub counters: Option<PathBuf>,
 }
@@ -132,7 +132,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     // The thread only forwards signals; what it might say of itself changes nothing.
     drop(forwarder.join());
     let counters = lab.finish()?;
-    write_counters(&counters, args.counters.as_ref())?;
+    write_counters(&counters, args.counters.as_deref())?;
     Ok(exit_code(status?))
 }
 
@@ -181,9 +181,7 @@ fn keep(args: &UpArgs) -> Result<u8, Error> {
         .map_err(|e| cannot("let go of the terminal", e.into()))?;
     signals.forever().next();
     let counters = lab.finish()?;
-    if let Some(path) = &args.counters {
-        write_counters(&counters, Some(path))?;
-    }
+    write_counters(&counters, args.counters.as_deref())?;
     Ok(0)
 }
 
@@ -261,14 +259,12 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(70)
 }
 
-fn write_counters(counters: &Counters, path: Option<&PathBuf>) -> Result<(), Error> {
+/// Writes the counters where they are wanted. Only there: the output of the lab's command is for whoever reads that.
+fn write_counters(counters: &Counters, path: Option<&Path>) -> Result<(), Error> {
+    let Some(path) = path else { return Ok(()) };
     let mut text = serde_json::to_string(counters).map_err(|e| cannot("write the lab's counters", e.into()))?;
     text.push('\n');
-    match path {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|e| cannot(&format!("write the lab's counters to {}", path.display()), e)),
-        None => std::io::stderr().write_all(text.as_bytes()).map_err(|e| cannot("write the lab's counters", e)),
-    }
+    std::fs::write(path, text).map_err(|e| cannot(&format!("write the lab's counters to {}", path.display()), e))
 }
 
 fn print(text: &str) -> Result<(), Error> {

@@ -115,6 +115,30 @@ fn the_root_of_an_agent_is_not_called_as_the_root_of_a_file_system() {
 }
 
 #[test]
+fn a_command_in_the_lab_has_both_outputs_for_itself() {
+    if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
+        println!("skipped: the lab needs root and /dev/net/tun");
+        return;
+    }
+    let site = Site::new();
+    let run = |more: &[&str]| {
+        let name = format!("e2e-outputs-{}", std::process::id());
+        let mut command = Command::new(BINARY);
+        command.args(["lab", "run", "--rtt", "1ms", "--name", &name]).args(more).args(["--", "sh", "-c"]);
+        command.arg("echo out; echo err >&2; exit 7").current_dir(site.local()).output().unwrap()
+    };
+    for more in [&[][..], &["--counters", "counters.json"]] {
+        let output = run(more);
+        assert_eq!(
+            (output.status.code(), &output.stdout[..], &output.stderr[..]),
+            (Some(7), &b"out\n"[..], &b"err\n"[..])
+        );
+    }
+    let counters = fs::read(site.local().join("counters.json")).unwrap();
+    assert!(serde_json::from_slice::<serde_json::Value>(&counters).unwrap()["elapsed_s"].is_number());
+}
+
+#[test]
 fn a_bad_line_of_the_agents_list_is_said_in_its_log_and_to_nobody_else() {
     let site = Site::new();
     write(&site.local().join("f"), b"bytes");
