@@ -16,18 +16,55 @@ use crate::record::{self, Content, NAME_VARIABLE};
 use crate::router::Counters;
 use crate::sys;
 
+/// What the help of `lab` ends with.
+pub const EXAMPLES: &str = "Examples:
+  sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
+  sterna lab up --name x --rate 50Mbit --rtt 660ms
+  sterna lab exec --name x b -- sterna agent --root /data --authorize-any
+  sterna lab down --name x
+
+Host a is where data comes from, host b where it goes to. STERNA_LAB_A and STERNA_LAB_B
+hold their addresses for every command that runs on one of them.";
+
+const RUN_EXAMPLES: &str = "Examples:
+  sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
+  sterna lab run --rate 1Gbit --rtt 260ms --loss 0.01% --buffers 512MB \\
+      --counters counters.json -- sh push.sh
+
+push.sh may start programs on the other host: sterna lab exec b -- CMD";
+
+const UP_EXAMPLES: &str = "Examples:
+  sterna lab up --name x --rate 50Mbit --rtt 660ms --loss 1% --buffers 512MB
+  sterna lab up --name dark --profile trollsat --outage 10s+5s/60s --counters counters.json";
+
+const EXEC_EXAMPLES: &str = "Examples:
+  sterna lab exec --name x b -- sterna agent --root /data --authorize-any
+  sterna lab exec --name x a -- sh -c 'sterna copy --rate 50Mbit f sterna://$STERNA_LAB_B/'";
+
+const DOWN_EXAMPLES: &str = "Examples:
+  sterna lab down --name x";
+
+const PROFILES_EXAMPLES: &str = "Examples:
+  sterna lab profiles
+  sterna lab run --profile trollsat -- sh -c 'ping -c 3 $STERNA_LAB_B'";
+
 /// The sub-commands of `lab`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum LabCommand {
     /// Run a command on host a, with both hosts up, and end with its exit code
+    #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Bring up a lab in the background
+    #[command(after_help = UP_EXAMPLES)]
     Up(UpArgs),
     /// Run a command on a host of a lab that is up
+    #[command(after_help = EXEC_EXAMPLES)]
     Exec(ExecArgs),
     /// Take down a lab that is up
+    #[command(after_help = DOWN_EXAMPLES)]
     Down(DownArgs),
     /// List the paths that have a name, with their source
+    #[command(after_help = PROFILES_EXAMPLES)]
     Profiles,
 }
 
