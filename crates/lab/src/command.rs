@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use sterna_proto::error::ErrorKind;
@@ -16,18 +16,55 @@ use crate::record::{self, Content, NAME_VARIABLE};
 use crate::router::Counters;
 use crate::sys;
 
+/// What the help of `lab` ends with.
+pub const EXAMPLES: &str = "Examples:
+  sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
+  sterna lab up --name x --rate 50Mbit --rtt 660ms
+  sterna lab exec --name x b -- sterna agent --root /data --authorize-any
+  sterna lab down --name x
+
+Host a is where data comes from, host b where it goes to. STERNA_LAB_A and STERNA_LAB_B
+hold their addresses for every command that runs on one of them.";
+
+const RUN_EXAMPLES: &str = "Examples:
+  sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
+  sterna lab run --rate 1Gbit --rtt 260ms --loss 0.01% --buffers 512MB \\
+      --counters counters.json -- sh push.sh
+
+push.sh may start programs on the other host: sterna lab exec b -- CMD";
+
+const UP_EXAMPLES: &str = "Examples:
+  sterna lab up --name x --rate 50Mbit --rtt 660ms --loss 1% --buffers 512MB
+  sterna lab up --name dark --profile trollsat --outage 10s+5s/60s --counters counters.json";
+
+const EXEC_EXAMPLES: &str = "Examples:
+  sterna lab exec --name x b -- sterna agent --root /data --authorize-any
+  sterna lab exec --name x a -- sh -c 'sterna copy --rate 50Mbit f sterna://$STERNA_LAB_B/'";
+
+const DOWN_EXAMPLES: &str = "Examples:
+  sterna lab down --name x";
+
+const PROFILES_EXAMPLES: &str = "Examples:
+  sterna lab profiles
+  sterna lab run --profile trollsat -- sh -c 'ping -c 3 $STERNA_LAB_B'";
+
 /// The sub-commands of `lab`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum LabCommand {
     /// Run a command on host a, with both hosts up, and end with its exit code
+    #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Bring up a lab in the background
+    #[command(after_help = UP_EXAMPLES)]
     Up(UpArgs),
     /// Run a command on a host of a lab that is up
+    #[command(after_help = EXEC_EXAMPLES)]
     Exec(ExecArgs),
     /// Take down a lab that is up
+    #[command(after_help = DOWN_EXAMPLES)]
     Down(DownArgs),
     /// List the paths that have a name, with their source
+    #[command(after_help = PROFILES_EXAMPLES)]
     Profiles,
 }
 
@@ -40,7 +77,7 @@ pub struct RunArgs {
     /// The hosts.
     #[command(flatten)]
     pub host: HostArgs,
-    /// Write the path's counters here as JSON when the command ends [default: stderr]
+    /// Write what the path did to the packets here as JSON when the command ends
     #[arg(long, value_name = "FILE")]
     pub counters: Option<PathBuf>,
     /// The command; STERNA_LAB_A and STERNA_LAB_B hold the addresses, `lab exec b -- …` inside it works on host b
@@ -57,7 +94,7 @@ pub struct UpArgs {
     /// The hosts.
     #[command(flatten)]
     pub host: HostArgs,
-    /// Write the path's counters here as JSON when the lab goes down
+    /// Write what the path did to the packets here as JSON when the lab goes down
     #[arg(long, value_name = "FILE")]
     pub counters: Option<PathBuf>,
 }
@@ -132,7 +169,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     // The thread only forwards signals; what it might say of itself changes nothing.
     drop(forwarder.join());
     let counters = lab.finish()?;
-    write_counters(&counters, args.counters.as_ref())?;
+    write_counters(&counters, args.counters.as_deref())?;
     Ok(exit_code(status?))
 }
 
@@ -181,9 +218,7 @@ fn keep(args: &UpArgs) -> Result<u8, Error> {
         .map_err(|e| cannot("let go of the terminal", e.into()))?;
     signals.forever().next();
     let counters = lab.finish()?;
-    if let Some(path) = &args.counters {
-        write_counters(&counters, Some(path))?;
-    }
+    write_counters(&counters, args.counters.as_deref())?;
     Ok(0)
 }
 
@@ -261,14 +296,12 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(70)
 }
 
-fn write_counters(counters: &Counters, path: Option<&PathBuf>) -> Result<(), Error> {
+/// Writes the counters where they are wanted. Only there: the output of the lab's command is for whoever reads that.
+fn write_counters(counters: &Counters, path: Option<&Path>) -> Result<(), Error> {
+    let Some(path) = path else { return Ok(()) };
     let mut text = serde_json::to_string(counters).map_err(|e| cannot("write the lab's counters", e.into()))?;
     text.push('\n');
-    match path {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|e| cannot(&format!("write the lab's counters to {}", path.display()), e)),
-        None => std::io::stderr().write_all(text.as_bytes()).map_err(|e| cannot("write the lab's counters", e)),
-    }
+    std::fs::write(path, text).map_err(|e| cannot(&format!("write the lab's counters to {}", path.display()), e))
 }
 
 fn print(text: &str) -> Result<(), Error> {

@@ -33,8 +33,9 @@ const TICK: Duration = Duration::from_millis(250);
 /// Longest time that a stop waits for journals. Reason: service managers kill after 90 s, and closing lanes comes behind it.
 const CHECKPOINTS_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What peers call a root without a name.
-const ONLY_ROOT: &str = "/";
+/// What a root without a name is called. Reason: its directory is nobody's business but the operator's, and `/` reads as the
+/// root of the file system.
+const ONLY_ROOT: &str = "the agent's root";
 
 /// A storage root as peers name it.
 pub struct NamedRoot {
@@ -97,7 +98,10 @@ impl Agent {
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
         let roots = roots.into_iter().map(|NamedRoot { name, root }| {
-            let root = root.called(name.as_deref().unwrap_or(ONLY_ROOT));
+            let root = match &name {
+                Some(name) => root.called(&format!("root {name}")),
+                None => root.called(ONLY_ROOT),
+            };
             NamedRoot { name, root }
         });
         let shared = Arc::new(Shared {
@@ -175,7 +179,7 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
                 std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
                 _ => ErrorKind::Io,
             };
-            Error::new(kind, Scope::Service, Phase::Prepare, format!("listen on {listen}, TCP")).caused_by(e)
+            Error::new(kind, Scope::Client, Phase::Prepare, format!("listen on TCP {listen}")).caused_by(e)
         })?;
         let bound = tcp.local_addr().map_err(|e| crate::internal("ask for the port that was bound").caused_by(e))?;
         match quic::Listener::bind(bound, identity, &quic::ListenerOptions::default()) {
@@ -339,7 +343,8 @@ impl Shared {
     fn start_session(self: &Arc<Self>, session: &AgentSession, places: Vec<Source>) -> Result<Started, Error> {
         let AgentSession { peer, budget, request, .. } = session;
         let peer = *peer;
-        let observer: Arc<dyn Observer> = Arc::new(SessionLog { log: Arc::clone(&self.log), peer });
+        let (Request::Push { dry_run, .. } | Request::Pull { dry_run, .. }) = request;
+        let observer: Arc<dyn Observer> = Arc::new(SessionLog { log: Arc::clone(&self.log), peer, dry_run: *dry_run });
         match request {
             Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
                 let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
@@ -417,10 +422,10 @@ impl Shared {
             (Access::ReadOnly, rights) if rights.may_read() => {}
             (Access::ReadWrite, rights) if rights.may_write() => {}
             (Access::ReadOnly, _) => {
-                return refused(ErrorKind::Denied, format!("read from root {shown}: not allowed to you"));
+                return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you"));
             }
             (Access::ReadWrite, _) => {
-                return refused(ErrorKind::Denied, format!("write to root {shown}: not allowed to you"));
+                return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you"));
             }
         }
         Ok((named.root.clone(), rest))
@@ -439,13 +444,19 @@ impl Shared {
 }
 
 fn described(request: &Request) -> String {
-    match request {
-        Request::Push { destination, .. } => format!("push to {:?}", String::from_utf8_lossy(destination)),
-        Request::Pull { sources, .. } => {
-            let shown: Vec<_> = sources.iter().take(3).map(|s| String::from_utf8_lossy(s)).collect();
-            format!("pull of {shown:?}{}", if sources.len() > 3 { " and more" } else { "" })
+    let shown = |path: &[u8]| match path.iter().all(|&b| b == b'/') {
+        true => ONLY_ROOT.to_owned(),
+        false => format!("{:?}", String::from_utf8_lossy(path)),
+    };
+    let (words, dry_run) = match request {
+        Request::Push { destination, dry_run, .. } => (format!("push to {}", shown(destination)), dry_run),
+        Request::Pull { sources, dry_run, .. } => {
+            let first: Vec<_> = sources.iter().take(3).map(|source| shown(source)).collect();
+            let rest = if sources.len() > 3 { " and more" } else { "" };
+            (format!("pull of {}{rest}", first.join(", ")), dry_run)
         }
-    }
+    };
+    if *dry_run { format!("dry run of a {words}") } else { words }
 }
 
 struct Joined {
@@ -550,12 +561,16 @@ impl LaneSink for AgentSink<'_> {
 struct SessionLog {
     log: Arc<dyn AgentLog>,
     peer: Fingerprint,
+    dry_run: bool,
 }
 
 impl Observer for SessionLog {
     fn session_event(&self, event: SessionEvent) {
         use sterna_proto::session::FileOutcome;
         let line = match event {
+            SessionEvent::Settled { entry, outcome: FileOutcome::Done(_) } if self.dry_run => {
+                format!("would copy {}", entry.path)
+            }
             SessionEvent::Settled { entry, outcome: FileOutcome::Done(_) } => format!("done {}", entry.path),
             SessionEvent::Settled { entry, outcome: FileOutcome::Skipped } => format!("up to date {}", entry.path),
             SessionEvent::Settled { entry, outcome: FileOutcome::Failed(e) } => {

@@ -1,8 +1,8 @@
 //! The client: one copy, from its options to the outcome of every file.
 //!
 //! Dials the first lane, decides how many more there shall be, keeps every lane alive (a dead one is dialled again with
-//! backoff), and starts the session anew when the agent was restarted. The loop is [`run_session`]: it ticks until the
-//! session is over or the person stops it.
+//! backoff), and starts the session anew when the agent was restarted. The loop is [`Keeper::tick_until_over`]: until
+//! the session is over or the person stops it.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -155,6 +155,8 @@ pub struct CopySummary {
     pub failed: u64,
     /// Bytes of the files that were copied.
     pub bytes: u64,
+    /// Bytes of the files that were up to date.
+    pub bytes_skipped: u64,
     /// Bytes that were there from an earlier run; goodput does not count them.
     pub bytes_held: u64,
     /// Blocks that were sent or asked for again.
@@ -414,6 +416,7 @@ impl TallyState {
             FileOutcome::Skipped => {
                 self.settled.insert(&entry.path);
                 self.summary.skipped += 1;
+                self.summary.bytes_skipped += entry.size;
             }
         }
     }
@@ -506,19 +509,7 @@ fn run_session(
     let alive = Arc::clone(&keeper);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
     spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
-    let mut stopping = false;
-    while !end.is_over() {
-        thread::sleep(TICK);
-        end.tick();
-        keeper.adapt();
-        observer.progress(&keeper.progress(started));
-        if observer.stopped() && !stopping {
-            stopping = true;
-            let text = "stopped; run the same command again to go on from here";
-            end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
-        }
-    }
-    observer.progress(&keeper.progress(started));
+    keeper.tick_until_over(started);
     keeper.finish();
     if let Some(receiver) = &receiver {
         receiver.join();
@@ -557,7 +548,7 @@ fn dial_first(
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<FirstLane, Error> {
     let decision = match options.via {
-        ViaChoice::Only(via) => Decision { value: via, rationale: "as asked for with --via".to_owned() },
+        ViaChoice::Only(via) => Decision { value: via, rationale: format!("{via}, as asked for with --via") },
         ViaChoice::Auto => plan::choose_transport(options.rate),
     };
     observer.event(CopyEvent::Decision { subject: "transport", rationale: decision.rationale });
@@ -583,7 +574,7 @@ fn dial_first(
                 }
                 Err(error) if error.retry == Retry::Never => return Err(error),
                 Err(error) => {
-                    let rationale = format!("{via:?} to {addr} does not answer: {}", error.chain());
+                    let rationale = format!("{via} to {addr} does not answer: {}", error.chain());
                     observer.event(CopyEvent::Decision { subject: "transport", rationale });
                     first_error.get_or_insert(error);
                 }
@@ -656,7 +647,7 @@ fn lane_memory(options: &CopyOptions, lanes: u32) -> Result<ByteCount, Error> {
 
 fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let decision = match (options.lanes, via) {
-        (Some(lanes), _) => Decision { value: lanes, rationale: "as asked for with --lanes".to_owned() },
+        (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
         (None, Via::Quic) => plan::choose_quic_lanes(options.rate),
         (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.handle.stats().rtt_min,
@@ -755,6 +746,23 @@ impl Keeper {
 
     fn sends(&self) -> bool {
         matches!(self.hello.request, Request::Push { .. })
+    }
+
+    /// Ticks the session until it is over; ends it when the person wants to stop.
+    fn tick_until_over(self: &Arc<Self>, started: Instant) {
+        let mut stopping = false;
+        while !self.end.is_over() {
+            thread::sleep(TICK);
+            self.end.tick();
+            self.adapt();
+            self.observer.progress(&self.progress(started));
+            if self.observer.stopped() && !stopping {
+                stopping = true;
+                let text = "stopped; run the same command again to go on from here";
+                self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+            }
+        }
+        self.observer.progress(&self.progress(started));
     }
 
     /// Decides anew what the lanes themselves have taught since.

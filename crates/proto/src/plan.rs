@@ -1,8 +1,9 @@
 //! Decisions about a session before and while it runs: transport, number of lanes. Pure functions of what is known.
 
+use std::fmt;
 use std::time::Duration;
 
-use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product};
+use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product, readable_time};
 
 /// A value and why it was chosen; the rationale is shown to the person.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +21,16 @@ pub enum Via {
     Tcp,
     /// QUIC over UDP.
     Quic,
+}
+
+impl fmt::Display for Via {
+    /// As `--via` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Quic => "quic",
+        })
+    }
 }
 
 /// Most lanes of a session. Reason: a lane costs two threads and a socket at each end; 64 fill any path that we know.
@@ -54,10 +65,10 @@ pub fn choose_transport(rate: Option<BitRate>) -> Decision<Via> {
 /// Chooses the number of QUIC lanes for a given rate.
 pub fn choose_quic_lanes(rate: Option<BitRate>) -> Decision<u32> {
     let Some(rate) = rate else {
-        return Decision { value: 2, rationale: "2 lanes: no rate is given".into() };
+        return Decision { value: 2, rationale: "2, since no rate is given".into() };
     };
     let lanes = rate.0.div_ceil(QUIC_LANE_RATE.0).clamp(1, u64::from(LANES_MAX)) as u32;
-    let rationale = format!("{}: {rate} at up to {QUIC_LANE_RATE} a lane", counted(lanes));
+    let rationale = format!("{lanes}, for {rate} at up to {QUIC_LANE_RATE} a lane");
     Decision { value: lanes, rationale }
 }
 
@@ -80,7 +91,7 @@ pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
     // Encryption and hashing of one lane keep one core busy, so a short path wants a lane for each.
     let floor = path.cores.clamp(1, 4);
     if path.rtt < LONG_PATH_RTT && path.rate.is_none() {
-        let rationale = format!("{}: a short path ({:.1?}), one for each core", counted(floor), path.rtt);
+        let rationale = format!("{floor}, one for each core on a short path (RTT {})", readable_time(path.rtt));
         return Decision { value: floor, rationale };
     }
     let by_window = match (path.rate, path.window_max) {
@@ -91,11 +102,12 @@ pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
     };
     if by_window > LONG_PATH_LANES {
         let window = path.window_max.unwrap_or_default();
-        let rationale = format!("{}: one connection holds at most {window} in {:.0?}", counted(by_window), path.rtt);
+        let rtt = readable_time(path.rtt);
+        let rationale = format!("{by_window}, since one connection holds at most {window} in a round trip of {rtt}");
         return Decision { value: by_window, rationale };
     }
-    let rationale =
-        format!("{}: a path of {:.0?}, so that one loss slows an eighth of it", counted(LONG_PATH_LANES), path.rtt);
+    let rtt = readable_time(path.rtt);
+    let rationale = format!("{LONG_PATH_LANES}, so that one loss slows an eighth of a long path (RTT {rtt})");
     Decision { value: LONG_PATH_LANES, rationale }
 }
 
@@ -120,8 +132,8 @@ pub fn choose_more_tcp_lanes(held: &HeldLanes) -> Option<Decision<u32>> {
         None => u64::from(held.lanes) * 2,
     };
     let value = wanted.min(u64::from(LANES_MAX)) as u32;
-    let rationale =
-        format!("{}: each is held to a window of {}, measured, in {:.0?}", counted(value), held.window, held.rtt);
+    let (window, rtt) = (held.window, readable_time(held.rtt));
+    let rationale = format!("{value}, since each is held to a window of {window}, measured, in a round trip of {rtt}");
     (value > held.lanes).then_some(Decision { value, rationale })
 }
 
@@ -141,13 +153,10 @@ pub fn choose_congestion(rtt: Duration, sent: u64, sent_again: u64) -> Option<De
         return None;
     }
     let percent = sent_again as f64 / sent as f64 * 100.0;
+    let rtt = readable_time(rtt);
     let rationale =
-        format!("bbr: {percent:.2} % of segments were sent again over {rtt:.0?}, which slows others to a crawl");
+        format!("bbr: {percent:.2} % of segments were sent again over {rtt}, which slows others to a crawl");
     Some(Decision { value: "bbr", rationale })
-}
-
-fn counted(lanes: u32) -> String {
-    if lanes == 1 { "1 lane".into() } else { format!("{lanes} lanes") }
 }
 
 #[cfg(test)]
@@ -159,6 +168,20 @@ mod tests {
         for (rate, lanes) in [(1, 1), (250, 1), (251, 2), (1000, 4), (100_000, 64)] {
             assert_eq!(choose_quic_lanes(Some(BitRate::megabits(rate))).value, lanes, "{rate} Mbit/s");
         }
+    }
+
+    #[test]
+    fn a_rationale_reads_well_behind_its_subject() {
+        let path = TcpPath { rtt: Duration::from_nanos(10_400), rate: None, window_max: None, cores: 2 };
+        let said = |decision: Decision<u32>| format!("lanes: {}", decision.rationale);
+        assert_eq!(said(choose_tcp_lanes(&path)), "lanes: 2, one for each core on a short path (RTT 10 µs)");
+        let long = TcpPath { rtt: Duration::from_micros(660_400), ..path };
+        assert_eq!(
+            said(choose_tcp_lanes(&long)),
+            "lanes: 8, so that one loss slows an eighth of a long path (RTT 660 ms)"
+        );
+        let rate = Some(BitRate::megabits(300));
+        assert_eq!(said(choose_quic_lanes(rate)), "lanes: 2, for 300 Mbit/s at up to 250 Mbit/s a lane");
     }
 
     #[test]

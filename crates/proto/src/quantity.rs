@@ -118,6 +118,22 @@ fn write_decimal(f: &mut fmt::Formatter<'_>, value: u64, unit: &str) -> fmt::Res
     f.pad(&format!("{scaled:.decimals$} {}{unit}", PREFIXES[prefix]))
 }
 
+/// A time as people say it, two or three digits with the unit that fits: `10 µs`, `1.5 ms`, `660 ms`, `12 s`.
+pub fn readable_time(time: Duration) -> String {
+    let micros = time.as_secs_f64() * 1e6;
+    // 999.5 would be shown as 1000: the next unit takes over there.
+    let (value, unit) = match micros {
+        m if m < 999.5 => (m, "µs"),
+        m if m < 999_500.0 => (m / 1e3, "ms"),
+        m => (m / 1e6, "s"),
+    };
+    if value < 9.95 {
+        let digits = format!("{value:.1}");
+        return format!("{} {unit}", digits.strip_suffix(".0").unwrap_or(&digits));
+    }
+    format!("{value:.0} {unit}")
+}
+
 impl fmt::Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_decimal(f, self.0, "B")
@@ -224,6 +240,21 @@ mod tests {
         assert_eq!(ByteCount(225_000_000).to_string(), "225 MB");
         assert_eq!(ByteCount(999).to_string(), "999 B");
         assert_eq!(ByteCount(999_999).to_string(), "1.00 MB");
+    }
+
+    #[test]
+    fn times_show_as_people_say_them() {
+        for (nanos, said) in [
+            (0, "0 µs"),
+            (10_400, "10 µs"),
+            (999_600, "1 ms"),
+            (1_460_000, "1.5 ms"),
+            (660_312_000, "660 ms"),
+            (999_600_000, "1 s"),
+            (12_400_000_000, "12 s"),
+        ] {
+            assert_eq!(readable_time(Duration::from_nanos(nanos)), said);
+        }
     }
 
     #[test]

@@ -65,7 +65,14 @@ fn parse_root(text: &OsString) -> Result<NamedRoot, Error> {
         _ => (None, bytes),
     };
     let path = OsString::from_vec(path.to_vec());
-    Ok(NamedRoot { name, root: Root::open(Path::new::<OsStr>(&path), access)? })
+    let root = Root::open(Path::new::<OsStr>(&path), access).map_err(of_this_host)?;
+    Ok(NamedRoot { name, root })
+}
+
+/// A failure at the start: of no copy's source or destination, but of the host whose command line names the directory.
+fn of_this_host(mut error: Error) -> Error {
+    error.scope = Scope::Client;
+    error
 }
 
 fn check_names(roots: &[NamedRoot]) -> Result<(), Error> {

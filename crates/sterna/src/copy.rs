@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
@@ -12,6 +13,7 @@ use sterna_proto::plan::Via;
 use sterna_proto::session::{FileOutcome, Overwrite};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
+use crate::brevity::{AlikeFailures, LanesDown};
 use crate::flags::{CopyFlags, Lanes, OverwriteFlag, ViaFlag};
 use crate::progress::Display;
 use crate::{json, print_line, say, state};
@@ -41,12 +43,15 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         verbose: flags.verbose,
         dry_run: flags.dry_run,
         checksums: flags.checksum.clone(),
-        display: Display::new(!flags.json && !flags.quiet && std::io::stderr().is_terminal()),
+        // A dry run moves nothing whose progress could be drawn; it names each file instead.
+        display: Display::new(!flags.json && !flags.quiet && !flags.dry_run && std::io::stderr().is_terminal()),
         stop,
         asking: Mutex::new(()),
+        untold: Mutex::default(),
         output_lost: AtomicBool::new(false),
     });
     let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
+    person.tell_rest();
     person.display.finish();
     match outcome {
         Ok(summary) => {
@@ -126,8 +131,16 @@ struct Person {
     stop: Arc<AtomicBool>,
     /// One question at a time.
     asking: Mutex<()>,
+    untold: Mutex<Untold>,
     /// Nobody reads standard output any more.
     output_lost: AtomicBool,
+}
+
+/// What is told once instead of many times, or not yet.
+#[derive(Default)]
+struct Untold {
+    lanes_down: LanesDown,
+    failures: AlikeFailures,
 }
 
 impl CopyObserver for Person {
@@ -138,16 +151,16 @@ impl CopyObserver for Person {
             }
             return;
         }
-        if let Some(line) = self.words(&event) {
-            self.display.line(&line);
-        }
+        self.tell(&event);
         self.print_checksums(&event);
     }
 
     fn progress(&self, progress: &CopyProgress) {
+        let due = self.untold().lanes_down.poll_lines(Instant::now());
+        due.iter().for_each(|line| self.display.line(line));
         self.display.show(progress);
         if self.output == Output::Json && self.display.json_due() {
-            self.print(json::progress(progress).as_bytes());
+            self.print(json::progress(progress, self.dry_run).as_bytes());
         }
     }
 
@@ -200,7 +213,43 @@ impl Person {
         }
     }
 
-    /// What is said of an event, if anything.
+    /// Says what there is to say of an event: at once, later together with others, or not at all.
+    fn tell(&self, event: &CopyEvent) {
+        let mut lines = Vec::new();
+        let mut untold = self.untold();
+        match event {
+            CopyEvent::LaneDown { lane, reason } if self.speaks() => {
+                untold.lanes_down.handle_down(*lane, reason, Instant::now());
+            }
+            CopyEvent::LaneUp { .. } if self.verbose => lines = untold.lanes_down.take_lines(),
+            CopyEvent::Restarted => {
+                lines = untold.lanes_down.take_lines();
+                // What had failed is tried again.
+                untold.failures = AlikeFailures::default();
+            }
+            _ => {}
+        }
+        if let Some(line) = self.words(event)
+            && failure_of(event).is_none_or(|error| untold.failures.handle_failure(error, &line) || self.verbose)
+        {
+            lines.push(line);
+        }
+        drop(untold);
+        lines.iter().for_each(|line| self.display.line(line));
+    }
+
+    /// Says what has waited for others like it: the copy has ended.
+    fn tell_rest(&self) {
+        let Untold { mut lanes_down, mut failures } = std::mem::take(&mut *self.untold());
+        let failures = if self.verbose { Vec::new() } else { failures.take_lines() };
+        lanes_down.take_lines().iter().chain(&failures).for_each(|line| self.display.line(line));
+    }
+
+    fn untold(&self) -> MutexGuard<'_, Untold> {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is said of an event at once, if anything.
     fn words(&self, event: &CopyEvent) -> Option<String> {
         match event {
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
@@ -218,11 +267,10 @@ impl Person {
             // Reported at the end.
             CopyEvent::Session(SessionEvent::Aborted(_)) => None,
             CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
-            CopyEvent::LaneDown { lane, reason } => {
-                self.speaks().then(|| format!("lane {lane} is down: {reason}; dialling again"))
-            }
+            // Said together with those that go down at the same time.
+            CopyEvent::LaneDown { .. } => None,
             CopyEvent::LaneUp { lane, transport, peer } => {
-                self.verbose.then(|| format!("lane {lane} is up: {transport:?} to {peer}"))
+                self.verbose.then(|| format!("lane {lane} is up: {transport} to {peer}"))
             }
             CopyEvent::Decision { subject, rationale } => self.verbose.then(|| format!("{subject}: {rationale}")),
         }
@@ -265,10 +313,19 @@ impl Person {
 
     fn summarise(&self, summary: &CopySummary) {
         match self.output {
-            Output::Json => self.print(json::summary(summary).as_bytes()),
+            Output::Json => self.print(json::summary(summary, self.dry_run).as_bytes()),
             Output::Quiet => {}
             Output::Words => say(&summary_line(summary, self.dry_run)),
         }
+    }
+}
+
+/// Why something failed on its own, if that is what an event tells.
+fn failure_of(event: &CopyEvent) -> Option<&Error> {
+    match event {
+        CopyEvent::Session(SessionEvent::Settled { outcome: FileOutcome::Failed(error), .. })
+        | CopyEvent::Session(SessionEvent::Unreadable(error)) => Some(error),
+        _ => None,
     }
 }
 
@@ -315,11 +372,12 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
             summary.goodput(),
         ),
     };
-    if summary.bytes_held > 0 {
+    if summary.bytes_held > 0 && !dry_run {
         line.push_str(&format!(", {} of them from an earlier run", ByteCount(summary.bytes_held)));
     }
     if summary.skipped > 0 {
-        line.push_str(&format!(", {} up to date", files(summary.skipped)));
+        let size = if dry_run { format!(" ({})", ByteCount(summary.bytes_skipped)) } else { String::new() };
+        line.push_str(&format!(", {} up to date{size}", files(summary.skipped)));
     }
     if summary.failed > 0 {
         line.push_str(&format!(", {} failed", files(summary.failed)));
@@ -361,11 +419,12 @@ mod tests {
     #[test]
     fn the_summary_reads_well_whatever_happened() {
         let said = |done, skipped, failed, dry_run| {
-            let summary = CopySummary { done, skipped, failed, bytes: done * 1000, ..CopySummary::default() };
+            let (bytes, bytes_skipped) = (done * 1000, skipped * 500);
+            let summary = CopySummary { done, skipped, failed, bytes, bytes_skipped, ..CopySummary::default() };
             summary_line(&summary, dry_run)
         };
         assert_eq!(said(0, 4, 0, false), "nothing to copy, 4 files up to date");
-        assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date");
+        assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date (2.00 kB)");
         assert_eq!(said(1, 0, 0, true), "would copy 1 file, 1.00 kB");
         assert_eq!(said(0, 1, 2, false), "copied nothing, 1 file up to date, 2 files failed");
         assert!(said(2, 1, 0, false).starts_with("copied 2 files, 2.00 kB in 0.0 s"), "{}", said(2, 1, 0, false));

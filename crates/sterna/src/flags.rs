@@ -7,15 +7,19 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
 
-/// Exit codes, as listed in `--help`.
-const EXIT_CODES: &str = "Exit codes:
+/// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.
+macro_rules! exit_codes {
+    () => {
+        "Exit codes:
   0 done   1 some files failed   2 wrong usage   3 source   4 destination
   5 path (network)   6 credentials   70 a bug of sterna   74 this host (state
-  directory, output, sockets)   130 interrupted";
+  directory, output, sockets; an agent's roots and port)   130 interrupted"
+    };
+}
 
 /// Moves science data across long fat networks as fast as the path allows, encrypted, verified, resumable.
 #[derive(Debug, Parser)]
-#[command(name = "sterna", version, after_help = EXIT_CODES, propagate_version = true)]
+#[command(name = "sterna", version, after_help = exit_codes!(), propagate_version = true)]
 pub struct Flags {
     /// What to do.
     #[command(subcommand)]
@@ -28,45 +32,62 @@ pub struct Flags {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve directories of this host to other sterna hosts
+    #[command(after_help = AGENT_EXAMPLES)]
     Agent(AgentFlags),
     /// Copy files between this host and an agent
     #[command(after_help = COPY_EXAMPLES)]
     Copy(Box<CopyFlags>),
-    /// Print the fingerprint of this host
+    /// Print the fingerprint of this host, by which other hosts know it
+    #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),
-    /// Emulate a long fat network between two hosts on this machine
-    #[command(subcommand)]
+    /// Emulate a long fat network between two hosts on this machine (as root)
+    #[command(subcommand, after_help = sterna_lab::command::EXAMPLES)]
     Lab(sterna_lab::command::LabCommand),
 }
 
-const COPY_EXAMPLES: &str = "Examples:
+const AGENT_EXAMPLES: &str = "Examples:
+  sterna agent --root /data --authorize /etc/sterna/authorized
+  sterna agent --root passes=/data/passes:ro --root incoming=/data/incoming \\
+      --listen '[::]:7373' --authorize /etc/sterna/authorized
+  sterna agent --root . --listen 127.0.0.1:7373 --authorize-any    # to try it
+
+It prints one line on stdout when it is ready and its log on stderr, and runs until
+SIGTERM or SIGINT. Exit codes: 0 after these, 2 wrong usage, 74 when a root, the port,
+the state directory or the file of fingerprints cannot be used.";
+
+const ID_EXAMPLES: &str = "Examples:
+  sterna id                              # at a client: a line for the agent's --authorize
+  sterna id --state /var/lib/sterna      # at the agent: what clients give to --trust";
+
+const COPY_EXAMPLES: &str = concat!(
+    "Examples:
   sterna copy pass-0412.h5 sterna://archive.example.org/incoming/
   sterna copy --rate 50Mbit /data/passes sterna://gs.example.org/
   sterna copy 'sterna://hub.example.org/S1A/*.SAFE' /data/
 
-Exit codes:
-  0 done   1 some files failed   2 wrong usage   3 source   4 destination
-  5 path (network)   6 credentials   70 a bug of sterna   74 this host (state
-  directory, output, sockets)   130 interrupted
+",
+    exit_codes!(),
+    "
 
-Run the same command again after any failure: it goes on where it was.";
+Run the same command again after any failure: it goes on where it was."
+);
 
 /// Flags of `sterna agent`.
 #[derive(Debug, Args)]
 pub struct AgentFlags {
-    /// Directory to serve: DIR as the only root, or NAME=DIR for paths sterna://host/NAME/…; :ro makes it read-only
+    /// Directory to serve: DIR alone is sterna://host/, each of several NAME=DIR is sterna://host/NAME/; with :ro nobody writes to it
     #[arg(long = "root", value_name = "[NAME=]DIR[:ro]", required = true)]
     pub roots: Vec<OsString>,
     /// Address and port to listen on, TCP and UDP
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7373")]
     pub listen: SocketAddr,
-    /// Fingerprints that may use this agent, a line each with optional rights (see docs/operating.md)
+    /// File of the fingerprints that may use this agent, a line each as `sterna id` prints it there; rights such as ro or NAME=rw may follow
     #[arg(long, value_name = "FILE", conflicts_with = "authorize_any")]
     pub authorize: Option<PathBuf>,
-    /// Let everybody who can connect use this agent
+    /// Let everybody who can connect read and write
     #[arg(long)]
     pub authorize_any: bool,
-    /// How long a session waits for its client to come back after the last connection is lost
+    /// How long to wait for a client whose connections are all lost; what has arrived stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
     /// Where this host keeps its identity
@@ -113,16 +134,16 @@ pub struct CopyFlags {
     /// Local path or sterna://host[:port]/path
     #[arg(value_name = "DESTINATION", required = true)]
     pub destination: OsString,
-    /// Transport
+    /// Transport of the connections
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub via: ViaFlag,
-    /// Number of connections, or auto
+    /// Number of connections (lanes), or auto
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_lanes)]
     pub lanes: Lanes,
     /// The rate of the path, such as 50Mbit: never exceeded on the wire, headers and repeats included
     #[arg(long, value_name = "RATE")]
     pub rate: Option<BitRate>,
-    /// Share of packets that may be lost without slowing down (QUIC with --rate)
+    /// Loss up to this counts as noise and does not slow the copy down (QUIC with --rate)
     #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = parse_percent)]
     pub loss_ceiling: Ppm,
     /// Congestion control of TCP connections, such as bbr or cubic (default: the kernel's; bbr once packets are lost)
@@ -137,22 +158,22 @@ pub struct CopyFlags {
     /// The digest that the file must have, such as sha256:9f86d0…; it is not published otherwise
     #[arg(long, value_name = "ALG:HEX")]
     pub expect: Option<Digest>,
-    /// Print this digest of each file: adler32, crc32c, md5, sha256 or blake3
+    /// Print this digest of each copied file on stdout: adler32, crc32c, md5, sha256 or blake3; may be given several times
     #[arg(long, value_name = "ALG")]
     pub checksum: Vec<Algorithm>,
-    /// Most memory for data under way
+    /// Most memory for data in flight over QUIC, all connections together
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub memory: ByteCount,
-    /// Print one JSON event a line on stdout
+    /// Print what happens as JSON on stdout, one event a line
     #[arg(long)]
     pub json: bool,
     /// Say what would be copied, and copy nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// How long to keep trying after the last connection is lost
+    /// How long to go on dialling when all connections are lost; what has arrived stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
-    /// Explain decisions and name every file
+    /// Explain decisions, and name every file and every failure
     #[arg(short, long)]
     pub verbose: bool,
     /// Print nothing but errors
@@ -210,5 +231,38 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
     match number.checked_mul(millis) {
         Some(total) if total <= 366 * 24 * 3_600_000 => Ok(std::time::Duration::from_millis(total)),
         _ => Err("longer than a year".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The lines of a help text that call the program, and those of the commands beneath.
+    fn examples(command: &clap::Command, found: &mut Vec<String>) {
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        assert!(text.lines().all(|line| line.chars().count() <= 92), "lines that are broken in two: {text}");
+        let text = text.replace("\\\n", "");
+        let lines = text.lines().filter_map(|line| line.strip_prefix("  sterna "));
+        let before = found.len();
+        found.extend(lines.map(|line| line.split(" #").next().unwrap_or_default().trim().to_owned()));
+        let mut subcommands = command.get_subcommands().peekable();
+        assert!(found.len() > before || subcommands.peek().is_some(), "{} has no example", command.get_name());
+        subcommands.for_each(|command| examples(command, found));
+    }
+
+    #[test]
+    fn every_command_has_an_example_that_is_right() {
+        let mut found = Vec::new();
+        examples(&Flags::command(), &mut found);
+        assert!(found.len() >= 12, "{found:?}");
+        for line in found {
+            let words = line.split_whitespace().map(|word| word.trim_matches('\''));
+            if let Err(error) = Flags::try_parse_from(std::iter::once("sterna").chain(words)) {
+                panic!("sterna {line}: {error}");
+            }
+        }
     }
 }

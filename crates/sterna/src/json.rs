@@ -15,8 +15,7 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
             json!({"event": "decision", "subject": subject, "rationale": rationale})
         }
         CopyEvent::LaneUp { lane, transport, peer } => {
-            let transport = format!("{transport:?}").to_lowercase();
-            json!({"event": "lane_up", "lane": lane, "transport": transport, "peer": peer.to_string()})
+            json!({"event": "lane_up", "lane": lane, "transport": transport.to_string(), "peer": peer.to_string()})
         }
         CopyEvent::LaneDown { lane, reason } => json!({"event": "lane_down", "lane": lane, "reason": reason}),
         CopyEvent::Restarted => json!({"event": "restarted"}),
@@ -69,10 +68,22 @@ pub fn error(error: &Error) -> String {
     json!({"event": "error", "error": error_value(error), "exit_code": error.exit_code()}).to_string()
 }
 
-/// A snapshot.
-pub fn progress(progress: &CopyProgress) -> String {
+/// A snapshot; without what moves when nothing does.
+pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
     let session = &progress.session;
+    if dry_run {
+        return json!({
+            "event": "progress",
+            "elapsed_s": progress.elapsed.as_secs_f64(),
+            "bytes_known": session.bytes_known,
+            "files_known": session.files_known,
+            "manifest_complete": session.manifest_complete,
+            "lanes": session.lanes,
+        })
+        .to_string();
+    }
     let (rtt, loss) = path_figures(&progress.lanes);
+    let bytes_held = session.bytes_held + session.bytes_up_to_date;
     json!({
         "event": "progress",
         "elapsed_s": progress.elapsed.as_secs_f64(),
@@ -80,8 +91,8 @@ pub fn progress(progress: &CopyProgress) -> String {
         "bytes_known": session.bytes_known,
         "files_known": session.files_known,
         "manifest_complete": session.manifest_complete,
-        "bytes_held": session.bytes_held,
-        "goodput_bps": BitRate::mean(ByteCount(session.bytes_done.saturating_sub(session.bytes_held)), progress.elapsed).0,
+        "bytes_held": bytes_held,
+        "goodput_bps": BitRate::mean(ByteCount(session.bytes_done.saturating_sub(bytes_held)), progress.elapsed).0,
         "lanes": session.lanes,
         "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
         "loss": loss,
@@ -90,14 +101,26 @@ pub fn progress(progress: &CopyProgress) -> String {
     .to_string()
 }
 
-/// The outcome of the whole copy.
-pub fn summary(summary: &CopySummary) -> String {
+/// The outcome of the whole copy, or what it would be.
+pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
+    if dry_run {
+        return json!({
+            "event": "summary",
+            "would_copy": summary.done,
+            "up_to_date": summary.skipped,
+            "failed": summary.failed,
+            "bytes": summary.bytes,
+            "bytes_up_to_date": summary.bytes_skipped,
+        })
+        .to_string();
+    }
     json!({
         "event": "summary",
         "copied": summary.done,
         "up_to_date": summary.skipped,
         "failed": summary.failed,
         "bytes": summary.bytes,
+        "bytes_up_to_date": summary.bytes_skipped,
         "elapsed_s": summary.elapsed.as_secs_f64(),
         "bytes_held": summary.bytes_held,
         "goodput_bps": summary.goodput().0,

@@ -1,6 +1,7 @@
 //! The `sterna` binary: flags, wiring, what people see, exit codes.
 
 mod agent;
+mod brevity;
 mod copy;
 mod flags;
 mod json;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sterna_net::client::CopyProgress;
 use sterna_net::lane::LaneStats;
+use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
 
 use crate::say;
@@ -151,7 +152,7 @@ fn total_words(progress: &CopyProgress, goodput: BitRate) -> String {
     let (rtt, loss) = path_figures(&progress.lanes);
     words.push_str(&format!("  {} lane{}", session.lanes, if session.lanes == 1 { "" } else { "s" }));
     if let Some(rtt) = rtt {
-        words.push_str(&format!("  RTT {:.0} ms", rtt.as_secs_f64() * 1e3));
+        words.push_str(&format!("  RTT {}", readable_time(rtt)));
     }
     if let Some(loss) = loss {
         words.push_str(&format!("  loss {:.2} %", loss * 100.0));

@@ -10,6 +10,7 @@ pub mod frame;
 pub mod quic;
 pub mod tcp;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,16 @@ pub enum Transport {
     Tcp,
     /// QUIC (TLS 1.3 inside) over UDP.
     Quic,
+}
+
+impl fmt::Display for Transport {
+    /// As people and programs read it: `tcp`, `quic`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Quic => "quic",
+        })
+    }
 }
 
 /// A connection that has finished its handshake.

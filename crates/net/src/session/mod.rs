@@ -78,8 +78,10 @@ pub struct Progress {
     pub manifest_complete: bool,
     /// File bytes at the receiver, as far as this end knows.
     pub bytes_done: u64,
-    /// Those of them that were there from an earlier run.
+    /// Those of them that an earlier run had left of files that this one finishes.
     pub bytes_held: u64,
+    /// Those of them that are of files that were up to date.
+    pub bytes_up_to_date: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
     /// Lanes that are up.

@@ -588,8 +588,9 @@ impl End for Receiver {
             files_known,
             bytes_known,
             manifest_complete,
-            bytes_done: session.arrived_bytes(),
+            bytes_done: session.arrived_bytes() + session.up_to_date_bytes(),
             bytes_held: session.held_bytes(),
+            bytes_up_to_date: session.up_to_date_bytes(),
             blocks_again: session.failed_blocks(),
             lanes: session.lane_count(),
         }

@@ -404,6 +404,7 @@ impl End for Sender {
             manifest_complete,
             bytes_done: session.confirmed_bytes(),
             bytes_held: session.held_bytes(),
+            bytes_up_to_date: session.up_to_date_bytes(),
             blocks_again: session.sent_again_blocks(),
             lanes: session.lane_count(),
         }

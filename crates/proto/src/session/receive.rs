@@ -153,6 +153,7 @@ pub struct RecvSession {
     settled_count: u64,
     arrived_bytes: u64,
     held_bytes: u64,
+    up_to_date_bytes: u64,
     failed_blocks: u64,
     events: VecDeque<RecvEvent>,
     /// It said so, or has not come back.
@@ -185,6 +186,7 @@ impl RecvSession {
             settled_count: 0,
             arrived_bytes: 0,
             held_bytes: 0,
+            up_to_date_bytes: 0,
             failed_blocks: 0,
             events: VecDeque::new(),
             sender_left: false,
@@ -570,6 +572,9 @@ impl RecvSession {
         self.path_bytes -= file.entry.path.as_bytes().len();
         self.settled.insert(id.0..id.0 + 1);
         self.settled_count += 1;
+        if matches!(outcome, FileOutcome::Skipped) {
+            self.up_to_date_bytes += file.entry.size;
+        }
         self.log.push(&match &outcome {
             FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
             FileOutcome::Skipped => Message::Skipped { file: id },
@@ -638,7 +643,7 @@ impl RecvSession {
         self.over || self.leaves_first && self.is_complete()
     }
 
-    /// File bytes here, those from an earlier run included.
+    /// File bytes here, those from an earlier run included, and those of files that were up to date not.
     pub fn arrived_bytes(&self) -> u64 {
         self.arrived_bytes
     }
@@ -646,6 +651,11 @@ impl RecvSession {
     /// Those of the arrived bytes that were here from an earlier run.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
+    }
+
+    /// Bytes of files that were up to date.
+    pub fn up_to_date_bytes(&self) -> u64 {
+        self.up_to_date_bytes
     }
 
     /// Bytes here of files that have no outcome: when this session is lost, the next one finds them.

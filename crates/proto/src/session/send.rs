@@ -110,6 +110,7 @@ pub struct SendSession {
     bye_sent: bool,
     confirmed_bytes: u64,
     held_bytes: u64,
+    up_to_date_bytes: u64,
     sent_again_blocks: u64,
     events: VecDeque<SendEvent>,
     over: bool,
@@ -135,6 +136,7 @@ impl SendSession {
             bye_sent: false,
             confirmed_bytes: 0,
             held_bytes: 0,
+            up_to_date_bytes: 0,
             sent_again_blocks: 0,
             events: VecDeque::new(),
             over: false,
@@ -294,7 +296,7 @@ impl SendSession {
                 self.confirmed_bytes = self.confirmed_bytes.saturating_add(missing);
             }
             if matches!(outcome, FileOutcome::Skipped) {
-                self.held_bytes = self.held_bytes.saturating_add(missing);
+                self.up_to_date_bytes = self.up_to_date_bytes.saturating_add(missing);
             }
             self.events.push_back(SendEvent::Settled { file: id, entry: file.entry, outcome });
         }
@@ -472,9 +474,14 @@ impl SendSession {
         self.confirmed_bytes
     }
 
-    /// Those of the confirmed bytes that were never sent: the receiver had them from an earlier run.
+    /// Those of the confirmed bytes that an earlier run had left of files that this one finishes.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
+    }
+
+    /// Those of the confirmed bytes that are of files that were up to date.
+    pub fn up_to_date_bytes(&self) -> u64 {
+        self.up_to_date_bytes
     }
 
     /// Confirmed bytes of files that have no outcome: when this session is lost, the next one finds them at the receiver.

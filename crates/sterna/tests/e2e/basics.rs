@@ -263,7 +263,7 @@ fn a_dry_run_changes_nothing() {
     let agent = site.agent();
     edge_files(&site.local().join("edges"), 5);
     let dry = site.copy(&agent).args(["--dry-run", "edges"]).arg(agent.url("x/")).succeed();
-    assert_eq!(dry.summary()["copied"], EDGES.len());
+    assert_eq!(dry.summary()["would_copy"], EDGES.len());
     assert_eq!(dry.last("file")["outcome"], "would_copy");
     assert_eq!(fs::read_dir(site.root()).unwrap().count(), 0);
     fs::rename(site.local().join("edges"), site.root().join("edges")).unwrap();

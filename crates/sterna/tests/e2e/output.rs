@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::site::{BINARY, Site};
+use crate::site::{Agent, BINARY, Outcome, Site};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// The binary with an output that takes nothing, as of a reader that has gone.
@@ -70,6 +70,75 @@ fn what_goes_wrong_on_this_host_is_no_wrong_usage() {
 }
 
 #[test]
+fn an_agent_that_cannot_start_blames_its_own_host() {
+    let site = Site::new();
+    let agent = site.agent();
+    let (root, missing) = (site.root(), site.path("missing"));
+    let read_only = format!("{}:ro", missing.display());
+    let file = site.path("file");
+    fs::write(&file, "").unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (tcp_taken, udp_taken) = (agent.addr.to_string(), udp.local_addr().unwrap().to_string());
+    let any = "--authorize-any";
+    for (root, listen, who, code, words) in [
+        (root.as_os_str(), tcp_taken.as_str(), any, 74, "listen on TCP"),
+        (root.as_os_str(), udp_taken.as_str(), any, 74, "listen on UDP"),
+        (missing.as_os_str(), "127.0.0.1:0", any, 74, "missing"),
+        (read_only.as_ref(), "127.0.0.1:0", any, 74, "missing"),
+        (file.as_os_str(), "127.0.0.1:0", any, 74, "Not a directory"),
+        (root.as_os_str(), "127.0.0.1:0", "--authorize=/nowhere/authorized", 74, "/nowhere/authorized"),
+        ("=x".as_ref(), "127.0.0.1:0", any, 2, "a root needs a name"),
+    ] {
+        let mut command = Command::new(BINARY);
+        command.args(["agent", "--listen", listen, "--state"]).arg(site.path("other-state")).arg(who);
+        let output = command.arg("--root").arg(root).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(words), "{}: {said}", output.status);
+    }
+}
+
+#[test]
+fn the_root_of_an_agent_is_not_called_as_the_root_of_a_file_system() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    site.copy(&agent).args(["--dry-run", "f"]).arg(agent.url("")).succeed();
+    site.copy(&agent).arg("f").arg(agent.url("")).succeed();
+    let missing = site.copy(&agent).arg(agent.url("missing")).arg("m").run().expect(3);
+    missing.says("look for missing in the agent's root");
+    for words in [": dry run of a push to the agent's root", ": would copy f", ": push to the agent's root", ": done f"]
+    {
+        agent.wait_for_log(words);
+    }
+    let log = fs::read_to_string(&agent.log).unwrap();
+    assert!(!log.contains(" in /:") && !log.contains("push to \"\""), "{log}");
+}
+
+#[test]
+fn a_command_in_the_lab_has_both_outputs_for_itself() {
+    if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
+        println!("skipped: the lab needs root and /dev/net/tun");
+        return;
+    }
+    let site = Site::new();
+    let run = |more: &[&str]| {
+        let name = format!("e2e-outputs-{}", std::process::id());
+        let mut command = Command::new(BINARY);
+        command.args(["lab", "run", "--rtt", "1ms", "--name", &name]).args(more).args(["--", "sh", "-c"]);
+        command.arg("echo out; echo err >&2; exit 7").current_dir(site.local()).output().unwrap()
+    };
+    for more in [&[][..], &["--counters", "counters.json"]] {
+        let output = run(more);
+        assert_eq!(
+            (output.status.code(), &output.stdout[..], &output.stderr[..]),
+            (Some(7), &b"out\n"[..], &b"err\n"[..])
+        );
+    }
+    let counters = fs::read(site.local().join("counters.json")).unwrap();
+    assert!(serde_json::from_slice::<serde_json::Value>(&counters).unwrap()["elapsed_s"].is_number());
+}
+
+#[test]
 fn a_bad_line_of_the_agents_list_is_said_in_its_log_and_to_nobody_else() {
     let site = Site::new();
     write(&site.local().join("f"), b"bytes");
@@ -109,9 +178,79 @@ fn a_dry_run_counts_files_and_no_directories() {
         write(&site.local().join(name), name.as_bytes());
     }
     let run = |dry: &[&str]| site.copy(&agent).args(dry).arg("tree").arg(agent.url("to/")).succeed().summary().clone();
-    let counted = |summary: serde_json::Value| (summary["copied"].clone(), summary["up_to_date"].clone());
-    assert_eq!(counted(run(&["--dry-run"])), (3.into(), 0.into()));
+    let would = |copy: [u64; 2], up_to_date: [u64; 2]| {
+        serde_json::json!({
+            "event": "summary", "failed": 0,
+            "would_copy": copy[0], "bytes": copy[1], "up_to_date": up_to_date[0], "bytes_up_to_date": up_to_date[1],
+        })
+    };
+    // Nothing of a transfer that did not happen: no time, no goodput.
+    assert_eq!(run(&["--dry-run"]), would([3, 28], [0, 0]));
     run(&[]);
-    assert_eq!(counted(run(&["--dry-run"])), (0.into(), 3.into()));
-    assert_eq!(counted(run(&[])), (0.into(), 3.into()));
+    assert_eq!(run(&["--dry-run"]), would([0, 0], [3, 28]));
+    let summary = run(&[]);
+    assert_eq!((&summary["copied"], &summary["up_to_date"]), (&0.into(), &3.into()));
+}
+
+#[test]
+fn what_was_up_to_date_is_not_counted_among_the_bytes_of_an_earlier_run() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("t/old"), &Seeded::new(3).bytes(2 * MIB));
+    let push = || site.copy(&agent).arg("t/.").arg(agent.url("t/")).succeed();
+    push();
+    let pull = || site.copy(&agent).arg(agent.url("t/.")).arg("back/").succeed();
+    let check = |outcome: Outcome| {
+        let summary = outcome.summary();
+        assert_eq!((&summary["bytes"], &summary["bytes_up_to_date"]), (&MIB.into(), &(2 * MIB).into()));
+        assert_eq!(summary["bytes_held"], 0, "{summary}");
+        assert!(summary["goodput_bps"].as_u64() > Some(0), "{summary}");
+    };
+    pull();
+    write(&site.local().join("t/new"), &Seeded::new(4).bytes(MIB));
+    check(push());
+    check(pull());
+}
+
+/// What a person reads of a copy: its standard error.
+fn words(site: &Site, agent: &Agent, args: &[&str]) -> String {
+    let mut command = Command::new(BINARY);
+    command.args(["copy", "--trust", &agent.fingerprint, "--state"]).arg(site.path("client-state")).args(args);
+    let output = command.current_dir(site.local()).output().unwrap();
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn decisions_and_lanes_are_told_in_words_for_people() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    for via in ["tcp", "quic"] {
+        let said = words(&site, &agent, &["-v", "--via", via, "f", &agent.url(via)]);
+        assert!(said.contains(&format!("transport: {via}, as asked for with --via\n")), "{said}");
+        assert!(said.contains(&format!("lane 0 is up: {via} to {}\n", agent.addr)), "{said}");
+        assert!(said.contains("\nlanes: ") && !said.contains("lanes: 1 lane"), "{said}");
+    }
+}
+
+#[test]
+fn failures_alike_are_told_to_people_five_times_and_to_programs_each() {
+    let site = Site::new();
+    let agent = site.agent();
+    for index in 0..40 {
+        write(&site.local().join(format!("t/f{index}")), b"new");
+        write(&site.root().join(format!("t/f{index}")), b"old");
+    }
+    let flags = ["--overwrite", "never", "t/."];
+    let outcome = site.copy(&agent).args(flags).arg(agent.url("t/")).run().expect(4);
+    assert_eq!(outcome.count("file"), 40, "{}", outcome.describe());
+    let url = agent.url("t/");
+    let lines = |more: &[&str]| {
+        let said = words(&site, &agent, &[more, &flags, &[&url]].concat());
+        let told = said.lines().filter(|line| line.starts_with('f')).count();
+        (told, said.contains("\n35 more failed in the same way"), said.contains("40 files failed"))
+    };
+    assert_eq!(lines(&[]), (5, true, true));
+    assert_eq!(lines(&["--verbose"]), (40, false, true));
+    assert_eq!(lines(&["--quiet"]), (5, true, false));
 }

@@ -1,0 +1,180 @@
+//! What a person hears once instead of many times: lanes that go down together, files that fail alike.
+//!
+//! Decides and prints nothing; time is an argument. Programs that read `--json` hear everything.
+
+use std::time::{Duration, Instant};
+
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+/// Lanes that go down within this of each other are told together. Reason: those of an agent that ends do so within some
+/// 100 ms by TCP and 300 ms after each other by QUIC, and nobody misses a line for half a second.
+const TOGETHER: Duration = Duration::from_millis(500);
+
+/// Longest time that a line waits for more lanes. Reason: QUIC lanes notice a new agent one after the other, within some 1.5 s.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+
+/// Failures of one kind that are told one by one. Reason: enough to see what they have in common, few enough to read.
+pub const ALIKE_TOLD_MAX: u64 = 5;
+
+/// Lanes that are down and not told of yet.
+#[derive(Default)]
+pub struct LanesDown {
+    groups: Vec<LaneGroup>,
+}
+
+/// Lanes that went down for one reason.
+struct LaneGroup {
+    reason: String,
+    first_lane: u32,
+    count: u32,
+    since: Instant,
+    last: Instant,
+}
+
+impl LanesDown {
+    /// A lane went down.
+    pub fn handle_down(&mut self, lane: u32, reason: &str, now: Instant) {
+        match self.groups.iter_mut().find(|group| group.reason == reason) {
+            Some(group) => {
+                group.count += 1;
+                group.last = now;
+            }
+            None => {
+                let reason = reason.to_owned();
+                self.groups.push(LaneGroup { reason, first_lane: lane, count: 1, since: now, last: now });
+            }
+        }
+    }
+
+    /// The lines that are due: those of groups that no lane joins any more.
+    pub fn poll_lines(&mut self, now: Instant) -> Vec<String> {
+        let is_due = |group: &LaneGroup| {
+            now.duration_since(group.last) >= TOGETHER || now.duration_since(group.since) >= TOLD_WITHIN
+        };
+        let (due, waiting) = std::mem::take(&mut self.groups).into_iter().partition(is_due);
+        self.groups = waiting;
+        due.iter().map(LaneGroup::line).collect()
+    }
+
+    /// Every line, since something is to be told that came after them.
+    pub fn take_lines(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.groups).iter().map(LaneGroup::line).collect()
+    }
+}
+
+impl LaneGroup {
+    fn line(&self) -> String {
+        match self.count {
+            1 => format!("lane {} is down: {}; dialling again", self.first_lane, self.reason),
+            count => format!("{count} lanes are down: {}; dialling again", self.reason),
+        }
+    }
+}
+
+/// Failures of single files, by what they have in common.
+#[derive(Default)]
+pub struct AlikeFailures {
+    groups: Vec<FailureGroup>,
+}
+
+/// Failures of one kind.
+struct FailureGroup {
+    kind: (ErrorKind, Scope, Phase),
+    /// What the system said, such as `Read-only file system (os error 30)`; empty when it was not asked.
+    said: String,
+    /// The first of them, as it was told.
+    first_line: String,
+    count: u64,
+}
+
+impl AlikeFailures {
+    /// A failure, and the line that tells of it; returns whether that line is to be told.
+    pub fn handle_failure(&mut self, error: &Error, line: &str) -> bool {
+        let kind = (error.kind, error.scope, error.phase);
+        let chain = error.chain();
+        let said = system_said(&chain);
+        match self.groups.iter_mut().find(|group| group.kind == kind && group.said == said) {
+            Some(group) => {
+                group.count += 1;
+                group.count <= ALIKE_TOLD_MAX
+            }
+            None => {
+                self.groups.push(FailureGroup { kind, said: said.to_owned(), first_line: line.to_owned(), count: 1 });
+                true
+            }
+        }
+    }
+
+    /// What is left to tell at the end: how many were not told one by one. Afterwards it starts anew.
+    pub fn take_lines(&mut self) -> Vec<String> {
+        let groups = std::mem::take(&mut self.groups);
+        groups.iter().filter(|group| group.count > ALIKE_TOLD_MAX).map(FailureGroup::line).collect()
+    }
+}
+
+impl FailureGroup {
+    fn line(&self) -> String {
+        let more = self.count - ALIKE_TOLD_MAX;
+        match self.said.as_str() {
+            "" => format!("{more} more failed in the same way as: {} (-v names each)", self.first_line),
+            said => format!("{more} more failed in the same way: {said} (-v names each)"),
+        }
+    }
+}
+
+/// The words of the system at the end of an error's text, with their number.
+fn system_said(chain: &str) -> &str {
+    match chain.rsplit_once(": ") {
+        Some((_, last)) if last.ends_with(')') && last.contains("(os error ") => last,
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_go_down_together_are_one_line() {
+        let (mut lanes, start) = (LanesDown::default(), Instant::now());
+        for lane in 0..16 {
+            let reason = if lane == 3 { "reset" } else { "closed by the peer" };
+            lanes.handle_down(lane, reason, start + Duration::from_millis(10) * lane);
+        }
+        let last = start + Duration::from_millis(150);
+        assert_eq!(lanes.poll_lines(last), [""; 0]);
+        assert_eq!(lanes.poll_lines(start + Duration::from_millis(530)), ["lane 3 is down: reset; dialling again"]);
+        assert_eq!(lanes.poll_lines(last + TOGETHER), ["15 lanes are down: closed by the peer; dialling again"]);
+        // Lanes that go down without end are told all the same.
+        let told: Vec<usize> = (0u32..60)
+            .map(|step| {
+                let now = start + Duration::from_secs(1) + Duration::from_millis(100) * step;
+                lanes.handle_down(step, "reset", now);
+                lanes.poll_lines(now).len()
+            })
+            .collect();
+        assert_eq!(told.iter().sum::<usize>(), 2);
+        assert_eq!(lanes.take_lines(), ["18 lanes are down: reset; dialling again"]);
+        assert!(lanes.take_lines().is_empty());
+    }
+
+    #[test]
+    fn failures_alike_are_told_five_times_and_then_counted() {
+        let mut failures = AlikeFailures::default();
+        let mut told = |name: &str, text: &str| {
+            let error = Error::new(ErrorKind::Denied, Scope::Destination, Phase::Prepare, format!("{name}: {text}"));
+            failures.handle_failure(&error, &error.chain())
+        };
+        let read_only = "Read-only file system (os error 30)";
+        assert_eq!((0..300).filter(|index| told(&format!("f{index}"), read_only)).count(), 5);
+        // Another reason has its own five.
+        assert!(told("g", "Permission denied (os error 13)"));
+        assert_eq!((0..7).filter(|index| told(&format!("h{index}"), "a name of ours")).count(), 5);
+        let said = [
+            "295 more failed in the same way: Read-only file system (os error 30) (-v names each)",
+            "2 more failed in the same way as: h0: a name of ours (-v names each)",
+        ];
+        assert_eq!(failures.take_lines(), said);
+        assert!(failures.take_lines().is_empty());
+    }
+}
