@@ -242,6 +242,12 @@ impl Destination {
         })
     }
 
+    /// Keeps [`Destination::settle`] waiting, as a slow disk does.
+    #[cfg(test)]
+    pub(crate) fn hold_up(&self) -> MutexGuard<'_, ()> {
+        self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn sync_directories(&self, paths: &BTreeSet<Vec<u8>>) -> rustix::io::Result<()> {
         let mut synced = BTreeSet::new();
         for path in paths {

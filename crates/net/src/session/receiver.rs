@@ -90,7 +90,12 @@ pub struct ReceiverOptions {
 
 enum Job {
     File(FileId),
-    Packed { files: Vec<(FileId, FileEntry, [u8; 32])>, data: Vec<u8> },
+    Packed {
+        files: Vec<(FileId, FileEntry, [u8; 32])>,
+        data: Vec<u8>,
+    },
+    /// Directories, after the last file.
+    Directories,
 }
 
 /// The ways to the threads of a session; gone when it is over, and the threads with them.
@@ -110,7 +115,7 @@ struct Waiting {
 impl Waiting {
     fn of(&mut self, job: &Job) -> &mut usize {
         match job {
-            Job::File(_) => &mut self.files,
+            Job::File(_) | Job::Directories => &mut self.files,
             Job::Packed { .. } => &mut self.packs,
         }
     }
@@ -247,7 +252,7 @@ impl Receiver {
         }
     }
 
-    /// Publishes files and packed blocks; ends when the session has.
+    /// Publishes files and packed blocks, and finishes directories after the last; ends when the session has.
     fn run_publisher(&self, jobs: &Mutex<Jobs<Job>>) {
         loop {
             let job = lock(jobs).recv();
@@ -255,6 +260,7 @@ impl Receiver {
             match &job {
                 Job::File(file) => self.publish_file(*file),
                 Job::Packed { files, data } => self.publish_packed(files, data),
+                Job::Directories => self.finish_directories(),
             }
             *lock(&self.waiting).of(&job) -= 1;
             self.job_done.notify_all();
@@ -268,7 +274,8 @@ impl Receiver {
             let over = self.is_over();
             self.checkpoint();
             if over {
-                self.end_directories();
+                // Directories that do not hold all their files stay as they were made, so that the next session can write to them.
+                self.notice(self.options.destination.settle());
                 self.drop_queues();
                 lock(&self.slots).clear();
                 return;
@@ -301,12 +308,7 @@ impl Receiver {
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
             self.observer.session_event(SessionEvent::Notice(text.clone()));
         }
-        let mut session = lock(&self.session);
-        if !matches!(outcome, PrepareOutcome::Ready { .. }) {
-            self.finish_before_last(&session, 1);
-        }
-        session.handle_prepared(id, outcome);
-        drop(session);
+        lock(&self.session).handle_prepared(id, outcome);
         drop(asked);
         self.after_change();
     }
@@ -414,27 +416,15 @@ impl Receiver {
         })
     }
 
-    /// Gives directories their mode and time when the `count` files that settle now are the last: the sender may leave as soon
-    /// as it has heard of them. The lock of the session is held, so that no other thread settles files meanwhile.
-    fn finish_before_last(&self, session: &RecvSession, count: usize) {
-        if session.are_last(count) {
-            self.finish_directories();
-        }
-    }
-
-    /// At the end of the session: a directory that does not hold all its files yet stays as it was made, so that the next
-    /// session can write to it.
-    fn end_directories(&self) {
-        if lock(&self.session).is_complete() {
-            return self.finish_directories();
-        }
-        if let Err(error) = self.options.destination.settle() {
-            self.observer.session_event(SessionEvent::Notice(error.chain()));
-        }
-    }
-
+    /// What the sender must not hear of before: directories get their mode and time, and every name is durable.
     fn finish_directories(&self) {
-        if let Err(error) = self.options.destination.finish() {
+        // The lock of the session is not held: a slow disk holds up no lane.
+        self.notice(self.options.destination.finish());
+        lock(&self.session).handle_finished();
+    }
+
+    fn notice(&self, outcome: Result<(), Error>) {
+        if let Err(error) = outcome {
             self.observer.session_event(SessionEvent::Notice(error.chain()));
         }
     }
@@ -445,9 +435,7 @@ impl Receiver {
             Some(incoming) => incoming.publish(self.options.expect.as_slice()),
             None => Err(crate::internal("publish a file that was never looked up")),
         };
-        let mut session = lock(&self.session);
-        self.finish_before_last(&session, 1);
-        session.handle_published(id, outcome);
+        lock(&self.session).handle_published(id, outcome);
     }
 
     fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
@@ -461,7 +449,6 @@ impl Receiver {
         }
         let outcomes = batch.publish();
         let mut session = lock(&self.session);
-        self.finish_before_last(&session, files.len());
         for ((id, _, _), outcome) in files.iter().zip(outcomes) {
             session.handle_published(*id, outcome);
         }
@@ -494,6 +481,7 @@ impl Receiver {
                     lock(&self.slots).remove(&file);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
                 }
+                RecvEvent::Finish => self.queue(Job::Directories),
                 RecvEvent::Unreadable(error) => self.observer.session_event(SessionEvent::Unreadable(error)),
                 RecvEvent::Aborted(error) => self.observer.session_event(SessionEvent::Aborted(error)),
             }

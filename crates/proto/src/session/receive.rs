@@ -84,6 +84,9 @@ pub enum RecvEvent {
         /// How.
         outcome: FileOutcome,
     },
+    /// Every file of a complete manifest has ended: give directories their mode and time and make every name durable, then
+    /// call [`RecvSession::handle_finished`]. The sender does not hear the last outcome before.
+    Finish,
     /// The sender could not offer something.
     Unreadable(Error),
     /// The session cannot go on.
@@ -151,6 +154,8 @@ pub struct RecvSession {
     offers_end: Option<(u64, u64)>,
     settled: RangeSet,
     settled_count: u64,
+    /// The outcome that was the last when it came to be: the sender hears it when another file is open, or all is finished.
+    held: Option<Message>,
     arrived_bytes: u64,
     held_bytes: u64,
     failed_blocks: u64,
@@ -183,6 +188,7 @@ impl RecvSession {
             offers_end: None,
             settled: RangeSet::default(),
             settled_count: 0,
+            held: None,
             arrived_bytes: 0,
             held_bytes: 0,
             failed_blocks: 0,
@@ -275,6 +281,7 @@ impl RecvSession {
         if self.files.len() >= UNSETTLED_FILES_MAX || path_bytes > UNSETTLED_PATH_BYTES_MAX {
             return Err(Error::protocol("manifest from the peer: too many files that are not settled"));
         }
+        self.tell_held();
         self.path_bytes = path_bytes;
         self.files_seen = self.files_seen.max(id.0 + 1);
         self.files.insert(
@@ -448,6 +455,17 @@ impl RecvSession {
         }
     }
 
+    /// Directories have their mode and time, and every name is durable: what [`RecvEvent::Finish`] asked for.
+    pub fn handle_finished(&mut self) {
+        self.tell_held();
+    }
+
+    fn tell_held(&mut self) {
+        if let Some(outcome) = self.held.take() {
+            self.log.push(&outcome);
+        }
+    }
+
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
         match message {
             Message::Offer { file, entry } => {
@@ -469,6 +487,7 @@ impl RecvSession {
                     return Err(Error::protocol("manifest from the peer: it ends with a wrong count"));
                 }
                 self.offers_end = Some((files, bytes));
+                self.finish_after_last();
                 Ok(())
             }
             Message::Bye => {
@@ -570,12 +589,25 @@ impl RecvSession {
         self.path_bytes -= file.entry.path.as_bytes().len();
         self.settled.insert(id.0..id.0 + 1);
         self.settled_count += 1;
-        self.log.push(&match &outcome {
+        let told = match &outcome {
             FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
             FileOutcome::Skipped => Message::Skipped { file: id },
             FileOutcome::Failed(error) => Message::Failed { file: id, error: copied(error) },
-        });
+        };
+        if self.files.is_empty() {
+            self.held = Some(told);
+        } else {
+            self.log.push(&told);
+        }
         self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
+        self.finish_after_last();
+    }
+
+    /// Has directories finished once nothing is open any more and nothing comes any more, which happens once.
+    fn finish_after_last(&mut self) {
+        if self.held.is_some() && self.offers_end.is_some() {
+            self.events.push_back(RecvEvent::Finish);
+        }
     }
 
     fn finish_with(&mut self, error: Error) {
@@ -621,9 +653,9 @@ impl RecvSession {
 
     // Questions.
 
-    /// Whether every file of a complete manifest has settled.
+    /// Whether every file of a complete manifest has settled, and directories are finished.
     pub fn is_complete(&self) -> bool {
-        self.offers_end.is_some_and(|(files, _)| files == self.settled_count)
+        self.held.is_none() && self.offers_end.is_some_and(|(files, _)| files == self.settled_count)
     }
 
     /// Whether the session is over: the sender knows every outcome and has left, or it was aborted.
@@ -661,12 +693,6 @@ impl RecvSession {
     /// Whether a file is known and not settled.
     pub fn is_open(&self, file: FileId) -> bool {
         self.files.contains_key(&file)
-    }
-
-    /// Whether the manifest is complete and only `count` files are not settled: what must be done before the sender hears that
-    /// all is done has to be done now.
-    pub fn are_last(&self, count: usize) -> bool {
-        self.offers_end.is_some() && self.files.len() == count
     }
 
     /// Whether blocks of a file may still come.

@@ -286,6 +286,62 @@ fn a_read_past_copy_is_asked_for_when_the_lane_that_wrote_dies_and_the_sender_do
     assert_eq!(receiver.claim(other, FileId(0), 2), BlockClaim::Take);
 }
 
+/// What the receiver says on a lane, and what happens at it.
+fn heard(receiver: &mut RecvSession) -> (Vec<Message>, Vec<RecvEvent>) {
+    let mut messages = Vec::new();
+    while let Some(frame) = receiver.poll_frame(LANE, Instant::now()) {
+        if let Frame::Messages { encoded, .. } = frame {
+            messages.extend(Message::decode_all(&encoded).unwrap());
+        }
+    }
+    (messages, std::iter::from_fn(|| receiver.poll_event()).collect())
+}
+
+#[test]
+fn the_sender_does_not_hear_the_last_outcome_before_directories_are_finished() {
+    // The manifest ends before the last file does, or behind it when directories are read slowly.
+    for ends_late in [false, true] {
+        let mut liar = Liar { next: 0 };
+        let mut receiver = receiver(&mut liar);
+        heard(&mut receiver);
+        let end = Message::OffersEnd { files: 2, bytes: 0 };
+        if !ends_late {
+            liar.tell_receiver(&mut receiver, &end).unwrap();
+        }
+        receiver.fail(FileId(0), failure());
+        receiver.fail(FileId(1), failure());
+        let (messages, mut events) = heard(&mut receiver);
+        assert!(matches!(messages[..], [Message::Failed { file: FileId(0), .. }]), "{messages:?}");
+        if ends_late {
+            liar.tell_receiver(&mut receiver, &end).unwrap();
+            let (messages, later) = heard(&mut receiver);
+            assert!(messages.is_empty(), "{messages:?}");
+            events.extend(later);
+        }
+        let settled = |event: &RecvEvent| matches!(event, RecvEvent::Settled { .. });
+        assert!(events[..2].iter().all(settled), "{events:?}");
+        assert!(matches!(events[2..], [RecvEvent::Finish]), "{events:?}");
+        assert!(!receiver.is_complete());
+        receiver.handle_finished();
+        let (messages, events) = heard(&mut receiver);
+        assert!(matches!(messages[..], [Message::Failed { file: FileId(1), .. }]) && events.is_empty(), "{messages:?}");
+        assert!(receiver.is_complete());
+    }
+}
+
+#[test]
+fn an_outcome_is_told_when_another_file_is_offered_behind_it() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    let offer = |id: u64| Message::Offer { file: FileId(id), entry: entry(&format!("f{id}"), 1) };
+    liar.tell_receiver(&mut receiver, &offer(0)).unwrap();
+    receiver.handle_prepared(FileId(0), PrepareOutcome::UpToDate);
+    assert!(heard(&mut receiver).0.is_empty());
+    liar.tell_receiver(&mut receiver, &offer(1)).unwrap();
+    let (messages, _) = heard(&mut receiver);
+    assert!(matches!(messages[..], [Message::Skipped { file: FileId(0) }]), "{messages:?}");
+}
+
 /// Anything that a message can say, with numbers near every edge.
 fn any_message(random: &mut Seeded) -> Message {
     let file = FileId(match random.below(6) {
@@ -331,7 +387,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
             let _ = to_sender.tell_sender(&mut sender, &any_message(&mut random));
             let _ = to_receiver.tell_receiver(&mut receiver, &any_message(&mut random));
             let (file, index) = (FileId(random.below(4)), random.below(7));
-            match random.below(12) {
+            match random.below(13) {
                 0 => sender.handle_lane_up(lane),
                 1 => sender.handle_lane_down(lane, now),
                 2 => drop(sender.next_block(lane)),
@@ -341,6 +397,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
                 6 => drop(sender.handle_acknowledgement(random.below(5))),
                 7 => receiver.handle_block_abandoned(lane, file, index),
                 8 => receiver.fail(file, failure()),
+                9 => receiver.handle_finished(),
                 _ if receiver.claim(lane, file, index.min(4)) == BlockClaim::Take => {
                     receiver.handle_block(lane, file, index.min(4), Ok(()));
                 }
