@@ -24,7 +24,7 @@ use super::slot::{OpenCount, Slot};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::descriptors;
-use crate::disk::{Destination, IncomingFile, Inspected, PackedFile, Prepared, Terms};
+use crate::disk::{Destination, DirectoryModes, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
 
 /// How often what has arrived is made durable. Reason: at most this much of a transfer is sent again after a power cut.
@@ -95,7 +95,7 @@ enum Job {
         data: Vec<u8>,
     },
     /// Directories, after the last file.
-    Directories,
+    Directories(DirectoryModes),
 }
 
 /// The ways to the threads of a session; gone when it is over, and the threads with them.
@@ -115,7 +115,7 @@ struct Waiting {
 impl Waiting {
     fn of(&mut self, job: &Job) -> &mut usize {
         match job {
-            Job::File(_) | Job::Directories => &mut self.files,
+            Job::File(_) | Job::Directories(_) => &mut self.files,
             Job::Packed { .. } => &mut self.packs,
         }
     }
@@ -260,7 +260,7 @@ impl Receiver {
             match &job {
                 Job::File(file) => self.publish_file(*file),
                 Job::Packed { files, data } => self.publish_packed(files, data),
-                Job::Directories => self.finish_directories(),
+                Job::Directories(modes) => self.finish_directories(*modes),
             }
             *lock(&self.waiting).of(&job) -= 1;
             self.job_done.notify_all();
@@ -417,9 +417,9 @@ impl Receiver {
     }
 
     /// What the sender must not hear of before: directories get their mode and time, and every name is durable.
-    fn finish_directories(&self) {
+    fn finish_directories(&self, modes: DirectoryModes) {
         // The lock of the session is not held: a slow disk holds up no lane.
-        self.notice(self.options.destination.finish());
+        self.notice(self.options.destination.finish(modes));
         lock(&self.session).handle_finished();
     }
 
@@ -481,7 +481,10 @@ impl Receiver {
                     lock(&self.slots).remove(&file);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
                 }
-                RecvEvent::Finish => self.queue(Job::Directories),
+                RecvEvent::Finish { whole } => {
+                    let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };
+                    self.queue(Job::Directories(modes));
+                }
                 RecvEvent::Unreadable(error) => self.observer.session_event(SessionEvent::Unreadable(error)),
                 RecvEvent::Aborted(error) => self.observer.session_event(SessionEvent::Aborted(error)),
             }

@@ -86,7 +86,10 @@ pub enum RecvEvent {
     },
     /// Every file of a complete manifest has ended: give directories their mode and time and make every name durable, then
     /// call [`RecvSession::handle_finished`]. The sender does not hear the last outcome before.
-    Finish,
+    Finish {
+        /// No file is missing that another run could bring.
+        whole: bool,
+    },
     /// The sender could not offer something.
     Unreadable(Error),
     /// The session cannot go on.
@@ -156,6 +159,8 @@ pub struct RecvSession {
     settled_count: u64,
     /// The outcome that was the last when it came to be: the sender hears it when another file is open, or all is finished.
     held: Option<Message>,
+    /// A file failed, or could not be offered, that another run may bring.
+    is_lacking: bool,
     arrived_bytes: u64,
     held_bytes: u64,
     failed_blocks: u64,
@@ -189,6 +194,7 @@ impl RecvSession {
             settled: RangeSet::default(),
             settled_count: 0,
             held: None,
+            is_lacking: false,
             arrived_bytes: 0,
             held_bytes: 0,
             failed_blocks: 0,
@@ -479,6 +485,7 @@ impl RecvSession {
             }
             Message::Withdraw { file, error } => self.handle_withdraw(file, error),
             Message::Unreadable { error } => {
+                self.is_lacking |= is_missing(&error);
                 self.events.push_back(RecvEvent::Unreadable(error));
                 Ok(())
             }
@@ -599,6 +606,7 @@ impl RecvSession {
         } else {
             self.log.push(&told);
         }
+        self.is_lacking |= matches!(&outcome, FileOutcome::Failed(error) if is_missing(error));
         self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
         self.finish_after_last();
     }
@@ -606,7 +614,7 @@ impl RecvSession {
     /// Has directories finished once nothing is open any more and nothing comes any more, which happens once.
     fn finish_after_last(&mut self) {
         if self.held.is_some() && self.offers_end.is_some() {
-            self.events.push_back(RecvEvent::Finish);
+            self.events.push_back(RecvEvent::Finish { whole: !self.is_lacking });
         }
     }
 
@@ -727,6 +735,11 @@ impl RecvSession {
     pub fn lane_count(&self) -> usize {
         self.log.lane_count()
     }
+}
+
+/// Whether what failed by `error` may come in another run: what has the name already keeps it.
+fn is_missing(error: &Error) -> bool {
+    error.kind != ErrorKind::Exists
 }
 
 /// What a block that does not match its digest is reported as.

@@ -320,7 +320,7 @@ fn the_sender_does_not_hear_the_last_outcome_before_directories_are_finished() {
         }
         let settled = |event: &RecvEvent| matches!(event, RecvEvent::Settled { .. });
         assert!(events[..2].iter().all(settled), "{events:?}");
-        assert!(matches!(events[2..], [RecvEvent::Finish]), "{events:?}");
+        assert!(matches!(events[2..], [RecvEvent::Finish { whole: false }]), "{events:?}");
         assert!(!receiver.is_complete());
         receiver.handle_finished();
         let (messages, events) = heard(&mut receiver);
@@ -340,6 +340,28 @@ fn an_outcome_is_told_when_another_file_is_offered_behind_it() {
     liar.tell_receiver(&mut receiver, &offer(1)).unwrap();
     let (messages, _) = heard(&mut receiver);
     assert!(matches!(messages[..], [Message::Skipped { file: FileId(0) }]), "{messages:?}");
+}
+
+#[test]
+fn directories_count_as_whole_unless_something_is_missing_that_another_run_may_bring() {
+    let exists = || Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, "it exists");
+    for (error, unreadable, whole) in
+        [(None, false, true), (Some(exists()), false, true), (Some(failure()), false, false), (None, true, false)]
+    {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("f", 1) }).unwrap();
+        if unreadable {
+            liar.tell_receiver(&mut receiver, &Message::Unreadable { error: failure() }).unwrap();
+        }
+        liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 1, bytes: 1 }).unwrap();
+        receiver.handle_prepared(FileId(0), error.map_or(PrepareOutcome::UpToDate, PrepareOutcome::Failed));
+        let (_, events) = heard(&mut receiver);
+        let said = events.iter().find_map(|event| match event {
+            RecvEvent::Finish { whole } => Some(*whole),
+            _ => None,
+        });
+        assert_eq!(said, Some(whole), "{events:?}");
+    }
 }
 
 /// Anything that a message can say, with numbers near every edge.

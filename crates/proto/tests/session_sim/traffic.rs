@@ -505,7 +505,7 @@ impl World {
                         self.failed.insert(entry.path, kind);
                     }
                 }
-                RecvEvent::Finish => {
+                RecvEvent::Finish { .. } => {
                     assert_eq!(
                         self.session.receiver.settled.len(),
                         self.session.sources.len(),
