@@ -17,7 +17,7 @@ use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::buffer::BufferPool;
 use crate::disk::{Access, Destination, Root, Sources, last_name};
-use crate::handshakes::{Handshakes, Slot};
+use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
@@ -108,7 +108,7 @@ impl Agent {
             pool: BufferPool::new(),
             log,
             stopping: AtomicBool::new(false),
-            handshakes: Arc::default(),
+            handshakes: Handshakes::new(HANDSHAKES_MAX),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
