@@ -255,7 +255,8 @@ impl Shared {
             };
             let handle = Arc::clone(&lane.handle);
             let slot = self.handshakes.begin(handle.peer_addr().ip(), Instant::now(), move || {
-                handle.close("no hello came in time, or too many others knock");
+                // Not in order: a stranger that acknowledges nothing would keep its thread for as long as that takes.
+                handle.cut("no hello came in time, or too many others knock");
             });
             let shared = Arc::clone(self);
             // Out of threads: the lane is dropped, and its client dials again.

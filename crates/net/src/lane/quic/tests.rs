@@ -345,6 +345,30 @@ fn who_holds_its_control_streams_back_ends_its_own_oldest_and_keeps_nobody_out()
 }
 
 #[test]
+fn a_lane_that_is_cut_ends_whatever_its_peer_does() {
+    let listener = listener(&Identity::ephemeral().unwrap());
+    let runtime = super::lane_runtime().unwrap();
+    let crypto = QuicClientConfig::try_from(Identity::ephemeral().unwrap().client_config()).unwrap();
+    let (endpoint, connection, lane) = runtime.block_on(async {
+        let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (local_addr, peer_addr) = (endpoint.local_addr().unwrap(), listener.local_addr());
+        let config = ClientConfig::new(Arc::new(crypto));
+        let connection = endpoint.connect_with(config, peer_addr, super::SERVER_NAME).unwrap().await.unwrap();
+        let (send, receive) = connection.open_bi().await.unwrap();
+        let (pace, memory) = (super::pace::Pace::new(&SharedBudget::new(None)), super::MEMORY_DEFAULT);
+        let ours = connection.clone();
+        let parts = super::LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr };
+        (endpoint, ours, super::assemble(parts, runtime.handle().clone()).unwrap().0)
+    });
+    // From here on nothing leaves and nothing arrives: a close in order waits for its time to run out.
+    lane.handle.close("bye");
+    assert!(connection.close_reason().is_none());
+    lane.handle.cut("now");
+    assert!(connection.close_reason().is_some());
+    drop(endpoint);
+}
+
+#[test]
 fn several_lanes_share_one_port_and_one_budget() {
     let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let listener = listener(&theirs);
