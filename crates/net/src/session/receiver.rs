@@ -308,8 +308,15 @@ impl Receiver {
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
             self.observer.session_event(SessionEvent::Notice(text.clone()));
         }
-        lock(&self.session).handle_prepared(id, outcome);
+        let mut session = lock(&self.session);
+        let has_settled = !session.is_open(id);
+        session.handle_prepared(id, outcome);
+        drop(session);
         drop(asked);
+        if has_settled && let Some(incoming) = slot.incoming().filter(|incoming| incoming.have().is_empty()) {
+            // Withdrawn while the storage was asked. What is left is found when the file is next looked up.
+            let _ = incoming.discard();
+        }
         self.after_change();
     }
 
@@ -326,7 +333,7 @@ impl Receiver {
             });
         }
         lock(&self.session).handle_busy(id, notice);
-        self.wake.notify_all();
+        self.after_change();
     }
 
     /// Whether a file that the storage could not take is asked for again: another session holds it, or too much is open.

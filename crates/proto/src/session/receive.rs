@@ -323,6 +323,9 @@ impl RecvSession {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing && !file.waits) else {
             return;
         };
+        if let Some(error) = file.withdrawn.take() {
+            return self.settle(id, FileOutcome::Failed(error));
+        }
         file.waits = true;
         file.passed.insert(0..unit_count(&file.entry));
         self.log.push(&Message::Wait { file: id });
@@ -526,7 +529,8 @@ impl RecvSession {
             // Too late, or settled: its outcome stands.
             None => {}
             Some(file) if file.stage == Stage::Publishing => {}
-            Some(file) if file.stage == Stage::Preparing => file.withdrawn = Some(error),
+            // While the storage looks; when it has said that the file must wait, nothing of it is open.
+            Some(file) if file.stage == Stage::Preparing && !file.waits => file.withdrawn = Some(error),
             Some(_) => {
                 // Blocks of a source that changed are of no use; after a passing error of its disk they are.
                 if error.kind == ErrorKind::Changed {

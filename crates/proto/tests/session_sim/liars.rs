@@ -81,6 +81,8 @@ fn a_lying_receiver_is_an_error_and_ends_the_session() {
         Message::Done { file: FileId(2), digests: digests() },
         Message::Skipped { file: FileId(u64::MAX) },
         Message::Failed { file: FileId(7), error: failure() },
+        Message::Wait { file: FileId(2) },
+        Message::Wait { file: FileId(u64::MAX) },
         Message::Offer { file, entry: entry("x", 1) },
         Message::Withdraw { file, error: failure() },
         Message::Unreadable { error: failure() },
@@ -106,7 +108,7 @@ fn a_lying_receiver_is_an_error_and_ends_the_session() {
 #[test]
 fn a_lying_sender_is_an_error_and_ends_the_session() {
     let offer = |id, name, size| Message::Offer { file: FileId(id), entry: entry(name, size) };
-    let lies: [&[Message]; 14] = [
+    let lies: [&[Message]; 15] = [
         &[offer(3, "c", 1)],
         &[offer(0, "large", 5 * MIB)],
         &[offer(u64::MAX, "c", 1)],
@@ -121,6 +123,7 @@ fn a_lying_sender_is_an_error_and_ends_the_session() {
         &[Message::Want { file: FileId(0), blocks: vec![(0, 1)] }],
         &[Message::Done { file: FileId(0), digests: digests() }],
         &[Message::Notice { file: FileId(0), text: "boo".into() }],
+        &[Message::Wait { file: FileId(0) }],
     ];
     for lie in lies {
         let mut liar = Liar { next: 0 };
@@ -364,6 +367,73 @@ fn directories_count_as_whole_unless_something_is_missing_that_another_run_may_b
     }
 }
 
+#[test]
+fn a_file_that_is_withdrawn_before_it_is_found_to_wait_settles_without_waiting() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, receiver(&mut Liar { next: 0 }));
+    liar.next = 2;
+    let offer = Message::Offer { file: FileId(2), entry: entry("held", 5 * MIB) };
+    liar.tell_receiver(&mut receiver, &offer).unwrap();
+    liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(2), error: failure() }).unwrap();
+    assert!(receiver.is_open(FileId(2)), "the storage is being asked");
+    heard(&mut receiver);
+    receiver.handle_busy(FileId(2), None);
+    let (messages, _) = heard(&mut receiver);
+    assert!(matches!(messages[..], [Message::Failed { file: FileId(2), .. }]), "{messages:?}");
+}
+
+#[test]
+fn a_file_that_is_withdrawn_while_it_waits_settles_at_once() {
+    for kind in [ErrorKind::Changed, ErrorKind::Io] {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        receiver.handle_lane_up(LANE);
+        for (id, name) in [(0, "held"), (1, "other")] {
+            let entry = entry(name, 5 * MIB);
+            liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(id), entry }).unwrap();
+        }
+        receiver.handle_busy(FileId(0), None);
+        receiver.handle_busy(FileId(0), None);
+        assert!(matches!(heard(&mut receiver).0[..], [Message::Wait { file: FileId(0) }]), "it is said once");
+        let error = Error::new(kind, Scope::Source, Phase::Transfer, "gone");
+        liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error }).unwrap();
+        let (messages, _) = heard(&mut receiver);
+        assert!(matches!(messages[..], [Message::Failed { file: FileId(0), .. }]), "{messages:?}");
+        // The storage was being asked again meanwhile, and lanes still bring what was under way.
+        assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
+        receiver.handle_busy(FileId(0), None);
+        receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
+        let (messages, events) = heard(&mut receiver);
+        assert!(messages.is_empty() && events.is_empty(), "{messages:?} {events:?}");
+    }
+}
+
+#[test]
+fn a_receiver_that_says_wait_to_all_gets_nothing_sent_and_costs_nothing_more() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    for _ in 0..1000 {
+        for id in [0, 1] {
+            liar.tell_sender(&mut sender, &Message::Wait { file: FileId(id) }).unwrap();
+        }
+        // What its lanes lose waits with the rest.
+        sender.handle_lane_down(LANE, Instant::now());
+        sender.handle_lane_up(LANE);
+        assert_eq!(sender.next_block(LANE), None);
+    }
+    // Of a file that has settled it may still say so: its word was under way.
+    liar.tell_sender(&mut sender, &Message::Skipped { file: FileId(1) }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Wait { file: FileId(1) }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Want { file: FileId(1), blocks: vec![(0, 1)] }).unwrap();
+    assert_eq!(sender.next_block(LANE), None);
+    // A withdrawn file neither waits nor goes on.
+    sender.withdraw(FileId(0), failure());
+    for message in [Message::Wait { file: FileId(0) }, Message::Want { file: FileId(0), blocks: vec![(0, 5)] }] {
+        liar.tell_sender(&mut sender, &message).unwrap();
+        assert_eq!(sender.next_block(LANE), None);
+    }
+    liar.tell_sender(&mut sender, &Message::Failed { file: FileId(0), error: failure() }).unwrap();
+    sender.end_files();
+    assert!(sender.is_complete());
+}
+
 /// Anything that a message can say, with numbers near every edge.
 fn any_message(random: &mut Seeded) -> Message {
     let file = FileId(match random.below(6) {
@@ -377,7 +447,7 @@ fn any_message(random: &mut Seeded) -> Message {
         let longest = if random.chance(50) { u64::MAX - 8 } else { 3 };
         blocks.push((start, start + 1 + random.below(longest)));
     }
-    match random.below(12) {
+    match random.below(13) {
         0 => {
             let sizes = [0, 1, 256 << 10, 5 * MIB, 1 << 62];
             let size = sizes[random.below(5) as usize];
@@ -392,6 +462,7 @@ fn any_message(random: &mut Seeded) -> Message {
         8 => Message::Skipped { file },
         9 => Message::Done { file, digests: digests() },
         10 => Message::Failed { file, error: failure() },
+        11 => Message::Wait { file },
         _ => Message::Notice { file, text: "boo".into() },
     }
 }
@@ -409,7 +480,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
             let _ = to_sender.tell_sender(&mut sender, &any_message(&mut random));
             let _ = to_receiver.tell_receiver(&mut receiver, &any_message(&mut random));
             let (file, index) = (FileId(random.below(4)), random.below(7));
-            match random.below(13) {
+            match random.below(14) {
                 0 => sender.handle_lane_up(lane),
                 1 => sender.handle_lane_down(lane, now),
                 2 => drop(sender.next_block(lane)),
@@ -419,7 +490,8 @@ fn any_sequence_of_messages_and_calls_never_panics() {
                 6 => drop(sender.handle_acknowledgement(random.below(5))),
                 7 => receiver.handle_block_abandoned(lane, file, index),
                 8 => receiver.fail(file, failure()),
-                9 => receiver.handle_finished(),
+                9 => receiver.handle_busy(file, None),
+                10 => receiver.handle_finished(),
                 _ if receiver.claim(lane, file, index.min(4)) == BlockClaim::Take => {
                     receiver.handle_block(lane, file, index.min(4), Ok(()));
                 }
