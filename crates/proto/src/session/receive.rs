@@ -340,7 +340,11 @@ impl RecvSession {
         assert!(file.stage == Stage::Preparing, "a file is prepared once");
         file.stage = Stage::Receiving;
         if let Some(error) = file.withdrawn.take() {
-            self.events.push_back(RecvEvent::Discard { file: id });
+            // An earlier run's blocks of a source that did not change are still of use.
+            let holds_blocks = matches!(&outcome, PrepareOutcome::Ready { have, .. } if !have.is_empty());
+            if error.kind == ErrorKind::Changed || !holds_blocks {
+                self.events.push_back(RecvEvent::Discard { file: id });
+            }
             return self.settle(id, FileOutcome::Failed(error));
         }
         match outcome {

@@ -407,6 +407,23 @@ fn a_file_that_is_withdrawn_while_it_waits_settles_at_once() {
 }
 
 #[test]
+fn blocks_of_an_earlier_run_outlive_a_passing_error_of_the_source_and_not_its_change() {
+    for (kind, is_kept) in [(ErrorKind::Io, true), (ErrorKind::Changed, false)] {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        let offer = Message::Offer { file: FileId(0), entry: entry("large", 5 * MIB) };
+        let error = Error::new(kind, Scope::Source, Phase::Transfer, "read");
+        liar.tell_receiver(&mut receiver, &offer).unwrap();
+        liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error }).unwrap();
+        let mut have = RangeSet::default();
+        have.insert(0..4);
+        receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have, notice: None });
+        let (_, events) = heard(&mut receiver);
+        let discarded = events.iter().any(|event| matches!(event, RecvEvent::Discard { .. }));
+        assert_eq!(discarded, !is_kept, "{kind:?}: {events:?}");
+    }
+}
+
+#[test]
 fn a_receiver_that_says_wait_to_all_gets_nothing_sent_and_costs_nothing_more() {
     let (mut sender, mut liar) = (sender(), Liar { next: 0 });
     for _ in 0..1000 {
