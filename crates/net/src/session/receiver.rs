@@ -390,7 +390,9 @@ impl Receiver {
             return false;
         }
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
-        slots.iter().any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
+        // What it waits for itself another holds.
+        let mut open = slots.iter().filter(|slot| slot.incoming().is_some());
+        open.any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
     }
 
     /// What the storage says of a file. Errors: it cannot take it now, or never.

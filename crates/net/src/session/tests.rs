@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::buffer::BufferPool;
-use crate::disk::{Access, Destination, Root, Sources};
+use crate::disk::{Access, Destination, Prepared, Root, Sources, Terms};
 use crate::identity::Fingerprint;
 use crate::lane::{LaneRx, LaneStats};
 
@@ -221,4 +221,20 @@ fn a_disk_that_is_slow_to_finish_directories_holds_up_no_lane_and_the_last_outco
     assert!(early.is_empty(), "{early:?}");
     drop(slow);
     wait_until("outcome", || matches!(said(&receiver)[..], [Message::Done { file: FileId(0), .. }]));
+}
+
+#[test]
+fn a_session_that_waits_for_a_file_does_not_hold_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (receiver, destination) = receiver(&directory);
+    let wanted = entry("f", EntryKind::File, 2 << 20);
+    let terms = Terms { overwrite: Overwrite::Always, checks: Checks::NONE };
+    let elsewhere = destination.prepare(&wanted, &terms).unwrap();
+    assert!(matches!(elsewhere, Prepared::Incoming(_)));
+    tell(&receiver, 0, &[Message::Offer { file: FileId(0), entry: wanted.clone() }]);
+    wait_until("word to wait", || said(&receiver).iter().any(|m| matches!(m, Message::Wait { file: FileId(0) })));
+    assert!(!receiver.holds(&destination, &wanted.path), "it would be ended for the sake of itself");
+    drop(elsewhere);
+    wait_until("word to go on", || said(&receiver).iter().any(|m| matches!(m, Message::Want { file: FileId(0), .. })));
+    assert!(receiver.holds(&destination, &wanted.path));
 }
