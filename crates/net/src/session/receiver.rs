@@ -20,7 +20,7 @@ use sterna_proto::{
 };
 
 use super::recheck::recheck;
-use super::slot::{OpenCount, Slot};
+use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::descriptors;
@@ -50,10 +50,6 @@ const INCOMING_FILES_MAX: usize = 4096;
 /// The part of the process's descriptors, as a divisor, that a session has large files open for. Reason: each takes up to three,
 /// so that one session leaves more than half of them to small files, lanes and other sessions.
 const DESCRIPTORS_DIVISOR: usize = 8;
-
-/// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
-/// former session, whose QUIC lanes count as deserted after 12 s.
-const BUSY_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How often a file that another session holds is tried again.
 const BUSY_NAP: Duration = Duration::from_millis(100);
@@ -293,16 +289,18 @@ impl Receiver {
         if slot.is_found() || asked.is_some() && !again {
             return;
         }
-        let until = *asked.get_or_insert_with(|| Instant::now() + BUSY_PATIENCE);
         let (incoming, outcome) = match self.ask_storage(&slot.entry) {
             Ok(found) => found,
-            Err(error) if self.may_pass(&error, until) => {
-                drop(asked);
-                lock(&self.later).push_back(id);
-                self.postpone(id, &slot.entry, &error);
-                return;
-            }
-            Err(error) => (None, PrepareOutcome::Failed(error)),
+            Err(error) => match patience(&error, *asked, Instant::now(), self.open.others()) {
+                Some(until) => {
+                    *asked = Some(until);
+                    drop(asked);
+                    lock(&self.later).push_back(id);
+                    self.postpone(id, &slot.entry, &error);
+                    return;
+                }
+                None => (None, PrepareOutcome::Failed(error)),
+            },
         };
         slot.set_found(incoming, &self.open);
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
@@ -334,14 +332,6 @@ impl Receiver {
         }
         lock(&self.session).handle_busy(id, notice);
         self.after_change();
-    }
-
-    /// Whether a file that the storage could not take is asked for again: another session holds it, or too much is open.
-    fn may_pass(&self, error: &Error, until: Instant) -> bool {
-        let crowded = error.kind == ErrorKind::Limit && error.retry == Retry::After;
-        // Files of this session that are open will end, and give their descriptors back.
-        let waits = Instant::now() < until || crowded && self.open.others() > 0;
-        (error.kind == ErrorKind::Busy || crowded) && waits
     }
 
     /// The slot of a file; `None` when it has settled, or the session is over and has dropped its slots.
