@@ -17,7 +17,7 @@ use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::buffer::BufferPool;
 use crate::disk::{Access, Destination, Root, Sources, last_name};
-use crate::handshakes::{Handshakes, Slot};
+use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
@@ -112,7 +112,7 @@ impl Agent {
             pool: BufferPool::new(),
             log,
             stopping: AtomicBool::new(false),
-            handshakes: Arc::default(),
+            handshakes: Handshakes::new(HANDSHAKES_MAX),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
@@ -259,7 +259,8 @@ impl Shared {
             };
             let handle = Arc::clone(&lane.handle);
             let slot = self.handshakes.begin(handle.peer_addr().ip(), Instant::now(), move || {
-                handle.close("no hello came in time, or too many others knock");
+                // Not in order: a stranger that acknowledges nothing would keep its thread for as long as that takes.
+                handle.cut("no hello came in time, or too many others knock");
             });
             let shared = Arc::clone(self);
             // Out of threads: the lane is dropped, and its client dials again.

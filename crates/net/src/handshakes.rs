@@ -1,7 +1,8 @@
 //! The lanes that have not said hello yet: at most so many, none for long, and none can keep an honest peer out.
 //!
-//! What it does: counts lanes from the first packet until their hello is admitted. When one more than the limit begins, it
-//! ends the oldest of the address that has the most: who floods ends its own. What takes too long is ended too.
+//! What it does: counts lanes until their hello is admitted (TCP: from the first packet; QUIC: from the first bytes of the
+//! control stream, and before that in a table of its own for each socket). When one more than the limit begins, it ends the
+//! oldest of the address that has the most: who floods ends its own. What takes too long is ended too.
 //! What it refuses to do: shake hands, read a clock, or know who a peer is.
 
 use std::net::IpAddr;
@@ -18,9 +19,11 @@ pub const HANDSHAKES_MAX: usize = 64;
 /// Time from the first packet to the hello. Reason: the hello comes right behind a handshake, which has as much for itself.
 const HELLO_TIME_MAX: Duration = tcp::HANDSHAKE_TIME_MAX;
 
-/// Lanes without a hello, the oldest first.
-#[derive(Default)]
-pub struct Handshakes(Mutex<Table>);
+/// Lanes without a hello, the oldest first, and how many there may be.
+pub struct Handshakes {
+    most: usize,
+    table: Mutex<Table>,
+}
 
 #[derive(Default)]
 struct Table {
@@ -42,10 +45,20 @@ pub struct Slot {
 }
 
 impl Handshakes {
+    /// An empty table that takes `most` lanes, at least one.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, table: Mutex::default() })
+    }
+
+    /// How many lanes are in it.
+    pub fn count(&self) -> usize {
+        lock(&self.table).under_way.len()
+    }
+
     /// Takes note of a lane from `from`; ends another when there are too many. `cut` ends this one: it must not block.
     pub fn begin(self: &Arc<Self>, from: IpAddr, now: Instant, cut: impl Fn() + Send + 'static) -> Slot {
-        let mut table = lock(&self.0);
-        if table.under_way.len() >= HANDSHAKES_MAX
+        let mut table = lock(&self.table);
+        if table.under_way.len() >= self.most
             && let Some(index) = oldest_of_the_busiest(table.under_way.iter().map(|handshake| handshake.from))
         {
             (table.under_way.remove(index).cut)();
@@ -58,7 +71,7 @@ impl Handshakes {
 
     /// Ends every lane that has taken longer than it may.
     pub fn end_late(&self, now: Instant) {
-        lock(&self.0).under_way.retain(|handshake| {
+        lock(&self.table).under_way.retain(|handshake| {
             let is_late = now.saturating_duration_since(handshake.since) > HELLO_TIME_MAX;
             if is_late {
                 (handshake.cut)();
@@ -71,13 +84,13 @@ impl Handshakes {
 impl Slot {
     /// Whether the lane was not ended here.
     pub fn stays(&self) -> bool {
-        lock(&self.table.0).under_way.iter().any(|handshake| handshake.number == self.number)
+        lock(&self.table.table).under_way.iter().any(|handshake| handshake.number == self.number)
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        lock(&self.table.0).under_way.retain(|handshake| handshake.number != self.number);
+        lock(&self.table.table).under_way.retain(|handshake| handshake.number != self.number);
     }
 }
 
@@ -108,7 +121,7 @@ mod tests {
 
     #[test]
     fn what_says_no_hello_is_ended_when_there_are_too_many_or_it_is_late() {
-        let table = Arc::new(Handshakes::default());
+        let table = Handshakes::new(HANDSHAKES_MAX);
         let cut = Arc::new(AtomicU32::new(0));
         let begin = |now| {
             let cut = Arc::clone(&cut);

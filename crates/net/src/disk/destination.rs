@@ -48,6 +48,15 @@ pub enum Inspected {
     Wanted,
 }
 
+/// The modes that directories get at the end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectoryModes {
+    /// Those of the source.
+    OfSource,
+    /// The same, and open to their owner: files are missing that another run is to write.
+    Writable,
+}
+
 /// A place beneath a root that takes entries; cheap to clone, shared by all threads of a session.
 #[derive(Clone, Debug)]
 pub struct Destination {
@@ -80,6 +89,9 @@ struct Made {
 /// Most directories whose mode and time are kept until the end; later ones keep what they were made with.
 /// Reason: bounds what a peer can make us remember to about 10 MB.
 pub const UNFINISHED_DIRECTORIES_MAX: usize = 1 << 16;
+
+/// What the owner of a directory needs to list it and to write to it.
+const OWNER_MODE: Mode = Mode::RWXU;
 
 /// Up to this many directories or files are synced one by one; more are synced with their whole file system.
 /// Guess: on a disk an `fsync` is one flush, and `syncfs` one flush and everyone else's data.
@@ -209,14 +221,16 @@ impl Destination {
 
     /// Ends a session: gives directories their mode and time, and makes every new name durable.
     ///
-    /// Errors: the first one met; the rest is done nonetheless.
-    pub fn finish(&self) -> Result<(), Error> {
+    /// Errors: the first one met; the rest is done nonetheless. Cost: two system calls a directory, and a sync of those that
+    /// got new names; it waits for the disk.
+    pub fn finish(&self, modes: DirectoryModes) -> Result<(), Error> {
+        let kept = if modes == DirectoryModes::Writable { OWNER_MODE } else { Mode::empty() };
         let unfinished = std::mem::take(&mut self.made().unfinished);
         let mut first = Ok(());
         // Deepest first: a directory that loses its write bit may still hold one that waits.
         for (path, (mode, mtime)) in unfinished.into_iter().rev() {
             let done = self.shared.root.open_directory(path.as_bytes()).and_then(|directory| {
-                rustix::fs::fchmod(&directory, Mode::from_raw_mode(u32::from(mode)))?;
+                rustix::fs::fchmod(&directory, Mode::from_raw_mode(u32::from(mode)) | kept)?;
                 rustix::fs::futimens(&directory, &times(mtime))
             });
             first =
@@ -240,6 +254,12 @@ impl Destination {
             self.made().unsynced.extend(unsynced);
             error
         })
+    }
+
+    /// Keeps [`Destination::settle`] waiting, as a slow disk does.
+    #[cfg(test)]
+    pub(crate) fn hold_up(&self) -> MutexGuard<'_, ()> {
+        self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sync_directories(&self, paths: &BTreeSet<Vec<u8>>) -> rustix::io::Result<()> {

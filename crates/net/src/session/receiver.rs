@@ -20,11 +20,11 @@ use sterna_proto::{
 };
 
 use super::recheck::recheck;
-use super::slot::{OpenCount, Slot};
+use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::descriptors;
-use crate::disk::{Destination, IncomingFile, Inspected, PackedFile, Prepared, Terms};
+use crate::disk::{Destination, DirectoryModes, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
 
 /// How often what has arrived is made durable. Reason: at most this much of a transfer is sent again after a power cut.
@@ -50,10 +50,6 @@ const INCOMING_FILES_MAX: usize = 4096;
 /// The part of the process's descriptors, as a divisor, that a session has large files open for. Reason: each takes up to three,
 /// so that one session leaves more than half of them to small files, lanes and other sessions.
 const DESCRIPTORS_DIVISOR: usize = 8;
-
-/// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
-/// former session, whose QUIC lanes count as deserted after 12 s.
-const BUSY_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How often a file that another session holds is tried again.
 const BUSY_NAP: Duration = Duration::from_millis(100);
@@ -90,7 +86,12 @@ pub struct ReceiverOptions {
 
 enum Job {
     File(FileId),
-    Packed { files: Vec<(FileId, FileEntry, [u8; 32])>, data: Vec<u8> },
+    Packed {
+        files: Vec<(FileId, FileEntry, [u8; 32])>,
+        data: Vec<u8>,
+    },
+    /// Directories, after the last file.
+    Directories(DirectoryModes),
 }
 
 /// The ways to the threads of a session; gone when it is over, and the threads with them.
@@ -110,7 +111,7 @@ struct Waiting {
 impl Waiting {
     fn of(&mut self, job: &Job) -> &mut usize {
         match job {
-            Job::File(_) => &mut self.files,
+            Job::File(_) | Job::Directories(_) => &mut self.files,
             Job::Packed { .. } => &mut self.packs,
         }
     }
@@ -247,7 +248,7 @@ impl Receiver {
         }
     }
 
-    /// Publishes files and packed blocks; ends when the session has.
+    /// Publishes files and packed blocks, and finishes directories after the last; ends when the session has.
     fn run_publisher(&self, jobs: &Mutex<Jobs<Job>>) {
         loop {
             let job = lock(jobs).recv();
@@ -255,6 +256,7 @@ impl Receiver {
             match &job {
                 Job::File(file) => self.publish_file(*file),
                 Job::Packed { files, data } => self.publish_packed(files, data),
+                Job::Directories(modes) => self.finish_directories(*modes),
             }
             *lock(&self.waiting).of(&job) -= 1;
             self.job_done.notify_all();
@@ -268,7 +270,8 @@ impl Receiver {
             let over = self.is_over();
             self.checkpoint();
             if over {
-                self.end_directories();
+                // Directories that do not hold all their files stay as they were made, so that the next session can write to them.
+                self.notice(self.options.destination.settle());
                 self.drop_queues();
                 lock(&self.slots).clear();
                 return;
@@ -286,28 +289,32 @@ impl Receiver {
         if slot.is_found() || asked.is_some() && !again {
             return;
         }
-        let until = *asked.get_or_insert_with(|| Instant::now() + BUSY_PATIENCE);
         let (incoming, outcome) = match self.ask_storage(&slot.entry) {
             Ok(found) => found,
-            Err(error) if self.may_pass(&error, until) => {
-                drop(asked);
-                lock(&self.later).push_back(id);
-                self.postpone(id, &slot.entry, &error);
-                return;
-            }
-            Err(error) => (None, PrepareOutcome::Failed(error)),
+            Err(error) => match patience(&error, *asked, Instant::now(), self.open.others()) {
+                Some(until) => {
+                    *asked = Some(until);
+                    drop(asked);
+                    lock(&self.later).push_back(id);
+                    self.postpone(id, &slot.entry, &error);
+                    return;
+                }
+                None => (None, PrepareOutcome::Failed(error)),
+            },
         };
         slot.set_found(incoming, &self.open);
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
             self.observer.session_event(SessionEvent::Notice(text.clone()));
         }
         let mut session = lock(&self.session);
-        if !matches!(outcome, PrepareOutcome::Ready { .. }) {
-            self.finish_before_last(&session, 1);
-        }
+        let has_settled = !session.is_open(id);
         session.handle_prepared(id, outcome);
         drop(session);
         drop(asked);
+        if has_settled && let Some(incoming) = slot.incoming().filter(|incoming| incoming.have().is_empty()) {
+            // Withdrawn while the storage was asked. What is left is found when the file is next looked up.
+            let _ = incoming.discard();
+        }
         self.after_change();
     }
 
@@ -324,15 +331,7 @@ impl Receiver {
             });
         }
         lock(&self.session).handle_busy(id, notice);
-        self.wake.notify_all();
-    }
-
-    /// Whether a file that the storage could not take is asked for again: another session holds it, or too much is open.
-    fn may_pass(&self, error: &Error, until: Instant) -> bool {
-        let crowded = error.kind == ErrorKind::Limit && error.retry == Retry::After;
-        // Files of this session that are open will end, and give their descriptors back.
-        let waits = Instant::now() < until || crowded && self.open.others() > 0;
-        (error.kind == ErrorKind::Busy || crowded) && waits
+        self.after_change();
     }
 
     /// The slot of a file; `None` when it has settled, or the session is over and has dropped its slots.
@@ -381,7 +380,9 @@ impl Receiver {
             return false;
         }
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
-        slots.iter().any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
+        // What it waits for itself another holds.
+        let mut open = slots.iter().filter(|slot| slot.incoming().is_some());
+        open.any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
     }
 
     /// What the storage says of a file. Errors: it cannot take it now, or never.
@@ -414,27 +415,15 @@ impl Receiver {
         })
     }
 
-    /// Gives directories their mode and time when the `count` files that settle now are the last: the sender may leave as soon
-    /// as it has heard of them. The lock of the session is held, so that no other thread settles files meanwhile.
-    fn finish_before_last(&self, session: &RecvSession, count: usize) {
-        if session.are_last(count) {
-            self.finish_directories();
-        }
+    /// What the sender must not hear of before: directories get their mode and time, and every name is durable.
+    fn finish_directories(&self, modes: DirectoryModes) {
+        // The lock of the session is not held: a slow disk holds up no lane.
+        self.notice(self.options.destination.finish(modes));
+        lock(&self.session).handle_finished();
     }
 
-    /// At the end of the session: a directory that does not hold all its files yet stays as it was made, so that the next
-    /// session can write to it.
-    fn end_directories(&self) {
-        if lock(&self.session).is_complete() {
-            return self.finish_directories();
-        }
-        if let Err(error) = self.options.destination.settle() {
-            self.observer.session_event(SessionEvent::Notice(error.chain()));
-        }
-    }
-
-    fn finish_directories(&self) {
-        if let Err(error) = self.options.destination.finish() {
+    fn notice(&self, outcome: Result<(), Error>) {
+        if let Err(error) = outcome {
             self.observer.session_event(SessionEvent::Notice(error.chain()));
         }
     }
@@ -445,9 +434,7 @@ impl Receiver {
             Some(incoming) => incoming.publish(self.options.expect.as_slice()),
             None => Err(crate::internal("publish a file that was never looked up")),
         };
-        let mut session = lock(&self.session);
-        self.finish_before_last(&session, 1);
-        session.handle_published(id, outcome);
+        lock(&self.session).handle_published(id, outcome);
     }
 
     fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
@@ -461,7 +448,6 @@ impl Receiver {
         }
         let outcomes = batch.publish();
         let mut session = lock(&self.session);
-        self.finish_before_last(&session, files.len());
         for ((id, _, _), outcome) in files.iter().zip(outcomes) {
             session.handle_published(*id, outcome);
         }
@@ -493,6 +479,10 @@ impl Receiver {
                 RecvEvent::Settled { file, entry, outcome } => {
                     lock(&self.slots).remove(&file);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
+                }
+                RecvEvent::Finish { whole } => {
+                    let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };
+                    self.queue(Job::Directories(modes));
                 }
                 RecvEvent::Unreadable(error) => self.observer.session_event(SessionEvent::Unreadable(error)),
                 RecvEvent::Aborted(error) => self.observer.session_event(SessionEvent::Aborted(error)),

@@ -2,11 +2,30 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use sterna_proto::FileEntry;
+use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 
 use crate::disk::IncomingFile;
+
+/// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
+/// former session, whose QUIC lanes count as deserted after 12 s.
+pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Until when a file is asked for again that the storage could not take, by `error`; `None`: it fails. `until` is what was
+/// said of it before.
+///
+/// Another session may hold the file, or too much is open. In the second case the `open` files of this session end and give
+/// their descriptors back: who waits for those loses no patience by it.
+pub(super) fn patience(error: &Error, until: Option<Instant>, now: Instant, open: usize) -> Option<Instant> {
+    let crowded = error.kind == ErrorKind::Limit && error.retry == Retry::After;
+    let fresh = now + BUSY_PATIENCE;
+    if crowded && open > 0 {
+        return Some(fresh);
+    }
+    let until = until.unwrap_or(fresh);
+    (now < until && (crowded || error.kind == ErrorKind::Busy)).then_some(until)
+}
 
 /// What is known of a file's place on disk.
 pub(super) struct Slot {
@@ -71,5 +90,30 @@ impl Slot {
     /// Whether it is open and no block has come yet.
     pub(super) fn waits_for_blocks(&self) -> bool {
         self.incoming().is_some() && !self.has_begun()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::{Phase, Scope};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_waited_for_its_own_session_has_all_its_patience_for_another() {
+        let error = |kind| Error::new(kind, Scope::Destination, Phase::Prepare, "not now").retry(Retry::After);
+        let (crowded, busy) = (error(ErrorKind::Limit), error(ErrorKind::Busy));
+        let start = Instant::now();
+        let late = start + BUSY_PATIENCE * 4;
+        let until = patience(&crowded, None, start, 1);
+        let until = patience(&crowded, until, late, 1);
+        assert!(until.is_some());
+        // Now another session holds it.
+        assert_eq!(patience(&busy, until, late, 1), Some(late + BUSY_PATIENCE));
+        assert_eq!(patience(&busy, until, late + BUSY_PATIENCE, 1), None);
+        // What nothing of this session holds up has an end, whatever it is.
+        let until = patience(&crowded, None, start, 0);
+        assert_eq!((until, patience(&crowded, until, start + BUSY_PATIENCE, 0)), (Some(start + BUSY_PATIENCE), None));
+        assert_eq!(patience(&error(ErrorKind::NoSpace), None, start, 1), None);
     }
 }

@@ -1,12 +1,18 @@
-//! Tests of what lanes and their session owe each other when a thread panics or a lane is slow to close.
+//! Tests of what lanes and their session owe each other when a thread panics, a lane is slow to close, or a disk is slow.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
+use sterna_proto::session::{FileId, LINGER_DEFAULT, Message, Overwrite};
+use sterna_proto::{Checks, EntryKind, FileTime, RelPath};
+use tempfile::TempDir;
+
 use super::*;
 use crate::buffer::BufferPool;
+use crate::disk::{Access, Destination, Prepared, Root, Sources, Terms};
 use crate::identity::Fingerprint;
 use crate::lane::{LaneRx, LaneStats};
 
@@ -136,4 +142,99 @@ fn lanes_that_are_slow_to_close_do_not_wait_for_each_other() {
     let lanes: Vec<Arc<SlowToClose>> = (0..8).map(|_| lane()).collect();
     close_all(lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn LaneHandle>), "over");
     assert!(lanes.iter().all(|lane| lane.closed.load(Ordering::Relaxed)));
+}
+
+/// When a test gives up on an event. Reason: far beyond what the slowest machine takes; no promise is made of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const LANE: LaneId = LaneId(1);
+
+fn entry(path: &str, kind: EntryKind, size: u64) -> FileEntry {
+    let path = RelPath::new(path.as_bytes()).unwrap();
+    let mode = if kind == EntryKind::File { 0o644 } else { 0o555 };
+    FileEntry { path, kind, size, mtime: FileTime::default(), mode, allocated: size, inode: 1, version: 1 }
+}
+
+/// A receiver that writes beneath a directory, and has a lane.
+fn receiver(directory: &TempDir) -> (Arc<Receiver>, Destination) {
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
+    let options = ReceiverOptions {
+        destination: destination.clone(),
+        overwrite: Overwrite::IfChanged,
+        checks: Checks::NONE,
+        expect: None,
+        dry_run: false,
+        linger: LINGER_DEFAULT,
+        leaves_first: false,
+        asked: AskedNames::Any,
+        settled: Arc::default(),
+        on_busy: Box::new(|_, _| {}),
+    };
+    let receiver = Receiver::start(options, Arc::new(Silent)).unwrap();
+    receiver.lane_up(LANE);
+    (receiver, destination)
+}
+
+fn tell(receiver: &Receiver, first: u64, messages: &[Message]) {
+    let encoded = messages.iter().flat_map(Message::encode).collect();
+    receiver.handle_frame(Frame::Messages { first, encoded }).unwrap();
+}
+
+/// What the receiver has to say now. Panics when it does not even answer.
+fn said(receiver: &Arc<Receiver>) -> Vec<Message> {
+    let (answer, answered) = channel();
+    let asked = Arc::clone(receiver);
+    thread::spawn(move || {
+        let mut messages = Vec::new();
+        while let Work::Frame(frame) = asked.next_work(LANE) {
+            if let Frame::Messages { encoded, .. } = frame {
+                messages.extend(Message::decode_all(&encoded).unwrap());
+            }
+        }
+        // Nobody listens any more when the test is over.
+        let _ = answer.send(messages);
+    });
+    answered.recv_timeout(PATIENCE).expect("a session that answers its lanes")
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let until = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(std::time::Instant::now() < until, "no {what} in time");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_disk_that_is_slow_to_finish_directories_holds_up_no_lane_and_the_last_outcome_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (receiver, destination) = receiver(&directory);
+    let slow = destination.hold_up();
+    let offer = Message::Offer { file: FileId(0), entry: entry("d", EntryKind::Directory, 0) };
+    tell(&receiver, 0, &[offer, Message::OffersEnd { files: 1, bytes: 0 }]);
+    let made = directory.path().join("d");
+    let mode = || std::fs::metadata(&made).map_or(0, |meta| meta.permissions().mode() & 0o777);
+    wait_until("mode of the directory", || mode() == 0o555);
+    // Its name is not durable yet.
+    let early = said(&receiver);
+    assert!(early.is_empty(), "{early:?}");
+    drop(slow);
+    wait_until("outcome", || matches!(said(&receiver)[..], [Message::Done { file: FileId(0), .. }]));
+}
+
+#[test]
+fn a_session_that_waits_for_a_file_does_not_hold_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (receiver, destination) = receiver(&directory);
+    let wanted = entry("f", EntryKind::File, 2 << 20);
+    let terms = Terms { overwrite: Overwrite::Always, checks: Checks::NONE };
+    let elsewhere = destination.prepare(&wanted, &terms).unwrap();
+    assert!(matches!(elsewhere, Prepared::Incoming(_)));
+    tell(&receiver, 0, &[Message::Offer { file: FileId(0), entry: wanted.clone() }]);
+    wait_until("word to wait", || said(&receiver).iter().any(|m| matches!(m, Message::Wait { file: FileId(0) })));
+    assert!(!receiver.holds(&destination, &wanted.path), "it would be ended for the sake of itself");
+    drop(elsewhere);
+    wait_until("word to go on", || said(&receiver).iter().any(|m| matches!(m, Message::Want { file: FileId(0), .. })));
+    assert!(receiver.holds(&destination, &wanted.path));
 }

@@ -84,6 +84,12 @@ pub enum RecvEvent {
         /// How.
         outcome: FileOutcome,
     },
+    /// Every file of a complete manifest has ended: give directories their mode and time and make every name durable, then
+    /// call [`RecvSession::handle_finished`]. The sender does not hear the last outcome before.
+    Finish {
+        /// No file is missing that another run could bring.
+        whole: bool,
+    },
     /// The sender could not offer something.
     Unreadable(Error),
     /// The session cannot go on.
@@ -151,6 +157,10 @@ pub struct RecvSession {
     offers_end: Option<(u64, u64)>,
     settled: RangeSet,
     settled_count: u64,
+    /// The outcome that was the last when it came to be: the sender hears it when another file is open, or all is finished.
+    held: Option<Message>,
+    /// A file failed, or could not be offered, that another run may bring.
+    is_lacking: bool,
     arrived_bytes: u64,
     held_bytes: u64,
     up_to_date_bytes: u64,
@@ -184,6 +194,8 @@ impl RecvSession {
             offers_end: None,
             settled: RangeSet::default(),
             settled_count: 0,
+            held: None,
+            is_lacking: false,
             arrived_bytes: 0,
             held_bytes: 0,
             up_to_date_bytes: 0,
@@ -277,6 +289,7 @@ impl RecvSession {
         if self.files.len() >= UNSETTLED_FILES_MAX || path_bytes > UNSETTLED_PATH_BYTES_MAX {
             return Err(Error::protocol("manifest from the peer: too many files that are not settled"));
         }
+        self.tell_held();
         self.path_bytes = path_bytes;
         self.files_seen = self.files_seen.max(id.0 + 1);
         self.files.insert(
@@ -312,6 +325,9 @@ impl RecvSession {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing && !file.waits) else {
             return;
         };
+        if let Some(error) = file.withdrawn.take() {
+            return self.settle(id, FileOutcome::Failed(error));
+        }
         file.waits = true;
         file.passed.insert(0..unit_count(&file.entry));
         self.log.push(&Message::Wait { file: id });
@@ -326,7 +342,11 @@ impl RecvSession {
         assert!(file.stage == Stage::Preparing, "a file is prepared once");
         file.stage = Stage::Receiving;
         if let Some(error) = file.withdrawn.take() {
-            self.events.push_back(RecvEvent::Discard { file: id });
+            // An earlier run's blocks of a source that did not change are still of use.
+            let holds_blocks = matches!(&outcome, PrepareOutcome::Ready { have, .. } if !have.is_empty());
+            if error.kind == ErrorKind::Changed || !holds_blocks {
+                self.events.push_back(RecvEvent::Discard { file: id });
+            }
             return self.settle(id, FileOutcome::Failed(error));
         }
         match outcome {
@@ -450,6 +470,17 @@ impl RecvSession {
         }
     }
 
+    /// Directories have their mode and time, and every name is durable: what [`RecvEvent::Finish`] asked for.
+    pub fn handle_finished(&mut self) {
+        self.tell_held();
+    }
+
+    fn tell_held(&mut self) {
+        if let Some(outcome) = self.held.take() {
+            self.log.push(&outcome);
+        }
+    }
+
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
         match message {
             Message::Offer { file, entry } => {
@@ -463,6 +494,7 @@ impl RecvSession {
             }
             Message::Withdraw { file, error } => self.handle_withdraw(file, error),
             Message::Unreadable { error } => {
+                self.is_lacking |= is_missing(&error);
                 self.events.push_back(RecvEvent::Unreadable(error));
                 Ok(())
             }
@@ -471,6 +503,7 @@ impl RecvSession {
                     return Err(Error::protocol("manifest from the peer: it ends with a wrong count"));
                 }
                 self.offers_end = Some((files, bytes));
+                self.finish_after_last();
                 Ok(())
             }
             Message::Bye => {
@@ -502,7 +535,8 @@ impl RecvSession {
             // Too late, or settled: its outcome stands.
             None => {}
             Some(file) if file.stage == Stage::Publishing => {}
-            Some(file) if file.stage == Stage::Preparing => file.withdrawn = Some(error),
+            // While the storage looks; when it has said that the file must wait, nothing of it is open.
+            Some(file) if file.stage == Stage::Preparing && !file.waits => file.withdrawn = Some(error),
             Some(_) => {
                 // Blocks of a source that changed are of no use; after a passing error of its disk they are.
                 if error.kind == ErrorKind::Changed {
@@ -575,12 +609,26 @@ impl RecvSession {
         if matches!(outcome, FileOutcome::Skipped) {
             self.up_to_date_bytes += file.entry.size;
         }
-        self.log.push(&match &outcome {
+        let told = match &outcome {
             FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
             FileOutcome::Skipped => Message::Skipped { file: id },
             FileOutcome::Failed(error) => Message::Failed { file: id, error: copied(error) },
-        });
+        };
+        if self.files.is_empty() {
+            self.held = Some(told);
+        } else {
+            self.log.push(&told);
+        }
+        self.is_lacking |= matches!(&outcome, FileOutcome::Failed(error) if is_missing(error));
         self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
+        self.finish_after_last();
+    }
+
+    /// Has directories finished once nothing is open any more and nothing comes any more, which happens once.
+    fn finish_after_last(&mut self) {
+        if self.held.is_some() && self.offers_end.is_some() {
+            self.events.push_back(RecvEvent::Finish { whole: !self.is_lacking });
+        }
     }
 
     fn finish_with(&mut self, error: Error) {
@@ -626,9 +674,9 @@ impl RecvSession {
 
     // Questions.
 
-    /// Whether every file of a complete manifest has settled.
+    /// Whether every file of a complete manifest has settled, and directories are finished.
     pub fn is_complete(&self) -> bool {
-        self.offers_end.is_some_and(|(files, _)| files == self.settled_count)
+        self.held.is_none() && self.offers_end.is_some_and(|(files, _)| files == self.settled_count)
     }
 
     /// Whether the session is over: the sender knows every outcome and has left, or it was aborted.
@@ -673,12 +721,6 @@ impl RecvSession {
         self.files.contains_key(&file)
     }
 
-    /// Whether the manifest is complete and only `count` files are not settled: what must be done before the sender hears that
-    /// all is done has to be done now.
-    pub fn are_last(&self, count: usize) -> bool {
-        self.offers_end.is_some() && self.files.len() == count
-    }
-
     /// Whether blocks of a file may still come.
     pub fn is_receiving(&self, file: FileId) -> bool {
         self.files.get(&file).is_some_and(|file| file.stage == Stage::Receiving)
@@ -711,6 +753,11 @@ impl RecvSession {
     pub fn lane_count(&self) -> usize {
         self.log.lane_count()
     }
+}
+
+/// Whether what failed by `error` may come in another run: what has the name already keeps it.
+fn is_missing(error: &Error) -> bool {
+    error.kind != ErrorKind::Exists
 }
 
 /// What a block that does not match its digest is reported as.

@@ -81,6 +81,8 @@ fn a_lying_receiver_is_an_error_and_ends_the_session() {
         Message::Done { file: FileId(2), digests: digests() },
         Message::Skipped { file: FileId(u64::MAX) },
         Message::Failed { file: FileId(7), error: failure() },
+        Message::Wait { file: FileId(2) },
+        Message::Wait { file: FileId(u64::MAX) },
         Message::Offer { file, entry: entry("x", 1) },
         Message::Withdraw { file, error: failure() },
         Message::Unreadable { error: failure() },
@@ -106,7 +108,7 @@ fn a_lying_receiver_is_an_error_and_ends_the_session() {
 #[test]
 fn a_lying_sender_is_an_error_and_ends_the_session() {
     let offer = |id, name, size| Message::Offer { file: FileId(id), entry: entry(name, size) };
-    let lies: [&[Message]; 14] = [
+    let lies: [&[Message]; 15] = [
         &[offer(3, "c", 1)],
         &[offer(0, "large", 5 * MIB)],
         &[offer(u64::MAX, "c", 1)],
@@ -121,6 +123,7 @@ fn a_lying_sender_is_an_error_and_ends_the_session() {
         &[Message::Want { file: FileId(0), blocks: vec![(0, 1)] }],
         &[Message::Done { file: FileId(0), digests: digests() }],
         &[Message::Notice { file: FileId(0), text: "boo".into() }],
+        &[Message::Wait { file: FileId(0) }],
     ];
     for lie in lies {
         let mut liar = Liar { next: 0 };
@@ -286,6 +289,168 @@ fn a_read_past_copy_is_asked_for_when_the_lane_that_wrote_dies_and_the_sender_do
     assert_eq!(receiver.claim(other, FileId(0), 2), BlockClaim::Take);
 }
 
+/// What the receiver says on a lane, and what happens at it.
+fn heard(receiver: &mut RecvSession) -> (Vec<Message>, Vec<RecvEvent>) {
+    let mut messages = Vec::new();
+    while let Some(frame) = receiver.poll_frame(LANE, Instant::now()) {
+        if let Frame::Messages { encoded, .. } = frame {
+            messages.extend(Message::decode_all(&encoded).unwrap());
+        }
+    }
+    (messages, std::iter::from_fn(|| receiver.poll_event()).collect())
+}
+
+#[test]
+fn the_sender_does_not_hear_the_last_outcome_before_directories_are_finished() {
+    // The manifest ends before the last file does, or behind it when directories are read slowly.
+    for ends_late in [false, true] {
+        let mut liar = Liar { next: 0 };
+        let mut receiver = receiver(&mut liar);
+        heard(&mut receiver);
+        let end = Message::OffersEnd { files: 2, bytes: 0 };
+        if !ends_late {
+            liar.tell_receiver(&mut receiver, &end).unwrap();
+        }
+        receiver.fail(FileId(0), failure());
+        receiver.fail(FileId(1), failure());
+        let (messages, mut events) = heard(&mut receiver);
+        assert!(matches!(messages[..], [Message::Failed { file: FileId(0), .. }]), "{messages:?}");
+        if ends_late {
+            liar.tell_receiver(&mut receiver, &end).unwrap();
+            let (messages, later) = heard(&mut receiver);
+            assert!(messages.is_empty(), "{messages:?}");
+            events.extend(later);
+        }
+        let settled = |event: &RecvEvent| matches!(event, RecvEvent::Settled { .. });
+        assert!(events[..2].iter().all(settled), "{events:?}");
+        assert!(matches!(events[2..], [RecvEvent::Finish { whole: false }]), "{events:?}");
+        assert!(!receiver.is_complete());
+        receiver.handle_finished();
+        let (messages, events) = heard(&mut receiver);
+        assert!(matches!(messages[..], [Message::Failed { file: FileId(1), .. }]) && events.is_empty(), "{messages:?}");
+        assert!(receiver.is_complete());
+    }
+}
+
+#[test]
+fn an_outcome_is_told_when_another_file_is_offered_behind_it() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    let offer = |id: u64| Message::Offer { file: FileId(id), entry: entry(&format!("f{id}"), 1) };
+    liar.tell_receiver(&mut receiver, &offer(0)).unwrap();
+    receiver.handle_prepared(FileId(0), PrepareOutcome::UpToDate);
+    assert!(heard(&mut receiver).0.is_empty());
+    liar.tell_receiver(&mut receiver, &offer(1)).unwrap();
+    let (messages, _) = heard(&mut receiver);
+    assert!(matches!(messages[..], [Message::Skipped { file: FileId(0) }]), "{messages:?}");
+}
+
+#[test]
+fn directories_count_as_whole_unless_something_is_missing_that_another_run_may_bring() {
+    let exists = || Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, "it exists");
+    for (error, unreadable, whole) in
+        [(None, false, true), (Some(exists()), false, true), (Some(failure()), false, false), (None, true, false)]
+    {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("f", 1) }).unwrap();
+        if unreadable {
+            liar.tell_receiver(&mut receiver, &Message::Unreadable { error: failure() }).unwrap();
+        }
+        liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 1, bytes: 1 }).unwrap();
+        receiver.handle_prepared(FileId(0), error.map_or(PrepareOutcome::UpToDate, PrepareOutcome::Failed));
+        let (_, events) = heard(&mut receiver);
+        let said = events.iter().find_map(|event| match event {
+            RecvEvent::Finish { whole } => Some(*whole),
+            _ => None,
+        });
+        assert_eq!(said, Some(whole), "{events:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_withdrawn_before_it_is_found_to_wait_settles_without_waiting() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, receiver(&mut Liar { next: 0 }));
+    liar.next = 2;
+    let offer = Message::Offer { file: FileId(2), entry: entry("held", 5 * MIB) };
+    liar.tell_receiver(&mut receiver, &offer).unwrap();
+    liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(2), error: failure() }).unwrap();
+    assert!(receiver.is_open(FileId(2)), "the storage is being asked");
+    heard(&mut receiver);
+    receiver.handle_busy(FileId(2), None);
+    let (messages, _) = heard(&mut receiver);
+    assert!(matches!(messages[..], [Message::Failed { file: FileId(2), .. }]), "{messages:?}");
+}
+
+#[test]
+fn a_file_that_is_withdrawn_while_it_waits_settles_at_once() {
+    for kind in [ErrorKind::Changed, ErrorKind::Io] {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        receiver.handle_lane_up(LANE);
+        for (id, name) in [(0, "held"), (1, "other")] {
+            let entry = entry(name, 5 * MIB);
+            liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(id), entry }).unwrap();
+        }
+        receiver.handle_busy(FileId(0), None);
+        receiver.handle_busy(FileId(0), None);
+        assert!(matches!(heard(&mut receiver).0[..], [Message::Wait { file: FileId(0) }]), "it is said once");
+        let error = Error::new(kind, Scope::Source, Phase::Transfer, "gone");
+        liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error }).unwrap();
+        let (messages, _) = heard(&mut receiver);
+        assert!(matches!(messages[..], [Message::Failed { file: FileId(0), .. }]), "{messages:?}");
+        // The storage was being asked again meanwhile, and lanes still bring what was under way.
+        assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
+        receiver.handle_busy(FileId(0), None);
+        receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
+        let (messages, events) = heard(&mut receiver);
+        assert!(messages.is_empty() && events.is_empty(), "{messages:?} {events:?}");
+    }
+}
+
+#[test]
+fn blocks_of_an_earlier_run_outlive_a_passing_error_of_the_source_and_not_its_change() {
+    for (kind, is_kept) in [(ErrorKind::Io, true), (ErrorKind::Changed, false)] {
+        let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+        let offer = Message::Offer { file: FileId(0), entry: entry("large", 5 * MIB) };
+        let error = Error::new(kind, Scope::Source, Phase::Transfer, "read");
+        liar.tell_receiver(&mut receiver, &offer).unwrap();
+        liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error }).unwrap();
+        let mut have = RangeSet::default();
+        have.insert(0..4);
+        receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have, notice: None });
+        let (_, events) = heard(&mut receiver);
+        let discarded = events.iter().any(|event| matches!(event, RecvEvent::Discard { .. }));
+        assert_eq!(discarded, !is_kept, "{kind:?}: {events:?}");
+    }
+}
+
+#[test]
+fn a_receiver_that_says_wait_to_all_gets_nothing_sent_and_costs_nothing_more() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    for _ in 0..1000 {
+        for id in [0, 1] {
+            liar.tell_sender(&mut sender, &Message::Wait { file: FileId(id) }).unwrap();
+        }
+        // What its lanes lose waits with the rest.
+        sender.handle_lane_down(LANE, Instant::now());
+        sender.handle_lane_up(LANE);
+        assert_eq!(sender.next_block(LANE), None);
+    }
+    // Of a file that has settled it may still say so: its word was under way.
+    liar.tell_sender(&mut sender, &Message::Skipped { file: FileId(1) }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Wait { file: FileId(1) }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Want { file: FileId(1), blocks: vec![(0, 1)] }).unwrap();
+    assert_eq!(sender.next_block(LANE), None);
+    // A withdrawn file neither waits nor goes on.
+    sender.withdraw(FileId(0), failure());
+    for message in [Message::Wait { file: FileId(0) }, Message::Want { file: FileId(0), blocks: vec![(0, 5)] }] {
+        liar.tell_sender(&mut sender, &message).unwrap();
+        assert_eq!(sender.next_block(LANE), None);
+    }
+    liar.tell_sender(&mut sender, &Message::Failed { file: FileId(0), error: failure() }).unwrap();
+    sender.end_files();
+    assert!(sender.is_complete());
+}
+
 /// Anything that a message can say, with numbers near every edge.
 fn any_message(random: &mut Seeded) -> Message {
     let file = FileId(match random.below(6) {
@@ -299,7 +464,7 @@ fn any_message(random: &mut Seeded) -> Message {
         let longest = if random.chance(50) { u64::MAX - 8 } else { 3 };
         blocks.push((start, start + 1 + random.below(longest)));
     }
-    match random.below(12) {
+    match random.below(13) {
         0 => {
             let sizes = [0, 1, 256 << 10, 5 * MIB, 1 << 62];
             let size = sizes[random.below(5) as usize];
@@ -314,6 +479,7 @@ fn any_message(random: &mut Seeded) -> Message {
         8 => Message::Skipped { file },
         9 => Message::Done { file, digests: digests() },
         10 => Message::Failed { file, error: failure() },
+        11 => Message::Wait { file },
         _ => Message::Notice { file, text: "boo".into() },
     }
 }
@@ -331,7 +497,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
             let _ = to_sender.tell_sender(&mut sender, &any_message(&mut random));
             let _ = to_receiver.tell_receiver(&mut receiver, &any_message(&mut random));
             let (file, index) = (FileId(random.below(4)), random.below(7));
-            match random.below(12) {
+            match random.below(14) {
                 0 => sender.handle_lane_up(lane),
                 1 => sender.handle_lane_down(lane, now),
                 2 => drop(sender.next_block(lane)),
@@ -341,6 +507,8 @@ fn any_sequence_of_messages_and_calls_never_panics() {
                 6 => drop(sender.handle_acknowledgement(random.below(5))),
                 7 => receiver.handle_block_abandoned(lane, file, index),
                 8 => receiver.fail(file, failure()),
+                9 => receiver.handle_busy(file, None),
+                10 => receiver.handle_finished(),
                 _ if receiver.claim(lane, file, index.min(4)) == BlockClaim::Take => {
                     receiver.handle_block(lane, file, index.min(4), Ok(()));
                 }

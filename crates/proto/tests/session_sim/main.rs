@@ -160,6 +160,26 @@ fn files_that_others_hold_and_blocks_that_rot_are_asked_for_again() {
 }
 
 #[test]
+fn files_that_others_hold_and_that_change_or_fail_end_once_and_alike_at_both_ends() {
+    for_seeds("files_that_others_hold_and_that_change_or_fail_end_once_and_alike_at_both_ends", 300, |seed| {
+        let mut random = Seeded::new(seed);
+        let mut config = hard(&mut random);
+        config.sizes = mixed_sizes(&mut random);
+        config.sizes.push((20 + random.below(40)) * MIB);
+        config.busy = 500;
+        config.rot = random.below(200);
+        config.source_changes = random.below(100);
+        config.corrupt = random.below(100);
+        config.publish_fails = random.below(30);
+        config.crashes = (1..3).map(|crash| (crash * (100 + random.below(400)), side(&mut random))).collect();
+        if random.chance(200) {
+            config.abort = Some((Duration::from_millis(random.below(4000)), side(&mut random)));
+        }
+        run(config, seed);
+    });
+}
+
+#[test]
 fn an_outage_longer_than_the_linger_ends_both_sessions_and_the_next_goes_on() {
     for_seeds("an_outage_longer_than_the_linger_ends_both_sessions_and_the_next_goes_on", 200, |seed| {
         let mut random = Seeded::new(seed);

@@ -446,6 +446,14 @@ impl World {
         self.hear_receiver();
     }
 
+    pub fn finished(&mut self) {
+        self.session.directories_done = true;
+        if !self.session.receiver.gone {
+            self.session.recv.handle_finished();
+            self.hear_receiver();
+        }
+    }
+
     pub fn hear_sender(&mut self) {
         while let Some(event) = self.session.send.poll_event() {
             match event {
@@ -497,6 +505,15 @@ impl World {
                         self.failed.insert(entry.path, kind);
                     }
                 }
+                RecvEvent::Finish { .. } => {
+                    assert_eq!(
+                        self.session.receiver.settled.len(),
+                        self.session.sources.len(),
+                        "finished before the last"
+                    );
+                    let delay = self.random.up_to(self.config.publish);
+                    self.after(delay, Event::Finished);
+                }
                 RecvEvent::Unreadable(_) => {}
                 RecvEvent::Aborted(error) => {
                     let before = self.session.receiver.aborted.replace(error.kind);
@@ -515,6 +532,9 @@ impl World {
             assert!(!session.sender.gone || session.send.is_over(), "the sender was over, and is not any more");
             assert!(!session.receiver.gone || session.recv.is_over(), "the receiver was over, and is not any more");
         }
+        let heard_all = session.ended && session.sender.settled.len() == session.sources.len();
+        let is_finished = session.directories_done || session.sources.is_empty();
+        assert!(!heard_all || is_finished, "the sender heard the last outcome before the directories were finished");
         assert!(open <= UNSETTLED_FILES_MAX, "{open} files open at the receiver");
         // A message may come on top of the limit, which stops producers, not the one that is being added.
         let (sent, received) = (session.send.log_bytes(), session.recv.log_bytes());

@@ -143,6 +143,8 @@ pub enum Event {
     Published {
         file: FileId,
     },
+    /// Directories have their modes.
+    Finished,
     Checkpoint,
     /// The reader of directories has found more.
     Scan,
@@ -181,6 +183,8 @@ pub struct Session {
     pub next_source: usize,
     pub ended: bool,
     pub lane_ids: [u32; 2],
+    /// Directories are finished.
+    pub directories_done: bool,
     /// Files whose look-up has begun, and whether it has ended.
     pub looked_up: HashMap<FileId, bool>,
     /// Files that another session holds: lanes do not wait for them.
@@ -367,6 +371,7 @@ impl World {
             Event::Prepared { file } => self.prepared(file),
             Event::Rechecked { file } => self.rechecked(file),
             Event::Published { file } => self.publish(file),
+            Event::Finished => self.finished(),
             Event::Checkpoint => {
                 self.store.checkpoint();
                 self.after(Duration::from_secs(1), Event::Checkpoint);
@@ -605,6 +610,7 @@ impl Session {
             next_source: 0,
             ended: false,
             lane_ids: [0, 0],
+            directories_done: false,
             looked_up: HashMap::new(),
             busy: HashSet::new(),
             entries: HashMap::new(),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, RECORD_BYTES};
 
-use crate::site::{Agent, CopyCommand, Site, wait_until};
+use crate::site::{Agent, CopyCommand, Site, held_to_modes, wait_until};
 use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mode, set_mtime, with_seed, write};
 
@@ -340,6 +340,45 @@ fn a_read_only_directory_can_be_written_until_all_its_files_have_come() {
         copy(&agent).finish().expect(0);
         wait_until("the mode of the directory", || mode(&target) == 0o555);
         assert_same_file(&source.join("f"), &target.join("f"));
+        [source, target].iter().for_each(|directory| set_mode(directory, 0o755));
+    }
+}
+
+#[test]
+fn a_read_only_directory_that_lacks_a_file_can_be_written_by_the_next_run() {
+    for push in [true, false] {
+        let site = Site::new();
+        let (source, target) = match push {
+            true => (site.local().join("d"), site.root().join("d")),
+            false => (site.root().join("d"), site.local().join("d")),
+        };
+        let closed = [source.join("small"), source.join("large")];
+        write(&source.join("f"), b"bytes");
+        write(&closed[0], &Seeded::new(14).bytes(1000));
+        write(&closed[1], &Seeded::new(15).bytes(2 * MIB));
+        closed.iter().for_each(|file| set_mode(file, 0));
+        set_mode(&source, 0o555);
+        let root = site.root();
+        let agent = site.agent_by(
+            held_to_modes(),
+            "127.0.0.1:0",
+            &["--root".as_ref(), root.as_ref(), "--authorize-any".as_ref()],
+        );
+        let copy = || {
+            let mut copy = site.copy_by(held_to_modes());
+            copy.arg("--trust").arg(&agent.fingerprint);
+            match push {
+                true => copy.arg("d").arg(agent.url("")),
+                false => copy.arg(agent.url("d")).arg("."),
+            };
+            copy.run()
+        };
+        copy().expect(1);
+        assert_eq!(mode(&target), 0o755, "push {push}");
+        closed.iter().for_each(|file| set_mode(file, 0o644));
+        copy().expect(0);
+        assert_eq!(mode(&target), 0o555, "push {push}");
+        closed.iter().for_each(|file| assert_same_file(file, &target.join(file.file_name().unwrap())));
         [source, target].iter().for_each(|directory| set_mode(directory, 0o755));
     }
 }

@@ -27,6 +27,16 @@ pub fn with_descriptors(count: u32) -> Command {
     command
 }
 
+/// The program under test, held to the modes of files: the superuser may otherwise read and write what he likes.
+pub fn held_to_modes() -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(BINARY);
+    }
+    let mut command = Command::new("setpriv");
+    command.arg("--bounding-set=-dac_override,-dac_read_search").arg(BINARY);
+    command
+}
+
 /// Directories of one test: `root` is what agents serve, `local` is the client's.
 pub struct Site {
     directory: TempDir,

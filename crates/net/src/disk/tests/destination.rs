@@ -161,7 +161,7 @@ fn directories_arrive_with_mode_and_time_after_what_is_in_them() {
     let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
     batch.add(PackedFile { entry: &entry, data: b"abc", blake3: None, expected: &[] });
     assert!(batch.publish().iter().all(Result::is_ok));
-    destination.finish().unwrap();
+    destination.finish(DirectoryModes::OfSource).unwrap();
     for (path, mode) in [("closed", 0o555), ("closed/inner", 0o500), ("empty", 0o755)] {
         let meta = std::fs::metadata(directory.path().join("new/place").join(path)).unwrap();
         assert_eq!((meta.mode() & 0o777, meta.mtime()), (mode, closed.mtime.seconds), "{path}");
@@ -169,6 +169,21 @@ fn directories_arrive_with_mode_and_time_after_what_is_in_them() {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(directory.path().join("new/place/closed"), open.clone()).unwrap();
     std::fs::set_permissions(directory.path().join("new/place/closed/inner"), open).unwrap();
+}
+
+#[test]
+fn a_directory_that_lacks_files_stays_open_to_its_owner() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    for (path, mode) in [("d", 0o555), ("d/e", 0o2), ("d/f", 0o750)] {
+        let entry = FileEntry { mode, ..directory_entry(path) };
+        assert!(matches!(destination.prepare(&entry, &terms(Overwrite::Never)).unwrap(), Prepared::Directory));
+    }
+    destination.finish(DirectoryModes::Writable).unwrap();
+    for (path, mode) in [("d", 0o755), ("d/e", 0o702), ("d/f", 0o750)] {
+        let meta = std::fs::metadata(directory.path().join(path)).unwrap();
+        assert_eq!(meta.mode() & 0o777, mode, "{path}");
+    }
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! The accepting side: some sockets on one port, each with a thread.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicServerConfig;
 use noq::{Endpoint, EndpointConfig, Incoming, PathId, ServerConfig, TokioRuntime};
@@ -15,6 +14,7 @@ use tokio::sync::watch;
 use super::pace::PaceController;
 use super::socket::{LaneSocket, PortUse, SocketLanes};
 use super::{CLOSE_GRACE, IDLE_TIMEOUT, LOSS_CEILING, LaneParts, MEMORY_DEFAULT, PREAMBLE, assemble, fault, transport};
+use crate::handshakes::Handshakes;
 use crate::identity::Identity;
 use crate::lane::Lane;
 
@@ -29,6 +29,8 @@ pub struct ListenerOptions {
     pub loss_ceiling: f64,
     /// Largest UDP payload that MTU discovery tries.
     pub payload_max: u16,
+    /// Handshakes under way on a socket, up to the first bytes of the control stream.
+    pub handshakes_max: usize,
 }
 
 impl Default for ListenerOptions {
@@ -38,6 +40,7 @@ impl Default for ListenerOptions {
             idle_timeout: IDLE_TIMEOUT,
             loss_ceiling: LOSS_CEILING,
             payload_max: transport::PAYLOAD_MAX,
+            handshakes_max: HANDSHAKES_MAX,
         }
     }
 }
@@ -81,7 +84,7 @@ impl Listener {
                 lanes: sender.clone(),
                 stopped: stopped.clone(),
                 local_addr,
-                handshakes: Arc::default(),
+                handshakes: Handshakes::new(options.handshakes_max),
                 socket_lanes,
             };
             super::spawn_named("quic-listen", move || {
@@ -169,7 +172,7 @@ struct Door {
     lanes: mpsc::SyncSender<Result<Lane, Error>>,
     stopped: watch::Receiver<bool>,
     local_addr: SocketAddr,
-    handshakes: Arc<AtomicUsize>,
+    handshakes: Arc<Handshakes>,
     socket_lanes: SocketLanes,
 }
 
@@ -193,26 +196,27 @@ impl Door {
 
     /// Starts a handshake, or defends itself: addresses must prove themselves when many knock at once.
     fn admit(&self, incoming: Incoming, runtime: &Handle) {
-        let under_way = self.handshakes.load(Ordering::Relaxed);
-        if under_way >= HANDSHAKES_MAX {
-            incoming.refuse();
-            return;
-        }
-        if under_way >= HANDSHAKES_UNPROVEN_MAX && !incoming.remote_address_validated() {
+        if self.handshakes.count() >= HANDSHAKES_UNPROVEN_MAX && !incoming.remote_address_validated() {
             // A second retry is never needed: a validated address does not come here.
             let _ = incoming.retry();
             return;
         }
-        self.handshakes.fetch_add(1, Ordering::Relaxed);
-        let handshakes = Arc::clone(&self.handshakes);
+        let (cut, mut is_cut) = watch::channel(false);
+        let slot = self.handshakes.begin(incoming.remote_address().ip(), Instant::now(), move || {
+            cut.send_replace(true);
+        });
         let (lanes, socket_lanes) = (self.lanes.clone(), self.socket_lanes.clone());
         let runtime_of_lane = runtime.clone();
         let peer = incoming.remote_address();
         let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer));
         let (memory, local_addr) = (self.options.memory, self.local_addr);
         runtime.spawn(async move {
-            let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(incoming, config, memory, local_addr)).await;
-            handshakes.fetch_sub(1, Ordering::Relaxed);
+            let greeted = tokio::select! {
+                greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(incoming, config, memory, local_addr)) => greeted,
+                // Ended in favour of another: a flood must not fill the log too. What is dropped is closed.
+                _ = is_cut.changed() => return,
+            };
+            drop(slot);
             let parts = match greeted {
                 Ok(Ok(parts)) => parts,
                 // Told to who accepts, for its log. While lanes wait there the log is of less use than they are.
@@ -257,11 +261,12 @@ async fn greet(
 /// Sockets on the port. Guess: four cores of packets are more than the path of one agent.
 const SOCKETS_MAX: usize = 4;
 
-/// Handshakes under way on a socket before an address has to prove itself, and at all.
+/// Handshakes under way on a socket before an address has to prove itself, and at all. Reason: beyond the first, who floods
+/// does so under its own address; beyond the second, it ends its own oldest.
 const HANDSHAKES_UNPROVEN_MAX: usize = 32;
 const HANDSHAKES_MAX: usize = 256;
 
-/// How long a handshake may take: 660 ms paths with losses need some seconds.
+/// How long a handshake may take, the first bytes of the control stream included: 660 ms paths with losses need some seconds.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connection attempts and their early packets that wait to be looked at.

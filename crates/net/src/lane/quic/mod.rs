@@ -356,6 +356,11 @@ impl LaneHandle for QuicHandle {
             shared.connection.close(CODE_ORDERLY, &reason);
         });
     }
+
+    fn cut(&self, reason: &str) {
+        self.0.closing.store(true, Ordering::SeqCst);
+        self.0.connection.close(CODE_ORDERLY, shortened(reason));
+    }
 }
 
 /// As much of a reason as fits into one packet.

@@ -1,10 +1,13 @@
 //! Lanes over loopback, both ends in this process.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
+use std::{iter, thread};
 
 use bytes::Bytes;
+use noq::crypto::rustls::QuicClientConfig;
+use noq::{ClientConfig, Connection, Endpoint};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::{Listener, ListenerOptions, QuicOptions, SharedBudget, connect};
@@ -305,6 +308,64 @@ fn a_peer_that_never_answers_is_given_up_in_time() {
     let error = connect(&options, &identity).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Unreachable);
     assert!(error.text().contains("no answer"), "{error}");
+}
+
+/// Knocks `count` times from one socket, goes through the handshakes that the listener takes, and opens no control stream.
+async fn knock_and_say_nothing(listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>) {
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let identity = Identity::ephemeral().unwrap();
+    let crypto = Arc::new(QuicClientConfig::try_from(identity.client_config()).unwrap());
+    let dial = || endpoint.connect_with(ClientConfig::new(crypto.clone()), listener, super::SERVER_NAME).unwrap();
+    let mut taken = Vec::new();
+    for connecting in (0..count).map(|_| dial()).collect::<Vec<_>>() {
+        // Some are ended in favour of others.
+        taken.extend(connecting.await.ok());
+    }
+    (endpoint, taken)
+}
+
+#[test]
+fn who_holds_its_control_streams_back_ends_its_own_oldest_and_keeps_nobody_out() {
+    const MOST: usize = 4;
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
+    let runtime = super::lane_runtime().unwrap();
+    // The kernel deals client sockets to those of the listener: so many that each of these has its share.
+    let mute: Vec<_> =
+        (0..24).map(|_| runtime.block_on(knock_and_say_nothing(listener.local_addr(), MOST + 1))).collect();
+    let honest = QuicOptions {
+        local: Some("127.0.0.2:0".parse().unwrap()),
+        ..QuicOptions::new(listener.local_addr(), SharedBudget::new(None))
+    };
+    let lane = connect(&honest, &ours).unwrap();
+    let accepted = iter::from_fn(|| listener.accept()).find_map(Result::ok).unwrap();
+    assert_eq!((accepted.peer, lane.peer), (ours.fingerprint(), theirs.fingerprint()));
+    drop(mute);
+}
+
+#[test]
+fn a_lane_that_is_cut_ends_whatever_its_peer_does() {
+    let listener = listener(&Identity::ephemeral().unwrap());
+    let runtime = super::lane_runtime().unwrap();
+    let crypto = QuicClientConfig::try_from(Identity::ephemeral().unwrap().client_config()).unwrap();
+    let (endpoint, connection, lane) = runtime.block_on(async {
+        let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (local_addr, peer_addr) = (endpoint.local_addr().unwrap(), listener.local_addr());
+        let config = ClientConfig::new(Arc::new(crypto));
+        let connection = endpoint.connect_with(config, peer_addr, super::SERVER_NAME).unwrap().await.unwrap();
+        let (send, receive) = connection.open_bi().await.unwrap();
+        let (pace, memory) = (super::pace::Pace::new(&SharedBudget::new(None)), super::MEMORY_DEFAULT);
+        let ours = connection.clone();
+        let parts = super::LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr };
+        (endpoint, ours, super::assemble(parts, runtime.handle().clone()).unwrap().0)
+    });
+    // From here on nothing leaves and nothing arrives: a close in order waits for its time to run out.
+    lane.handle.close("bye");
+    assert!(connection.close_reason().is_none());
+    lane.handle.cut("now");
+    assert!(connection.close_reason().is_some());
+    drop(endpoint);
 }
 
 #[test]
