@@ -107,6 +107,7 @@ fn messages() -> Vec<Message> {
         Message::Skipped { file },
         Message::Notice { file, text: "the source has changed: ünïcode".into() },
         Message::Wait { file },
+        Message::Finished,
     ];
     all.extend(digests().into_iter().map(|digests| Message::Done { file, digests }));
     all.extend(errors().into_iter().map(|error| Message::Withdraw { file, error }));

@@ -179,6 +179,8 @@ pub enum Message {
         /// The remark.
         text: String,
     },
+    /// Receiver: every file of the manifest has its outcome, and directories have their mode, their time and durable names.
+    Finished,
     /// Receiver: this file cannot be taken yet (another session writes it, say): nothing of it is to be sent before it is wanted.
     Wait {
         /// The file.
@@ -413,6 +415,7 @@ impl Message {
                 w.integer(file.0);
                 13
             }
+            Self::Finished => 14,
         }
     }
 
@@ -454,6 +457,7 @@ impl Message {
                 Self::Notice { file, text: text.chars().filter(|c| !drives_terminal(*c)).take(4096).collect() }
             }
             13 => Self::Wait { file: FileId(r.integer()?) },
+            14 => Self::Finished,
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         })
     }

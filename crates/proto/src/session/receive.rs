@@ -85,7 +85,7 @@ pub enum RecvEvent {
         outcome: FileOutcome,
     },
     /// Every file of a complete manifest has ended: give directories their mode and time and make every name durable, then
-    /// call [`RecvSession::handle_finished`]. The sender does not hear the last outcome before.
+    /// call [`RecvSession::handle_finished`]. The sender stays until then.
     Finish {
         /// No file is missing that another run could bring.
         whole: bool,
@@ -157,8 +157,9 @@ pub struct RecvSession {
     offers_end: Option<(u64, u64)>,
     settled: RangeSet,
     settled_count: u64,
-    /// The outcome that was the last when it came to be: the sender hears it when another file is open, or all is finished.
-    held: Option<Message>,
+    /// [`RecvEvent::Finish`] was given.
+    finishing: bool,
+    finished: bool,
     /// A file failed, or could not be offered, that another run may bring.
     is_lacking: bool,
     arrived_bytes: u64,
@@ -194,7 +195,8 @@ impl RecvSession {
             offers_end: None,
             settled: RangeSet::default(),
             settled_count: 0,
-            held: None,
+            finishing: false,
+            finished: false,
             is_lacking: false,
             arrived_bytes: 0,
             held_bytes: 0,
@@ -289,7 +291,6 @@ impl RecvSession {
         if self.files.len() >= UNSETTLED_FILES_MAX || path_bytes > UNSETTLED_PATH_BYTES_MAX {
             return Err(Error::protocol("manifest from the peer: too many files that are not settled"));
         }
-        self.tell_held();
         self.path_bytes = path_bytes;
         self.files_seen = self.files_seen.max(id.0 + 1);
         self.files.insert(
@@ -472,12 +473,8 @@ impl RecvSession {
 
     /// Directories have their mode and time, and every name is durable: what [`RecvEvent::Finish`] asked for.
     pub fn handle_finished(&mut self) {
-        self.tell_held();
-    }
-
-    fn tell_held(&mut self) {
-        if let Some(outcome) = self.held.take() {
-            self.log.push(&outcome);
+        if self.finishing && !std::mem::replace(&mut self.finished, true) {
+            self.log.push(&Message::Finished);
         }
     }
 
@@ -523,6 +520,7 @@ impl RecvSession {
             | Message::Done { .. }
             | Message::Failed { .. }
             | Message::Wait { .. }
+            | Message::Finished
             | Message::Notice { .. } => Err(Error::protocol("a sender sent a message that only receivers send")),
         }
     }
@@ -609,24 +607,20 @@ impl RecvSession {
         if matches!(outcome, FileOutcome::Skipped) {
             self.up_to_date_bytes += file.entry.size;
         }
-        let told = match &outcome {
+        self.log.push(&match &outcome {
             FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
             FileOutcome::Skipped => Message::Skipped { file: id },
             FileOutcome::Failed(error) => Message::Failed { file: id, error: copied(error) },
-        };
-        if self.files.is_empty() {
-            self.held = Some(told);
-        } else {
-            self.log.push(&told);
-        }
+        });
         self.is_lacking |= matches!(&outcome, FileOutcome::Failed(error) if is_missing(error));
         self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
         self.finish_after_last();
     }
 
-    /// Has directories finished once nothing is open any more and nothing comes any more, which happens once.
+    /// Has directories finished once every file of a complete manifest has settled.
     fn finish_after_last(&mut self) {
-        if self.held.is_some() && self.offers_end.is_some() {
+        if self.offers_end.is_some_and(|(files, _)| files == self.settled_count) && !self.finishing {
+            self.finishing = true;
             self.events.push_back(RecvEvent::Finish { whole: !self.is_lacking });
         }
     }
@@ -676,7 +670,7 @@ impl RecvSession {
 
     /// Whether every file of a complete manifest has settled, and directories are finished.
     pub fn is_complete(&self) -> bool {
-        self.held.is_none() && self.offers_end.is_some_and(|(files, _)| files == self.settled_count)
+        self.finished
     }
 
     /// Whether the session is over: the sender knows every outcome and has left, or it was aborted.

@@ -107,7 +107,8 @@ pub struct SendSession {
     offered: u64,
     offered_bytes: u64,
     offers_ended: bool,
-    bye_sent: bool,
+    /// The receiver has finished, and was told goodbye.
+    finished: bool,
     confirmed_bytes: u64,
     held_bytes: u64,
     up_to_date_bytes: u64,
@@ -133,7 +134,7 @@ impl SendSession {
             offered: 0,
             offered_bytes: 0,
             offers_ended: false,
-            bye_sent: false,
+            finished: false,
             confirmed_bytes: 0,
             held_bytes: 0,
             up_to_date_bytes: 0,
@@ -213,6 +214,7 @@ impl SendSession {
                 Ok(())
             }
             Message::Wait { file } => self.handle_wait(file),
+            Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
                 self.finish_with(error);
                 Ok(())
@@ -254,6 +256,16 @@ impl SendSession {
         file.waits = true;
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
+        Ok(())
+    }
+
+    fn handle_finished(&mut self) -> Result<(), Error> {
+        if !self.offers_ended || !self.files.is_empty() {
+            return Err(Error::protocol("the receiver has finished before every file had its outcome"));
+        }
+        if !std::mem::replace(&mut self.finished, true) && !self.over {
+            self.log.push(&Message::Bye);
+        }
         Ok(())
     }
 
@@ -300,7 +312,6 @@ impl SendSession {
             }
             self.events.push_back(SendEvent::Settled { file: id, entry: file.entry, outcome });
         }
-        self.say_bye_when_complete();
         Ok(())
     }
 
@@ -331,7 +342,6 @@ impl SendSession {
     pub fn end_files(&mut self) {
         self.offers_ended = true;
         self.log.push(&Message::OffersEnd { files: self.offered, bytes: self.offered_bytes });
-        self.say_bye_when_complete();
     }
 
     /// A file cannot be sent after all; it settles as failed when the receiver has dropped it.
@@ -407,13 +417,6 @@ impl SendSession {
         };
     }
 
-    fn say_bye_when_complete(&mut self) {
-        if self.is_complete() && !self.bye_sent && !self.over {
-            self.bye_sent = true;
-            self.log.push(&Message::Bye);
-        }
-    }
-
     fn finish_with(&mut self, error: Error) {
         // Both ends may abort at once: the first word counts.
         if !std::mem::replace(&mut self.over, true) {
@@ -449,9 +452,9 @@ impl SendSession {
             && self.path_bytes < UNSETTLED_PATH_BYTES_MAX / 2
     }
 
-    /// Whether every file of a complete manifest has settled.
+    /// Whether every file of a complete manifest has settled, and the receiver has finished.
     pub fn is_complete(&self) -> bool {
-        self.offers_ended && self.files.is_empty()
+        self.finished
     }
 
     /// Whether the session is over: complete and said so, or aborted.
@@ -461,7 +464,7 @@ impl SendSession {
 
     /// Whether only its last words are left to say.
     fn is_leaving(&self) -> bool {
-        self.over || self.is_complete() && self.bye_sent
+        self.over || self.finished
     }
 
     /// Whether a file still waits for its outcome.

@@ -301,7 +301,7 @@ fn heard(receiver: &mut RecvSession) -> (Vec<Message>, Vec<RecvEvent>) {
 }
 
 #[test]
-fn the_sender_does_not_hear_the_last_outcome_before_directories_are_finished() {
+fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
     // The manifest ends before the last file does, or behind it when directories are read slowly.
     for ends_late in [false, true] {
         let mut liar = Liar { next: 0 };
@@ -313,36 +313,23 @@ fn the_sender_does_not_hear_the_last_outcome_before_directories_are_finished() {
         }
         receiver.fail(FileId(0), failure());
         receiver.fail(FileId(1), failure());
-        let (messages, mut events) = heard(&mut receiver);
-        assert!(matches!(messages[..], [Message::Failed { file: FileId(0), .. }]), "{messages:?}");
+        // Early: nothing was to be finished yet.
         if ends_late {
+            receiver.handle_finished();
             liar.tell_receiver(&mut receiver, &end).unwrap();
-            let (messages, later) = heard(&mut receiver);
-            assert!(messages.is_empty(), "{messages:?}");
-            events.extend(later);
         }
+        let (messages, events) = heard(&mut receiver);
+        let failed = |message: &Message| matches!(message, Message::Failed { .. });
+        assert!(messages.len() == 2 && messages.iter().all(failed), "{messages:?}");
         let settled = |event: &RecvEvent| matches!(event, RecvEvent::Settled { .. });
         assert!(events[..2].iter().all(settled), "{events:?}");
         assert!(matches!(events[2..], [RecvEvent::Finish { whole: false }]), "{events:?}");
         assert!(!receiver.is_complete());
         receiver.handle_finished();
         let (messages, events) = heard(&mut receiver);
-        assert!(matches!(messages[..], [Message::Failed { file: FileId(1), .. }]) && events.is_empty(), "{messages:?}");
+        assert!(matches!(messages[..], [Message::Finished]) && events.is_empty(), "{messages:?}");
         assert!(receiver.is_complete());
     }
-}
-
-#[test]
-fn an_outcome_is_told_when_another_file_is_offered_behind_it() {
-    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
-    receiver.handle_lane_up(LANE);
-    let offer = |id: u64| Message::Offer { file: FileId(id), entry: entry(&format!("f{id}"), 1) };
-    liar.tell_receiver(&mut receiver, &offer(0)).unwrap();
-    receiver.handle_prepared(FileId(0), PrepareOutcome::UpToDate);
-    assert!(heard(&mut receiver).0.is_empty());
-    liar.tell_receiver(&mut receiver, &offer(1)).unwrap();
-    let (messages, _) = heard(&mut receiver);
-    assert!(matches!(messages[..], [Message::Skipped { file: FileId(0) }]), "{messages:?}");
 }
 
 #[test]
@@ -447,8 +434,26 @@ fn a_receiver_that_says_wait_to_all_gets_nothing_sent_and_costs_nothing_more() {
         assert_eq!(sender.next_block(LANE), None);
     }
     liar.tell_sender(&mut sender, &Message::Failed { file: FileId(0), error: failure() }).unwrap();
+    // It may not have finished before the manifest has.
     sender.end_files();
+    assert!(!sender.is_complete());
+    liar.tell_sender(&mut sender, &Message::Finished).unwrap();
     assert!(sender.is_complete());
+}
+
+#[test]
+fn a_receiver_that_has_finished_too_early_is_an_error() {
+    for ended in [false, true] {
+        let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+        if ended {
+            sender.end_files();
+        } else {
+            let settled = [0, 1].map(|id| Message::Skipped { file: FileId(id) });
+            settled.iter().for_each(|message| liar.tell_sender(&mut sender, message).unwrap());
+        }
+        assert!(liar.tell_sender(&mut sender, &Message::Finished).is_err());
+        assert!(!sender.is_complete());
+    }
 }
 
 /// Anything that a message can say, with numbers near every edge.
@@ -464,7 +469,7 @@ fn any_message(random: &mut Seeded) -> Message {
         let longest = if random.chance(50) { u64::MAX - 8 } else { 3 };
         blocks.push((start, start + 1 + random.below(longest)));
     }
-    match random.below(13) {
+    match random.below(14) {
         0 => {
             let sizes = [0, 1, 256 << 10, 5 * MIB, 1 << 62];
             let size = sizes[random.below(5) as usize];
@@ -480,6 +485,7 @@ fn any_message(random: &mut Seeded) -> Message {
         9 => Message::Done { file, digests: digests() },
         10 => Message::Failed { file, error: failure() },
         11 => Message::Wait { file },
+        12 => Message::Finished,
         _ => Message::Notice { file, text: "boo".into() },
     }
 }
