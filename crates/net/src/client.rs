@@ -41,6 +41,9 @@ const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 /// milliseconds and paces its last packets within some more.
 const DEPARTURE: Duration = Duration::from_millis(30);
 
+/// How long the close of a lane gets to leave this host. Reason: it waits for no window and no pace, only for its thread.
+const LAST_PACKET: Duration = Duration::from_millis(10);
+
 /// How often the owner of a session looks after it.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -301,10 +304,16 @@ impl Job {
         let observer = Arc::clone(tally) as Arc<dyn Observer>;
         match &self.direction {
             Direction::Push { sources, .. } => {
-                let sources = sources.iter().map(|path| local_source(path)).collect::<Result<Vec<_>, _>>()?;
+                let mut missing = Vec::new();
+                let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
+                let sources: Vec<Source> = sources.iter().filter_map(found).collect();
+                if sources.is_empty() {
+                    return Err(missing.swap_remove(0));
+                }
                 let settled = tally.settled();
                 let pool = BufferPool::new();
                 let sender = Sender::start(sources, options.linger, options.dry_run, settled, pool, observer)?;
+                missing.into_iter().for_each(|error| sender.unreadable(error));
                 Ok((sender, None))
             }
             Direction::Pull { sources, destination } => {
@@ -557,7 +566,7 @@ fn dial_first(
         vias.push(if decision.value == Via::Tcp { Via::Quic } else { Via::Tcp });
     }
     let budget = SharedBudget::new(options.rate);
-    let mut first_error = None;
+    let mut errors: Vec<Error> = Vec::new();
     for via in vias {
         for addr in resolve(&job.remote)? {
             match dial(via, addr, options, 1, &budget, identity) {
@@ -574,9 +583,9 @@ fn dial_first(
                 }
                 Err(error) if error.retry == Retry::Never => return Err(error),
                 Err(error) => {
-                    let rationale = format!("{via} to {addr} does not answer: {}", error.chain());
+                    let rationale = format!("no {via} to {addr}: {}", error.chain());
                     observer.event(CopyEvent::Decision { subject: "transport", rationale });
-                    first_error.get_or_insert(error);
+                    errors.push(error);
                 }
             }
             if observer.stopped() {
@@ -584,7 +593,12 @@ fn dial_first(
             }
         }
     }
-    Err(first_error.unwrap_or_else(|| crate::internal("no address was tried")))
+    let Some(last) = errors.pop() else { return Err(crate::internal("no address was tried")) };
+    // A reader of one alone would suspect what lets that transport through and not the other.
+    Err(errors.into_iter().rev().fold(last, |after, error| {
+        Error::new(error.kind, error.scope, error.phase, format!("{}; {}", error.chain(), after.chain()))
+            .retry(error.retry)
+    }))
 }
 
 fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
@@ -803,8 +817,13 @@ impl Keeper {
         let (over, wake) = &self.over;
         *lock(over) = true;
         wake.notify_all();
-        close_all(self.live.live(), "session over");
+        let lanes = self.live.live();
+        close_all(lanes.iter().map(Arc::clone), "session over");
         thread::sleep(DEPARTURE);
+        // What a full window held back until now stays here; that nobody is here any more must leave all the same, or the agent
+        // holds the files for as long as it takes the silence for an outage.
+        lanes.iter().for_each(|lane| lane.cut("session over"));
+        thread::sleep(LAST_PACKET);
     }
 }
 

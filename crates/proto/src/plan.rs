@@ -90,23 +90,24 @@ pub struct TcpPath {
 pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
     // Encryption and hashing of one lane keep one core busy, so a short path wants a lane for each.
     let floor = path.cores.clamp(1, 4);
-    if path.rtt < LONG_PATH_RTT && path.rate.is_none() {
-        let rationale = format!("{floor}, one for each core on a short path (RTT {})", readable_time(path.rtt));
-        return Decision { value: floor, rationale };
-    }
     let by_window = match (path.rate, path.window_max) {
         (Some(rate), Some(window)) if window.0 > 0 => {
             bandwidth_delay_product(rate, path.rtt).0.div_ceil(window.0).clamp(1, u64::from(LANES_MAX)) as u32
         }
         _ => 1,
     };
-    if by_window > LONG_PATH_LANES {
+    let is_short = path.rtt < LONG_PATH_RTT;
+    if by_window > if is_short { floor } else { LONG_PATH_LANES } {
         let window = path.window_max.unwrap_or_default();
         let rtt = readable_time(path.rtt);
         let rationale = format!("{by_window}, since one connection holds at most {window} in a round trip of {rtt}");
         return Decision { value: by_window, rationale };
     }
     let rtt = readable_time(path.rtt);
+    if is_short {
+        let rationale = format!("{floor}, one for each core on a short path (RTT {rtt})");
+        return Decision { value: floor, rationale };
+    }
     let rationale = format!("{LONG_PATH_LANES}, so that one loss slows an eighth of a long path (RTT {rtt})");
     Decision { value: LONG_PATH_LANES, rationale }
 }

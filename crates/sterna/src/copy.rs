@@ -3,8 +3,10 @@
 use std::io::{BufRead, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
@@ -48,7 +50,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         stop,
         asking: Mutex::new(()),
         untold: Mutex::default(),
-        output_lost: AtomicBool::new(false),
+        output_lost: Mutex::default(),
     });
     let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
     person.tell_rest();
@@ -56,7 +58,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     match outcome {
         Ok(summary) => {
             person.summarise(&summary);
-            Ok(exit_code(&summary))
+            Ok(person.code_with_output(exit_code(&summary)))
         }
         Err(error) => {
             if person.output == Output::Json {
@@ -132,8 +134,8 @@ struct Person {
     /// One question at a time.
     asking: Mutex<()>,
     untold: Mutex<Untold>,
-    /// Nobody reads standard output any more.
-    output_lost: AtomicBool,
+    /// Why standard output was lost, if it was.
+    output_lost: Mutex<Option<Error>>,
 }
 
 /// What is told once instead of many times, or not yet.
@@ -204,10 +206,19 @@ impl Person {
         let mut terminal = std::io::stderr().lock();
         let question = format!("{name} is not known here. Its key is\n  {peer}\nTrust it and remember it? [y/N] ");
         let mut answer = String::new();
-        let asked = write!(terminal, "{question}")
-            .and_then(|()| terminal.flush())
-            .and_then(|()| std::io::stdin().lock().read_line(&mut answer));
-        match asked {
+        write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
+        // A read would go on after a signal: what waits is a poll that looks for one.
+        while !input_waits(STOP_LOOKED_FOR_EVERY)? {
+            if self.stopped() {
+                return Err(Error::new(
+                    ErrorKind::Cancelled,
+                    Scope::Client,
+                    Phase::Prepare,
+                    "stopped: nothing was sent",
+                ));
+            }
+        }
+        match std::io::stdin().lock().read_line(&mut answer) {
             Ok(_) if matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") => self.known.add(name, peer),
             _ => Err(untrusted(format!("{name} is not trusted: nothing was sent"))),
         }
@@ -302,13 +313,22 @@ impl Person {
         }
     }
 
-    /// Writes a line of output. When nobody reads it any more, that is said once: the copy itself is worth finishing.
+    /// Writes a line of output. When that fails it is said once: the copy itself is worth finishing.
     fn print(&self, line: &[u8]) {
-        if let Err(error) = print_line(line)
-            && !self.output_lost.swap(true, Ordering::Relaxed)
-        {
+        let Err(error) = print_line(line) else { return };
+        let mut lost = self.output_lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if lost.is_none() {
             say(&format!("{}; the copy goes on", error.chain()));
+            *lost = Some(error);
         }
+    }
+
+    /// The code of this copy, which is `code` but for its output: one that was asked for and is lost is a failure, unless its
+    /// reader went away.
+    fn code_with_output(&self, code: u8) -> u8 {
+        let lost = self.output_lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = lost.as_ref().filter(|error| !is_broken_pipe(error));
+        failed.filter(|_| code == 0).map_or(code, Error::exit_code)
     }
 
     fn summarise(&self, summary: &CopySummary) {
@@ -318,6 +338,32 @@ impl Person {
             Output::Words => say(&summary_line(summary, self.dry_run)),
         }
     }
+}
+
+/// How often a question looks whether the person wants to stop.
+const STOP_LOOKED_FOR_EVERY: Duration = Duration::from_millis(100);
+
+/// Whether standard input has something to read, or has ended, within `time`.
+fn input_waits(time: Duration) -> Result<bool, Error> {
+    let stdin = std::io::stdin();
+    let mut waited_for = [PollFd::new(&stdin, PollFlags::IN)];
+    let time = Timespec::try_from(time).map_err(|e| this_host("wait for an answer").caused_by(e))?;
+    match rustix::event::poll(&mut waited_for, Some(&time)) {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(this_host("wait for an answer").caused_by(errno)),
+    }
+}
+
+/// Whether output was lost because its reader went away, as `head` does.
+fn is_broken_pipe(error: &Error) -> bool {
+    use std::error::Error as _;
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn this_host(text: &str) -> Error {
+    Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, text)
 }
 
 /// Why something failed on its own, if that is what an event tells.

@@ -24,8 +24,8 @@ const SESSIONS_MAX: usize = 512;
 const SESSIONS_OF_PEER_MAX: usize = 64;
 
 /// Silence after which a client counts as gone when its peer wants the same file in another session, or more sessions than
-/// it may have. Reason: a client that lives says something every 5 s on each lane.
-const DESERTED_AFTER: Duration = Duration::from_secs(12);
+/// it may have. Reason: a client that lives says something every 2 s on each lane.
+const DESERTED_AFTER: Duration = Duration::from_secs(6);
 
 /// What names a session: its client and the number that this client gave it.
 pub(super) type SessionKey = (Fingerprint, SessionId);

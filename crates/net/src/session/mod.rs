@@ -36,9 +36,9 @@ use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 /// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
 
-/// How often an end says that it lives. Reason: as QUIC keeps its lanes alive; a peer that hears nothing for six times this
-/// takes the lane for dead.
-pub const ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// How often an end says that it lives. Reason: as QUIC keeps its lanes alive; a peer that hears nothing for
+/// three times this takes the client for gone when another wants its place, and for fifteen times this the lane for dead.
+pub const ALIVE_EVERY: Duration = Duration::from_secs(2);
 
 /// Longest time that closing all lanes takes. Reason: a lane bounds itself to 2 s and a round trip.
 const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);

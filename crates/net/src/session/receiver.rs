@@ -54,6 +54,10 @@ const DESCRIPTORS_DIVISOR: usize = 8;
 /// How often a file that another session holds is tried again.
 const BUSY_NAP: Duration = Duration::from_millis(100);
 
+/// How long a file that another session holds is waited for without a word. Reason: a client that ends takes about as long to
+/// do so.
+const BUSY_TOLD_AFTER: Duration = Duration::from_secs(1);
+
 /// Files that are tried again in one turn. Reason: a turn stays short however many files wait.
 const BUSY_A_TURN: usize = 64;
 
@@ -296,7 +300,8 @@ impl Receiver {
                     *asked = Some(until);
                     drop(asked);
                     lock(&self.later).push_back(id);
-                    self.postpone(id, &slot.entry, &error);
+                    let waited = BUSY_PATIENCE.saturating_sub(until.saturating_duration_since(Instant::now()));
+                    self.postpone(id, &slot.entry, &error, waited);
                     return;
                 }
                 None => (None, PrepareOutcome::Failed(error)),
@@ -319,15 +324,19 @@ impl Receiver {
     }
 
     /// Tells the sender that a file has to wait, and ends the session that holds it if nobody is there any more.
-    fn postpone(&self, id: FileId, entry: &FileEntry, error: &Error) {
+    fn postpone(&self, id: FileId, entry: &FileEntry, error: &Error, waited: Duration) {
         let mut notice = None;
         if error.kind == ErrorKind::Busy {
             let ReceiverOptions { destination, on_busy, .. } = &self.options;
             destination.place(&entry.path).iter().for_each(|path| on_busy(destination, path));
-            // One word of it is enough, however many files wait.
-            notice = (!self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
-                let (path, patience) = (&entry.path, BUSY_PATIENCE.as_secs());
-                format!("{path}: another session is writing it; waiting up to {patience} s for that one to end")
+            // One word of it is enough, however many files wait, and none when the other was about to end.
+            notice = (waited >= BUSY_TOLD_AFTER && !self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
+                let them = match lock(&self.later).len() {
+                    0 | 1 => entry.path.to_string(),
+                    files => format!("{} and {} more", entry.path, files - 1),
+                };
+                let patience = BUSY_PATIENCE.as_secs();
+                format!("{them}: held by another session; waiting up to {patience} s for it to end")
             });
         }
         lock(&self.session).handle_busy(id, notice);
@@ -342,12 +351,21 @@ impl Receiver {
             return None;
         }
         // Whatever is to be done with a file needs its slot first.
-        if let Err(error) = self.options.asked.check(&entry.path) {
+        if let Err(error) = self.options.asked.check(&entry.path).and_then(|()| self.check_expected(file, entry)) {
             session.abort(error);
             return None;
         }
         let mut slots = lock(&self.slots);
         Some(Arc::clone(slots.entry(file).or_insert_with(|| Arc::new(Slot::new(entry)))))
+    }
+
+    /// Errors: one digest is expected, and what comes is more than one file.
+    fn check_expected(&self, file: FileId, entry: &FileEntry) -> Result<(), Error> {
+        if self.options.expect.is_none() || file.0 == 0 && entry.kind == EntryKind::File {
+            return Ok(());
+        }
+        let text = "--expect names the digest of one file: give one file as the source";
+        Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
     }
 
     /// Makes everything that has arrived durable now.

@@ -172,7 +172,8 @@ impl Sender {
         session
     }
 
-    fn unreadable(&self, error: Error) {
+    /// Something that was asked for cannot be sent; the manifest has not ended yet.
+    pub fn unreadable(&self, error: Error) {
         self.session_with_room().add_unreadable(crate::copy_of(&error));
         self.observer.session_event(SessionEvent::Unreadable(error));
         self.wake.notify_all();

@@ -9,7 +9,7 @@ use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 use crate::disk::IncomingFile;
 
 /// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
-/// former session, whose QUIC lanes count as deserted after 12 s.
+/// former session, whose QUIC lanes count as deserted after 6 s.
 pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Until when a file is asked for again that the storage could not take, by `error`; `None`: it fails. `until` is what was

@@ -323,15 +323,14 @@ impl RecvSession {
     /// The storage cannot take a file yet and will be asked again: the sender is told to send nothing of it before, and
     /// `notice` is the remark on it for the person there.
     pub fn handle_busy(&mut self, id: FileId, notice: Option<String>) {
-        let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing && !file.waits) else {
-            return;
-        };
+        let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing) else { return };
         if let Some(error) = file.withdrawn.take() {
             return self.settle(id, FileOutcome::Failed(error));
         }
-        file.waits = true;
-        file.passed.insert(0..unit_count(&file.entry));
-        self.log.push(&Message::Wait { file: id });
+        if !std::mem::replace(&mut file.waits, true) {
+            file.passed.insert(0..unit_count(&file.entry));
+            self.log.push(&Message::Wait { file: id });
+        }
         if let Some(text) = notice {
             self.log.push(&Message::Notice { file: id, text });
         }

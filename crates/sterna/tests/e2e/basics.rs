@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use crate::site::Site;
-use crate::tree::{MIB, Seeded, assert_same_tree, set_mode, set_mtime, write};
+use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, set_mode, set_mtime, write};
 
 /// Sizes around the edges of packing (256 KiB) and of blocks (1 MiB).
 const EDGES: [usize; 9] = [0, 1, 4096, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, MIB - 1, MIB, 3 * MIB + 17];
@@ -255,6 +255,36 @@ fn a_file_with_another_digest_than_expected_is_not_published() {
             assert!(!pulled_to.exists());
         }
     }
+}
+
+#[test]
+fn one_expected_digest_and_more_than_one_file_is_wrong_usage() {
+    let site = Site::new();
+    let agent = site.agent();
+    for place in [site.local(), site.root()] {
+        write(&place.join("d/f"), b"bytes");
+        write(&place.join("d/g"), b"bytes");
+    }
+    let expect = format!("md5:{}", "0".repeat(32));
+    let copy = || {
+        let mut copy = site.copy(&agent);
+        copy.args(["--expect", &expect]);
+        copy
+    };
+    for pattern in ["d", "d/*"] {
+        copy().arg(pattern).arg(agent.url("up/")).run().expect(2).says("one file");
+        copy().arg(agent.url(pattern)).arg("down/").run().expect(2).says("one file");
+    }
+}
+
+#[test]
+fn a_source_whose_directory_is_missing_fails_alone() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    site.copy(&agent).args(["missing/a", "f"]).arg(agent.url("up/")).run().expect(1).says("missing");
+    assert_same_file(&site.local().join("f"), &site.root().join("up/f"));
+    site.copy(&agent).args(["missing/a", "missing/b"]).arg(agent.url("up/")).run().expect(3);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::site::{Agent, BINARY, Outcome, Site};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
-/// The binary with an output that takes nothing, as of a reader that has gone.
+/// The binary with an output that takes nothing: a full disk.
 fn with_broken(output: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec \"$0\" \"$@\" {output}/dev/full"), BINARY]);
@@ -31,7 +31,7 @@ fn an_agent_whose_log_is_gone_serves_on() {
 }
 
 #[test]
-fn a_copy_whose_output_nobody_reads_is_finished_with_its_own_code() {
+fn a_copy_whose_output_is_lost_is_finished_and_says_so() {
     let site = Site::new();
     let agent = site.agent();
     for name in ["f", "g"] {
@@ -42,13 +42,26 @@ fn a_copy_whose_output_nobody_reads_is_finished_with_its_own_code() {
             let mut copy = site.copy_by(with_broken(output));
             copy.args(["-v", "--trust", &agent.fingerprint]).args(sources).arg(agent.url(to)).run()
         };
-        let finished = copy(&["f", "g"]).expect(0);
+        // What was asked for on standard output is missing: no script may take that for success.
+        let finished = copy(&["f", "g"]).expect(if output == ">" { 74 } else { 0 });
         if output == ">" {
             finished.says("write to standard output");
         }
         copy(&["f", "missing"]).expect(1);
         assert_same_file(&site.local().join("g"), &site.root().join(to).join("g"));
     }
+}
+
+#[test]
+fn a_copy_whose_output_nobody_reads_is_finished_with_its_own_code() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), &Seeded::new(2).bytes(MIB));
+    // `true` reads nothing and is gone before anything is written.
+    let mut gone = Command::new("bash");
+    gone.args(["-c", "set -o pipefail; { sleep 0.2; exec \"$0\" \"$@\"; } | true", BINARY]);
+    site.copy_by(gone).args(["-v", "--trust", &agent.fingerprint, "f"]).arg(agent.url("f")).run().expect(0);
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
 }
 
 #[test]

@@ -165,9 +165,35 @@ fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
     let after = strait.passed();
     let sent = after.0 - before.0 + after.1 - before.1;
     assert_same_file(&source, &target);
-    outcome.says("another session is writing it; waiting");
+    outcome.says("held by another session; waiting");
     assert!(sent < BYTES as u64 - kept + IN_FLIGHT_BYTES, "{sent} bytes were sent, and {kept} were there");
     assert!(outcome.summary()["bytes_held"].as_u64() >= Some(kept - IN_FLIGHT_BYTES), "{}", outcome.describe());
+}
+
+#[test]
+fn a_client_that_is_stopped_leaves_no_file_held() {
+    let site = Site::new();
+    write(&site.local().join("f"), &Seeded::new(22).bytes(BYTES));
+    let agent = site.agent();
+    let strait = Strait::udp(&agent);
+    // The lanes have more to send than the path lets go: what is said last waits behind it.
+    for round in 0..4 {
+        let target = format!("f{round}");
+        let copy = || {
+            let mut copy = site.copy(&agent);
+            copy.args(["--via", "quic", "--rate", "1Gbit", "f"]).arg(strait.url(&target));
+            copy
+        };
+        let marks = strait.marks_reached();
+        strait.mark(BYTES as u64 / 4, Then::Pass);
+        let mut stopped = copy().start();
+        wait_until("a quarter of the file", || strait.marks_reached() > marks);
+        stopped.interrupt();
+        let code = stopped.finish().code;
+        assert!(matches!(code, Some(0 | 130)), "{code:?}");
+        let again = copy().succeed();
+        assert!(!again.text().contains("held by another session"), "{}", again.describe());
+    }
 }
 
 #[test]

@@ -359,6 +359,7 @@ impl LaneHandle for QuicHandle {
 
     fn cut(&self, reason: &str) {
         self.0.closing.store(true, Ordering::SeqCst);
+        self.0.pace.repeat_last();
         self.0.connection.close(CODE_ORDERLY, shortened(reason));
     }
 }

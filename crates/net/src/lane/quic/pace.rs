@@ -135,6 +135,11 @@ impl Pace {
         granted
     }
 
+    /// The next packets are the last: they go twice.
+    pub(super) fn repeat_last(&self) {
+        self.repeats.store(REPEATS_TAIL, Ordering::Relaxed);
+    }
+
     fn seat(&self) -> MutexGuard<'_, Seat> {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }

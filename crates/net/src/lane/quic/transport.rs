@@ -91,7 +91,8 @@ pub(super) fn header_bytes(peer: SocketAddr) -> u64 {
 /// would otherwise take a whole product of the path before the others come and do the same.
 pub(super) fn send_window(state: &PaceState, memory: ByteCount) -> ByteCount {
     let soon = state.rate.bytes_in(SEND_AHEAD_TIME).0.saturating_add(state.in_flight.0 / 4 * 5);
-    (ByteCount(soon.min(state.window.0 / 8 * 5)) + SEND_AHEAD).min(memory.max(SEND_AHEAD))
+    let ahead = state.rate.bytes_in(SEND_RESERVE_TIME).clamp(SEND_AHEAD_MIN, SEND_AHEAD);
+    (ByteCount(soon.min(state.window.0 / 8 * 5)) + ahead).min(memory.max(SEND_AHEAD))
 }
 
 /// How much the peer may send that the sink has not taken: twice what `rate` brings in a round trip, at least
@@ -177,11 +178,17 @@ const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
 /// Time for which data is given to the engine ahead. Reason: twice as long as until the window is looked at again.
 const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
 
-/// Data given to the engine ahead of that. Reason: 60 ms of a lane's 250 Mbit/s, some reads of the disk.
+/// Time for which data is given to the engine ahead of that. Reason: some reads of a busy disk.
+const SEND_RESERVE_TIME: Duration = Duration::from_millis(60);
+
+/// Bounds of the data for that time. Reason: the upper one is that of a lane's 250 Mbit/s; the lower one leaves 64 lanes of one
+/// session 32 MiB.
+const SEND_AHEAD_MIN: ByteCount = ByteCount(512 << 10);
 const SEND_AHEAD: ByteCount = ByteCount::mebibytes(2);
 
-/// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier).
-const KEEP_ALIVE_MAX: Duration = Duration::from_secs(5);
+/// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier), and says that this end
+/// lives (`ALIVE_EVERY`).
+const KEEP_ALIVE_MAX: Duration = Duration::from_secs(2);
 
 /// Least RTT assumed before the first sample: a busy host answers no faster.
 const INITIAL_RTT_MIN: Duration = Duration::from_millis(20);
@@ -222,6 +229,9 @@ mod tests {
         assert_eq!(given(32, 32), ByteCount::mebibytes(20) + SEND_AHEAD);
         assert_eq!(given(500, 1000), memory);
         assert_eq!(send_window(&state(500, 1000), ByteCount(1)), SEND_AHEAD);
+        // One of many lanes.
+        let slow = PaceState { rate: BitRate::megabits(10), ..state(0, 64) };
+        assert_eq!(send_window(&slow, memory), ByteCount(62_500) + SEND_AHEAD_MIN);
     }
 
     #[test]

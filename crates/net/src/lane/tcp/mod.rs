@@ -42,7 +42,7 @@ pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Time without any acknowledgement after which a path is dead. Reason: after an outage of 10 s at 660 ms of round trip
 /// the kernel, doubling its timeout from about 1 s, tries again at 15 s: twice that. Also the time without a word from
-/// the peer itself after which it counts as stuck; one that lives says so every 5 s.
+/// the peer itself after which it counts as stuck; one that lives says so every 2 s.
 pub const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// Settings of a TCP lane that have a default.
