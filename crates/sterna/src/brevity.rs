@@ -16,6 +16,10 @@ const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// Failures of one kind that are told one by one. Reason: enough to see what they have in common, few enough to read.
 pub const ALIKE_TOLD_MAX: u64 = 5;
 
+/// Kinds of failures that are kept apart. Reason: more than the errors of the file systems of one copy; a peer that makes up
+/// others fills no memory.
+const ALIKE_GROUPS_MAX: usize = 32;
+
 /// Lanes that are down and not told of yet.
 #[derive(Default)]
 pub struct LanesDown {
@@ -75,6 +79,8 @@ impl LaneGroup {
 #[derive(Default)]
 pub struct AlikeFailures {
     groups: Vec<FailureGroup>,
+    /// Failures of kinds beyond [`ALIKE_GROUPS_MAX`].
+    others: u64,
 }
 
 /// Failures of one kind.
@@ -93,10 +99,15 @@ impl AlikeFailures {
         let kind = (error.kind, error.scope, error.phase);
         let chain = error.chain();
         let said = system_said(&chain);
+        let is_full = self.groups.len() == ALIKE_GROUPS_MAX;
         match self.groups.iter_mut().find(|group| group.kind == kind && group.said == said) {
             Some(group) => {
                 group.count += 1;
                 group.count <= ALIKE_TOLD_MAX
+            }
+            None if is_full => {
+                self.others += 1;
+                false
             }
             None => {
                 self.groups.push(FailureGroup { kind, said: said.to_owned(), first_line: line.to_owned(), count: 1 });
@@ -107,8 +118,10 @@ impl AlikeFailures {
 
     /// What is left to tell at the end: how many were not told one by one. Afterwards it starts anew.
     pub fn take_lines(&mut self) -> Vec<String> {
-        let groups = std::mem::take(&mut self.groups);
-        groups.iter().filter(|group| group.count > ALIKE_TOLD_MAX).map(FailureGroup::line).collect()
+        let Self { groups, others } = std::mem::take(self);
+        let told = groups.iter().filter(|group| group.count > ALIKE_TOLD_MAX).map(FailureGroup::line);
+        let others = (others > 0).then(|| format!("{others} more failed in other ways (-v names each)"));
+        told.chain(others).collect()
     }
 }
 
@@ -176,5 +189,12 @@ mod tests {
         ];
         assert_eq!(failures.take_lines(), said);
         assert!(failures.take_lines().is_empty());
+        // A peer that makes up a new reason each time.
+        let mut told = |name: &str, text: &str| {
+            let error = Error::new(ErrorKind::Denied, Scope::Source, Phase::Prepare, format!("{name}: {text}"));
+            failures.handle_failure(&error, &error.chain())
+        };
+        assert_eq!((0..100).filter(|index| told("f", &format!("{index} (os error 1)"))).count(), ALIKE_GROUPS_MAX);
+        assert_eq!(failures.take_lines(), ["68 more failed in other ways (-v names each)"]);
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Checks, EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
@@ -33,10 +33,20 @@ pub enum Prepared {
     UpToDate,
     /// The directory is there.
     Directory,
-    /// A small file: it is wanted whole, for [`super::PackedBatch::add`].
-    Packed,
+    /// A small file: it is wanted whole, for [`super::PackedBatch::add`], in the place of what was seen there.
+    Packed(Seen),
     /// A file that takes blocks; some may be there already.
     Incoming(Box<IncomingFile>),
+}
+
+/// What had a name when it was looked at: nothing, or a version of a file (inode and change time).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen(Option<(u64, i64, i64)>);
+
+impl Seen {
+    fn of(stat: &Stat) -> Self {
+        Self(Some((stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64)))
+    }
 }
 
 /// What [`Destination::inspect`] found.
@@ -180,7 +190,7 @@ impl Destination {
             return Ok(Prepared::Directory);
         }
         let directory = self.make_directory(parent_of(&path))?;
-        let verdict = self.look(&directory, &path, entry, terms.overwrite)?;
+        let (verdict, seen) = self.look(&directory, &path, entry, terms.overwrite)?;
         match verdict {
             Verdict::UpToDate => {
                 if !entry.is_packed() {
@@ -188,7 +198,7 @@ impl Destination {
                 }
                 Ok(Prepared::UpToDate)
             }
-            Verdict::Wanted if entry.is_packed() => Ok(Prepared::Packed),
+            Verdict::Wanted if entry.is_packed() => Ok(Prepared::Packed(seen)),
             Verdict::Wanted => {
                 let incoming = IncomingFile::open(self.clone(), directory, path, entry, terms)?;
                 Ok(incoming.map_or(Prepared::UpToDate, |incoming| Prepared::Incoming(Box::new(incoming))))
@@ -213,7 +223,7 @@ impl Destination {
                 Err(errno) => Err(PREPARING.failed(errno, format_args!("look for directory {path}"))),
             };
         }
-        match self.look(&directory, &path, entry, overwrite)? {
+        match self.look(&directory, &path, entry, overwrite)?.0 {
             Verdict::UpToDate => Ok(Inspected::UpToDate),
             Verdict::Wanted => Ok(Inspected::Wanted),
         }
@@ -318,10 +328,10 @@ impl Destination {
         path: &RelPath,
         entry: &FileEntry,
         overwrite: Overwrite,
-    ) -> Result<Verdict, Error> {
+    ) -> Result<(Verdict, Seen), Error> {
         let stat = match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
-            Err(Errno::NOENT) => return Ok(Verdict::Wanted),
+            Err(Errno::NOENT) => return Ok((Verdict::Wanted, Seen::default())),
             Err(errno) => return Err(PREPARING.failed(errno, format_args!("look at {path}"))),
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -338,9 +348,9 @@ impl Destination {
                     && stat.st_size as u64 == entry.size
                     && time_from(&stat) == entry.mtime =>
             {
-                Ok(Verdict::UpToDate)
+                Ok((Verdict::UpToDate, Seen::of(&stat)))
             }
-            Overwrite::IfChanged | Overwrite::Always => Ok(Verdict::Wanted),
+            Overwrite::IfChanged | Overwrite::Always => Ok((Verdict::Wanted, Seen::of(&stat))),
         }
     }
 

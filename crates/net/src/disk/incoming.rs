@@ -102,7 +102,7 @@ impl IncomingFile {
         let names = HiddenNames::of(&path);
         let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
         // Looked at under the lock: whoever held it until now may have given the file its name.
-        let verdict = destination.look(&directory, &path, entry, terms.overwrite);
+        let verdict = destination.look(&directory, &path, entry, terms.overwrite).map(|(verdict, _)| verdict);
         if !matches!(verdict, Ok(Verdict::Wanted)) {
             names.delete_locked(directory.as_fd());
             return verdict.map(|_| None);

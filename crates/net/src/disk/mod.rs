@@ -39,7 +39,7 @@ mod pattern;
 mod root;
 mod source;
 
-pub use destination::{Destination, DirectoryModes, Inspected, Prepared, Terms, UNFINISHED_DIRECTORIES_MAX};
+pub use destination::{Destination, DirectoryModes, Inspected, Prepared, Seen, Terms, UNFINISHED_DIRECTORIES_MAX};
 pub(crate) use expand::last_name;
 pub use expand::{DIRECTORY_NAMES_MAX, Expansion, SourceItem, Sources};
 pub use incoming::IncomingFile;

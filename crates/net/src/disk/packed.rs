@@ -17,7 +17,7 @@ use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RelPath, Retry, Scope};
 
-use super::destination::{Destination, SINGLE_SYNCS_MAX, parent_of, times};
+use super::destination::{Destination, SINGLE_SYNCS_MAX, Seen, Verdict, parent_of, times};
 use super::fault::{At, FINALISING, WRITING};
 use super::incoming::{HiddenNames, lock_part, rename_into_place, unlink};
 use crate::descriptors;
@@ -33,6 +33,8 @@ pub struct PackedFile<'a> {
     pub blake3: Option<[u8; 32]>,
     /// Digests that the person who asked expects.
     pub expected: &'a [Digest],
+    /// What it takes the place of.
+    pub seen: Seen,
 }
 
 /// Small files that are written and not yet durable or named.
@@ -139,9 +141,21 @@ impl PackedBatch {
         }
         file.expected.iter().try_for_each(|digest| digest.check(&digests, &path))?;
         let directory = self.directory(&path)?;
-        self.destination.look(&directory, &path, entry, self.overwrite)?;
         let names = HiddenNames::of(&path);
         let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
+        // Looked at under the lock: the session of a client that was killed may have waited for the disk, and what it brings is
+        // older than what another has brought since.
+        let is_as_seen = match self.destination.look(&directory, &path, entry, self.overwrite) {
+            Ok((verdict, seen)) if seen != file.seen && verdict == Verdict::Wanted => {
+                let text = format!("write {path}: another session has written it since it was looked at");
+                Err(WRITING.refused(ErrorKind::Busy, text).retry(Retry::After))
+            }
+            looked => looked.map(drop),
+        };
+        if is_as_seen.is_err() && stat.st_size == 0 {
+            let _ = unlink(directory.as_fd(), &names.part);
+        }
+        is_as_seen?;
         let filled = fill(&part, stat.st_size != 0, file);
         if let Err(error) = filled {
             let _ = unlink(directory.as_fd(), &names.part);

@@ -293,7 +293,7 @@ impl Receiver {
         if slot.is_found() || asked.is_some() && !again {
             return;
         }
-        let (incoming, outcome) = match self.ask_storage(&slot.entry) {
+        let (incoming, outcome) = match self.ask_storage(slot) {
             Ok(found) => found,
             Err(error) => match patience(&error, *asked, Instant::now(), self.open.others()) {
                 Some(until) => {
@@ -404,7 +404,8 @@ impl Receiver {
     }
 
     /// What the storage says of a file. Errors: it cannot take it now, or never.
-    fn ask_storage(&self, entry: &FileEntry) -> Result<(Option<Arc<IncomingFile>>, PrepareOutcome), Error> {
+    fn ask_storage(&self, slot: &Slot) -> Result<(Option<Arc<IncomingFile>>, PrepareOutcome), Error> {
+        let entry = &slot.entry;
         let ReceiverOptions { destination, overwrite, checks, dry_run, settled, .. } = &self.options;
         // A directory gets its mode and time when its session ends, so a session that took over makes it again.
         if entry.kind == EntryKind::File && settled.contains(&entry.path) {
@@ -424,7 +425,10 @@ impl Receiver {
         Ok(match destination.prepare(entry, &Terms { overwrite: *overwrite, checks: *checks })? {
             Prepared::UpToDate => (None, PrepareOutcome::UpToDate),
             Prepared::Directory => (None, PrepareOutcome::Complete(nothing)),
-            Prepared::Packed => (None, PrepareOutcome::Ready { have: RangeSet::default(), notice: None }),
+            Prepared::Packed(seen) => {
+                slot.set_seen(seen);
+                (None, PrepareOutcome::Ready { have: RangeSet::default(), notice: None })
+            }
             Prepared::Incoming(incoming) => {
                 let notice = incoming.restarted().map(str::to_owned);
                 let outcome = PrepareOutcome::Ready { have: incoming.have(), notice };
@@ -436,8 +440,15 @@ impl Receiver {
     /// What the sender must not hear of before: directories get their mode and time, and every name is durable.
     fn finish_directories(&self, modes: DirectoryModes) {
         // The lock of the session is not held: a slow disk holds up no lane.
-        self.notice(self.options.destination.finish(modes));
-        lock(&self.session).handle_finished();
+        let destination = &self.options.destination;
+        self.notice(destination.finish(modes));
+        // A mode or a time that cannot be set is worth a word; a name that is not durable was promised to the sender.
+        let durable = destination.settle();
+        let mut session = lock(&self.session);
+        match durable {
+            Ok(()) => session.handle_finished(),
+            Err(error) => session.abort(error),
+        }
     }
 
     fn notice(&self, outcome: Result<(), Error>) {
@@ -459,10 +470,11 @@ impl Receiver {
         let mut rest = data;
         let ReceiverOptions { destination, overwrite, checks, expect, .. } = &self.options;
         let mut batch = destination.packed(*overwrite, *checks);
-        for (_, entry, blake3) in files {
+        for (id, entry, blake3) in files {
             let (data, tail) = rest.split_at(entry.size as usize);
             rest = tail;
-            batch.add(PackedFile { entry, data, blake3: Some(*blake3), expected: expect.as_slice() });
+            let seen = lock(&self.slots).get(id).map(|slot| slot.seen()).unwrap_or_default();
+            batch.add(PackedFile { entry, data, blake3: Some(*blake3), expected: expect.as_slice(), seen });
         }
         let outcomes = batch.publish();
         let mut session = lock(&self.session);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 
-use crate::disk::IncomingFile;
+use crate::disk::{IncomingFile, Seen};
 
 /// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
 /// former session, whose QUIC lanes count as deserted after 6 s.
@@ -36,6 +36,8 @@ pub(super) struct Slot {
     /// What the storage said: the file that takes blocks, if it takes any.
     found: OnceLock<Option<OpenFile>>,
     begun: AtomicBool,
+    /// What a small file takes the place of.
+    seen: OnceLock<Seen>,
 }
 
 /// A file that takes blocks, and holds descriptors.
@@ -58,7 +60,23 @@ impl OpenCount {
 impl Slot {
     /// The place of a file that the storage was not asked for.
     pub(super) fn new(entry: &FileEntry) -> Self {
-        Self { entry: entry.clone(), asked: Mutex::default(), found: OnceLock::new(), begun: AtomicBool::new(false) }
+        Self {
+            entry: entry.clone(),
+            asked: Mutex::default(),
+            found: OnceLock::new(),
+            begun: AtomicBool::new(false),
+            seen: OnceLock::new(),
+        }
+    }
+
+    /// Takes note of what a small file takes the place of. Once, as [`Slot::set_found`].
+    pub(super) fn set_seen(&self, seen: Seen) {
+        let _ = self.seen.set(seen);
+    }
+
+    /// What a small file takes the place of.
+    pub(super) fn seen(&self) -> Seen {
+        self.seen.get().copied().unwrap_or_default()
     }
 
     /// Takes note of what the storage said. Once: by the thread that holds `asked`.

@@ -127,7 +127,7 @@ fn overwrite_decides_what_happens_to_a_file_that_is_there() {
     for size in [10, ONE_BLOCK] {
         let entry = file_entry(format!("{size}"), size);
         let prepare = |overwrite| destination.prepare(&entry, &terms(overwrite));
-        let wanted = |prepared: Prepared| matches!(prepared, Prepared::Packed | Prepared::Incoming(_));
+        let wanted = |prepared: Prepared| matches!(prepared, Prepared::Packed(_) | Prepared::Incoming(_));
         assert!(wanted(prepare(Overwrite::Never).unwrap()));
         let path = directory.path().join(format!("{size}"));
         std::fs::write(&path, vec![0; size as usize]).unwrap();
@@ -159,7 +159,7 @@ fn directories_arrive_with_mode_and_time_after_what_is_in_them() {
     }
     let entry = file_entry("closed/inner/x", 3);
     let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
-    batch.add(PackedFile { entry: &entry, data: b"abc", blake3: None, expected: &[] });
+    batch.add(PackedFile { entry: &entry, data: b"abc", blake3: None, expected: &[], seen: Seen::default() });
     assert!(batch.publish().iter().all(Result::is_ok));
     destination.finish(DirectoryModes::OfSource).unwrap();
     for (path, mode) in [("closed", 0o555), ("closed/inner", 0o500), ("empty", 0o755)] {

@@ -70,7 +70,7 @@ fn a_disk_that_fills_up_keeps_what_was_durable_and_goes_on_when_there_is_room() 
     assert_eq!((error.kind, error.exit_code()), (ErrorKind::NoSpace, 4), "{}", error.chain());
     let small = file_entry("small", 100_000);
     let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
-    batch.add(PackedFile { entry: &small, data: &data[..100_000], blake3: None, expected: &[] });
+    batch.add(PackedFile { entry: &small, data: &data[..100_000], blake3: None, expected: &[], seen: Seen::default() });
     assert_eq!(batch.publish()[0].as_ref().unwrap_err().kind, ErrorKind::NoSpace);
     drop(file);
     // Emptied first: a child that another test forks holds the file open until it is another program.
@@ -96,6 +96,6 @@ fn a_read_only_file_system_is_denied() {
     }
     let small = file_entry("x", 1);
     let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
-    batch.add(PackedFile { entry: &small, data: b"x", blake3: None, expected: &[] });
+    batch.add(PackedFile { entry: &small, data: b"x", blake3: None, expected: &[], seen: Seen::default() });
     assert_eq!(batch.publish()[0].as_ref().unwrap_err().kind, ErrorKind::Denied);
 }

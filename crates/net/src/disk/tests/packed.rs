@@ -3,7 +3,7 @@ use sterna_proto::{Digest, ErrorKind, FileDigests, FileTime, Scope};
 use super::*;
 
 fn packed<'a>(entry: &'a FileEntry, data: &'a [u8]) -> PackedFile<'a> {
-    PackedFile { entry, data, blake3: Some(*blake3::hash(data).as_bytes()), expected: &[] }
+    PackedFile { entry, data, blake3: Some(*blake3::hash(data).as_bytes()), expected: &[], seen: Seen::default() }
 }
 
 #[test]
@@ -92,7 +92,14 @@ fn two_sessions_on_one_small_file_do_not_mix() {
     assert_eq!(two.publish()[0].as_ref().unwrap_err().kind, ErrorKind::Busy);
     one.publish().remove(0).unwrap();
     assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"one");
-    two.add(packed(&entry, b"two"));
+    // It was looked at before the other came: what comes now may be older than that.
+    let late = FileEntry { mtime: FileTime { seconds: 1, nanoseconds: 0 }, ..entry.clone() };
+    two.add(packed(&late, b"two"));
+    assert_eq!(two.publish()[0].as_ref().unwrap_err().kind, ErrorKind::Busy);
+    assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"one");
+    assert_eq!(names_in(directory.path()), ["x"]);
+    let Prepared::Packed(seen) = second.prepare(&late, &terms(Overwrite::Always)).unwrap() else { panic!("not small") };
+    two.add(PackedFile { seen, ..packed(&late, b"two") });
     two.publish().remove(0).unwrap();
     assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"two");
     // A batch that is given up leaves nothing.

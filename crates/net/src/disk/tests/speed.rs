@@ -49,7 +49,7 @@ fn ten_thousand_files_of_100_kb() {
         let blake3 = Some(*blake3::hash(&data).as_bytes());
         for i in 0..10_000 {
             let entry = file_entry(format!("{:02}/{i:05}", i % 10), 100_000);
-            batch.add(PackedFile { entry: &entry, data: &data, blake3, expected: &[] });
+            batch.add(PackedFile { entry: &entry, data: &data, blake3, expected: &[], seen: Seen::default() });
             if i % batch_files == batch_files - 1 {
                 assert!(batch.publish().iter().all(Result::is_ok));
             }

@@ -166,7 +166,7 @@ impl Link<'_> {
                 Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
                 Ok(state) => return Err(self.protocol_error(&format!("the peer is at {state:?} too early"))),
                 Err(error) => {
-                    self.send_alert(connection, &process);
+                    self.send_alert(connection, &mut incoming[..given], &process);
                     return Err(self.tls_error(&error));
                 }
             };
@@ -202,10 +202,12 @@ impl Link<'_> {
     fn send_alert<D>(
         &mut self,
         connection: &mut UnbufferedConnectionCommon<D>,
+        given: &mut [u8],
         process: impl for<'c, 'i> Fn(&'c mut UnbufferedConnectionCommon<D>, &'i mut [u8]) -> UnbufferedStatus<'c, 'i, D>,
     ) {
         let mut alert = [0; 1024];
-        if let Ok(ConnectionState::EncodeTlsData(mut data)) = process(connection, &mut []).state
+        // With what was given before: rustls may hold places in it of a message that was not complete, and panics without.
+        if let Ok(ConnectionState::EncodeTlsData(mut data)) = process(connection, given).state
             && let Ok(bytes) = data.encode(&mut alert)
         {
             // The error that is on its way to the caller says more than one about the alert would.

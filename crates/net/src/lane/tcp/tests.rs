@@ -429,6 +429,32 @@ fn peers_that_do_not_shake_hands_are_cut_off() {
 }
 
 #[test]
+fn a_record_of_another_kind_behind_half_a_handshake_message_is_an_error() {
+    let half =
+        [&[22, 3, 1, 1, 0xda, 1, 0, 0x0f, 0xff, 3, 3][..], &[b'A'; 468], &[23, 3, 3, 0, 16], &[b'B'; 16]].concat();
+    // The first time each end hears of the other: whoever is in the path can say this.
+    let error = accept_from(HANDSHAKE_TIME_MAX, |mut stream| {
+        stream.write_all(&half).unwrap();
+        let _ = stream.read(&mut [0]);
+    });
+    assert_eq!(error.kind, ErrorKind::Protocol, "{error}");
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let remote = listener.local_addr().unwrap();
+    let server = [&[22, 3, 3, 1, 0xda, 2][..], &half[6..]].concat();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&server).unwrap();
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        });
+        let options = ConnectOptions { remote, local: None, tcp: TcpOptions::default() };
+        let error = connect(&options, &Identity::ephemeral().unwrap()).err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Protocol, "{error}");
+    });
+}
+
+#[test]
 fn a_port_where_nobody_listens_is_refused_with_its_address() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
