@@ -476,11 +476,27 @@ impl Receiver {
             let seen = lock(&self.slots).get(id).map(|slot| slot.seen()).unwrap_or_default();
             batch.add(PackedFile { entry, data, blake3: Some(*blake3), expected: expect.as_slice(), seen });
         }
-        let outcomes = batch.publish();
-        let mut session = lock(&self.session);
-        for ((id, _, _), outcome) in files.iter().zip(outcomes) {
-            session.handle_published(*id, outcome);
+        for ((id, entry, _), outcome) in files.iter().zip(batch.publish()) {
+            match outcome {
+                Err(error) if error.kind == ErrorKind::Busy && self.publish_later(*id, entry, &error) => {}
+                outcome => lock(&self.session).handle_published(*id, outcome),
+            }
         }
+    }
+
+    /// Has a small file looked up and sent again whose place another session holds; returns whether that is done.
+    fn publish_later(&self, id: FileId, entry: &FileEntry, error: &Error) -> bool {
+        let mut slots = lock(&self.slots);
+        let asked = slots.get(&id).and_then(|slot| *lock(&slot.asked));
+        let Some(until) = patience(error, asked, Instant::now(), 0) else { return false };
+        let again = Slot::new(entry);
+        *lock(&again.asked) = Some(until);
+        slots.insert(id, Arc::new(again));
+        drop(slots);
+        if lock(&self.session).handle_unpublished(id) {
+            lock(&self.later).push_back(id);
+        }
+        true
     }
 
     /// Carries out what the machine asks for, passes on what it says, and wakes the feeders.

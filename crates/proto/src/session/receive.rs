@@ -462,6 +462,17 @@ impl RecvSession {
         }
     }
 
+    /// A packed file could not be published, since another session holds its place: its storage will be asked again, and then
+    /// [`RecvSession::handle_prepared`] called once more. Returns whether the file is still open.
+    pub fn handle_unpublished(&mut self, id: FileId) -> bool {
+        let publishing = |file: &&mut RecvFile| file.stage == Stage::Publishing && file.entry.is_packed();
+        let Some(file) = self.files.get_mut(&id).filter(publishing) else { return false };
+        file.stage = Stage::Preparing;
+        file.passed.insert(0..1);
+        self.arrived_bytes -= file.entry.size;
+        true
+    }
+
     /// A file has been published, or could not be.
     pub fn handle_published(&mut self, id: FileId, outcome: Result<FileDigests, Error>) {
         match outcome {

@@ -491,6 +491,25 @@ fn any_message(random: &mut Seeded) -> Message {
 }
 
 #[test]
+fn a_small_file_whose_place_another_session_holds_is_asked_for_again() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("small", 7) }).unwrap();
+    let ready = || PrepareOutcome::Ready { have: RangeSet::default(), notice: None };
+    receiver.handle_prepared(FileId(0), ready());
+    assert!(!receiver.handle_unpublished(FileId(0)), "nothing of it has come");
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Take);
+    assert_eq!(receiver.handle_block(LANE, FileId(0), 0, Ok(())), BlockClaim::Take);
+    assert!(receiver.handle_unpublished(FileId(0)));
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
+    receiver.handle_prepared(FileId(0), ready());
+    let (messages, _) = heard(&mut receiver);
+    assert!(matches!(&messages[..], [Message::Want { blocks, .. }] if blocks[..] == [(0, 1)]), "{messages:?}");
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Take);
+    assert_eq!(receiver.arrived_bytes(), 0);
+}
+
+#[test]
 fn any_sequence_of_messages_and_calls_never_panics() {
     for_seeds("any_sequence_of_messages_and_calls_never_panics", 3000, |seed| {
         let mut random = Seeded::new(seed);
@@ -503,7 +522,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
             let _ = to_sender.tell_sender(&mut sender, &any_message(&mut random));
             let _ = to_receiver.tell_receiver(&mut receiver, &any_message(&mut random));
             let (file, index) = (FileId(random.below(4)), random.below(7));
-            match random.below(14) {
+            match random.below(15) {
                 0 => sender.handle_lane_up(lane),
                 1 => sender.handle_lane_down(lane, now),
                 2 => drop(sender.next_block(lane)),
@@ -515,6 +534,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
                 8 => receiver.fail(file, failure()),
                 9 => receiver.handle_busy(file, None),
                 10 => receiver.handle_finished(),
+                11 => drop(receiver.handle_unpublished(file)),
                 _ if receiver.claim(lane, file, index.min(4)) == BlockClaim::Take => {
                     receiver.handle_block(lane, file, index.min(4), Ok(()));
                 }

@@ -171,6 +171,39 @@ fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
 }
 
 #[test]
+fn what_a_killed_client_left_under_way_never_replaces_what_came_later() {
+    with_seed("what_a_killed_client_left_under_way_never_replaces_what_came_later", 3, |seed| {
+        let site = Site::new();
+        let mut agent = site.agent();
+        let tree = site.local().join("t");
+        let name = |index: usize| format!("f{index:04}");
+        for index in 0..3000 {
+            write(&tree.join(name(index)), &Seeded::new(seed + index as u64).bytes(1000));
+        }
+        let mut killed = site.copy(&agent).arg("t").arg(agent.url("")).start();
+        let there = |index: usize| site.root().join("t").join(name(index)).exists();
+        wait_until("the first files", || (0..3000).any(there));
+        killed.kill();
+        // Some of those whose bytes are at the agent already.
+        let newer: Vec<usize> = (0..3000).filter(|index| !there(*index)).take(300).step_by(5).collect();
+        for index in &newer {
+            write(&tree.join(name(*index)), b"newer");
+        }
+        if newer.is_empty() {
+            // It was killed too late.
+            return;
+        }
+        let paths = newer.iter().map(|index| format!("t/{}", name(*index)));
+        site.copy(&agent).args(paths).arg(agent.url("t/")).succeed();
+        // In order: what was under way is done, or given up.
+        agent.terminate();
+        for index in newer {
+            assert_eq!(fs::read(site.root().join("t").join(name(index))).unwrap(), b"newer", "{}", name(index));
+        }
+    });
+}
+
+#[test]
 fn a_client_that_is_stopped_leaves_no_file_held() {
     let site = Site::new();
     write(&site.local().join("f"), &Seeded::new(22).bytes(BYTES));
