@@ -193,9 +193,7 @@ impl Destination {
         let (verdict, seen) = self.look(&directory, &path, entry, terms.overwrite)?;
         match verdict {
             Verdict::UpToDate => {
-                if !entry.is_packed() {
-                    IncomingFile::sweep(&directory, &path);
-                }
+                IncomingFile::sweep(&directory, &path);
                 Ok(Prepared::UpToDate)
             }
             Verdict::Wanted if entry.is_packed() => Ok(Prepared::Packed(seen)),
@@ -229,10 +227,9 @@ impl Destination {
         }
     }
 
-    /// Ends a session: gives directories their mode and time, and makes every new name durable.
+    /// Ends a session: gives directories their mode and time. Their names are made durable by [`Destination::settle`].
     ///
-    /// Errors: the first one met; the rest is done nonetheless. Cost: two system calls a directory, and a sync of those that
-    /// got new names; it waits for the disk.
+    /// Errors: the first one met; the rest is done nonetheless. Cost: three system calls a directory.
     pub fn finish(&self, modes: DirectoryModes) -> Result<(), Error> {
         let kept = if modes == DirectoryModes::Writable { OWNER_MODE } else { Mode::empty() };
         let unfinished = std::mem::take(&mut self.made().unfinished);
@@ -246,7 +243,7 @@ impl Destination {
             first =
                 first.and(done.map_err(|errno| FINALISING.failed(errno, format_args!("set mode and time of {path}"))));
         }
-        first.and(self.settle())
+        first
     }
 
     /// The root that it lies beneath.

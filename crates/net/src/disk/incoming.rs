@@ -83,7 +83,7 @@ impl HiddenNames {
     }
 
     /// Deletes both files, whose lock the caller holds. Best effort: what stays costs space, and the next session tries again.
-    fn delete_locked(&self, directory: BorrowedFd<'_>) {
+    pub(super) fn delete_locked(&self, directory: BorrowedFd<'_>) {
         let _ = unlink(directory, &self.journal);
         let _ = unlink(directory, &self.part);
     }

@@ -145,17 +145,14 @@ impl PackedBatch {
         let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
         // Looked at under the lock: the session of a client that was killed may have waited for the disk, and what it brings is
         // older than what another has brought since.
-        let is_as_seen = match self.destination.look(&directory, &path, entry, self.overwrite) {
-            Ok((verdict, seen)) if seen != file.seen && verdict == Verdict::Wanted => {
-                let text = format!("write {path}: another session has written it since it was looked at");
-                Err(WRITING.refused(ErrorKind::Busy, text).retry(Retry::After))
+        let looked = self.destination.look(&directory, &path, entry, self.overwrite).and_then(|(verdict, seen)| {
+            if verdict == Verdict::UpToDate || seen == file.seen {
+                return Ok(());
             }
-            looked => looked.map(drop),
-        };
-        if is_as_seen.is_err() && stat.st_size == 0 {
-            let _ = unlink(directory.as_fd(), &names.part);
-        }
-        is_as_seen?;
+            let text = format!("write {path}: another session has written it since it was looked at");
+            Err(WRITING.refused(ErrorKind::Busy, text).retry(Retry::After))
+        });
+        looked.inspect_err(|_| names.delete_locked(directory.as_fd()))?;
         let filled = fill(&part, stat.st_size != 0, file);
         if let Err(error) = filled {
             let _ = unlink(directory.as_fd(), &names.part);

@@ -321,7 +321,7 @@ impl RecvSession {
     }
 
     /// The storage cannot take a file yet and will be asked again: the sender is told to send nothing of it before, and
-    /// `notice` is the remark on it for the person there.
+    /// `notice` is the remark on it for the person there, who may be told later than the sender: by another call.
     pub fn handle_busy(&mut self, id: FileId, notice: Option<String>) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing) else { return };
         if let Some(error) = file.withdrawn.take() {

@@ -1,6 +1,7 @@
 use sterna_proto::{Digest, ErrorKind, FileDigests, FileTime, Scope};
 
 use super::*;
+use crate::disk::incoming::HiddenNames;
 
 fn packed<'a>(entry: &'a FileEntry, data: &'a [u8]) -> PackedFile<'a> {
     PackedFile { entry, data, blake3: Some(*blake3::hash(data).as_bytes()), expected: &[], seen: Seen::default() }
@@ -105,6 +106,22 @@ fn two_sessions_on_one_small_file_do_not_mix() {
     // A batch that is given up leaves nothing.
     one.add(packed(&entry, b"one"));
     drop(one);
+    assert_eq!(names_in(directory.path()), ["x"]);
+}
+
+#[test]
+fn what_a_killed_session_left_of_a_small_file_goes_when_the_file_is_found_up_to_date() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let entry = file_entry("x", 3);
+    let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
+    batch.add(packed(&entry, b"abc"));
+    batch.publish().remove(0).unwrap();
+    // Killed in the middle of writing it again.
+    let part = HiddenNames::of(&entry.path).part;
+    std::fs::write(directory.path().join(&part), b"abc").unwrap();
+    let prepared = destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap();
+    assert!(matches!(prepared, Prepared::UpToDate));
     assert_eq!(names_in(directory.path()), ["x"]);
 }
 
