@@ -441,8 +441,8 @@ impl Receiver {
     fn finish_directories(&self, modes: DirectoryModes) {
         // The lock of the session is not held: a slow disk holds up no lane.
         let destination = &self.options.destination;
+        // A mode or a time that cannot be set is worth a word; a durable name is what the sender is told of.
         self.notice(destination.finish(modes));
-        // A mode or a time that cannot be set is worth a word; a name that is not durable was promised to the sender.
         let durable = destination.settle();
         let mut session = lock(&self.session);
         match durable {
