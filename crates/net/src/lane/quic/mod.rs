@@ -254,28 +254,33 @@ fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerpri
 ///
 /// Started with the lane; woken forty times a second; ends with the connection.
 async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount) {
-    let (mut sending, mut receiving) = (ByteCount(0), ByteCount(0));
-    let (mut received, mut at) = (0, Instant::now());
+    let (mut sending, mut receiving) = (ByteCount(0), None);
+    let (mut at, mut received) = (Instant::now(), connection.stats().udp_rx.bytes);
+    // Of a whole interval: what came in an instant is no rate.
+    let mut rate = BitRate(0);
     loop {
         let wanted = transport::send_window(&pace.state(), memory);
         if wanted != sending {
             connection.set_send_window(wanted.0);
             sending = wanted;
         }
-        let (now, bytes) = (Instant::now(), connection.stats().udp_rx.bytes);
-        let rate = BitRate::mean(ByteCount(bytes - received), now - at);
-        (received, at) = (bytes, now);
         // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
-        let wanted = transport::receive_window(rate, pace.rtt_min(), memory);
-        // It only grows: what a peer was allowed cannot be taken back.
-        if wanted > receiving {
-            connection.set_receive_window(transport::varint(wanted.0));
-            receiving = wanted;
+        let rtt = pace.rtt_min();
+        if !rtt.is_zero() {
+            let wanted = transport::receive_window(rate, rtt, memory);
+            // Smaller only once, when the round trip is known: the rate of a moment says nothing against a larger one before.
+            if receiving.is_none_or(|window| wanted > window) {
+                connection.set_receive_window(transport::varint(wanted.0));
+                receiving = Some(wanted);
+            }
         }
         tokio::select! {
             _ = connection.closed() => return,
             () = tokio::time::sleep(WINDOWS_EVERY) => {}
         }
+        let (now, bytes) = (Instant::now(), connection.stats().udp_rx.bytes);
+        rate = BitRate::mean(ByteCount(bytes - received), now - at);
+        (at, received) = (now, bytes);
     }
 }
 

@@ -276,7 +276,7 @@ impl LaneTx for QuicTx {
 
 /// Pieces between the thread and the feeding task. Reason: with pieces of 256 KiB to 1 MiB the task always has some
 /// milliseconds of data, and memory stays small beside the window.
-const ORDERS: usize = 8;
+const ORDERS: usize = 4;
 
 /// The code of a stream that the sender gave up.
 const CODE_ABANDONED: VarInt = VarInt::from_u32(1);

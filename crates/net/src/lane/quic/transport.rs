@@ -95,10 +95,11 @@ pub(super) fn send_window(state: &PaceState, memory: ByteCount) -> ByteCount {
     (ByteCount(soon.min(state.window.0 / 8 * 5)) + ahead).min(memory.max(SEND_AHEAD))
 }
 
-/// How much the peer may send that the sink has not taken: twice what `rate` brings in a round trip, at least
-/// [`RECEIVE_WINDOW_FIRST`]. Memory is this much when the sink is slower than the path.
+/// How much the peer may send that the sink has not taken: twice what `rate` brings in a round trip, at least what a lane brings
+/// at [`RATE_FIRST`] and [`RECEIVE_WINDOW_MIN`]. Memory is this much when the sink is slower than the path.
 pub(super) fn receive_window(rate: BitRate, rtt: Duration, memory: ByteCount) -> ByteCount {
-    ByteCount(rate.bytes_in(rtt).0.saturating_mul(2)).max(RECEIVE_WINDOW_FIRST).min(memory)
+    let twice = ByteCount(rate.bytes_in(rtt).0.saturating_mul(2));
+    twice.max(RATE_FIRST.bytes_in(rtt)).max(RECEIVE_WINDOW_MIN).min(memory)
 }
 
 /// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
@@ -172,8 +173,15 @@ const REORDERING: Duration = Duration::from_millis(7);
 const ACK_PACKETS_MIN: u64 = 50;
 const ACK_PACKETS_MAX: u64 = 200;
 
-/// The receive window of a new lane. Reason: 250 Mbit/s over 660 ms, the longest path of the lanes that are chosen for a rate.
+/// The rate that a new lane's windows are made for: that of the lanes which are chosen for a rate.
+const RATE_FIRST: BitRate = BitRate::megabits(250);
+
+/// The receive window of a lane whose round trip is not known yet. Reason: [`RATE_FIRST`] over 660 ms, the longest path; a push
+/// has filled it before this end knows.
 const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
+
+/// Least receive window. Reason: 10 Gbit/s for 3 ms, in which a busy host does other things.
+const RECEIVE_WINDOW_MIN: ByteCount = ByteCount::mebibytes(4);
 
 /// Time for which data is given to the engine ahead. Reason: twice as long as until the window is looked at again.
 const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
@@ -238,8 +246,8 @@ mod tests {
     fn the_receive_window_is_two_products_of_the_path_and_never_more_than_the_memory() {
         let memory = ByteCount::mebibytes(128);
         let window = |megabits, ms| receive_window(BitRate::megabits(megabits), Duration::from_millis(ms), memory);
-        assert_eq!(window(10_000, 0), RECEIVE_WINDOW_FIRST);
-        assert_eq!(window(0, 660), RECEIVE_WINDOW_FIRST);
+        assert_eq!(window(10_000, 0), RECEIVE_WINDOW_MIN);
+        assert_eq!(window(0, 660), ByteCount(20_625_000));
         assert_eq!(window(1000, 260), ByteCount(65_000_000));
         assert_eq!(window(1000, 660), memory);
     }
