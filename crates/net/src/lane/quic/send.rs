@@ -274,9 +274,9 @@ impl LaneTx for QuicTx {
     }
 }
 
-/// Pieces between the thread and the feeding task. Reason: with pieces of 256 KiB to 1 MiB the task always has some
-/// milliseconds of data, and memory stays small beside the window.
-const ORDERS: usize = 4;
+/// Pieces between the thread and the feeding task, of 128 KiB. Reason: the engine has [`super::transport::send_window`] ahead of
+/// them; these only let the thread read while the task writes, and 64 lanes have them too.
+const ORDERS: usize = 2;
 
 /// The code of a stream that the sender gave up.
 const CODE_ABANDONED: VarInt = VarInt::from_u32(1);

@@ -190,8 +190,8 @@ const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
 const SEND_RESERVE_TIME: Duration = Duration::from_millis(60);
 
 /// Bounds of the data for that time. Reason: the upper one is that of a lane's 250 Mbit/s; the lower one leaves 64 lanes of one
-/// session 32 MiB.
-const SEND_AHEAD_MIN: ByteCount = ByteCount(512 << 10);
+/// session 16 MiB.
+const SEND_AHEAD_MIN: ByteCount = ByteCount(256 << 10);
 const SEND_AHEAD: ByteCount = ByteCount::mebibytes(2);
 
 /// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier), and says that this end
