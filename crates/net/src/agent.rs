@@ -306,9 +306,7 @@ impl Shared {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
             Admission::Listed(list) => {
                 let Answer { grant, damage } = list.ask(peer);
-                if let Some(error) = damage {
-                    self.log.line(&format!("{}; the list of before stays in force", error.chain()));
-                }
+                damage.iter().for_each(|text| self.log.line(text));
                 grant
             }
         };
