@@ -112,7 +112,7 @@ pub enum CopyEvent {
         /// Why.
         rationale: String,
     },
-    /// A lane is up.
+    /// A lane is up: the agent has welcomed it.
     LaneUp {
         /// Its number.
         lane: u32,
@@ -734,9 +734,20 @@ impl Keeper {
         }
         let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
         let (transport, peer) = (lane.handle.transport(), lane.handle.peer_addr());
-        self.observer.event(CopyEvent::LaneUp { lane: id.0, transport, peer });
-        let welcomed = &self.welcomed;
-        attach(Arc::clone(&self.end), id, lane, Some(Frame::Hello(hello)), &|| welcomed.store(true, Ordering::Relaxed))
+        // An agent that was restarted, or that refuses, answers a connection all the same: only its welcome says that it is ours.
+        let is_up = AtomicBool::new(false);
+        let on_welcome = || {
+            self.welcomed.store(true, Ordering::Relaxed);
+            if !is_up.swap(true, Ordering::Relaxed) {
+                self.up.fetch_add(1, Ordering::Relaxed);
+                self.observer.event(CopyEvent::LaneUp { lane: id.0, transport, peer });
+            }
+        };
+        let outcome = attach(Arc::clone(&self.end), id, lane, Some(Frame::Hello(hello)), &on_welcome);
+        if is_up.into_inner() {
+            self.up.fetch_sub(1, Ordering::Relaxed);
+        }
+        outcome
     }
 
     /// Every lane must end at the agent that the first one reached.

@@ -88,7 +88,7 @@ pub struct Progress {
     pub bytes_holes: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
-    /// Lanes that are up.
+    /// Lanes that are up; at a client, those that the agent has welcomed.
     pub lanes: usize,
 }
 

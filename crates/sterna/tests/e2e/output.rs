@@ -241,8 +241,23 @@ fn decisions_and_lanes_are_told_in_words_for_people() {
     for via in ["tcp", "quic"] {
         let said = words(&site, &agent, &["-v", "--via", via, "f", &agent.url(via)]);
         assert!(said.contains(&format!("transport: {via}, as asked for with --via\n")), "{said}");
-        assert!(said.contains(&format!("lane 0 is up: {via} to {}\n", agent.addr)), "{said}");
+        assert!(said.contains(&format!(" is up: {via} to {}\n", agent.addr)), "{said}");
         assert!(said.contains("\nlanes: ") && !said.contains("lanes: 1 lane"), "{said}");
+    }
+}
+
+#[test]
+fn a_lane_counts_as_up_when_the_agent_has_welcomed_it() {
+    let site = Site::new();
+    let authorize = site.path("authorize");
+    fs::write(&authorize, "").unwrap();
+    write(&site.local().join("f"), b"bytes");
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
+    let agent = site.agent_with("127.0.0.1:0", &flags);
+    for via in ["tcp", "quic"] {
+        let refused = site.copy(&agent).args(["--via", via, "f"]).arg(agent.url("f")).run().expect(6);
+        assert_eq!(refused.count("lane_up"), 0, "{}", refused.describe());
     }
 }
 
