@@ -39,7 +39,7 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
             Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
         })?;
     }
-    let agent = Agent::start(options, identity, Arc::new(StderrLog))?;
+    let agent = Agent::start(options, identity, Arc::new(StderrLog { verbose: flags.verbose }))?;
     let listening = format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr());
     if let Err(error) = print_line(listening.as_bytes()) {
         say(&format!("{listening}; {}", error.chain()));
@@ -94,10 +94,18 @@ fn usage(text: &str) -> Error {
 }
 
 /// The log of an agent: stderr, for the journal of the service manager.
-struct StderrLog;
+struct StderrLog {
+    verbose: bool,
+}
 
 impl AgentLog for StderrLog {
     fn line(&self, line: &str) {
         say(line);
+    }
+
+    fn detail(&self, line: &str) {
+        if self.verbose {
+            say(line);
+        }
     }
 }

@@ -90,7 +90,10 @@ pub struct AgentFlags {
     /// How long to wait for a client whose connections are all lost; what has arrived stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
-    /// Where this host keeps its identity
+    /// Log every connection (lane) too, beside sessions and files
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Where this host keeps its identity (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
 }

@@ -128,6 +128,31 @@ fn the_root_of_an_agent_is_not_called_as_the_root_of_a_file_system() {
 }
 
 #[test]
+fn the_log_of_an_agent_names_its_session_and_its_lanes_only_when_asked() {
+    let site = Site::new();
+    write(&site.local().join("f"), &Seeded::new(1).bytes(2 * MIB));
+    let root = format!("in={}", site.root().display());
+    let flags = ["--root".as_ref(), root.as_ref(), "--authorize-any".as_ref()];
+    for (more, lanes_logged) in [(None, false), (Some("-v".as_ref()), true)] {
+        fs::remove_file(site.path("agent.log")).ok();
+        let agent = site.agent_with("127.0.0.1:0", &flags.into_iter().chain(more).collect::<Vec<_>>());
+        let mut copy = site.copy(&agent);
+        copy.args(["--via", "tcp", "--lanes", "1", "--overwrite", "always"]);
+        copy.args(["f", "missing"]).arg(agent.url("in/to/")).run().expect(1);
+        agent.wait_for_log(" in ");
+        agent.wait_for_log(": over: 1 file, 2.10 MB in ");
+        let log = fs::read_to_string(&agent.log).unwrap();
+        let names: Vec<&str> = log.lines().filter_map(|line| line.split_once(": ")).map(|(name, _)| name).collect();
+        assert!(names[0].starts_with("session ") && names.iter().all(|name| *name == names[0]), "{log}");
+        let first = log.lines().next().unwrap();
+        assert!(first.contains(": push to \"in/to/\", by SHA256:") && first.contains(" at 127.0.0.1:"), "{log}");
+        assert!(log.lines().any(|line| line.contains(": over: ") && line.ends_with("goodput), 1 failed")), "{log}");
+        assert_eq!(log.contains(": lane 0 is up: tcp from 127.0.0.1:"), lanes_logged, "{log}");
+        assert_eq!(log.lines().any(|line| line.contains("lane")), lanes_logged, "{log}");
+    }
+}
+
+#[test]
 fn a_command_in_the_lab_has_both_outputs_for_itself() {
     if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
         println!("skipped: the lab needs root and /dev/net/tun");
