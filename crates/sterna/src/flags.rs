@@ -69,6 +69,9 @@ const COPY_EXAMPLES: &str = concat!(
     exit_codes!(),
     "
 
+Symlinks are copied as the files that they lead to. Within a source, those to directories
+and those that lead nowhere are named, left out and count as failed (exit code 1).
+
 Run the same command again after any failure: it goes on where it was."
 );
 

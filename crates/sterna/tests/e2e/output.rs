@@ -1,7 +1,7 @@
 //! What is said to whom: output that nobody reads, exit codes of what goes wrong on this host, and refusals that say why.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
 use crate::site::{Agent, BINARY, Outcome, Site};
@@ -306,4 +306,20 @@ fn failures_alike_are_told_to_people_five_times_and_to_programs_each() {
     assert_eq!(lines(&[]), (5, true, true));
     assert_eq!(lines(&["--verbose"]), (40, false, true));
     assert_eq!(lines(&["--quiet"]), (5, true, false));
+}
+
+#[test]
+fn what_cannot_be_copied_says_why_and_what_to_do() {
+    let site = Site::new();
+    let agent = site.agent();
+    symlink("nowhere", site.local().join("dangling")).unwrap();
+    write(&site.local().join("d/f"), b"bytes");
+    symlink(".", site.local().join("d/around")).unwrap();
+    write(&site.local().join("d/.sterna-mine"), b"bytes");
+    let push = |source: &str| site.copy(&agent).arg(source).arg(agent.url("to/")).run();
+    push("dangling").expect(3).says("dangling in . is a symlink whose target does not exist");
+    push("d/.sterna-mine").expect(3).says("our unfinished files; give it another name");
+    let tree = push("d").expect(1);
+    tree.says("d/around is a symlink to a directory").says("name it as a source").says("d/.sterna-mine is not copied");
+    assert_eq!((&tree.summary()["copied"], &tree.summary()["failed"]), (&1.into(), &2.into()));
 }
