@@ -178,7 +178,8 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
                 std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
                 _ => ErrorKind::Io,
             };
-            Error::new(kind, Scope::Client, Phase::Prepare, format!("listen on TCP {listen}")).caused_by(e)
+            let text = format!("listen on TCP {listen}{}", why_not_listening(&e));
+            Error::new(kind, Scope::Client, Phase::Prepare, text).caused_by(e)
         })?;
         let bound = tcp.local_addr().map_err(|e| crate::internal("ask for the port that was bound").caused_by(e))?;
         match quic::Listener::bind(bound, identity, &quic::ListenerOptions::default()) {
@@ -186,6 +187,20 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
             Err(error) if listen.port() == 0 && error.kind == ErrorKind::Busy && tries < PORT_TRIES => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// What an operator can do about an address that cannot be listened on, in front of the words of the system.
+fn why_not_listening(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            ", where another program listens; stop that or give another port with --listen"
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            ", an address that this host has not; give one of its own with --listen"
+        }
+        std::io::ErrorKind::PermissionDenied => ", which is not allowed; give a port from 1024 on with --listen",
+        _ => "",
     }
 }
 
@@ -324,7 +339,8 @@ impl Shared {
         };
         granted.ok_or_else(|| {
             let text = format!(
-                "{peer} is not authorized here: its operator must add that line to the agent's --authorize file"
+                "{peer} is not authorized here: the operator of the agent must add a line with that fingerprint (alone for all \
+                 rights, or with ro behind it to read only) to the file that its --authorize names; the next try counts"
             );
             let error = Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
             self.sessions.of_peer(peer).iter().for_each(|session| session.abort(&error));
@@ -423,11 +439,7 @@ impl Shared {
                 let rest = path.get(end + 1..).unwrap_or_default();
                 match roots.iter().find(|root| root.name.as_deref() == Some(&*name)) {
                     Some(root) => (root, rest),
-                    None => {
-                        let known: Vec<&str> = roots.iter().filter_map(|root| root.name.as_deref()).collect();
-                        let text = format!("root {name:?} is not served here; served are {}", known.join(", "));
-                        return refused(ErrorKind::NotFound, text);
-                    }
+                    None => return refused(ErrorKind::NotFound, no_such_root(&name, roots, grant)),
                 }
             }
         };
@@ -437,10 +449,10 @@ impl Shared {
             (Access::ReadOnly, rights) if rights.may_read() => {}
             (Access::ReadWrite, rights) if rights.may_write() => {}
             (Access::ReadOnly, _) => {
-                return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you"));
+                return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you; {GRANTED_BY}"));
             }
             (Access::ReadWrite, _) => {
-                return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you"));
+                return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you; {GRANTED_BY}"));
             }
         }
         Ok((named.root.clone(), rest))
@@ -477,6 +489,22 @@ struct AgentSink<'a> {
     joined: Option<Joined>,
     /// The lane has been told that it is not wanted, and closes; what still comes is read past.
     refused: bool,
+}
+
+/// What can be done about a right that is missing.
+const GRANTED_BY: &str = "the operator of the agent can grant it";
+
+/// What is said of a path that begins in no root. Those that the peer may not use are not there for it.
+fn no_such_root(name: &str, roots: &[NamedRoot], grant: &Grant) -> String {
+    let granted = roots.iter().filter_map(|root| root.name.as_deref()).filter(|name| grant.rights(name).may_read());
+    let granted = match granted.collect::<Vec<_>>().join(", ") {
+        names if names.is_empty() => format!("none is open to you; {GRANTED_BY}"),
+        names => format!("begin the path with one of those that are open to you: {names}"),
+    };
+    match name {
+        "" => format!("a path that names no root is not served here; {granted}"),
+        name => format!("root {name:?} is not served here; {granted}"),
+    }
 }
 
 impl AgentSink<'_> {

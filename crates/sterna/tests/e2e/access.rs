@@ -95,8 +95,11 @@ fn named_roots_have_rights_of_their_own() {
     pull(&site, &agent, "out/there").expect(0);
     push(&site, &agent, "closed/new").expect(4);
     pull(&site, &agent, "closed/there").expect(3);
-    push(&site, &agent, "elsewhere/new").expect(4).says("not served here");
-    site.copy(&agent).arg(agent.url("")).arg("all").run().expect(3).says("not served here");
+    let elsewhere = push(&site, &agent, "elsewhere/new").expect(4);
+    elsewhere.says("root \"elsewhere\" is not served here").says("open to you: in, out");
+    assert!(!elsewhere.text().contains("closed"), "{}", elsewhere.describe());
+    let nameless = site.copy(&agent).arg(agent.url("")).arg("all").run().expect(3);
+    nameless.says("a path that names no root is not served here");
     let names = |root: &str| fs::read_dir(site.root().join(root)).unwrap().count();
     assert_eq!((names("in"), names("out"), names("closed")), (2, 1, 1));
 }
