@@ -260,7 +260,11 @@ impl Job {
                 let mut remotes = Vec::new();
                 for source in &options.sources {
                     match source {
-                        Location::Local(_) => return usage("neither end is sterna://…: use cp for copies on one host"),
+                        Location::Local(_) => {
+                            let text = "neither end is at an agent: write that one as sterna://host[:port]/path, or use cp \
+                                        for copies on one host";
+                            return usage(text);
+                        }
                         Location::Remote(remote) => remotes.push(remote),
                     }
                 }

@@ -101,6 +101,7 @@ fn an_agent_that_cannot_start_blames_its_own_host() {
         (file.as_os_str(), "127.0.0.1:0", any, 74, "Not a directory"),
         (root.as_os_str(), "127.0.0.1:0", "--authorize=/nowhere/authorized", 74, "/nowhere/authorized"),
         ("=x".as_ref(), "127.0.0.1:0", any, 2, "a root needs a name"),
+        (root.as_os_str(), "localhost", any, 2, "such as 127.0.0.1:7373"),
     ] {
         let mut command = Command::new(BINARY);
         command.args(["agent", "--listen", listen, "--state"]).arg(site.path("other-state")).arg(who);
