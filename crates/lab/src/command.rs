@@ -24,7 +24,8 @@ pub const EXAMPLES: &str = "Examples:
   sterna lab down --name x
 
 Host a is where data comes from, host b where it goes to. STERNA_LAB_A and STERNA_LAB_B
-hold their addresses for every command that runs on one of them.";
+hold their addresses for every command that runs on one of them. `sterna lab run --help`
+lists what a path can do to packets: queues, policers, bursts, reordering and more.";
 
 const RUN_EXAMPLES: &str = "Examples:
   sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'

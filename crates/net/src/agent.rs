@@ -4,6 +4,7 @@
 //! [`Agent::run`] ticks the sessions and forgets those that are over. Nothing is kept in memory that a crash would lose:
 //! what has arrived is in the journals beneath the roots.
 
+mod log;
 mod sessions;
 
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{Frame, Hello, Request, SessionId};
+use sterna_proto::session::{Frame, Hello, LaneId, Request};
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::buffer::BufferPool;
@@ -21,11 +22,13 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink,
-    Source, all_within, close_all, spawn_feeder,
+    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, Source,
+    all_within, close_all, spawn_feeder,
 };
 
-use self::sessions::{AgentSession, Seat, Sessions, Started};
+pub use self::log::AgentLog;
+use self::log::{Refused, SessionLog};
+use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 
 /// How often sessions are looked after.
 const TICK: Duration = Duration::from_millis(250);
@@ -65,12 +68,6 @@ pub struct AgentOptions {
     pub linger: Duration,
 }
 
-/// Hears what an agent does, for its log.
-pub trait AgentLog: Send + Sync {
-    /// A peer did something; `line` is for people.
-    fn line(&self, line: &str);
-}
-
 struct Shared {
     roots: Vec<NamedRoot>,
     admission: Admission,
@@ -80,6 +77,7 @@ struct Shared {
     log: Arc<dyn AgentLog>,
     stopping: AtomicBool,
     handshakes: Arc<Handshakes>,
+    refused: Refused,
 }
 
 /// A running agent.
@@ -113,6 +111,7 @@ impl Agent {
             log,
             stopping: AtomicBool::new(false),
             handshakes: Handshakes::new(HANDSHAKES_MAX),
+            refused: Refused::default(),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
@@ -147,21 +146,21 @@ impl Agent {
         close_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
         // What came meanwhile.
         checkpoints();
+        sessions.iter().for_each(|(_, session)| session.log_end(Some("the agent is stopping")));
     }
 
     fn tick(&self) {
-        for (key, session) in self.shared.sessions.all() {
+        for (_, session) in self.shared.sessions.all() {
             let Some(started) = session.started() else { continue };
             started.end.tick();
             session.listen();
             if started.receiver.is_none() {
-                for reason in session.live.adapt_congestion() {
-                    self.shared.log.line(&format!("session {} of {}: {reason}", short(&key.1), key.0));
-                }
+                session.live.adapt_congestion().iter().for_each(|reason| started.log.detail(reason));
             }
             if session.is_over() {
                 self.shared.sessions.remove(&session);
-                self.shared.log.line(&format!("session {} of {} over", short(&key.1), key.0));
+            } else {
+                started.log.handle_lanes(session.lanes_joined());
             }
         }
     }
@@ -179,7 +178,8 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
                 std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
                 _ => ErrorKind::Io,
             };
-            Error::new(kind, Scope::Client, Phase::Prepare, format!("listen on TCP {listen}")).caused_by(e)
+            let text = format!("listen on TCP {listen}{}", why_not_listening(&e));
+            Error::new(kind, Scope::Client, Phase::Prepare, text).caused_by(e)
         })?;
         let bound = tcp.local_addr().map_err(|e| crate::internal("ask for the port that was bound").caused_by(e))?;
         match quic::Listener::bind(bound, identity, &quic::ListenerOptions::default()) {
@@ -190,13 +190,23 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
     }
 }
 
+/// What an operator can do about an address that cannot be listened on, in front of the words of the system.
+fn why_not_listening(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            ", where another program listens; stop that or give another port with --listen"
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            ", an address that this host has not; give one of its own with --listen"
+        }
+        std::io::ErrorKind::PermissionDenied => ", which is not allowed; give a port from 1024 on with --listen",
+        _ => "",
+    }
+}
+
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
     spawned.map(drop).map_err(|e| crate::internal("start a thread of the agent").caused_by(e))
-}
-
-fn short(session: &SessionId) -> String {
-    session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Shared {
@@ -230,10 +240,19 @@ impl Shared {
             // Out of threads: the connection is dropped, and its client dials again.
             let _ = spawn("lane", move || match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
                 Ok(lane) => shared.serve(lane.into_lane(), slot),
-                Err(error) if slot.stays() => shared.log.line(&error.chain()),
+                Err(error) if slot.stays() => shared.log_handshake(&error),
                 // Ended in favour of another: a flood must not fill the log too.
                 Err(_) => {}
             });
+        }
+    }
+
+    /// Logs a handshake that failed. Who only knocks and leaves, as a client does that is done before its last lane is up, is
+    /// a detail.
+    fn log_handshake(&self, error: &Error) {
+        match error.kind {
+            ErrorKind::Unreachable => self.log.detail(&error.chain()),
+            _ => self.log.line(&error.chain()),
         }
     }
 
@@ -253,7 +272,7 @@ impl Shared {
             let lane = match accepted {
                 Ok(lane) => lane,
                 Err(error) => {
-                    self.log.line(&error.chain());
+                    self.log_handshake(&error);
                     continue;
                 }
             };
@@ -288,15 +307,23 @@ impl Shared {
         let outcome = outcome.and_then(|()| rx.run(&mut sink));
         handle.close("lane ended");
         let AgentSink { joined, slot, .. } = sink;
-        if let Some(Joined { up, feeder, .. }) = joined {
-            drop(up);
+        let is_stranger = joined.is_none();
+        if let Some(Joined { up, feeder, id, sink, seat }) = joined {
+            drop((up, sink));
             // The feeder has said why through the lane; a panic of it has been reported by its thread.
             let _ = feeder.join();
+            if let Some(started) = seat.0.started() {
+                let reason = outcome.as_ref().err().map_or("closed by the client".to_owned(), Error::chain);
+                started.log.lane_down(id, reason);
+            }
         }
-        if let Err(error) = outcome
-            && slot.is_none_or(|slot| slot.stays())
-        {
-            self.log.line(&format!("lane of {peer} from {}: {}", handle.peer_addr(), error.chain()));
+        let Err(error) = outcome else { return };
+        let line = format!("{} at {}: {}", peer.short(), handle.peer_addr(), error.chain());
+        // A client that leaves, and a network that fails, are every day's; who breaks the protocol is the operator's business.
+        match (error.kind, slot.is_none_or(|slot| slot.stays())) {
+            (ErrorKind::Protocol, true) => self.log.line(&line),
+            (_, true) if is_stranger => self.log.detail(&line),
+            _ => {}
         }
     }
 
@@ -306,15 +333,14 @@ impl Shared {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
             Admission::Listed(list) => {
                 let Answer { grant, damage } = list.ask(peer);
-                if let Some(error) = damage {
-                    self.log.line(&format!("{}; the list of before stays in force", error.chain()));
-                }
+                damage.iter().for_each(|text| self.log.line(text));
                 grant
             }
         };
         granted.ok_or_else(|| {
             let text = format!(
-                "{peer} is not authorized here: its operator must add that line to the agent's --authorize file"
+                "{peer} is not authorized here: the operator of the agent must add a line with that fingerprint (alone for all \
+                 rights, or with ro behind it to read only) to the file that its --authorize names; the next try counts"
             );
             let error = Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
             self.sessions.of_peer(peer).iter().for_each(|session| session.abort(&error));
@@ -323,7 +349,7 @@ impl Shared {
     }
 
     /// A seat in the session of a hello: the one that is running, or a new one. Its rights are looked at for each lane.
-    fn session(self: &Arc<Self>, peer: Fingerprint, hello: &Hello) -> Result<Seat, Error> {
+    fn session(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr, hello: &Hello) -> Result<Seat, Error> {
         let grant = self.grant(&peer)?;
         let key = (peer, hello.session);
         let places = self.places(&hello.request, &grant).inspect_err(|error| {
@@ -332,28 +358,31 @@ impl Shared {
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
         session
-            .start(|| {
-                let started = self.start_session(session, places)?;
-                self.log.line(&format!("session {} of {peer}: {}", short(&key.1), described(&hello.request)));
-                Ok(started)
-            })
+            .start(|| self.start_session(session, &key, from, places))
             .inspect_err(|_| self.sessions.remove(session))?;
         Ok(seat)
     }
 
-    fn start_session(self: &Arc<Self>, session: &AgentSession, places: Vec<Source>) -> Result<Started, Error> {
-        let AgentSession { peer, budget, request, .. } = session;
+    fn start_session(
+        self: &Arc<Self>,
+        session: &AgentSession,
+        (peer, id): &SessionKey,
+        from: SocketAddr,
+        places: Vec<Source>,
+    ) -> Result<Started, Error> {
+        let AgentSession { budget, request, .. } = session;
         let peer = *peer;
-        let (Request::Push { dry_run, .. } | Request::Pull { dry_run, .. }) = request;
-        let observer: Arc<dyn Observer> = Arc::new(SessionLog { log: Arc::clone(&self.log), peer, dry_run: *dry_run });
+        let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, request, self.linger));
         match request {
             Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
                 let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
                 let sources = if *several { Sources::Many } else { Sources::One };
-                let agent = Arc::downgrade(self);
+                // What is refused has the line of its refusal and no session.
+                let destination = Destination::resolve(&place.root, &place.pattern, sources)?;
+                let (agent, log) = (Arc::downgrade(self), log());
                 let receiver = Receiver::start(
                     ReceiverOptions {
-                        destination: Destination::resolve(&place.root, &place.pattern, sources)?,
+                        destination,
                         overwrite: *overwrite,
                         checks: *checks,
                         expect: *expect,
@@ -366,16 +395,17 @@ impl Shared {
                             agent.upgrade().iter().for_each(|agent| agent.end_abandoned(&peer, destination, path));
                         }),
                     },
-                    observer,
+                    Arc::clone(&log) as Arc<dyn Observer>,
                 )?;
-                Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver) })
+                Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log })
             }
             Request::Pull { rate_bps, loss_ceiling_ppm, dry_run, .. } => {
                 budget.set_rate((*rate_bps > 0).then_some(BitRate(*rate_bps)));
                 budget.set_loss_ceiling(*loss_ceiling_ppm as f64 / 1e6);
-                let end =
-                    Sender::start(places, self.linger, *dry_run, Arc::default(), Arc::clone(&self.pool), observer)?;
-                Ok(Started { end, receiver: None })
+                let (log, pool) = (log(), Arc::clone(&self.pool));
+                let observer = Arc::clone(&log) as Arc<dyn Observer>;
+                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), pool, observer)?;
+                Ok(Started { end, receiver: None, log })
             }
         }
     }
@@ -409,11 +439,7 @@ impl Shared {
                 let rest = path.get(end + 1..).unwrap_or_default();
                 match roots.iter().find(|root| root.name.as_deref() == Some(&*name)) {
                     Some(root) => (root, rest),
-                    None => {
-                        let known: Vec<&str> = roots.iter().filter_map(|root| root.name.as_deref()).collect();
-                        let text = format!("root {name:?} is not served here; served are {}", known.join(", "));
-                        return refused(ErrorKind::NotFound, text);
-                    }
+                    None => return refused(ErrorKind::NotFound, no_such_root(&name, roots, grant)),
                 }
             }
         };
@@ -423,10 +449,10 @@ impl Shared {
             (Access::ReadOnly, rights) if rights.may_read() => {}
             (Access::ReadWrite, rights) if rights.may_write() => {}
             (Access::ReadOnly, _) => {
-                return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you"));
+                return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you; {GRANTED_BY}"));
             }
             (Access::ReadWrite, _) => {
-                return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you"));
+                return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you; {GRANTED_BY}"));
             }
         }
         Ok((named.root.clone(), rest))
@@ -444,27 +470,12 @@ impl Shared {
     }
 }
 
-fn described(request: &Request) -> String {
-    let shown = |path: &[u8]| match path.iter().all(|&b| b == b'/') {
-        true => ONLY_ROOT.to_owned(),
-        false => format!("{:?}", String::from_utf8_lossy(path)),
-    };
-    let (words, dry_run) = match request {
-        Request::Push { destination, dry_run, .. } => (format!("push to {}", shown(destination)), dry_run),
-        Request::Pull { sources, dry_run, .. } => {
-            let first: Vec<_> = sources.iter().take(3).map(|source| shown(source)).collect();
-            let rest = if sources.len() > 3 { " and more" } else { "" };
-            (format!("pull of {}{rest}", first.join(", ")), dry_run)
-        }
-    };
-    if *dry_run { format!("dry run of a {words}") } else { words }
-}
-
 struct Joined {
     up: JoinedLane,
     feeder: thread::JoinHandle<Result<(), Error>>,
+    id: LaneId,
     sink: SessionSink,
-    _seat: Seat,
+    seat: Seat,
 }
 
 /// What a lane calls: waits for the hello, then belongs to its session.
@@ -480,13 +491,29 @@ struct AgentSink<'a> {
     refused: bool,
 }
 
+/// What can be done about a right that is missing.
+const GRANTED_BY: &str = "the operator of the agent can grant it";
+
+/// What is said of a path that begins in no root. Those that the peer may not use are not there for it.
+fn no_such_root(name: &str, roots: &[NamedRoot], grant: &Grant) -> String {
+    let granted = roots.iter().filter_map(|root| root.name.as_deref()).filter(|name| grant.rights(name).may_read());
+    let granted = match granted.collect::<Vec<_>>().join(", ") {
+        names if names.is_empty() => format!("none is open to you; {GRANTED_BY}"),
+        names => format!("begin the path with one of those that are open to you: {names}"),
+    };
+    match name {
+        "" => format!("a path that names no root is not served here; {granted}"),
+        name => format!("root {name:?} is not served here; {granted}"),
+    }
+}
+
 impl AgentSink<'_> {
     fn join(&mut self, frame: &[u8]) -> Result<(), Error> {
         let outcome = match Frame::decode(frame) {
             Ok(Frame::Hello(hello)) => {
                 // Known from here on, and counted by the session; storage may take its time.
                 self.slot = None;
-                self.shared.session(self.peer, &hello)
+                self.shared.session(self.peer, self.handle.peer_addr(), &hello)
             }
             Ok(_) => Err(Error::protocol("the first frame from the peer is not a hello")),
             Err(error) => Err(error),
@@ -503,13 +530,21 @@ impl AgentSink<'_> {
         session.live.share_rate(&session.budget);
         let up = JoinedLane::new(&end, id, &self.handle);
         let feeder = spawn_feeder(Arc::clone(&end), id, tx, Some(Frame::Welcome), Arc::clone(&self.handle))?;
-        self.joined = Some(Joined { up, feeder, sink: SessionSink::new(end, id), _seat: seat });
+        started.log.lane_up(id, format_args!("{} from {}", self.handle.transport(), self.handle.peer_addr()));
+        self.joined = Some(Joined { up, feeder, id, sink: SessionSink::new(end, id), seat });
         Ok(())
     }
 
     /// Tells the peer why it is not wanted, and closes the lane.
     fn refuse(&mut self, error: &Error) -> Result<(), Error> {
-        self.shared.log.line(&format!("lane of {} refused: {}", self.peer, error.chain()));
+        let line = format!("refused {} at {}: {}", self.peer.short(), self.handle.peer_addr(), error.chain());
+        // After a restart of ours the session that takes over has lines of its own.
+        let is_told = error.kind == ErrorKind::SessionLost
+            || self.shared.refused.was_told(self.peer, error.chain(), Instant::now());
+        match is_told {
+            true => self.shared.log.detail(&line),
+            false => self.shared.log.line(&line),
+        }
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;
         // The peer may be gone already. Closing in order lets it hear the reason before the end.
@@ -555,31 +590,5 @@ impl LaneSink for AgentSink<'_> {
 
     fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
         self.sink()?.map_or(Ok(()), |sink| sink.block_abandoned(block))
-    }
-}
-
-/// Writes what happens in a session to the log of the agent.
-struct SessionLog {
-    log: Arc<dyn AgentLog>,
-    peer: Fingerprint,
-    dry_run: bool,
-}
-
-impl Observer for SessionLog {
-    fn session_event(&self, event: SessionEvent) {
-        use sterna_proto::session::FileOutcome;
-        let line = match event {
-            SessionEvent::Settled { entry, outcome: FileOutcome::Done(_) } if self.dry_run => {
-                format!("would copy {}", entry.path)
-            }
-            SessionEvent::Settled { entry, outcome: FileOutcome::Done(_) } => format!("done {}", entry.path),
-            SessionEvent::Settled { entry, outcome: FileOutcome::Skipped } => format!("up to date {}", entry.path),
-            SessionEvent::Settled { entry, outcome: FileOutcome::Failed(e) } => {
-                format!("failed {}: {}", entry.path, e.chain())
-            }
-            SessionEvent::Notice(text) => text,
-            SessionEvent::Unreadable(error) | SessionEvent::Aborted(error) => error.chain(),
-        };
-        self.log.line(&format!("{}: {line}", self.peer));
     }
 }

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -112,7 +112,7 @@ pub enum CopyEvent {
         /// Why.
         rationale: String,
     },
-    /// A lane is up.
+    /// A lane is up: the agent has welcomed it.
     LaneUp {
         /// Its number.
         lane: u32,
@@ -162,6 +162,8 @@ pub struct CopySummary {
     pub bytes_skipped: u64,
     /// Bytes that were there from an earlier run; goodput does not count them.
     pub bytes_held: u64,
+    /// Bytes of holes that this run told instead of carrying; goodput does not count them either.
+    pub bytes_holes: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
     /// Time from the start to the last outcome.
@@ -171,9 +173,9 @@ pub struct CopySummary {
 }
 
 impl CopySummary {
-    /// Mean rate of the file bytes that this run brought.
+    /// Mean rate of the file bytes that lanes brought in this run.
     pub fn goodput(&self) -> BitRate {
-        BitRate::mean(ByteCount(self.bytes.saturating_sub(self.bytes_held)), self.elapsed)
+        BitRate::mean(ByteCount(self.bytes.saturating_sub(self.bytes_held + self.bytes_holes)), self.elapsed)
     }
 }
 
@@ -258,7 +260,11 @@ impl Job {
                 let mut remotes = Vec::new();
                 for source in &options.sources {
                     match source {
-                        Location::Local(_) => return usage("neither end is sterna://…: use cp for copies on one host"),
+                        Location::Local(_) => {
+                            let text = "neither end is at an agent: write that one as sterna://host[:port]/path, or use cp \
+                                        for copies on one host";
+                            return usage(text);
+                        }
                         Location::Remote(remote) => remotes.push(remote),
                     }
                 }
@@ -462,6 +468,10 @@ struct Keeper {
     /// Bytes that the earlier sessions of this copy found, and those that the last one left for this one to find.
     held_before: u64,
     found_bytes: u64,
+    /// Bytes of holes that the earlier sessions of this copy told.
+    holes_before: u64,
+    /// Lanes that the agent has welcomed and that have not ended.
+    up: AtomicUsize,
     /// Lanes that are kept; grows when they turn out too few.
     lanes_wanted: AtomicU32,
     /// Ends the waits of backoff early.
@@ -486,10 +496,10 @@ fn run_session(
     if via == Via::Quic {
         lane_memory(options, lane_count)?;
     }
-    let (held_before, found_bytes) = {
+    let (held_before, holes_before, found_bytes) = {
         let mut state = lock(&tally.state);
         state.aborted = None;
-        (state.summary.bytes_held, state.unsettled_bytes)
+        (state.summary.bytes_held, state.summary.bytes_holes, state.unsettled_bytes)
     };
     let (end, receiver) = job.start_end(options, tally)?;
     let keeper = Arc::new(Keeper {
@@ -507,6 +517,8 @@ fn run_session(
         live: Lanes::default(),
         held_before,
         found_bytes,
+        holes_before,
+        up: AtomicUsize::new(0),
         lanes_wanted: AtomicU32::new(0),
         over: (Mutex::new(false), Condvar::new()),
         trusted: Mutex::new(Some(first.peer)),
@@ -527,6 +539,7 @@ fn run_session(
     let progress = keeper.session_progress();
     state.summary.blocks_again += progress.blocks_again;
     state.summary.bytes_held = progress.bytes_held;
+    state.summary.bytes_holes = progress.bytes_holes;
     state.unsettled_bytes = end.unsettled_bytes();
     match state.aborted.take() {
         Some(error) => Err(error),
@@ -725,9 +738,20 @@ impl Keeper {
         }
         let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
         let (transport, peer) = (lane.handle.transport(), lane.handle.peer_addr());
-        self.observer.event(CopyEvent::LaneUp { lane: id.0, transport, peer });
-        let welcomed = &self.welcomed;
-        attach(Arc::clone(&self.end), id, lane, Some(Frame::Hello(hello)), &|| welcomed.store(true, Ordering::Relaxed))
+        // An agent that was restarted, or that refuses, answers a connection all the same: only its welcome says that it is ours.
+        let is_up = AtomicBool::new(false);
+        let on_welcome = || {
+            self.welcomed.store(true, Ordering::Relaxed);
+            if !is_up.swap(true, Ordering::Relaxed) {
+                self.up.fetch_add(1, Ordering::Relaxed);
+                self.observer.event(CopyEvent::LaneUp { lane: id.0, transport, peer });
+            }
+        };
+        let outcome = attach(Arc::clone(&self.end), id, lane, Some(Frame::Hello(hello)), &on_welcome);
+        if is_up.into_inner() {
+            self.up.fetch_sub(1, Ordering::Relaxed);
+        }
+        outcome
     }
 
     /// Every lane must end at the agent that the first one reached.
@@ -808,6 +832,8 @@ impl Keeper {
     fn session_progress(&self) -> Progress {
         let mut progress = self.end.progress();
         progress.bytes_held = self.held_before + progress.bytes_held.saturating_sub(self.found_bytes);
+        progress.bytes_holes += self.holes_before;
+        progress.lanes = self.up.load(Ordering::Relaxed);
         progress
     }
 

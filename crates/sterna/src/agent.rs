@@ -16,18 +16,20 @@ use crate::{print_line, say, state};
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn run(flags: AgentFlags) -> Result<u8, Error> {
-    let admission = match (&flags.authorize, flags.authorize_any) {
-        (Some(file), _) => Admission::Listed(Authorized::open(file)?),
-        (None, true) => Admission::Anybody,
-        (None, false) => {
-            return Err(usage(
-                "nobody may use this agent yet: give --authorize FILE with a fingerprint a line (`sterna id` on the other \
-                 host prints it), or --authorize-any to let everybody in",
-            ));
-        }
-    };
+    if flags.authorize.is_none() && !flags.authorize_any {
+        return Err(usage(
+            "nobody may use this agent yet: give --authorize FILE with a fingerprint a line (`sterna id` on the other \
+             host prints it), or --authorize-any to let everybody in",
+        ));
+    }
     let roots = flags.roots.iter().map(parse_root).collect::<Result<Vec<_>, _>>()?;
     check_names(&roots)?;
+    let admission = match &flags.authorize {
+        Some(file) => {
+            Admission::Listed(Authorized::open(file, roots.iter().filter_map(|root| root.name.clone()).collect())?)
+        }
+        None => Admission::Anybody,
+    };
     let identity = state::identity(flags.state.as_deref())?;
     let fingerprint = identity.fingerprint();
     let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger };
@@ -37,7 +39,7 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
             Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
         })?;
     }
-    let agent = Agent::start(options, identity, Arc::new(StderrLog))?;
+    let agent = Agent::start(options, identity, Arc::new(StderrLog { verbose: flags.verbose }))?;
     let listening = format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr());
     if let Err(error) = print_line(listening.as_bytes()) {
         say(&format!("{listening}; {}", error.chain()));
@@ -92,10 +94,18 @@ fn usage(text: &str) -> Error {
 }
 
 /// The log of an agent: stderr, for the journal of the service manager.
-struct StderrLog;
+struct StderrLog {
+    verbose: bool,
+}
 
 impl AgentLog for StderrLog {
     fn line(&self, line: &str) {
         say(line);
+    }
+
+    fn detail(&self, line: &str) {
+        if self.verbose {
+            say(line);
+        }
     }
 }

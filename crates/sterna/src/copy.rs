@@ -421,6 +421,9 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
     if summary.bytes_held > 0 && !dry_run {
         line.push_str(&format!(", {} of them from an earlier run", ByteCount(summary.bytes_held)));
     }
+    if summary.bytes_holes > 0 && !dry_run {
+        line.push_str(&format!(", {} of them holes", ByteCount(summary.bytes_holes)));
+    }
     if summary.skipped > 0 {
         let size = if dry_run { format!(" ({})", ByteCount(summary.bytes_skipped)) } else { String::new() };
         line.push_str(&format!(", {} up to date{size}", files(summary.skipped)));
@@ -473,6 +476,8 @@ mod tests {
         assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date (2.00 kB)");
         assert_eq!(said(1, 0, 0, true), "would copy 1 file, 1.00 kB");
         assert_eq!(said(0, 1, 2, false), "copied nothing, 1 file up to date, 2 files failed");
+        let sparse = CopySummary { done: 1, bytes: 9000, bytes_holes: 8000, ..CopySummary::default() };
+        assert!(summary_line(&sparse, false).ends_with(" goodput), 8.00 kB of them holes"));
         assert!(said(2, 1, 0, false).starts_with("copied 2 files, 2.00 kB in 0.0 s"), "{}", said(2, 1, 0, false));
     }
 }

@@ -1,10 +1,11 @@
 //! Every flag of the command line, in one table. Names are API: see `docs/operating.md`.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sterna_proto::location::DEFAULT_PORT;
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
 
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.
@@ -12,8 +13,9 @@ macro_rules! exit_codes {
     () => {
         "Exit codes:
   0 done   1 some files failed   2 wrong usage   3 source   4 destination
-  5 path (network)   6 credentials   70 a bug of sterna   74 this host (state
-  directory, output, sockets; an agent's roots and port)   130 interrupted"
+  5 path (the network) or the agent   6 credentials   70 a bug of sterna
+  74 this host (state directory, output, sockets; an agent's roots and port)
+  130 interrupted"
     };
 }
 
@@ -69,19 +71,22 @@ const COPY_EXAMPLES: &str = concat!(
     exit_codes!(),
     "
 
+Symlinks are copied as the files that they lead to. Within a source, those to directories
+and those that lead nowhere are named, left out and count as failed (exit code 1).
+
 Run the same command again after any failure: it goes on where it was."
 );
 
 /// Flags of `sterna agent`.
 #[derive(Debug, Args)]
 pub struct AgentFlags {
-    /// Directory to serve: DIR alone is sterna://host/, each of several NAME=DIR is sterna://host/NAME/; with :ro nobody writes to it
+    /// Directory to serve: DIR alone is sterna://host/, NAME=DIR (one or several) is sterna://host/NAME/; with :ro nobody writes to it
     #[arg(long = "root", value_name = "[NAME=]DIR[:ro]", required = true)]
     pub roots: Vec<OsString>,
-    /// Address and port to listen on, TCP and UDP
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7373")]
+    /// Address of this host to listen on, and a port where it is not 7373, TCP and UDP
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:7373", value_parser = parse_listen)]
     pub listen: SocketAddr,
-    /// File of the fingerprints that may use this agent, a line each as `sterna id` prints it there; rights such as ro or NAME=rw may follow
+    /// File of the fingerprints that may use this agent, a line each as `sterna id` prints it on their host; rights such as ro or NAME=rw may follow
     #[arg(long, value_name = "FILE", conflicts_with = "authorize_any")]
     pub authorize: Option<PathBuf>,
     /// Let everybody who can connect read and write
@@ -90,7 +95,10 @@ pub struct AgentFlags {
     /// How long to wait for a client whose connections are all lost; what has arrived stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
-    /// Where this host keeps its identity
+    /// Log every connection (lane) too, beside sessions and files
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Where this host keeps its identity (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
 }
@@ -98,7 +106,7 @@ pub struct AgentFlags {
 /// Flags of `sterna id`.
 #[derive(Debug, Args)]
 pub struct IdFlags {
-    /// Where this host keeps its identity
+    /// Where this host keeps its identity (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
 }
@@ -179,7 +187,7 @@ pub struct CopyFlags {
     /// Print nothing but errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Where this host keeps its identity and the agents it knows
+    /// Where this host keeps its identity and the agents it knows (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
 }
@@ -196,6 +204,18 @@ pub enum Lanes {
 /// Parts per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ppm(pub u32);
+
+/// Reads `127.0.0.1:7373`, `[::]:7373`, or an address alone.
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let with_default = || bare.parse().map(|ip: IpAddr| SocketAddr::new(ip, DEFAULT_PORT));
+    text.parse().or_else(|_| with_default()).map_err(|_| {
+        // A name may mean several addresses, and an agent listens on one.
+        "expected an address of this host as numbers, with or without a port, such as 127.0.0.1:7373 for itself, \
+         0.0.0.0 for everybody by IPv4, or [::]:7373 for IPv6 too"
+            .to_owned()
+    })
+}
 
 fn parse_lanes(text: &str) -> Result<Lanes, String> {
     if text == "auto" {
@@ -251,6 +271,23 @@ mod tests {
         let mut subcommands = command.get_subcommands().peekable();
         assert!(found.len() > before || subcommands.peek().is_some(), "{} has no example", command.get_name());
         subcommands.for_each(|command| examples(command, found));
+    }
+
+    #[test]
+    fn an_address_to_listen_on_needs_no_port() {
+        let cases = [
+            ("127.0.0.1:80", "127.0.0.1:80"),
+            ("0.0.0.0", "0.0.0.0:7373"),
+            ("::", "[::]:7373"),
+            ("[::1]", "[::1]:7373"),
+            ("[::1]:80", "[::1]:80"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse_listen(text).unwrap().to_string(), expected);
+        }
+        for wrong in ["localhost", "localhost:7373", "7373", ":7373", "", "127.0.0.1:", "1.2.3.4:70000"] {
+            assert!(parse_listen(wrong).unwrap_err().contains("127.0.0.1:7373"), "{wrong}");
+        }
     }
 
     #[test]

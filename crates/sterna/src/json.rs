@@ -84,6 +84,7 @@ pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
     }
     let (rtt, loss) = path_figures(&progress.lanes);
     let bytes_held = session.bytes_held + session.bytes_up_to_date;
+    let carried = ByteCount(session.bytes_done.saturating_sub(bytes_held + session.bytes_holes));
     json!({
         "event": "progress",
         "elapsed_s": progress.elapsed.as_secs_f64(),
@@ -92,7 +93,8 @@ pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
         "files_known": session.files_known,
         "manifest_complete": session.manifest_complete,
         "bytes_held": bytes_held,
-        "goodput_bps": BitRate::mean(ByteCount(session.bytes_done.saturating_sub(bytes_held)), progress.elapsed).0,
+        "bytes_holes": session.bytes_holes,
+        "goodput_bps": BitRate::mean(carried, progress.elapsed).0,
         "lanes": session.lanes,
         "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
         "loss": loss,
@@ -123,6 +125,7 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
         "bytes_up_to_date": summary.bytes_skipped,
         "elapsed_s": summary.elapsed.as_secs_f64(),
         "bytes_held": summary.bytes_held,
+        "bytes_holes": summary.bytes_holes,
         "goodput_bps": summary.goodput().0,
         "blocks_again": summary.blocks_again,
     })

@@ -22,6 +22,14 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version go to stdout with code 0, wrong usage to stderr with code 2.
             let _ = error.print();
+            if error.kind() == clap::error::ErrorKind::MissingRequiredArgument
+                && std::env::args_os().nth(1).is_some_and(|command| command == "copy")
+            {
+                // The parser takes a lone path for the destination and misses the source, which reads the wrong way round.
+                say(
+                    "a copy needs a SOURCE and, last, a DESTINATION, one of them at an agent: sterna copy FILE sterna://host/",
+                );
+            }
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };

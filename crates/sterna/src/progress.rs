@@ -128,7 +128,10 @@ fn style(template: &str) -> ProgressStyle {
 
 impl State {
     fn goodput(&mut self, progress: &CopyProgress) -> BitRate {
-        self.samples.push((progress.elapsed, progress.session.bytes_done));
+        let session = &progress.session;
+        // Holes are told before they are confirmed, so that this may fall for a moment: then nothing has come.
+        let not_carried = session.bytes_held + session.bytes_up_to_date + session.bytes_holes;
+        self.samples.push((progress.elapsed, session.bytes_done.saturating_sub(not_carried)));
         let horizon = progress.elapsed.saturating_sub(GOODPUT_WINDOW);
         self.samples.retain(|(at, _)| *at >= horizon);
         match (self.samples.first(), self.samples.last()) {

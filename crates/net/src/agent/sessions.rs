@@ -12,6 +12,7 @@ use sterna_proto::plan::LANES_MAX;
 use sterna_proto::session::{Hello, Request, SessionId};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
+use super::log::SessionLog;
 use crate::identity::Fingerprint;
 use crate::lane::quic::SharedBudget;
 use crate::session::{End, LaneIds, Lanes, Receiver, lock};
@@ -35,6 +36,7 @@ pub(super) struct Started {
     pub(super) end: Arc<dyn End>,
     /// The same, when the session receives.
     pub(super) receiver: Option<Arc<Receiver>>,
+    pub(super) log: Arc<SessionLog>,
 }
 
 /// A session, from its first hello on.
@@ -111,6 +113,16 @@ impl AgentSession {
         self.started().iter().for_each(|started| started.end.abort(crate::copy_of(error)));
     }
 
+    /// Lanes that have joined and not ended.
+    pub(super) fn lanes_joined(&self) -> u32 {
+        self.seats.load(Ordering::Relaxed)
+    }
+
+    /// Writes its last line to the log, with why it is `cut` if it is, unless that is done or it never began.
+    pub(super) fn log_end(&self, cut: Option<&str>) {
+        self.started().iter().for_each(|started| started.log.end(&started.end.progress(), cut));
+    }
+
     /// Whether it has come to its end.
     pub(super) fn is_over(&self) -> bool {
         self.started().is_some_and(|started| started.end.is_over())
@@ -129,7 +141,7 @@ impl AgentSession {
     /// Whether its client is gone, as far as can be told.
     pub(super) fn is_deserted(&self) -> bool {
         let is_silent = || lock(&self.heard).at.elapsed() > DESERTED_AFTER;
-        self.started().is_some() && (self.seats.load(Ordering::Relaxed) == 0 || is_silent())
+        self.started().is_some() && (self.lanes_joined() == 0 || is_silent())
     }
 }
 
@@ -195,9 +207,10 @@ impl Sessions {
         lock(&self.0).iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
     }
 
-    /// Forgets `session`.
+    /// Forgets `session`, with its last line in the log.
     pub(super) fn remove(&self, session: &Arc<AgentSession>) {
         lock(&self.0).retain(|_, other| !Arc::ptr_eq(other, session));
+        session.log_end(None);
     }
 
     /// Ends the sessions of a peer whose client is gone; those that are over by that are forgotten at once.
@@ -223,13 +236,15 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::agent::log::AgentLog;
     use crate::buffer::BufferPool;
-    use crate::session::{Observer, Sender, SessionEvent};
+    use crate::session::{Observer, Sender};
 
     struct Deaf;
 
-    impl Observer for Deaf {
-        fn session_event(&self, _: SessionEvent) {}
+    impl AgentLog for Deaf {
+        fn line(&self, _: &str) {}
+        fn detail(&self, _: &str) {}
     }
 
     fn hello(number: u8) -> Hello {
@@ -242,9 +257,12 @@ mod tests {
     }
 
     fn started() -> Result<Started, Error> {
-        let (pool, observer) = (BufferPool::new(), Arc::new(Deaf));
-        let end = Sender::start(Vec::new(), Duration::MAX, true, Arc::default(), pool, observer)?;
-        Ok(Started { end, receiver: None })
+        let (key, from) = (key(1, 1), "127.0.0.1:1".parse().unwrap());
+        let deaf = Arc::new(Deaf) as Arc<dyn AgentLog>;
+        let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1).request, Duration::MAX));
+        let observer = Arc::clone(&log) as Arc<dyn Observer>;
+        let end = Sender::start(Vec::new(), Duration::MAX, true, Arc::default(), BufferPool::new(), observer)?;
+        Ok(Started { end, receiver: None, log })
     }
 
     #[test]

@@ -387,7 +387,9 @@ pub(super) fn times(mtime: FileTime) -> Timestamps {
 fn refuse_hidden(path: &RelPath) -> Result<(), Error> {
     match path.as_bytes().split(|&b| b == b'/').any(is_hidden_name) {
         true => {
-            let text = format!("write {path}: names that begin with .sterna- are kept for unfinished files");
+            let text = format!(
+                "write {path}: names that begin with .sterna- are kept for our unfinished files; give it another name"
+            );
             Err(PREPARING.refused(ErrorKind::Denied, text))
         }
         false => Ok(()),

@@ -9,10 +9,10 @@ use sterna_proto::file::{FILE_BYTES_MAX, drives_terminal};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::fault::LISTING;
-use super::is_hidden_name;
 use super::pattern::{has_wildcards, is_meant};
 use super::root::Root;
 use super::source::{describe, entry_from};
+use super::{is_hidden_name, is_unfinished_name};
 
 /// Most names in one directory; they are held in memory, about 64 bytes each, to be sorted.
 /// Reason: 40 times the 100,000 that archives are known to keep in one directory.
@@ -113,6 +113,10 @@ impl Root {
         let is_plain = match self.open_at(&plain, OFlags::PATH, Mode::empty()) {
             Ok(_) => true,
             Err(Errno::NOENT | Errno::NOTDIR) if wanted.iter().any(|name| has_wildcards(name)) => false,
+            Err(errno) if self.leads_nowhere(errno, &plain) => {
+                let text = format!("{} in {self} {LEADS_NOWHERE}", shown(path));
+                return Err(LISTING.refused(ErrorKind::NotFound, text));
+            }
             Err(errno) => return Err(LISTING.failed(errno, format_args!("look for {} in {self}", shown(path)))),
         };
         let first = match (wanted.is_empty(), is_plain) {
@@ -130,7 +134,24 @@ impl Root {
         let found = if wanted.is_empty() { Found::Something } else { Found::Nothing };
         Ok(Expansion { root: self.clone(), wanted, sources, top, frames: vec![first], found })
     }
+
+    /// Whether looking at `path` gave `errno` since it is a symlink to what does not exist.
+    fn leads_nowhere(&self, errno: Errno, path: &[u8]) -> bool {
+        let look = || self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()).and_then(rustix::fs::fstat);
+        errno == Errno::NOENT && look().is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
+    }
+
+    /// What is said of a name that cannot be looked at.
+    fn unseen(&self, errno: Errno, path: &RelPath) -> Error {
+        match self.leads_nowhere(errno, path.as_bytes()) {
+            true => LISTING.refused(ErrorKind::NotFound, format!("{path} {LEADS_NOWHERE}; skipped")),
+            false => LISTING.failed(errno, format_args!("look at {path}; skipped")),
+        }
+    }
 }
+
+/// What a dangling symlink is.
+const LEADS_NOWHERE: &str = "is a symlink whose target does not exist";
 
 impl Expansion {
     /// Whether the path can mean more than one thing; see [`super::Destination::resolve`].
@@ -157,20 +178,23 @@ impl Expansion {
             self.frames.pop();
             return Ok(None);
         };
-        if is_hidden_name(&name) {
-            return Ok(None);
-        }
         let stage = frame.stage;
         let path = match frame.directory.is_empty() {
             true => RelPath::new(&name),
             false => RelPath::new(&[&frame.directory[..], b"/", &name].concat()),
         };
         let path = path.map_err(|e| LISTING.refused(ErrorKind::Limit, format!("{}; skipped", e.text())))?;
+        if is_hidden_name(&name) {
+            let text = format!(
+                "{path} is not copied: names that begin with .sterna- are those of our unfinished files; give it another name"
+            );
+            return Err(LISTING.refused(ErrorKind::Denied, text));
+        }
         let looked = look(&self.root, frame, &path, &name);
         match stage {
             Stage::Match(index) => self.matched(index, path, looked),
             Stage::Below(strip) => {
-                let (stat, via) = looked.map_err(|errno| unseen(errno, &path))?;
+                let (stat, via) = looked.map_err(|errno| self.root.unseen(errno, &path))?;
                 self.send(path, &stat, via, strip)
             }
         }
@@ -188,7 +212,7 @@ impl Expansion {
             Ok(looked) => looked,
             // `*/b` looks for b in many directories and need not find it in all; `*` found what it shows.
             Err(Errno::NOENT | Errno::NOTDIR) if !is_last || !has_wildcards(&self.wanted[index]) => return Ok(None),
-            Err(errno) => return Err(unseen(errno, &path)),
+            Err(errno) => return Err(self.root.unseen(errno, &path)),
         };
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_last {
@@ -216,7 +240,10 @@ impl Expansion {
             (FileType::RegularFile, _) => EntryKind::File,
             (FileType::Directory, Via::Name) => EntryKind::Directory,
             (FileType::Directory, Via::Symlink) => {
-                let text = format!("{path} is a symlink to a directory, which is not followed; skipped");
+                let text = format!(
+                    "{path} is a symlink to a directory, which is not followed within a source; skipped: \
+                     name it as a source to copy it"
+                );
                 return Err(LISTING.refused(ErrorKind::Denied, text));
             }
             (other, _) => {
@@ -301,10 +328,6 @@ fn look(root: &Root, frame: &mut Frame, path: &RelPath, name: &[u8]) -> rustix::
     Ok((rustix::fs::fstat(target)?, Via::Symlink))
 }
 
-fn unseen(errno: Errno, path: &RelPath) -> Error {
-    LISTING.failed(errno, format_args!("look at {path}; skipped"))
-}
-
 /// The names of a directory that its stage wants, sorted.
 fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
     let wanted = match frame.stage {
@@ -319,7 +342,7 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
         let item = item.map_err(failed)?;
         let name = item.file_name().to_bytes();
         let is_wanted = wanted.is_none_or(|wanted| is_meant(wanted, name));
-        if matches!(name, b"." | b"..") || is_hidden_name(name) || !is_wanted {
+        if matches!(name, b"." | b"..") || is_unfinished_name(name) || !is_wanted {
             continue;
         }
         if names.len() == DIRECTORY_NAMES_MAX {

@@ -59,7 +59,8 @@ impl At {
             }
             Errno::NOENT => (ErrorKind::NotFound, Retry::Never, ""),
             Errno::NOTDIR if is_source => (ErrorKind::NotFound, Retry::Never, ""),
-            Errno::NOTDIR | Errno::EXIST | Errno::ISDIR | Errno::NOTEMPTY => (ErrorKind::Exists, Retry::Never, ""),
+            Errno::NOTDIR => (ErrorKind::Exists, Retry::Never, "a file is where a directory is needed"),
+            Errno::EXIST | Errno::ISDIR | Errno::NOTEMPTY => (ErrorKind::Exists, Retry::Never, ""),
             Errno::NAMETOOLONG | Errno::FBIG | Errno::OVERFLOW => (ErrorKind::Limit, Retry::Never, ""),
             Errno::MFILE | Errno::NFILE => (
                 ErrorKind::Limit,

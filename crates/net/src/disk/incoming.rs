@@ -75,11 +75,15 @@ pub(super) struct HiddenNames {
     pub(super) journal: String,
 }
 
+/// Characters of the hash in [`HiddenNames`]. Reason: 128 bits, which no two names in one directory share.
+pub(super) const HIDDEN_HASH_CHARS: usize = 32;
+
 impl HiddenNames {
     /// A hash of the name and not the name itself: it may be 255 bytes long already.
     pub(super) fn of(path: &RelPath) -> Self {
         let hash = blake3::hash(path.name()).to_hex();
-        Self { part: format!(".sterna-{}.part", &hash[..32]), journal: format!(".sterna-{}.journal", &hash[..32]) }
+        let hash = &hash[..HIDDEN_HASH_CHARS];
+        Self { part: format!(".sterna-{hash}.part"), journal: format!(".sterna-{hash}.journal") }
     }
 
     /// Deletes both files, whose lock the caller holds. Best effort: what stays costs space, and the next session tries again.

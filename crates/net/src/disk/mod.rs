@@ -54,7 +54,17 @@ mod tests;
 /// How the names of our hidden files begin; they are never listed and never accepted from a peer.
 pub const HIDDEN_PREFIX: &[u8] = b".sterna-";
 
-/// Whether `name` is one of our hidden files.
+/// Whether `name` is kept for our hidden files.
 fn is_hidden_name(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX)
+}
+
+/// Whether `name` is that of one of our hidden files, as [`incoming::HiddenNames`] makes it. Other names that begin so are
+/// somebody's, who is to hear that they are not copied.
+fn is_unfinished_name(name: &[u8]) -> bool {
+    let hash = name.strip_prefix(HIDDEN_PREFIX).and_then(|rest| {
+        let journal = rest.strip_suffix(b".journal");
+        journal.or_else(|| rest.strip_suffix(b".part"))
+    });
+    hash.is_some_and(|hash| hash.len() == incoming::HIDDEN_HASH_CHARS && hash.iter().all(u8::is_ascii_hexdigit))
 }

@@ -90,10 +90,13 @@ impl Grant {
 /// The file given by `sterna agent --authorize`: `SHA256:… [NAME=ro|rw|none]… [ro|rw|none] [# comment]`, one a line.
 ///
 /// It is read at each question: what a person adds or removes counts for the next lane, with no signal and no clock. While
-/// it cannot be read, in the middle of an edit as a rule, the last list that could be read stays in force.
+/// it cannot be read, in the middle of an edit as a rule, the last list that could be read stays in force; so does the last
+/// grant of a peer whose line names a root that the agent has not.
 #[derive(Debug)]
 pub struct Authorized {
     path: PathBuf,
+    /// What the agent's roots are called, as messages list them; none when its only root has no name.
+    roots: Vec<String>,
     last: Mutex<LastRead>,
 }
 
@@ -110,48 +113,79 @@ struct LastRead {
 pub struct Answer {
     /// The grant of the peer; `None` when it is not in the list.
     pub grant: Option<Grant>,
-    /// Why the file could not be read and the list of before was asked, for the log of the operator: it names path and
-    /// line. Given once for each change of what is wrong.
-    pub damage: Option<Error>,
+    /// What is wrong with the file and what counts instead, for the log of the operator: it names path and line. Given once
+    /// for each change of what is wrong.
+    pub damage: Option<String>,
+}
+
+/// What the file holds.
+struct Listed {
+    grants: BTreeMap<Fingerprint, Grant>,
+    /// Lines that name a root which the agent has not.
+    strays: Vec<Stray>,
+}
+
+/// A line that names a root which the agent has not.
+struct Stray {
+    peer: Fingerprint,
+    error: Error,
 }
 
 impl Authorized {
-    /// Opens `path` and reads it once, so that a wrong file stops the start.
+    /// Opens `path` and reads it once, so that a wrong file stops the start. `roots` are the names of the agent's roots; none
+    /// for an only root without a name.
     ///
-    /// Errors: the file is not there, or a line cannot be read (its number is in the text).
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        let last = LastRead { grants: read(path)?, damage: None };
-        Ok(Self { path: path.to_owned(), last: Mutex::new(last) })
+    /// Errors: the file is not there, a line cannot be read, or names another root (its number is in the text).
+    pub fn open(path: &Path, roots: Vec<String>) -> Result<Self, Error> {
+        let Listed { grants, strays } = read(path, &roots)?;
+        match strays.into_iter().next() {
+            Some(stray) => Err(stray.error),
+            None => Ok(Self { path: path.to_owned(), roots, last: Mutex::new(LastRead { grants, damage: None }) }),
+        }
     }
 
     /// What the file says of a peer now, or said when it could last be read.
     ///
     /// Cost: reads the file; call it once or twice a handshake.
     pub fn ask(&self, peer: &Fingerprint) -> Answer {
-        let read = read(&self.path);
+        let read = read(&self.path, &self.roots);
         let mut last = lock(&self.last);
         let damage = match read {
-            Ok(grants) => {
-                *last = LastRead { grants, damage: None };
-                None
+            Ok(Listed { mut grants, strays }) => {
+                for stray in &strays {
+                    // A slip in the name of a root must not widen what the peer had: `none` may be what was meant for it.
+                    match last.grants.get(&stray.peer) {
+                        Some(before) => grants.insert(stray.peer, before.clone()),
+                        None => grants.remove(&stray.peer),
+                    };
+                }
+                last.grants = grants;
+                strays_text(&strays)
             }
-            Err(error) => {
-                let text = error.chain();
-                let is_new = last.damage.as_ref() != Some(&text);
-                last.damage = Some(text);
-                is_new.then_some(error)
-            }
+            Err(error) => Some(format!("{}; the list of before stays in force", error.chain())),
         };
-        Answer { grant: last.grants.get(peer).cloned(), damage }
+        let is_new = last.damage != damage;
+        last.damage.clone_from(&damage);
+        Answer { grant: last.grants.get(peer).cloned(), damage: damage.filter(|_| is_new) }
     }
 }
 
-fn read(path: &Path) -> Result<BTreeMap<Fingerprint, Grant>, Error> {
+/// What is said of lines that name no root of the agent.
+fn strays_text(strays: &[Stray]) -> Option<String> {
+    let first = strays.first()?.error.chain();
+    let more = match strays.len() {
+        1 => String::new(),
+        count => format!(" (and {} more such lines)", count - 1),
+    };
+    Some(format!("{first}{more}; what was granted there before stays in force, and all other lines count"))
+}
+
+fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
     let text = files::read_text(path, FILE_BYTES_MAX)?.ok_or_else(|| {
-        let text = format!("{} does not exist; no peer is authorized", path.display());
+        let text = format!("read the fingerprints of who is authorized from {}: there is no such file", path.display());
         Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
     })?;
-    let mut grants = BTreeMap::new();
+    let (mut grants, mut strays) = (BTreeMap::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
         let wrong = |what: String| files::line_error(path, index + 1, what);
         let line = line.split('#').next().unwrap_or_default();
@@ -159,11 +193,22 @@ fn read(path: &Path) -> Result<BTreeMap<Fingerprint, Grant>, Error> {
         let Some(peer) = words.next() else { continue };
         let peer: Fingerprint = peer.parse().map_err(|e: super::ParseFingerprintError| wrong(e.to_string()))?;
         let grant = Grant::parse(words).map_err(wrong)?;
+        if let Some(name) = grant.roots.keys().find(|name| !roots.contains(name)) {
+            strays.push(Stray { peer, error: wrong(no_such_root(name, roots)) });
+        }
         if grants.insert(peer, grant).is_some() {
             return Err(wrong(format!("{peer} is there twice")));
         }
     }
-    Ok(grants)
+    Ok(Listed { grants, strays })
+}
+
+fn no_such_root(name: &str, roots: &[String]) -> String {
+    let name = name.escape_debug();
+    match roots {
+        [] => format!("rights for a root \"{name}\", but the only root has no name: write ro, rw or none alone"),
+        roots => format!("rights for a root \"{name}\", which this agent has not; its roots are {}", roots.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -174,11 +219,15 @@ mod tests {
 
     const PEER: Fingerprint = Fingerprint([1; 32]);
 
+    fn open(path: &Path) -> Result<Authorized, Error> {
+        Authorized::open(path, vec!["in".to_owned(), "out".to_owned()])
+    }
+
     fn grant_of(line: &str) -> Grant {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");
         fs::write(&path, line).unwrap();
-        Authorized::open(&path).unwrap().ask(&PEER).grant.unwrap()
+        open(&path).unwrap().ask(&PEER).grant.unwrap()
     }
 
     #[test]
@@ -194,7 +243,7 @@ mod tests {
         ];
         for (words, expected) in cases {
             let grant = grant_of(&format!("# peers\n{PEER} {words}\n"));
-            assert_eq!(["in", "out", ""].map(|name| grant.rights(name)), expected, "{words}");
+            assert_eq!(["in", "out", "other"].map(|name| grant.rights(name)), expected, "{words}");
         }
         assert!(ReadWrite.may_write() && Read.may_read() && !Read.may_write() && !None.may_read());
     }
@@ -204,7 +253,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");
         fs::write(&path, format!("{PEER}\n")).unwrap();
-        let authorized = Authorized::open(&path).unwrap();
+        let authorized = open(&path).unwrap();
         assert!(authorized.ask(&PEER).grant.is_some());
         fs::write(&path, format!("#{PEER}\n")).unwrap();
         assert!(authorized.ask(&PEER).grant.is_none());
@@ -215,21 +264,46 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");
         fs::write(&path, format!("{PEER} ro\n")).unwrap();
-        let authorized = Authorized::open(&path).unwrap();
+        let authorized = open(&path).unwrap();
         let asked = || {
             let Answer { grant, damage } = authorized.ask(&PEER);
-            assert_eq!(grant.unwrap().rights(""), Rights::Read);
-            damage.map(|error| error.kind)
+            assert_eq!(grant.unwrap().rights("in"), Rights::Read);
+            damage.unwrap_or_default()
         };
         fs::write(&path, format!("{PEER} r")).unwrap();
-        assert_eq!(asked(), Some(ErrorKind::Corrupt));
-        assert_eq!(asked(), None, "said already");
+        let said = asked();
+        assert!(said.contains("authorized line 1") && said.ends_with("the list of before stays in force"), "{said}");
+        assert_eq!(asked(), "", "said already");
         fs::remove_file(&path).unwrap();
-        assert_eq!(asked(), Some(ErrorKind::NotFound));
+        assert!(asked().contains("no such file"));
         fs::write(&path, format!("{PEER} ro\n")).unwrap();
-        assert_eq!(asked(), None);
+        assert_eq!(asked(), "");
         fs::remove_file(&path).unwrap();
-        assert_eq!(asked(), Some(ErrorKind::NotFound), "it was well in between");
+        assert!(asked().contains("no such file"), "it was well in between");
+    }
+
+    #[test]
+    fn a_root_that_is_not_there_stops_the_start_and_later_counts_for_its_line_alone() {
+        const OTHER: Fingerprint = Fingerprint([2; 32]);
+        const NEW: Fingerprint = Fingerprint([3; 32]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("authorized");
+        fs::write(&path, format!("# peers\n{PEER} inn=ro\n")).unwrap();
+        let said = open(&path).unwrap_err().chain();
+        assert!(said.contains("authorized line 2: rights for a root \"inn\"") && said.contains("in, out"), "{said}");
+        let said = Authorized::open(&path, Vec::new()).unwrap_err().chain();
+        assert!(said.contains("the only root has no name"), "{said}");
+
+        fs::write(&path, format!("{PEER} in=none rw\n")).unwrap();
+        let authorized = open(&path).unwrap();
+        fs::write(&path, format!("{PEER} inn=none rw\n{OTHER}\n{NEW} up=rw\n")).unwrap();
+        let Answer { grant, damage } = authorized.ask(&PEER);
+        let said = damage.unwrap();
+        assert!(said.contains("line 1") && said.contains("\"inn\"") && said.contains("1 more such line"), "{said}");
+        assert_eq!(grant.unwrap().rights("in"), Rights::None, "as before, and not widened by the slip");
+        assert!(authorized.ask(&OTHER).grant.is_some(), "the other lines count");
+        assert!(authorized.ask(&NEW).grant.is_none());
+        assert!(authorized.ask(&PEER).damage.is_none(), "said already");
     }
 
     #[test]
@@ -238,7 +312,7 @@ mod tests {
         let path = dir.path().join("authorized");
         for bad in ["ro", "SHA256:x ro", &format!("{PEER} r"), &format!("{PEER} ro rw"), &format!("{PEER}\n{PEER}")] {
             fs::write(&path, format!("\n# peers\n{bad}\n")).unwrap();
-            let error = Authorized::open(&path).unwrap_err();
+            let error = open(&path).unwrap_err();
             assert!(error.text().contains("authorized line "), "{error}");
             assert_eq!(error.kind, ErrorKind::Corrupt);
         }

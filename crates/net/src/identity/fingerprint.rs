@@ -24,6 +24,18 @@ const ED25519_SPKI_BYTES: usize = 44;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
+/// Characters of base64 in [`Fingerprint::short`]. Reason: 72 bits; enough to find the line of a peer, never to trust one.
+const SHORT_CHARS: usize = 12;
+
+impl Fingerprint {
+    /// The beginning of the text that people see, for lines of a log.
+    pub fn short(&self) -> String {
+        let mut text = self.to_string();
+        text.truncate(PREFIX.len() + SHORT_CHARS);
+        text
+    }
+}
+
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PREFIX}{}", STANDARD_NO_PAD.encode(self.0))
@@ -100,6 +112,7 @@ mod tests {
         let text = fingerprint.to_string();
         assert_eq!(text.len(), 50);
         assert!(!text.contains('='));
+        assert!(text.starts_with(&fingerprint.short()) && fingerprint.short().len() == 19);
         assert_eq!(text.parse(), Ok(fingerprint));
     }
 

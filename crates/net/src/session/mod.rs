@@ -7,6 +7,7 @@
 //! The loop of a lane: started by [`attach`]; woken by the machine having something for the lane; one turn sends one
 //! control frame or one block; it ends when the lane dies or the session is over.
 
+mod holes;
 mod names;
 mod receiver;
 mod recheck;
@@ -82,9 +83,12 @@ pub struct Progress {
     pub bytes_held: u64,
     /// Those of them that are of files that were up to date.
     pub bytes_up_to_date: u64,
+    /// Bytes of holes that this session told instead of carrying. At a sender those that are told, which may be ahead of
+    /// `bytes_done` by what is in flight.
+    pub bytes_holes: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
-    /// Lanes that are up.
+    /// Lanes that are up; at a client, those that the agent has welcomed.
     pub lanes: usize,
 }
 

@@ -19,6 +19,7 @@ use sterna_proto::{
     Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, RelPath, Retry, Scope,
 };
 
+use super::holes::HoleCount;
 use super::recheck::recheck;
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
@@ -139,6 +140,7 @@ pub struct Receiver {
     waiting: Mutex<Waiting>,
     job_done: Condvar,
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
+    holes: HoleCount,
     observer: Arc<dyn Observer>,
 }
 
@@ -169,6 +171,7 @@ impl Receiver {
             waiting: Mutex::default(),
             job_done: Condvar::new(),
             checkpointer: Mutex::new(None),
+            holes: HoleCount::default(),
             observer,
         });
         // The threads that did start end with the queues.
@@ -524,6 +527,7 @@ impl Receiver {
                 RecvEvent::Publish { file } => self.queue(Job::File(file)),
                 RecvEvent::Settled { file, entry, outcome } => {
                     lock(&self.slots).remove(&file);
+                    self.holes.settle(file, &outcome);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
                 }
                 RecvEvent::Finish { whole } => {
@@ -627,6 +631,7 @@ impl End for Receiver {
             bytes_done: session.arrived_bytes() + session.up_to_date_bytes(),
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
+            bytes_holes: self.holes.bytes(),
             blocks_again: session.failed_blocks(),
             lanes: session.lane_count(),
         }
@@ -689,10 +694,20 @@ impl ReceiverLane {
         slot.begin();
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming);
         let mut broken = false;
-        if hole && let Err(error) = writer.hole() {
-            lock(&receiver.session).fail(file, error);
-            receiver.after_change();
-            broken = true;
+        if hole {
+            // Before the block counts as here: no byte of it ever counts as carried.
+            let offset = entry.blocks().offset(index);
+            let slots = lock(&receiver.slots);
+            // Held: a file that has settled meanwhile is counted no more.
+            if slots.contains_key(&file) {
+                receiver.holes.add(file, offset..offset + entry.blocks().length(index));
+            }
+            drop(slots);
+            if let Err(error) = writer.hole() {
+                lock(&receiver.session).fail(file, error);
+                receiver.after_change();
+                broken = true;
+            }
         }
         Ok(OpenBlock::Single { writer: Box::new(writer), entry, broken })
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession};
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 
+use super::holes::HoleCount;
 use super::names::{Admittance, FirstNames};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
@@ -87,6 +88,7 @@ pub struct Sender {
     dry_run: bool,
     /// Files that are left out.
     settled: Arc<SettledPaths>,
+    holes: HoleCount,
 }
 
 impl Sender {
@@ -109,6 +111,7 @@ impl Sender {
             observer,
             dry_run,
             settled,
+            holes: HoleCount::default(),
         });
         let scanner = Arc::clone(&sender);
         thread::Builder::new()
@@ -188,6 +191,7 @@ impl Sender {
                 SendEvent::Settled { file, entry, outcome } => {
                     lock(&self.names).remove(&file);
                     lock(&self.open).files.remove(&file);
+                    self.holes.settle(file, &outcome);
                     SessionEvent::Settled { entry, outcome }
                 }
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
@@ -260,6 +264,12 @@ impl Sender {
             return Ok(Err(error));
         }
         tx.block_end(&hasher.finish().chaining_value)?;
+        // Held: a file that has settled meanwhile, since it was up to date, is counted no more.
+        let names = lock(&self.names);
+        if hole && names.contains_key(&id) {
+            self.holes.add(id, offset..offset + length);
+        }
+        drop(names);
         Ok(Ok(()))
     }
 
@@ -406,6 +416,7 @@ impl End for Sender {
             bytes_done: session.confirmed_bytes(),
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
+            bytes_holes: self.holes.bytes(),
             blocks_again: session.sent_again_blocks(),
             lanes: session.lane_count(),
         }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::site::{Agent, Outcome, Site};
+use crate::site::{Agent, BINARY, Outcome, Site};
 use crate::tree::{MIB, Seeded, write};
 
 /// What `sterna id` prints for the client of `site`.
@@ -95,10 +95,41 @@ fn named_roots_have_rights_of_their_own() {
     pull(&site, &agent, "out/there").expect(0);
     push(&site, &agent, "closed/new").expect(4);
     pull(&site, &agent, "closed/there").expect(3);
-    push(&site, &agent, "elsewhere/new").expect(4).says("not served here");
-    site.copy(&agent).arg(agent.url("")).arg("all").run().expect(3).says("not served here");
+    let elsewhere = push(&site, &agent, "elsewhere/new").expect(4);
+    elsewhere.says("root \"elsewhere\" is not served here").says("open to you: in, out");
+    assert!(!elsewhere.text().contains("closed"), "{}", elsewhere.describe());
+    let nameless = site.copy(&agent).arg(agent.url("")).arg("all").run().expect(3);
+    nameless.says("a path that names no root is not served here");
     let names = |root: &str| fs::read_dir(site.root().join(root)).unwrap().count();
     assert_eq!((names("in"), names("out"), names("closed")), (2, 1, 1));
+}
+
+#[test]
+fn a_misspelt_root_stops_the_start_and_later_keeps_what_was_granted() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    let ours = client_fingerprint(&site);
+    let root = format!("incoming={}", site.root().display());
+    fs::write(site.path("authorize"), format!("# ours\n{ours} incomming=rw\n")).unwrap();
+    let mut start = Command::new(BINARY);
+    start.args(["agent", "--listen", "127.0.0.1:0", "--root", &root, "--state"]).arg(site.path("agent-state"));
+    let output = start.arg("--authorize").arg(site.path("authorize")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(74), "{said}");
+    assert!(
+        said.contains("authorize line 2") && said.contains("\"incomming\"") && said.contains("incoming\n"),
+        "{said}"
+    );
+
+    let agent = listed_agent(&site, &format!("{ours} incoming=ro\n"), &[&root]);
+    fs::write(site.path("authorize"), format!("{ours} incomming=rw\n")).unwrap();
+    for _ in 0..2 {
+        push(&site, &agent, "incoming/f").expect(4).says("not allowed to you");
+    }
+    let log = fs::read_to_string(&agent.log).unwrap();
+    assert_eq!(log.matches("authorize line 1: rights for a root \"incomming\"").count(), 1, "{log}");
+    fs::write(site.path("authorize"), format!("{ours} incoming=rw\n")).unwrap();
+    push(&site, &agent, "incoming/f").expect(0);
 }
 
 #[test]

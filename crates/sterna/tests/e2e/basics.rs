@@ -181,6 +181,30 @@ fn holes_stay_holes_and_cost_nothing() {
 }
 
 #[test]
+fn goodput_counts_the_bytes_that_lanes_carried_and_no_holes() {
+    let site = Site::new();
+    let agent = site.agent();
+    let (size, data) = (400_000_000, Seeded::new(6).bytes(MIB));
+    let file = File::create(site.local().join("sparse")).unwrap();
+    file.set_len(size).unwrap();
+    file.write_all_at(&data, 0).unwrap();
+    let pushed = site.copy(&agent).arg("sparse").arg(agent.url("sparse")).succeed();
+    let pulled = site.copy(&agent).arg(agent.url("sparse")).arg("back").succeed();
+    for outcome in [pushed, pulled] {
+        let summary = outcome.summary();
+        let holes = summary["bytes_holes"].as_u64().unwrap();
+        // A block of 16 MiB holds the data.
+        assert!(summary["bytes"] == size && holes < size && holes >= size - 16 * MIB as u64, "{summary}");
+        let carried = summary["goodput_bps"].as_f64().unwrap() * summary["elapsed_s"].as_f64().unwrap() / 8.0;
+        assert!((carried - (size - holes) as f64).abs() < 1000.0, "{carried} in {summary}");
+    }
+    agent.wait_for_log(": over: 1 file, 400 MB in ");
+    // Blocks go ahead of the word that nothing is wanted; they are no part of what is copied.
+    let again = site.copy(&agent).arg("sparse").arg(agent.url("sparse")).succeed();
+    assert_eq!((&again.summary()["up_to_date"], &again.summary()["bytes_holes"]), (&1.into(), &0.into()));
+}
+
+#[test]
 fn overwrite_keeps_replaces_or_compares_as_told() {
     let site = Site::new();
     let agent = site.agent();

@@ -1,7 +1,7 @@
 //! What is said to whom: output that nobody reads, exit codes of what goes wrong on this host, and refusals that say why.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
 use crate::site::{Agent, BINARY, Outcome, Site};
@@ -101,6 +101,7 @@ fn an_agent_that_cannot_start_blames_its_own_host() {
         (file.as_os_str(), "127.0.0.1:0", any, 74, "Not a directory"),
         (root.as_os_str(), "127.0.0.1:0", "--authorize=/nowhere/authorized", 74, "/nowhere/authorized"),
         ("=x".as_ref(), "127.0.0.1:0", any, 2, "a root needs a name"),
+        (root.as_os_str(), "localhost", any, 2, "such as 127.0.0.1:7373"),
     ] {
         let mut command = Command::new(BINARY);
         command.args(["agent", "--listen", listen, "--state"]).arg(site.path("other-state")).arg(who);
@@ -125,6 +126,31 @@ fn the_root_of_an_agent_is_not_called_as_the_root_of_a_file_system() {
     }
     let log = fs::read_to_string(&agent.log).unwrap();
     assert!(!log.contains(" in /:") && !log.contains("push to \"\""), "{log}");
+}
+
+#[test]
+fn the_log_of_an_agent_names_its_session_and_its_lanes_only_when_asked() {
+    let site = Site::new();
+    write(&site.local().join("f"), &Seeded::new(1).bytes(2 * MIB));
+    let root = format!("in={}", site.root().display());
+    let flags = ["--root".as_ref(), root.as_ref(), "--authorize-any".as_ref()];
+    for (more, lanes_logged) in [(None, false), (Some("-v".as_ref()), true)] {
+        fs::remove_file(site.path("agent.log")).ok();
+        let agent = site.agent_with("127.0.0.1:0", &flags.into_iter().chain(more).collect::<Vec<_>>());
+        let mut copy = site.copy(&agent);
+        copy.args(["--via", "tcp", "--lanes", "1", "--overwrite", "always"]);
+        copy.args(["f", "missing"]).arg(agent.url("in/to/")).run().expect(1);
+        agent.wait_for_log(" in ");
+        agent.wait_for_log(": over: 1 file, 2.10 MB in ");
+        let log = fs::read_to_string(&agent.log).unwrap();
+        let names: Vec<&str> = log.lines().filter_map(|line| line.split_once(": ")).map(|(name, _)| name).collect();
+        assert!(names[0].starts_with("session ") && names.iter().all(|name| *name == names[0]), "{log}");
+        let first = log.lines().next().unwrap();
+        assert!(first.contains(": push to \"in/to/\", by SHA256:") && first.contains(" at 127.0.0.1:"), "{log}");
+        assert!(log.lines().any(|line| line.contains(": over: ") && line.ends_with("goodput), 1 failed")), "{log}");
+        assert_eq!(log.contains(": lane 0 is up: tcp from 127.0.0.1:"), lanes_logged, "{log}");
+        assert_eq!(log.lines().any(|line| line.contains("lane")), lanes_logged, "{log}");
+    }
 }
 
 #[test]
@@ -241,8 +267,23 @@ fn decisions_and_lanes_are_told_in_words_for_people() {
     for via in ["tcp", "quic"] {
         let said = words(&site, &agent, &["-v", "--via", via, "f", &agent.url(via)]);
         assert!(said.contains(&format!("transport: {via}, as asked for with --via\n")), "{said}");
-        assert!(said.contains(&format!("lane 0 is up: {via} to {}\n", agent.addr)), "{said}");
+        assert!(said.contains(&format!(" is up: {via} to {}\n", agent.addr)), "{said}");
         assert!(said.contains("\nlanes: ") && !said.contains("lanes: 1 lane"), "{said}");
+    }
+}
+
+#[test]
+fn a_lane_counts_as_up_when_the_agent_has_welcomed_it() {
+    let site = Site::new();
+    let authorize = site.path("authorize");
+    fs::write(&authorize, "").unwrap();
+    write(&site.local().join("f"), b"bytes");
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
+    let agent = site.agent_with("127.0.0.1:0", &flags);
+    for via in ["tcp", "quic"] {
+        let refused = site.copy(&agent).args(["--via", via, "f"]).arg(agent.url("f")).run().expect(6);
+        assert_eq!(refused.count("lane_up"), 0, "{}", refused.describe());
     }
 }
 
@@ -266,4 +307,20 @@ fn failures_alike_are_told_to_people_five_times_and_to_programs_each() {
     assert_eq!(lines(&[]), (5, true, true));
     assert_eq!(lines(&["--verbose"]), (40, false, true));
     assert_eq!(lines(&["--quiet"]), (5, true, false));
+}
+
+#[test]
+fn what_cannot_be_copied_says_why_and_what_to_do() {
+    let site = Site::new();
+    let agent = site.agent();
+    symlink("nowhere", site.local().join("dangling")).unwrap();
+    write(&site.local().join("d/f"), b"bytes");
+    symlink(".", site.local().join("d/around")).unwrap();
+    write(&site.local().join("d/.sterna-mine"), b"bytes");
+    let push = |source: &str| site.copy(&agent).arg(source).arg(agent.url("to/")).run();
+    push("dangling").expect(3).says("dangling in . is a symlink whose target does not exist");
+    push("d/.sterna-mine").expect(3).says("our unfinished files; give it another name");
+    let tree = push("d").expect(1);
+    tree.says("d/around is a symlink to a directory").says("name it as a source").says("d/.sterna-mine is not copied");
+    assert_eq!((&tree.summary()["copied"], &tree.summary()["failed"]), (&1.into(), &2.into()));
 }

@@ -152,6 +152,6 @@ fn rights_are_looked_at_for_each_lane_and_their_loss_ends_the_session() {
         let messages = Message::decode_all(&encoded).unwrap();
         assert!(matches!(&messages[..], [Message::Abort { error }] if error.kind == kind), "{messages:?}");
         first.ends();
-        agent.wait_for_log("over");
+        agent.wait_for_log("ended early");
     }
 }

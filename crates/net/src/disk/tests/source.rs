@@ -24,13 +24,16 @@ fn expanded(root: &Root, path: &[u8]) -> (Vec<String>, Vec<ErrorKind>) {
     (paths, errors)
 }
 
+/// A name as our unfinished files have it.
+const UNFINISHED: &str = ".sterna-0123456789abcdef0123456789abcdef.part";
+
 fn sample() -> (TempDir, Root) {
     let directory = scratch();
     for path in [&b"a/b/c.h5"[..], b"a/b/d.h5", b"a/b/e.txt", b"a/pass/1/x.h5", b"a/pass/2/y.h5", b"z.h5", b".dot.h5"] {
         touch(directory.path(), path, path);
     }
     std::fs::create_dir(directory.path().join("a/pass/empty")).unwrap();
-    touch(directory.path(), b"a/.sterna-0123.part", b"half");
+    touch(directory.path(), format!("a/{UNFINISHED}").as_bytes(), b"half");
     let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
     (directory, root)
 }
@@ -74,7 +77,33 @@ fn what_is_not_there_or_is_ours_is_not_found() {
     }
     assert_eq!(expanded(&root, b"*.nc"), (vec![], vec![ErrorKind::NotFound]));
     assert_eq!(expanded(&root, b"a/.sterna-*"), (vec![], vec![ErrorKind::NotFound]));
-    assert_eq!(expanded(&root, b"a/.sterna-0123.part"), (vec![], vec![ErrorKind::NotFound]));
+    // One that is named itself is somebody's wish.
+    assert_eq!(expanded(&root, format!("a/{UNFINISHED}").as_bytes()), (vec![], vec![ErrorKind::Denied]));
+}
+
+#[test]
+fn a_name_that_begins_as_ours_and_is_not_is_reported_with_the_reason() {
+    let (directory, root) = sample();
+    touch(directory.path(), b"a/b/.sterna-notes", b"mine");
+    touch(directory.path(), b"a/b/.sterna-dir/f", b"mine");
+    for (source, count) in [(&b"a/b"[..], 2), (b"a/b/.sterna-*", 2), (b"a/b/.sterna-notes", 1)] {
+        let errors: Vec<_> = root.expand(source).unwrap().filter_map(Result::err).collect();
+        assert_eq!(errors.len(), count, "{errors:?}");
+        for error in errors {
+            assert!(error.kind == ErrorKind::Denied && error.text().contains("our unfinished files"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_symlink_that_leads_nowhere_is_called_that() {
+    let (directory, root) = sample();
+    symlink("nowhere", directory.path().join("a/b/dangling")).unwrap();
+    let said = root.expand(b"a/b/dangling").unwrap_err();
+    assert_eq!(said.kind, ErrorKind::NotFound);
+    assert!(said.text().starts_with("a/b/dangling in ") && said.text().ends_with("target does not exist"), "{said}");
+    let said = root.expand(b"a").unwrap().find_map(Result::err).unwrap();
+    assert_eq!(said.text(), "a/b/dangling is a symlink whose target does not exist; skipped");
 }
 
 #[test]

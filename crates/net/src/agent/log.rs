@@ -1,0 +1,338 @@
+//! What an agent writes to its log: who begins what, each file, and how it ended.
+//!
+//! Refuses: to write anywhere; that is for whoever implements [`AgentLog`]. Time enters as calls: a session is timed from its
+//! start to its last event.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna_proto::quantity::readable_time;
+use sterna_proto::session::{FileOutcome, LaneId, Request, SessionId};
+use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
+
+use super::ONLY_ROOT;
+use crate::identity::Fingerprint;
+use crate::session::{Observer, Progress, SessionEvent, lock};
+
+/// Sources of a pull that its first line names. Reason: a line that is read; the files that follow have one each.
+const SOURCES_NAMED: usize = 3;
+
+/// Hears what an agent does, for its log.
+pub trait AgentLog: Send + Sync {
+    /// A session, a file or a stranger: what an operator reads every day. `line` is for people.
+    fn line(&self, line: &str);
+    /// A single lane: what is read when something is looked for.
+    fn detail(&self, line: &str);
+}
+
+/// Writes what happens in a session to the log of the agent, and counts it for the last line.
+pub(super) struct SessionLog {
+    log: Arc<dyn AgentLog>,
+    name: String,
+    is_dry_run: bool,
+    linger: Duration,
+    started: Instant,
+    tally: Mutex<Tally>,
+}
+
+#[derive(Default)]
+struct Tally {
+    copied: u64,
+    copied_bytes: u64,
+    up_to_date: u64,
+    failed: u64,
+    /// From the start to the last event.
+    elapsed: Duration,
+    /// Why the session ended early, if it did.
+    aborted: Option<String>,
+    /// Ticks in a row that saw no lane.
+    ticks_alone: u32,
+    /// Why the last lane went down.
+    last_down: String,
+    is_told: bool,
+}
+
+/// Ticks without a lane that are an outage. Reason: one may fall between the last lane of a session and its end.
+const TICKS_ALONE: u32 = 3;
+
+impl SessionLog {
+    /// For a session that starts now; writes its first line.
+    pub(super) fn start(
+        log: &Arc<dyn AgentLog>,
+        (peer, session): (&Fingerprint, &SessionId),
+        from: SocketAddr,
+        request: &Request,
+        linger: Duration,
+    ) -> Self {
+        let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("session {name}");
+        log.line(&format!("{name}: {}, by {} at {from}", described(request), peer.short()));
+        let (Request::Push { dry_run, .. } | Request::Pull { dry_run, .. }) = request;
+        let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
+        Self { log, name, is_dry_run: *dry_run, linger, started, tally }
+    }
+
+    /// A lane has joined.
+    pub(super) fn lane_up(&self, lane: LaneId, how: impl std::fmt::Display) {
+        self.log.detail(&format!("{}: lane {} is up: {how}", self.name, lane.0));
+    }
+
+    /// A lane has ended.
+    pub(super) fn lane_down(&self, lane: LaneId, reason: String) {
+        self.log.detail(&format!("{}: lane {} is down: {reason}", self.name, lane.0));
+        lock(&self.tally).last_down = reason;
+    }
+
+    /// Something about one lane of this session.
+    pub(super) fn detail(&self, text: &str) {
+        self.log.detail(&format!("{}: {text}", self.name));
+    }
+
+    /// A tick has seen `lanes` lanes: none for long is an outage, which is told once, and so is its end.
+    pub(super) fn handle_lanes(&self, lanes: u32) {
+        let mut tally = lock(&self.tally);
+        let line = match (lanes, tally.ticks_alone) {
+            (0, ticks) => {
+                tally.ticks_alone = ticks.saturating_add(1);
+                (tally.ticks_alone == TICKS_ALONE).then(|| {
+                    let (reason, patience) = (&tally.last_down, readable_time(self.linger));
+                    format!("no lane is left ({reason}); waiting up to {patience} for its client")
+                })
+            }
+            (_, ticks) => {
+                tally.ticks_alone = 0;
+                (ticks >= TICKS_ALONE).then(|| "its client is back".to_owned())
+            }
+        };
+        drop(tally);
+        line.iter().for_each(|line| self.line(line));
+    }
+
+    /// The session is over or, with `cut`, ends here for that reason. Writes the last line, once.
+    pub(super) fn end(&self, progress: &Progress, cut: Option<&str>) {
+        let mut tally = lock(&self.tally);
+        if std::mem::replace(&mut tally.is_told, true) {
+            return;
+        }
+        if cut.is_some() {
+            tally.elapsed = self.started.elapsed();
+        }
+        let brought = tally.copied_bytes.saturating_sub(progress.bytes_held + progress.bytes_holes);
+        let goodput = BitRate::mean(ByteCount(brought), tally.elapsed);
+        let (mut line, unfinished) = match tally.aborted.as_deref().or(cut) {
+            None => ("over: ".to_owned(), 0),
+            Some(reason) => {
+                let whole = tally.copied_bytes + progress.bytes_up_to_date;
+                (format!("ended early: {reason}; until then "), progress.bytes_done.saturating_sub(whole))
+            }
+        };
+        let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
+        let (copied, bytes) = (files(tally.copied), ByteCount(tally.copied_bytes));
+        let seconds = tally.elapsed.as_secs_f64();
+        // Writing to a string cannot fail.
+        let _ = match (tally.copied, self.is_dry_run) {
+            (0, _) => write!(line, "nothing copied in {seconds:.1} s"),
+            (_, true) => write!(line, "would copy {copied}, {bytes}"),
+            (_, false) => write!(line, "{copied}, {bytes} in {seconds:.1} s ({goodput} goodput)"),
+        };
+        for (count, what) in [(tally.up_to_date, "up to date"), (tally.failed, "failed")] {
+            if count > 0 {
+                let _ = write!(line, ", {count} {what}");
+            }
+        }
+        drop(tally);
+        if unfinished > 0 {
+            let _ = write!(line, ", and {} of files that are not whole yet", ByteCount(unfinished));
+        }
+        self.line(&line);
+    }
+
+    fn line(&self, line: &str) {
+        self.log.line(&format!("{}: {line}", self.name));
+    }
+}
+
+/// The last refusal: every lane of a session meets it, and one line is enough.
+#[derive(Default)]
+pub(super) struct Refused(Mutex<Option<(Fingerprint, String, Instant)>>);
+
+/// A refusal is told again after this. Reason: the lanes of one session come within a few round trips.
+const REFUSAL_LASTS: Duration = Duration::from_secs(5);
+
+impl Refused {
+    /// Takes note that `peer` is refused for a reason; returns whether the log has just said that.
+    pub(super) fn was_told(&self, peer: Fingerprint, reason: String, now: Instant) -> bool {
+        let mut last = lock(&self.0);
+        let told = last.as_ref().is_some_and(|(who, why, at)| {
+            (*who, why.as_str()) == (peer, &reason) && now.duration_since(*at) < REFUSAL_LASTS
+        });
+        if !told {
+            *last = Some((peer, reason, now));
+        }
+        told
+    }
+}
+
+impl Tally {
+    /// Counts an outcome; returns its line.
+    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome, is_dry_run: bool) -> String {
+        let is_file = u64::from(entry.kind == EntryKind::File);
+        match outcome {
+            FileOutcome::Done(_) => {
+                self.copied += is_file;
+                self.copied_bytes += entry.size;
+                format!("{} {}", if is_dry_run { "would copy" } else { "done" }, entry.path)
+            }
+            FileOutcome::Skipped => {
+                self.up_to_date += is_file;
+                format!("up to date {}", entry.path)
+            }
+            FileOutcome::Failed(error) => {
+                self.failed += 1;
+                format!("failed {}: {}", entry.path, error.chain())
+            }
+        }
+    }
+}
+
+impl Observer for SessionLog {
+    fn session_event(&self, event: SessionEvent) {
+        let mut tally = lock(&self.tally);
+        tally.elapsed = self.started.elapsed();
+        let line = match event {
+            SessionEvent::Settled { entry, outcome } => tally.count(&entry, &outcome, self.is_dry_run),
+            SessionEvent::Notice(text) => text,
+            SessionEvent::Unreadable(error) => {
+                tally.failed += 1;
+                error.chain()
+            }
+            // The reason of the last line.
+            SessionEvent::Aborted(error) => {
+                tally.aborted = Some(error.chain());
+                return;
+            }
+        };
+        drop(tally);
+        self.line(&line);
+    }
+}
+
+fn described(request: &Request) -> String {
+    let shown = |path: &[u8]| match path.iter().all(|&b| b == b'/') {
+        true => ONLY_ROOT.to_owned(),
+        false => format!("{:?}", String::from_utf8_lossy(path)),
+    };
+    let (words, dry_run) = match request {
+        Request::Push { destination, dry_run, .. } => (format!("push to {}", shown(destination)), dry_run),
+        Request::Pull { sources, dry_run, .. } => {
+            let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| shown(source)).collect();
+            let rest = match sources.len().saturating_sub(SOURCES_NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            (format!("pull of {}{rest}", first.join(", ")), dry_run)
+        }
+    };
+    if *dry_run { format!("dry run of a {words}") } else { words }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Lines(Mutex<Vec<String>>);
+
+    impl AgentLog for Lines {
+        fn line(&self, line: &str) {
+            lock(&self.0).push(line.to_owned());
+        }
+        fn detail(&self, line: &str) {
+            lock(&self.0).push(format!("({line})"));
+        }
+    }
+
+    fn started(lines: &Arc<Lines>) -> SessionLog {
+        let log = Arc::clone(lines) as Arc<dyn AgentLog>;
+        let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
+        let request = Request::Pull { sources, rate_bps: 0, loss_ceiling_ppm: 0, dry_run: false };
+        let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
+        SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &request, Duration::from_secs(600))
+    }
+
+    fn settled(path: &str, outcome: FileOutcome) -> SessionEvent {
+        let (path, mtime) = (RelPath::new(path.as_bytes()).unwrap(), FileTime { seconds: 1, nanoseconds: 0 });
+        let (kind, size) = (EntryKind::File, 3000);
+        let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 };
+        SessionEvent::Settled { entry, outcome }
+    }
+
+    #[test]
+    fn a_session_has_a_first_and_a_last_line_and_its_lanes_are_details() {
+        let lines = Arc::new(Lines::default());
+        let session = started(&lines);
+        session.lane_up(LaneId(0), "tcp");
+        session.session_event(settled("f", FileOutcome::Done(FileDigests::of(b"", Checks::NONE))));
+        session.session_event(settled("g", FileOutcome::Skipped));
+        session.lane_down(LaneId(0), "reset".to_owned());
+        session.end(&Progress::default(), None);
+        session.end(&Progress::default(), None);
+        let said = lock(&lines.0).clone();
+        let expected = [
+            "session a5a5a5a5: pull of \"a/x\", \"b\", \"c\" and 2 more, by SHA256:AAAAAAAAAAAA at 127.0.0.1:5",
+            "(session a5a5a5a5: lane 0 is up: tcp)",
+            "session a5a5a5a5: done f",
+            "session a5a5a5a5: up to date g",
+            "(session a5a5a5a5: lane 0 is down: reset)",
+        ];
+        assert_eq!(said[..5], expected);
+        assert!(said[5].starts_with("session a5a5a5a5: over: 1 file, 3.00 kB in 0.0 s ("), "{said:?}");
+        assert!(said[5].ends_with(" goodput), 1 up to date") && said.len() == 6, "{said:?}");
+    }
+
+    #[test]
+    fn a_session_that_is_cut_says_why_and_how_far_it_came() {
+        let lines = Arc::new(Lines::default());
+        let session = started(&lines);
+        let stopped = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
+        session.session_event(SessionEvent::Unreadable(Error::protocol("x")));
+        session.session_event(SessionEvent::Aborted(stopped));
+        session.end(&Progress { bytes_done: 7000, ..Progress::default() }, None);
+        let said = lock(&lines.0).clone();
+        let last = "session a5a5a5a5: ended early: stopped; until then nothing copied in 0.0 s, 1 failed, and 7.00 kB of \
+                    files that are not whole yet";
+        assert_eq!(said[1..], ["session a5a5a5a5: x", last]);
+
+        let lines = Arc::new(Lines::default());
+        started(&lines).end(&Progress::default(), Some("the agent is stopping"));
+        let said = lock(&lines.0).clone();
+        assert!(said[1].starts_with("session a5a5a5a5: ended early: the agent is stopping; until then "), "{said:?}");
+    }
+
+    #[test]
+    fn the_refusal_of_every_lane_of_a_session_is_one_line() {
+        let (refused, now) = (Refused::default(), Instant::now());
+        let (one, other) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
+        let told = |peer, reason: &str, after| refused.was_told(peer, reason.to_owned(), now + after);
+        assert!(!told(one, "x", Duration::ZERO) && told(one, "x", REFUSAL_LASTS / 2));
+        assert!(!told(one, "x", REFUSAL_LASTS), "it is still so, and said again");
+        assert!(!told(one, "y", REFUSAL_LASTS) && !told(other, "y", REFUSAL_LASTS));
+    }
+
+    #[test]
+    fn an_outage_is_told_once_and_so_is_its_end() {
+        let lines = Arc::new(Lines::default());
+        let session = started(&lines);
+        session.lane_down(LaneId(3), "reset".to_owned());
+        for lanes in [1, 0, 0, 1, 0, 0, 0, 0, 0, 2, 2] {
+            session.handle_lanes(lanes);
+        }
+        let said = lock(&lines.0).clone();
+        let outage = "session a5a5a5a5: no lane is left (reset); waiting up to 600 s for its client";
+        assert_eq!(said[2..], [outage, "session a5a5a5a5: its client is back"]);
+    }
+}
