@@ -217,10 +217,10 @@ impl Expansion {
             (FileType::Directory, Via::Name) => EntryKind::Directory,
             (FileType::Directory, Via::Symlink) => {
                 let text = format!("{path} is a symlink to a directory, which is not followed; skipped");
-                return Err(LISTING.refused(ErrorKind::Denied, text));
+                return Err(LISTING.refused(ErrorKind::NotFound, text));
             }
             (other, _) => {
-                return Err(LISTING.refused(ErrorKind::Denied, format!("{path} is {}; skipped", describe(other))));
+                return Err(LISTING.refused(ErrorKind::NotFound, format!("{path} is {}; skipped", describe(other))));
             }
         };
         let entry = entry_from(stat, kind, target);

@@ -759,9 +759,10 @@ impl RecvSession {
     }
 }
 
-/// Whether what failed by `error` may come in another run: what has the name already keeps it.
+/// Whether what failed by `error` may come in another run: what has the name already keeps it, and what the source has not
+/// never comes.
 fn is_missing(error: &Error) -> bool {
-    error.kind != ErrorKind::Exists
+    !matches!((error.kind, error.scope), (ErrorKind::Exists, _) | (ErrorKind::NotFound, Scope::Source))
 }
 
 /// What a block that does not match its digest is reported as.

@@ -334,14 +334,26 @@ fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
 
 #[test]
 fn directories_count_as_whole_unless_something_is_missing_that_another_run_may_bring() {
-    let exists = || Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, "it exists");
-    for (error, unreadable, whole) in
-        [(None, false, true), (Some(exists()), false, true), (Some(failure()), false, false), (None, true, false)]
-    {
+    let refused = |kind, scope| Error::new(kind, scope, Phase::Prepare, "not now");
+    let exists = refused(ErrorKind::Exists, Scope::Destination);
+    // A fifo, or a name that is gone: no run ever brings it. Rights a person may give, and the destination have back.
+    let no_file = || refused(ErrorKind::NotFound, Scope::Source);
+    let closed = refused(ErrorKind::Denied, Scope::Source);
+    let gone = refused(ErrorKind::NotFound, Scope::Destination);
+    for (error, unreadable, whole) in [
+        (None, None, true),
+        (Some(exists), None, true),
+        (Some(no_file()), None, true),
+        (Some(gone), None, false),
+        (Some(closed), None, false),
+        (Some(failure()), None, false),
+        (None, Some(no_file()), true),
+        (None, Some(failure()), false),
+    ] {
         let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
         liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("f", 1) }).unwrap();
-        if unreadable {
-            liar.tell_receiver(&mut receiver, &Message::Unreadable { error: failure() }).unwrap();
+        if let Some(error) = unreadable {
+            liar.tell_receiver(&mut receiver, &Message::Unreadable { error }).unwrap();
         }
         liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 1, bytes: 1 }).unwrap();
         receiver.handle_prepared(FileId(0), error.map_or(PrepareOutcome::UpToDate, PrepareOutcome::Failed));
