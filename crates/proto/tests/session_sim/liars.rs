@@ -271,6 +271,25 @@ fn a_withdrawn_file_is_not_sent_again_when_an_abandoned_block_is_asked_for() {
 }
 
 #[test]
+fn of_a_withdrawn_file_only_what_the_receiver_has_confirmed_counts() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    let file = FileId(0);
+    liar.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(0, 2)] }).unwrap();
+    sender.withdraw(file, failure());
+    assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (2 * MIB, 2 * MIB));
+    // What was under way still arrives, and what a lane loses does not.
+    liar.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(2, 3)] }).unwrap();
+    sender.handle_lane_down(LANE, Instant::now());
+    liar.tell_sender(&mut sender, &Message::Want { file, blocks: vec![(0, 1)] }).unwrap();
+    assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (2 * MIB, 2 * MIB));
+    // The word came too late: the file is in place.
+    sender.withdraw(FileId(1), failure());
+    liar.tell_sender(&mut sender, &Message::Done { file: FileId(1), digests: digests() }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Failed { file, error: failure() }).unwrap();
+    assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (0, 2 * MIB + 100));
+}
+
+#[test]
 fn a_read_past_copy_is_asked_for_when_the_lane_that_wrote_dies_and_the_sender_does_not_know() {
     let mut receiver = receiver(&mut Liar { next: 0 });
     let other = LaneId(1);
