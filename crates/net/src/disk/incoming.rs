@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::digest::InOrder;
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, JournalRecord, RECORD_BYTES, RecordCodec};
@@ -21,10 +21,11 @@ use sterna_proto::session::Overwrite;
 
 use super::destination::{Destination, Terms, Verdict, times};
 use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
+use super::{HIDDEN_PREFIX, is_hidden_name};
 
 /// A file that takes blocks in any order, shared by the threads of all lanes.
 ///
-/// Dropping it keeps what was checkpointed for the next session, and lets that session in.
+/// Dropping it keeps what was checkpointed for the next session, and nothing else, and lets that session in.
 #[derive(Debug)]
 pub struct IncomingFile {
     destination: Destination,
@@ -79,7 +80,16 @@ impl HiddenNames {
     /// A hash of the name and not the name itself: it may be 255 bytes long already.
     pub(super) fn of(path: &RelPath) -> Self {
         let hash = blake3::hash(path.name()).to_hex();
-        Self { part: format!(".sterna-{}.part", &hash[..32]), journal: format!(".sterna-{}.journal", &hash[..32]) }
+        let hash = &hash[..HASH_DIGITS];
+        Self { part: format!(".sterna-{hash}.part"), journal: format!(".sterna-{hash}.journal") }
+    }
+
+    /// The names of which `name` is one; `None` when it is none of ours.
+    fn that_have(name: &[u8]) -> Option<Self> {
+        let name = std::str::from_utf8(name).ok()?;
+        let stem = name.strip_suffix(".part").or_else(|| name.strip_suffix(".journal"))?;
+        let is_ours = is_hidden_name(stem.as_bytes()) && stem.len() == HIDDEN_PREFIX.len() + HASH_DIGITS;
+        is_ours.then(|| Self { part: format!("{stem}.part"), journal: format!("{stem}.journal") })
     }
 
     /// Deletes both files, whose lock the caller holds. Best effort: what stays costs space, and the next session tries again.
@@ -156,13 +166,28 @@ impl IncomingFile {
     /// Deletes what an earlier session left beside a file that is complete, unless a live session holds it.
     pub(super) fn sweep(directory: &OwnedFd, path: &RelPath) {
         let names = HiddenNames::of(path);
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        match rustix::fs::openat(directory, &*names.part, flags, Mode::empty()) {
-            Ok(part) if rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive).is_ok() => {
-                names.delete_locked(directory.as_fd());
+        match rustix::fs::statat(directory, &*names.part, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => {
+                if let Ok(_locked) = lock_part(directory.as_fd(), &names.part, path) {
+                    names.delete_locked(directory.as_fd());
+                }
             }
             Err(Errno::NOENT) => drop(unlink(directory.as_fd(), &names.journal)),
-            _ => {}
+            Err(_) => {}
+        }
+    }
+
+    /// Deletes what earlier sessions left in the directory `path` and no journal speaks for, unless a live session holds it:
+    /// a file whose source is gone is never looked up again. Best effort. Cost: reads the directory.
+    pub(super) fn sweep_directory(directory: &OwnedFd, path: &RelPath) {
+        let Ok(items) = Dir::read_from(directory) else { return };
+        for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {
+            // Made where only a journal is left: who holds the part file may delete both.
+            let Ok((_locked, part)) = lock_part(directory.as_fd(), &names.part, path) else { continue };
+            let journal = rustix::fs::statat(directory, &*names.journal, AtFlags::SYMLINK_NOFOLLOW);
+            if part.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
+                names.delete_locked(directory.as_fd());
+            }
         }
     }
 
@@ -475,6 +500,10 @@ impl IncomingFile {
 
 impl Drop for IncomingFile {
     fn drop(&mut self) {
+        // What no journal speaks for would be emptied when it is next looked up, which may never be.
+        if matches!(*self.journal(), Journal::None) {
+            self.names.delete_locked(self.directory.as_fd());
+        }
         // Said aloud: closing is not enough while a process that is just being started still has a copy of the descriptor.
         let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
     }
@@ -509,6 +538,9 @@ const HIDDEN_MODE: Mode = Mode::from_raw_mode(0o600);
 
 /// Bytes of journal read at once.
 const JOURNAL_READ_BYTES: usize = 1024 * RECORD_BYTES;
+
+/// Digits of the hash in a hidden name: half of a BLAKE3, which no two names share.
+const HASH_DIGITS: usize = 32;
 
 /// How often a part file is opened again when another session renames or deletes it at that moment.
 const LOCK_TRIES_MAX: u32 = 16;
