@@ -483,7 +483,9 @@ impl Receiver {
         for ((id, entry, _), outcome) in files.iter().zip(batch.publish()) {
             match outcome {
                 Err(error) if error.kind == ErrorKind::Busy && self.publish_later(*id, entry, &error) => {}
-                outcome => lock(&self.session).handle_published(*id, outcome),
+                Err(error) => lock(&self.session).handle_published(*id, Err(error)),
+                Ok(Some(digests)) => lock(&self.session).handle_published(*id, Ok(digests)),
+                Ok(None) => lock(&self.session).handle_up_to_date(*id),
             }
         }
     }

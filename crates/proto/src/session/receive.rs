@@ -466,12 +466,18 @@ impl RecvSession {
     /// A packed file could not be published, since another session holds its place: its storage will be asked again, and then
     /// [`RecvSession::handle_prepared`] called once more. Returns whether the file is still open.
     pub fn handle_unpublished(&mut self, id: FileId) -> bool {
-        let publishing = |file: &&mut RecvFile| file.stage == Stage::Publishing && file.entry.is_packed();
-        let Some(file) = self.files.get_mut(&id).filter(publishing) else { return false };
+        let Some(file) = self.take_back_packed(id) else { return false };
         file.stage = Stage::Preparing;
         file.passed.insert(0..1);
-        self.arrived_bytes -= file.entry.size;
         true
+    }
+
+    /// A packed file that was to be published, whose bytes count as not arrived again.
+    fn take_back_packed(&mut self, id: FileId) -> Option<&mut RecvFile> {
+        let publishing = |file: &&mut RecvFile| file.stage == Stage::Publishing && file.entry.is_packed();
+        let file = self.files.get_mut(&id).filter(publishing)?;
+        self.arrived_bytes -= file.entry.size;
+        Some(file)
     }
 
     /// What [`RecvEvent::Discard`] asked for is done, as far as it can be.
@@ -480,6 +486,13 @@ impl RecvSession {
         let file = self.files.get_mut(&id).filter(discarding);
         if let Some(error) = file.and_then(|file| file.fails_by.take()) {
             self.settle(id, FileOutcome::Failed(error));
+        }
+    }
+
+    /// A packed file was there already when it was to be published.
+    pub fn handle_up_to_date(&mut self, id: FileId) {
+        if self.take_back_packed(id).is_some() {
+            self.settle(id, FileOutcome::Skipped);
         }
     }
 

@@ -585,6 +585,21 @@ fn a_small_file_whose_place_another_session_holds_is_asked_for_again() {
 }
 
 #[test]
+fn a_small_file_that_another_session_has_brought_meanwhile_counts_once() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("small", 7) }).unwrap();
+    receiver.handle_up_to_date(FileId(0));
+    assert!(receiver.is_open(FileId(0)), "nothing of it has come");
+    receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Take);
+    assert_eq!(receiver.handle_block(LANE, FileId(0), 0, Ok(())), BlockClaim::Take);
+    receiver.handle_up_to_date(FileId(0));
+    assert!(matches!(heard(&mut receiver).0[..], [Message::Skipped { file: FileId(0) }]));
+    assert_eq!((receiver.arrived_bytes(), receiver.up_to_date_bytes()), (0, 7));
+}
+
+#[test]
 fn any_sequence_of_messages_and_calls_never_panics() {
     for_seeds("any_sequence_of_messages_and_calls_never_panics", 3000, |seed| {
         let mut random = Seeded::new(seed);
