@@ -4,6 +4,8 @@
 //! backoff), and starts the session anew when the agent was restarted. The loop is [`Keeper::tick_until_over`]: until
 //! the session is over or the person stops it.
 
+mod stall;
+
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -27,6 +29,8 @@ use crate::session::{
     ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
     SettledPaths, Source, attach, close_all, lock,
 };
+
+use self::stall::StallWatch;
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
@@ -789,11 +793,17 @@ impl Keeper {
     /// Ticks the session until it is over; ends it when the person wants to stop.
     fn tick_until_over(self: &Arc<Self>, started: Instant) {
         let mut stopping = false;
+        let mut stall = StallWatch::default();
         while !self.end.is_over() {
             thread::sleep(TICK);
             self.end.tick();
             self.adapt();
-            self.observer.progress(&self.progress(started));
+            let progress = self.progress(started);
+            self.observer.progress(&progress);
+            let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
+            if let Some(text) = stall.observe(carried, Instant::now()) {
+                self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+            }
             if self.observer.stopped() && !stopping {
                 stopping = true;
                 let text = "stopped; run the same command again to go on from here";

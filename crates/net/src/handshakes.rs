@@ -2,10 +2,11 @@
 //!
 //! What it does: counts lanes until their hello is admitted (TCP: from the first packet; QUIC: from the first bytes of the
 //! control stream, and before that in a table of its own for each socket). When one more than the limit begins, it ends the
-//! oldest of the address that has the most: who floods ends its own. What takes too long is ended too.
+//! oldest of the network that has the most (an IPv4 address, the /64 of an IPv6 one): who floods ends its own. What takes too
+//! long is ended too.
 //! What it refuses to do: shake hands, read a clock, or know who a peer is.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ struct Table {
 
 struct UnderWay {
     number: u64,
-    from: IpAddr,
+    network: IpAddr,
     since: Instant,
     cut: Box<dyn Fn() + Send>,
 }
@@ -59,13 +60,13 @@ impl Handshakes {
     pub fn begin(self: &Arc<Self>, from: IpAddr, now: Instant, cut: impl Fn() + Send + 'static) -> Slot {
         let mut table = lock(&self.table);
         if table.under_way.len() >= self.most
-            && let Some(index) = oldest_of_the_busiest(table.under_way.iter().map(|handshake| handshake.from))
+            && let Some(index) = oldest_of_the_busiest(table.under_way.iter().map(|handshake| handshake.network))
         {
             (table.under_way.remove(index).cut)();
         }
         table.begun += 1;
         let number = table.begun;
-        table.under_way.push(UnderWay { number, from, since: now, cut: Box::new(cut) });
+        table.under_way.push(UnderWay { number, network: network_of(from), since: now, cut: Box::new(cut) });
         Slot { table: Arc::clone(self), number }
     }
 
@@ -94,6 +95,15 @@ impl Drop for Slot {
     }
 }
 
+/// What counts as one peer: who has an IPv6 address has all of its /64 (RFC 4291, section 2.5.1). An IPv4 address may come
+/// as an IPv6 one, and those have a /64 in common.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
+    }
+}
+
 /// Where the first of the addresses stands that are there most often.
 fn oldest_of_the_busiest(addresses: impl Iterator<Item = IpAddr> + Clone) -> Option<usize> {
     let count = |address: IpAddr| addresses.clone().filter(|other| *other == address).count();
@@ -117,6 +127,20 @@ mod tests {
         assert_eq!(oldest_of_the_busiest(addresses.into_iter()), Some(1));
         assert_eq!(oldest_of_the_busiest([ip(1), ip(2)].into_iter()), Some(0));
         assert_eq!(oldest_of_the_busiest([].into_iter()), None);
+    }
+
+    #[test]
+    fn who_has_a_whole_ipv6_network_floods_under_one_name() {
+        let stays = |addresses: [&str; 4]| {
+            let table = Handshakes::new(3);
+            let slots = addresses.map(|address| table.begin(address.parse().unwrap(), Instant::now(), || {}));
+            slots.map(|slot| slot.stays())
+        };
+        let flood = ["2001:db8::1", "2001:db8:1::1", "2001:db8:1:0:ffff::", "2001:db8:2::1"];
+        assert_eq!(stays(flood), [true, false, true, true]);
+        // On a socket for both kinds, IPv4 addresses have a /64 in common and are no network.
+        let flood = ["::ffff:10.0.0.1", "::ffff:10.0.0.2", "::ffff:10.0.0.2", "::ffff:10.0.0.3"];
+        assert_eq!(stays(flood), [true, false, true, true]);
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub enum Retry {
 /// What kind of failure it is; the wire carries its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// A name that does not exist.
+    /// A name that does not exist, or of nothing that is copied (a fifo, a device).
     NotFound,
     /// The file system or the agent's rules refuse.
     Denied,

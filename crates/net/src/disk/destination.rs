@@ -182,7 +182,8 @@ impl Destination {
     pub fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared, Error> {
         let path = self.place(&entry.path)?;
         if entry.kind == EntryKind::Directory {
-            self.make_directory(path.as_bytes())?;
+            let directory = self.make_directory(path.as_bytes())?;
+            IncomingFile::sweep_directory(&directory, &path);
             let mut made = self.made();
             if made.unfinished.len() < UNFINISHED_DIRECTORIES_MAX {
                 made.unfinished.insert(path, (entry.mode, entry.mtime));

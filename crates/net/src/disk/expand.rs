@@ -9,10 +9,11 @@ use sterna_proto::file::{FILE_BYTES_MAX, drives_terminal};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::fault::LISTING;
+use super::incoming::HiddenNames;
+use super::is_hidden_name;
 use super::pattern::{has_wildcards, is_meant};
 use super::root::Root;
 use super::source::{describe, entry_from};
-use super::{is_hidden_name, is_unfinished_name};
 
 /// Most names in one directory; they are held in memory, about 64 bytes each, to be sorted.
 /// Reason: 40 times the 100,000 that archives are known to keep in one directory.
@@ -244,10 +245,10 @@ impl Expansion {
                     "{path} is a symlink to a directory, which is not followed within a source; skipped: \
                      name it as a source to copy it"
                 );
-                return Err(LISTING.refused(ErrorKind::Denied, text));
+                return Err(LISTING.refused(ErrorKind::NotFound, text));
             }
             (other, _) => {
-                return Err(LISTING.refused(ErrorKind::Denied, format!("{path} is {}; skipped", describe(other))));
+                return Err(LISTING.refused(ErrorKind::NotFound, format!("{path} is {}; skipped", describe(other))));
             }
         };
         let entry = entry_from(stat, kind, target);
@@ -342,7 +343,7 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
         let item = item.map_err(failed)?;
         let name = item.file_name().to_bytes();
         let is_wanted = wanted.is_none_or(|wanted| is_meant(wanted, name));
-        if matches!(name, b"." | b"..") || is_unfinished_name(name) || !is_wanted {
+        if matches!(name, b"." | b"..") || HiddenNames::that_have(name).is_some() || !is_wanted {
             continue;
         }
         if names.len() == DIRECTORY_NAMES_MAX {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::digest::InOrder;
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, JournalRecord, RECORD_BYTES, RecordCodec};
@@ -19,12 +19,13 @@ use sterna_proto::{
 
 use sterna_proto::session::Overwrite;
 
+use super::HIDDEN_PREFIX;
 use super::destination::{Destination, Terms, Verdict, times};
 use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
 
 /// A file that takes blocks in any order, shared by the threads of all lanes.
 ///
-/// Dropping it keeps what was checkpointed for the next session, and lets that session in.
+/// Dropping it keeps what was checkpointed for the next session, and nothing else, and lets that session in.
 #[derive(Debug)]
 pub struct IncomingFile {
     destination: Destination,
@@ -76,7 +77,7 @@ pub(super) struct HiddenNames {
 }
 
 /// Characters of the hash in [`HiddenNames`]. Reason: 128 bits, which no two names in one directory share.
-pub(super) const HIDDEN_HASH_CHARS: usize = 32;
+const HIDDEN_HASH_CHARS: usize = 32;
 
 impl HiddenNames {
     /// A hash of the name and not the name itself: it may be 255 bytes long already.
@@ -84,6 +85,15 @@ impl HiddenNames {
         let hash = blake3::hash(path.name()).to_hex();
         let hash = &hash[..HIDDEN_HASH_CHARS];
         Self { part: format!(".sterna-{hash}.part"), journal: format!(".sterna-{hash}.journal") }
+    }
+
+    /// The names of which `name` is one; `None` when it is none of ours. Other names that begin as ours are somebody's.
+    pub(super) fn that_have(name: &[u8]) -> Option<Self> {
+        let name = std::str::from_utf8(name).ok()?;
+        let stem = name.strip_suffix(".part").or_else(|| name.strip_suffix(".journal"))?;
+        let hash = stem.as_bytes().strip_prefix(HIDDEN_PREFIX)?;
+        let is_ours = hash.len() == HIDDEN_HASH_CHARS && hash.iter().all(u8::is_ascii_hexdigit);
+        is_ours.then(|| Self { part: format!("{stem}.part"), journal: format!("{stem}.journal") })
     }
 
     /// Deletes both files, whose lock the caller holds. Best effort: what stays costs space, and the next session tries again.
@@ -160,13 +170,28 @@ impl IncomingFile {
     /// Deletes what an earlier session left beside a file that is complete, unless a live session holds it.
     pub(super) fn sweep(directory: &OwnedFd, path: &RelPath) {
         let names = HiddenNames::of(path);
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        match rustix::fs::openat(directory, &*names.part, flags, Mode::empty()) {
-            Ok(part) if rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive).is_ok() => {
-                names.delete_locked(directory.as_fd());
+        match rustix::fs::statat(directory, &*names.part, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => {
+                if let Ok(_locked) = lock_part(directory.as_fd(), &names.part, path) {
+                    names.delete_locked(directory.as_fd());
+                }
             }
             Err(Errno::NOENT) => drop(unlink(directory.as_fd(), &names.journal)),
-            _ => {}
+            Err(_) => {}
+        }
+    }
+
+    /// Deletes what earlier sessions left in the directory `path` and no journal speaks for, unless a live session holds it:
+    /// a file whose source is gone is never looked up again. Best effort. Cost: reads the directory.
+    pub(super) fn sweep_directory(directory: &OwnedFd, path: &RelPath) {
+        let Ok(items) = Dir::read_from(directory) else { return };
+        for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {
+            // Made where only a journal is left: who holds the part file may delete both.
+            let Ok((_locked, part)) = lock_part(directory.as_fd(), &names.part, path) else { continue };
+            let journal = rustix::fs::statat(directory, &*names.journal, AtFlags::SYMLINK_NOFOLLOW);
+            if part.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
+                names.delete_locked(directory.as_fd());
+            }
         }
     }
 
@@ -479,6 +504,10 @@ impl IncomingFile {
 
 impl Drop for IncomingFile {
     fn drop(&mut self) {
+        // What no journal speaks for would be emptied when it is next looked up, which may never be.
+        if matches!(*self.journal(), Journal::None) {
+            self.names.delete_locked(self.directory.as_fd());
+        }
         // Said aloud: closing is not enough while a process that is just being started still has a copy of the descriptor.
         let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
     }

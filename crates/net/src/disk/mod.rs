@@ -11,7 +11,7 @@
 //! cut after each of them leaves:
 //!
 //! 1. The part file is opened and locked, and gets its full length. *Left:* a part file and no journal. The next session
-//!    empties it and starts over; nothing was claimed.
+//!    empties it and starts over, or deletes it when it is offered the directory; nothing was claimed.
 //! 2. Blocks are written, and recorded in memory. *Left:* bytes that no journal claims; they are sent again.
 //! 3. [`IncomingFile::checkpoint`]: `fdatasync` of the part file, and only then the records of the blocks that were recorded
 //!    *before* that `fdatasync` began are appended to the journal, which is then synced. *Left:* a journal that claims less
@@ -28,7 +28,7 @@
 //! emptied, so that no journal ever claims blocks of a file that was emptied. A journal also names the inode of its part
 //! file and speaks of no other.
 //!
-//! Small files have no journal: see [`PackedBatch`].
+//! A session that ends by itself deletes the part files that no journal speaks for. Small files have no journal: see [`PackedBatch`].
 
 mod destination;
 mod expand;
@@ -57,14 +57,4 @@ pub const HIDDEN_PREFIX: &[u8] = b".sterna-";
 /// Whether `name` is kept for our hidden files.
 fn is_hidden_name(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX)
-}
-
-/// Whether `name` is that of one of our hidden files, as [`incoming::HiddenNames`] makes it. Other names that begin so are
-/// somebody's, who is to hear that they are not copied.
-fn is_unfinished_name(name: &[u8]) -> bool {
-    let hash = name.strip_prefix(HIDDEN_PREFIX).and_then(|rest| {
-        let journal = rest.strip_suffix(b".journal");
-        journal.or_else(|| rest.strip_suffix(b".part"))
-    });
-    hash.is_some_and(|hash| hash.len() == incoming::HIDDEN_HASH_CHARS && hash.iter().all(u8::is_ascii_hexdigit))
 }

@@ -51,8 +51,11 @@ pub struct PackedBatch {
     directories: HashMap<Vec<u8>, Arc<OwnedFd>>,
     written: Vec<Written>,
     /// What became of each file, in the order of [`PackedBatch::add`].
-    outcomes: Vec<Result<FileDigests, Error>>,
+    outcomes: Vec<Outcome>,
 }
+
+/// What became of a file: its digests, or `None` when another session has brought it since it was looked at.
+type Outcome = Result<Option<FileDigests>, Error>;
 
 /// A file under its hidden name. Its descriptor holds the lock that keeps other sessions off.
 #[derive(Debug)]
@@ -96,10 +99,11 @@ impl PackedBatch {
     pub fn add(&mut self, file: PackedFile<'_>) {
         let place = self.outcomes.len();
         match self.write(&file, place) {
-            Ok(written) => {
-                self.outcomes.push(Ok(written.digests));
+            Ok(Some(written)) => {
+                self.outcomes.push(Ok(Some(written.digests)));
                 self.written.push(written);
             }
+            Ok(None) => self.outcomes.push(Ok(None)),
             Err(error) => self.outcomes.push(Err(error)),
         }
         if self.written.len() >= self.open_max || self.directories.len() >= self.open_max {
@@ -107,11 +111,12 @@ impl PackedBatch {
         }
     }
 
-    /// Makes every file durable and gives it its name; what became of each, in the order of [`PackedBatch::add`].
+    /// Makes every file durable and gives it its name; what became of each, in the order of [`PackedBatch::add`]: its digests,
+    /// or `None` when another session has brought it since it was looked at.
     ///
     /// Errors, for each file: `Corrupt` when a digest was not met; `Exists` under [`Overwrite::Never`]; `Busy`; `NoSpace`.
     /// Cost: one `syncfs` and a sync of each directory for every [`OPEN_FILES_MAX`] files.
-    pub fn publish(&mut self) -> Vec<Result<FileDigests, Error>> {
+    pub fn publish(&mut self) -> Vec<Outcome> {
         self.flush();
         std::mem::take(&mut self.outcomes)
     }
@@ -126,7 +131,7 @@ impl PackedBatch {
         self.written.is_empty()
     }
 
-    fn write(&mut self, file: &PackedFile<'_>, place: usize) -> Result<Written, Error> {
+    fn write(&mut self, file: &PackedFile<'_>, place: usize) -> Result<Option<Written>, Error> {
         let entry = file.entry;
         let path = self.destination.place(&entry.path)?;
         if entry.kind != EntryKind::File || entry.size != file.data.len() as u64 || entry.size > PACKED_FILE_BYTES_MAX {
@@ -147,12 +152,15 @@ impl PackedBatch {
         // older than what another has brought since.
         let looked = self.destination.look(&directory, &path, entry, self.overwrite).and_then(|(verdict, seen)| {
             if verdict == Verdict::UpToDate || seen == file.seen {
-                return Ok(());
+                return Ok(verdict);
             }
             let text = format!("write {path}: another session has written it since it was looked at");
             Err(WRITING.refused(ErrorKind::Busy, text).retry(Retry::After))
         });
-        looked.inspect_err(|_| names.delete_locked(directory.as_fd()))?;
+        if !matches!(looked, Ok(Verdict::Wanted)) {
+            names.delete_locked(directory.as_fd());
+            return looked.map(|_| None);
+        }
         let filled = fill(&part, stat.st_size != 0, file);
         if let Err(error) = filled {
             let _ = unlink(directory.as_fd(), &names.part);
@@ -162,7 +170,7 @@ impl PackedBatch {
             // The part file was left by a session of a larger version of this file, which had a journal.
             let _ = unlink(directory.as_fd(), &names.journal);
         }
-        Ok(Written { directory, part, part_name: names.part, path, digests, place })
+        Ok(Some(Written { directory, part, part_name: names.part, path, digests, place }))
     }
 
     fn directory(&mut self, path: &RelPath) -> Result<Arc<OwnedFd>, Error> {

@@ -21,13 +21,13 @@ pub struct SourceFile {
 impl Root {
     /// Opens the regular file `path` for reading.
     ///
-    /// Errors: `NotFound`; `Denied` when it leaves the root or is no regular file.
+    /// Errors: `NotFound`, also when it is no regular file; `Denied` when it leaves the root.
     pub fn open_source(&self, path: &RelPath) -> Result<SourceFile, Error> {
         let file = self.open_readable(path).map_err(|errno| LISTING.failed(errno, format_args!("open {path}")))?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| LISTING.failed(errno, format_args!("open {path}")))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind != FileType::RegularFile {
-            return Err(LISTING.refused(ErrorKind::Denied, format!("open {path}: it is {}", describe(kind))));
+            return Err(LISTING.refused(ErrorKind::NotFound, format!("open {path}: it is {}", describe(kind))));
         }
         // A hint: that it is not taken costs speed only.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Sequential);

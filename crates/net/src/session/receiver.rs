@@ -91,6 +91,7 @@ pub struct ReceiverOptions {
 
 enum Job {
     File(FileId),
+    Discard(FileId),
     Packed {
         files: Vec<(FileId, FileEntry, [u8; 32])>,
         data: Vec<u8>,
@@ -116,7 +117,7 @@ struct Waiting {
 impl Waiting {
     fn of(&mut self, job: &Job) -> &mut usize {
         match job {
-            Job::File(_) | Job::Directories(_) => &mut self.files,
+            Job::File(_) | Job::Discard(_) | Job::Directories(_) => &mut self.files,
             Job::Packed { .. } => &mut self.packs,
         }
     }
@@ -255,13 +256,14 @@ impl Receiver {
         }
     }
 
-    /// Publishes files and packed blocks, and finishes directories after the last; ends when the session has.
+    /// Publishes or discards files, publishes packed blocks, and finishes directories after the last; ends when the session has.
     fn run_publisher(&self, jobs: &Mutex<Jobs<Job>>) {
         loop {
             let job = lock(jobs).recv();
             let Ok(job) = job else { return };
             match &job {
                 Job::File(file) => self.publish_file(*file),
+                Job::Discard(file) => self.discard_file(*file),
                 Job::Packed { files, data } => self.publish_packed(files, data),
                 Job::Directories(modes) => self.finish_directories(*modes),
             }
@@ -314,15 +316,8 @@ impl Receiver {
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
             self.observer.session_event(SessionEvent::Notice(text.clone()));
         }
-        let mut session = lock(&self.session);
-        let has_settled = !session.is_open(id);
-        session.handle_prepared(id, outcome);
-        drop(session);
+        lock(&self.session).handle_prepared(id, outcome);
         drop(asked);
-        if has_settled && let Some(incoming) = slot.incoming().filter(|incoming| incoming.have().is_empty()) {
-            // Withdrawn while the storage was asked. What is left is found when the file is next looked up.
-            let _ = incoming.discard();
-        }
         self.after_change();
     }
 
@@ -469,6 +464,15 @@ impl Receiver {
         lock(&self.session).handle_published(id, outcome);
     }
 
+    fn discard_file(&self, id: FileId) {
+        let slot = lock(&self.slots).get(&id).cloned();
+        if let Some(incoming) = slot.and_then(|slot| slot.incoming()) {
+            // What is left is found and emptied when the file is next looked up.
+            let _ = incoming.discard();
+        }
+        lock(&self.session).handle_discarded(id);
+    }
+
     fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
         let mut rest = data;
         let ReceiverOptions { destination, overwrite, checks, expect, .. } = &self.options;
@@ -482,7 +486,9 @@ impl Receiver {
         for ((id, entry, _), outcome) in files.iter().zip(batch.publish()) {
             match outcome {
                 Err(error) if error.kind == ErrorKind::Busy && self.publish_later(*id, entry, &error) => {}
-                outcome => lock(&self.session).handle_published(*id, outcome),
+                Err(error) => lock(&self.session).handle_published(*id, Err(error)),
+                Ok(Some(digests)) => lock(&self.session).handle_published(*id, Ok(digests)),
+                Ok(None) => lock(&self.session).handle_up_to_date(*id),
             }
         }
     }
@@ -517,13 +523,7 @@ impl Receiver {
                 RecvEvent::Recheck { file } => {
                     lock(&self.queues).as_ref().map(|queues| queues.recheck.send(file));
                 }
-                RecvEvent::Discard { file } => {
-                    let slot = lock(&self.slots).remove(&file);
-                    if let Some(incoming) = slot.and_then(|slot| slot.incoming()) {
-                        // What is left is found and emptied when the file is next looked up.
-                        let _ = incoming.discard();
-                    }
-                }
+                RecvEvent::Discard { file } => self.queue(Job::Discard(file)),
                 RecvEvent::Publish { file } => self.queue(Job::File(file)),
                 RecvEvent::Settled { file, entry, outcome } => {
                     lock(&self.slots).remove(&file);

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
 use sterna_proto::session::{FileId, LINGER_DEFAULT, Message, Overwrite};
-use sterna_proto::{Checks, EntryKind, FileTime, RelPath};
+use sterna_proto::{Checks, EntryKind, ErrorKind, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
 
 use super::*;
@@ -221,6 +221,28 @@ fn a_disk_that_is_slow_to_finish_directories_holds_up_no_lane_and_the_sender_sta
     assert!(matches!(early[..], [Message::Done { file: FileId(0), .. }]), "{early:?}");
     drop(slow);
     wait_until("last word", || matches!(said(&receiver)[..], [Message::Finished]));
+}
+
+#[test]
+fn what_is_of_no_use_of_a_file_is_gone_before_its_directory_is_finished() {
+    let directory = tempfile::tempdir().unwrap();
+    let (receiver, _) = receiver(&directory);
+    let offers = [entry("d", EntryKind::Directory, 0), entry("d/f", EntryKind::File, 2 << 20)];
+    for (file, entry) in offers.into_iter().enumerate() {
+        tell(&receiver, file as u64, &[Message::Offer { file: FileId(file as u64), entry }]);
+    }
+    let made = directory.path().join("d");
+    let names = || std::fs::read_dir(&made).map_or(0, Iterator::count);
+    wait_until("part file", || names() == 1);
+    let error = Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, "it grew");
+    tell(
+        &receiver,
+        2,
+        &[Message::Withdraw { file: FileId(1), error }, Message::OffersEnd { files: 2, bytes: 2 << 20 }],
+    );
+    wait_until("last word", || said(&receiver).iter().any(|m| matches!(m, Message::Finished)));
+    assert_eq!(names(), 0);
+    assert_eq!(std::fs::metadata(&made).unwrap().modified().unwrap(), std::time::UNIX_EPOCH);
 }
 
 #[test]

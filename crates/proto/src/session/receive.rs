@@ -64,7 +64,7 @@ pub enum RecvEvent {
         /// The file.
         file: FileId,
     },
-    /// Drop what has been written of this file.
+    /// Drop what has been written of this file, then call [`RecvSession::handle_discarded`].
     Discard {
         /// The file.
         file: FileId,
@@ -111,6 +111,8 @@ enum Stage {
     Receiving,
     /// Every block is here.
     Publishing,
+    /// What is here of it is of no use.
+    Discarding,
 }
 
 #[derive(Debug)]
@@ -128,7 +130,8 @@ struct RecvFile {
     unreported: RangeSet,
     claims: BTreeMap<u64, Claim>,
     failures: BTreeMap<u64, u32>,
-    withdrawn: Option<Error>,
+    /// Why it fails, once the storage has answered.
+    fails_by: Option<Error>,
 }
 
 impl RecvFile {
@@ -306,7 +309,7 @@ impl RecvSession {
                 unreported: RangeSet::default(),
                 claims: BTreeMap::new(),
                 failures: BTreeMap::new(),
-                withdrawn: None,
+                fails_by: None,
             },
         );
         if self.open_paths.insert(entry.path.clone()) {
@@ -324,7 +327,7 @@ impl RecvSession {
     /// `notice` is the remark on it for the person there, who may be told later than the sender: by another call.
     pub fn handle_busy(&mut self, id: FileId, notice: Option<String>) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing) else { return };
-        if let Some(error) = file.withdrawn.take() {
+        if let Some(error) = file.fails_by.take() {
             return self.settle(id, FileOutcome::Failed(error));
         }
         if !std::mem::replace(&mut file.waits, true) {
@@ -341,13 +344,11 @@ impl RecvSession {
         let Some(file) = self.files.get_mut(&id) else { return };
         assert!(file.stage == Stage::Preparing, "a file is prepared once");
         file.stage = Stage::Receiving;
-        if let Some(error) = file.withdrawn.take() {
-            // An earlier run's blocks of a source that did not change are still of use.
-            let holds_blocks = matches!(&outcome, PrepareOutcome::Ready { have, .. } if !have.is_empty());
-            if error.kind == ErrorKind::Changed || !holds_blocks {
-                self.events.push_back(RecvEvent::Discard { file: id });
+        if let Some(error) = file.fails_by.take() {
+            if let PrepareOutcome::Ready { have, .. } = outcome {
+                file.arrived = have;
             }
-            return self.settle(id, FileOutcome::Failed(error));
+            return self.end_failed(id, error);
         }
         match outcome {
             PrepareOutcome::Ready { have, notice } => {
@@ -465,12 +466,34 @@ impl RecvSession {
     /// A packed file could not be published, since another session holds its place: its storage will be asked again, and then
     /// [`RecvSession::handle_prepared`] called once more. Returns whether the file is still open.
     pub fn handle_unpublished(&mut self, id: FileId) -> bool {
-        let publishing = |file: &&mut RecvFile| file.stage == Stage::Publishing && file.entry.is_packed();
-        let Some(file) = self.files.get_mut(&id).filter(publishing) else { return false };
+        let Some(file) = self.take_back_packed(id) else { return false };
         file.stage = Stage::Preparing;
         file.passed.insert(0..1);
-        self.arrived_bytes -= file.entry.size;
         true
+    }
+
+    /// A packed file that was to be published, whose bytes count as not arrived again.
+    fn take_back_packed(&mut self, id: FileId) -> Option<&mut RecvFile> {
+        let publishing = |file: &&mut RecvFile| file.stage == Stage::Publishing && file.entry.is_packed();
+        let file = self.files.get_mut(&id).filter(publishing)?;
+        self.arrived_bytes -= file.entry.size;
+        Some(file)
+    }
+
+    /// What [`RecvEvent::Discard`] asked for is done, as far as it can be.
+    pub fn handle_discarded(&mut self, id: FileId) {
+        let discarding = |file: &&mut RecvFile| file.stage == Stage::Discarding;
+        let file = self.files.get_mut(&id).filter(discarding);
+        if let Some(error) = file.and_then(|file| file.fails_by.take()) {
+            self.settle(id, FileOutcome::Failed(error));
+        }
+    }
+
+    /// A packed file was there already when it was to be published.
+    pub fn handle_up_to_date(&mut self, id: FileId) {
+        if self.take_back_packed(id).is_some() {
+            self.settle(id, FileOutcome::Skipped);
+        }
     }
 
     /// A file has been published, or could not be.
@@ -540,18 +563,10 @@ impl RecvSession {
             return Err(Error::protocol(format!("file {} withdrawn by the peer: it was never offered", id.0)));
         }
         match self.files.get_mut(&id) {
-            // Too late, or settled: its outcome stands.
-            None => {}
-            Some(file) if file.stage == Stage::Publishing => {}
-            // While the storage looks; when it has said that the file must wait, nothing of it is open.
-            Some(file) if file.stage == Stage::Preparing && !file.waits => file.withdrawn = Some(error),
-            Some(_) => {
-                // Blocks of a source that changed are of no use; after a passing error of its disk they are.
-                if error.kind == ErrorKind::Changed {
-                    self.events.push_back(RecvEvent::Discard { file: id });
-                }
-                self.settle(id, FileOutcome::Failed(error));
-            }
+            // While the storage looks, also once more when it has said that the file must wait.
+            Some(file) if file.stage == Stage::Preparing => file.fails_by = Some(error),
+            // Settled, or too late: its outcome stands.
+            _ => self.fail(id, error),
         }
         Ok(())
     }
@@ -582,15 +597,27 @@ impl RecvSession {
         self.leaves_first = true;
     }
 
-    /// A file cannot be received after all (the disk is full, say). What has arrived stays for a later run, unless it
-    /// is corrupt.
+    /// A file cannot be received after all (the disk is full, say). What has arrived stays for a later run, unless it is
+    /// corrupt or its source has changed.
     pub fn fail(&mut self, id: FileId, error: Error) {
-        if self.files.get(&id).is_some_and(|file| file.stage != Stage::Publishing) {
-            if error.kind == ErrorKind::Corrupt {
-                self.events.push_back(RecvEvent::Discard { file: id });
-            }
-            self.settle(id, FileOutcome::Failed(error));
+        if self.is_receiving(id) {
+            self.end_failed(id, error);
         }
+    }
+
+    /// Ends a file that the storage has opened. What is of no use goes first: directories are finished behind the last file,
+    /// and what goes from one later would change its time, or find it closed.
+    fn end_failed(&mut self, id: FileId, error: Error) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        let is_useless = matches!(error.kind, ErrorKind::Changed | ErrorKind::Corrupt) || file.arrived.is_empty();
+        if file.entry.is_packed() || !is_useless {
+            return self.settle(id, FileOutcome::Failed(error));
+        }
+        file.stage = Stage::Discarding;
+        file.fails_by = Some(error);
+        file.claims.clear();
+        file.rechecking = false;
+        self.events.push_back(RecvEvent::Discard { file: id });
     }
 
     /// Ends the session at both ends.
@@ -759,9 +786,10 @@ impl RecvSession {
     }
 }
 
-/// Whether what failed by `error` may come in another run: what has the name already keeps it.
+/// Whether what failed by `error` may come in another run: what has the name already keeps it, and what the source has not
+/// never comes.
 fn is_missing(error: &Error) -> bool {
-    error.kind != ErrorKind::Exists
+    !matches!((error.kind, error.scope), (ErrorKind::Exists, _) | (ErrorKind::NotFound, Scope::Source))
 }
 
 /// What a block that does not match its digest is reported as.

@@ -74,16 +74,22 @@ pub enum SendEvent {
 #[derive(Debug)]
 struct SendFile {
     entry: FileEntry,
-    /// Blocks that no lane has taken; a packed file counts as one block.
+    /// Blocks that no lane has and the receiver has not confirmed; a packed file counts as one block.
     pending: RangeSet,
     /// Blocks that a lane has taken and the receiver has not confirmed.
     in_flight: BTreeMap<u64, LaneId>,
+    /// It cannot be sent after all: its blocks stay pending until it settles.
     withdrawn: bool,
     /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
     waits: bool,
 }
 
 impl SendFile {
+    /// Whether a lane may take a block of it.
+    fn is_ready(&self) -> bool {
+        !self.withdrawn && !self.waits && !self.pending.is_empty()
+    }
+
     /// Takes the blocks of `range` back from their lanes. Cost: by how many they are, not by how many there are.
     fn take_in_flight(&mut self, range: Range<u64>) -> Vec<u64> {
         let taken: Vec<u64> = self.in_flight.range(range).map(|(index, _)| *index).collect();
@@ -160,20 +166,19 @@ impl SendSession {
         let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
         for (id, file) in files.iter_mut() {
             let lost: Vec<u64> = file.in_flight.iter().filter(|(_, l)| **l == lane).map(|(index, _)| *index).collect();
-            for index in lost {
-                file.in_flight.remove(&index);
-                if file.withdrawn {
-                    continue;
-                }
-                file.pending.insert(index..index + 1);
-                *sent_again_blocks += 1;
-                if !file.waits {
-                    if file.entry.is_packed() {
-                        ready_small.insert(*id)
-                    } else {
-                        ready_large.insert(*id)
-                    };
-                }
+            for index in &lost {
+                file.in_flight.remove(index);
+                file.pending.insert(*index..index + 1);
+            }
+            if !file.withdrawn {
+                *sent_again_blocks += lost.len() as u64;
+            }
+            if file.is_ready() {
+                if file.entry.is_packed() {
+                    ready_small.insert(*id)
+                } else {
+                    ready_large.insert(*id)
+                };
             }
         }
     }
@@ -277,18 +282,18 @@ impl SendSession {
             if end > count {
                 return Err(beyond_end(&file.entry));
             }
-            // What the receiver asks for while it was withdrawn stays unsent; the file settles when the receiver has heard.
+            // What it had confirmed and misses now counts as missing again.
+            let lost = unit_bytes(&file.entry, start..end) - missing_bytes(file, start..end);
+            self.confirmed_bytes = self.confirmed_bytes.saturating_sub(lost);
+            file.take_in_flight(start..end);
+            let unsent: u64 = file.pending.within(start..end).map(|range| range.end - range.start).sum();
+            file.pending.insert(start..end);
+            // What the receiver asks for of a withdrawn file stays unsent; the file settles when the receiver has heard.
             if !file.withdrawn {
-                // What it had confirmed and misses now counts as missing again.
-                let lost = unit_bytes(&file.entry, start..end) - missing_bytes(file, start..end);
-                self.confirmed_bytes = self.confirmed_bytes.saturating_sub(lost);
-                file.take_in_flight(start..end);
-                let unsent: u64 = file.pending.within(start..end).map(|range| range.end - range.start).sum();
-                file.pending.insert(start..end);
                 self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start - unsent);
             }
         }
-        if !file.pending.is_empty() {
+        if file.is_ready() {
             let small = file.entry.is_packed();
             self.mark_ready(id, small);
         }
@@ -348,8 +353,6 @@ impl SendSession {
     pub fn withdraw(&mut self, id: FileId, error: Error) {
         let Some(file) = self.files.get_mut(&id).filter(|file| !file.withdrawn) else { return };
         file.withdrawn = true;
-        file.pending = RangeSet::default();
-        file.in_flight.clear();
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
         self.log.push(&Message::Withdraw { file: id, error });

@@ -245,7 +245,7 @@ fn a_block_that_never_verifies_ends_its_file_after_a_few_tries() {
     let mut receiver = receiver(&mut Liar { next: 0 });
     let large = entry("large", 5 * MIB);
     let mut tries = 0;
-    while receiver.is_open(FileId(0)) {
+    while receiver.is_receiving(FileId(0)) {
         assert_eq!(receiver.claim(LANE, FileId(0), 3), BlockClaim::Take);
         assert_eq!(receiver.handle_block(LANE, FileId(0), 3, Err(corrupt_block(&large, 3))), BlockClaim::Discard);
         tries += 1;
@@ -268,6 +268,25 @@ fn a_withdrawn_file_is_not_sent_again_when_an_abandoned_block_is_asked_for() {
         "{again:?}"
     );
     assert_eq!(sender.next_block(LaneId(1)), None);
+}
+
+#[test]
+fn of_a_withdrawn_file_only_what_the_receiver_has_confirmed_counts() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    let file = FileId(0);
+    liar.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(0, 2)] }).unwrap();
+    sender.withdraw(file, failure());
+    assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (2 * MIB, 2 * MIB));
+    // What was under way still arrives, and what a lane loses does not.
+    liar.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(2, 3)] }).unwrap();
+    sender.handle_lane_down(LANE, Instant::now());
+    liar.tell_sender(&mut sender, &Message::Want { file, blocks: vec![(0, 1)] }).unwrap();
+    assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (2 * MIB, 2 * MIB));
+    // The word came too late: the file is in place.
+    sender.withdraw(FileId(1), failure());
+    liar.tell_sender(&mut sender, &Message::Done { file: FileId(1), digests: digests() }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Failed { file, error: failure() }).unwrap();
+    assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (0, 2 * MIB + 100));
 }
 
 #[test]
@@ -312,6 +331,7 @@ fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
             liar.tell_receiver(&mut receiver, &end).unwrap();
         }
         receiver.fail(FileId(0), failure());
+        receiver.handle_discarded(FileId(0));
         receiver.fail(FileId(1), failure());
         // Early: nothing was to be finished yet.
         if ends_late {
@@ -321,9 +341,9 @@ fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
         let (messages, events) = heard(&mut receiver);
         let failed = |message: &Message| matches!(message, Message::Failed { .. });
         assert!(messages.len() == 2 && messages.iter().all(failed), "{messages:?}");
-        let settled = |event: &RecvEvent| matches!(event, RecvEvent::Settled { .. });
-        assert!(events[..2].iter().all(settled), "{events:?}");
-        assert!(matches!(events[2..], [RecvEvent::Finish { whole: false }]), "{events:?}");
+        let settled = |event: &&RecvEvent| matches!(event, RecvEvent::Settled { .. });
+        assert_eq!(events.iter().filter(settled).count(), 2, "{events:?}");
+        assert!(matches!(events.last(), Some(RecvEvent::Finish { whole: false })), "{events:?}");
         assert!(!receiver.is_complete());
         receiver.handle_finished();
         let (messages, events) = heard(&mut receiver);
@@ -334,14 +354,26 @@ fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
 
 #[test]
 fn directories_count_as_whole_unless_something_is_missing_that_another_run_may_bring() {
-    let exists = || Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, "it exists");
-    for (error, unreadable, whole) in
-        [(None, false, true), (Some(exists()), false, true), (Some(failure()), false, false), (None, true, false)]
-    {
+    let refused = |kind, scope| Error::new(kind, scope, Phase::Prepare, "not now");
+    let exists = refused(ErrorKind::Exists, Scope::Destination);
+    // A fifo, or a name that is gone: no run ever brings it. Rights a person may give, and the destination have back.
+    let no_file = || refused(ErrorKind::NotFound, Scope::Source);
+    let closed = refused(ErrorKind::Denied, Scope::Source);
+    let gone = refused(ErrorKind::NotFound, Scope::Destination);
+    for (error, unreadable, whole) in [
+        (None, None, true),
+        (Some(exists), None, true),
+        (Some(no_file()), None, true),
+        (Some(gone), None, false),
+        (Some(closed), None, false),
+        (Some(failure()), None, false),
+        (None, Some(no_file()), true),
+        (None, Some(failure()), false),
+    ] {
         let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
         liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("f", 1) }).unwrap();
-        if unreadable {
-            liar.tell_receiver(&mut receiver, &Message::Unreadable { error: failure() }).unwrap();
+        if let Some(error) = unreadable {
+            liar.tell_receiver(&mut receiver, &Message::Unreadable { error }).unwrap();
         }
         liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 1, bytes: 1 }).unwrap();
         receiver.handle_prepared(FileId(0), error.map_or(PrepareOutcome::UpToDate, PrepareOutcome::Failed));
@@ -369,8 +401,8 @@ fn a_file_that_is_withdrawn_before_it_is_found_to_wait_settles_without_waiting()
 }
 
 #[test]
-fn a_file_that_is_withdrawn_while_it_waits_settles_at_once() {
-    for kind in [ErrorKind::Changed, ErrorKind::Io] {
+fn a_file_that_is_withdrawn_while_it_waits_settles_when_the_storage_is_next_asked() {
+    for (kind, is_free) in [(ErrorKind::Changed, false), (ErrorKind::Changed, true), (ErrorKind::Io, true)] {
         let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
         receiver.handle_lane_up(LANE);
         for (id, name) in [(0, "held"), (1, "other")] {
@@ -382,14 +414,22 @@ fn a_file_that_is_withdrawn_while_it_waits_settles_at_once() {
         assert!(matches!(heard(&mut receiver).0[..], [Message::Wait { file: FileId(0) }]), "it is said once");
         let error = Error::new(kind, Scope::Source, Phase::Transfer, "gone");
         liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error }).unwrap();
+        // The storage may be asked again at this moment, and lanes still bring what was under way.
+        assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
+        assert!(heard(&mut receiver).0.is_empty());
+        if is_free {
+            receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
+            let (messages, events) = heard(&mut receiver);
+            assert!(
+                messages.is_empty() && matches!(events[..], [RecvEvent::Discard { file: FileId(0) }]),
+                "{events:?}"
+            );
+            receiver.handle_discarded(FileId(0));
+        } else {
+            receiver.handle_busy(FileId(0), None);
+        }
         let (messages, _) = heard(&mut receiver);
         assert!(matches!(messages[..], [Message::Failed { file: FileId(0), .. }]), "{messages:?}");
-        // The storage was being asked again meanwhile, and lanes still bring what was under way.
-        assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
-        receiver.handle_busy(FileId(0), None);
-        receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
-        let (messages, events) = heard(&mut receiver);
-        assert!(messages.is_empty() && events.is_empty(), "{messages:?} {events:?}");
     }
 }
 
@@ -408,6 +448,41 @@ fn blocks_of_an_earlier_run_outlive_a_passing_error_of_the_source_and_not_its_ch
         let discarded = events.iter().any(|event| matches!(event, RecvEvent::Discard { .. }));
         assert_eq!(discarded, !is_kept, "{kind:?}: {events:?}");
     }
+}
+
+#[test]
+fn a_file_ends_when_what_is_of_no_use_of_it_is_gone() {
+    let mut liar = Liar { next: 0 };
+    let mut receiver = receiver(&mut liar);
+    let (file, other) = (FileId(0), LaneId(1));
+    receiver.handle_lane_up(other);
+    receiver.fail(FileId(1), failure());
+    liar.tell_receiver(&mut receiver, &Message::OffersEnd { files: 2, bytes: 0 }).unwrap();
+    assert_eq!(receiver.claim(LANE, file, 0), BlockClaim::Take);
+    assert_eq!(receiver.claim(other, file, 1), BlockClaim::Take);
+    receiver.handle_block(LANE, file, 0, Ok(()));
+    heard(&mut receiver);
+    let error = Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, "it grew");
+    liar.tell_receiver(&mut receiver, &Message::Withdraw { file, error }).unwrap();
+    // Directories would be finished while its part file goes.
+    let (messages, events) = heard(&mut receiver);
+    assert!(messages.is_empty(), "{messages:?}");
+    assert!(matches!(events[..], [RecvEvent::Discard { file: FileId(0) }]), "{events:?}");
+    // Neither what is under way nor what goes wrong meanwhile changes that.
+    assert_eq!(receiver.claim(LANE, file, 2), BlockClaim::Discard);
+    assert_eq!(receiver.handle_block(other, file, 1, Ok(())), BlockClaim::Discard);
+    receiver.handle_block_abandoned(other, file, 1);
+    receiver.fail(file, failure());
+    liar.tell_receiver(&mut receiver, &Message::Withdraw { file, error: failure() }).unwrap();
+    let (messages, events) = heard(&mut receiver);
+    assert!(messages.is_empty() && events.is_empty(), "{messages:?} {events:?}");
+    receiver.handle_discarded(file);
+    let (messages, events) = heard(&mut receiver);
+    assert!(
+        matches!(&messages[..], [Message::Failed { error, .. }] if error.kind == ErrorKind::Changed),
+        "{messages:?}"
+    );
+    assert!(matches!(events[..], [RecvEvent::Settled { .. }, RecvEvent::Finish { .. }]), "{events:?}");
 }
 
 #[test]
@@ -510,6 +585,21 @@ fn a_small_file_whose_place_another_session_holds_is_asked_for_again() {
 }
 
 #[test]
+fn a_small_file_that_another_session_has_brought_meanwhile_counts_once() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("small", 7) }).unwrap();
+    receiver.handle_up_to_date(FileId(0));
+    assert!(receiver.is_open(FileId(0)), "nothing of it has come");
+    receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Take);
+    assert_eq!(receiver.handle_block(LANE, FileId(0), 0, Ok(())), BlockClaim::Take);
+    receiver.handle_up_to_date(FileId(0));
+    assert!(matches!(heard(&mut receiver).0[..], [Message::Skipped { file: FileId(0) }]));
+    assert_eq!((receiver.arrived_bytes(), receiver.up_to_date_bytes()), (0, 7));
+}
+
+#[test]
 fn any_sequence_of_messages_and_calls_never_panics() {
     for_seeds("any_sequence_of_messages_and_calls_never_panics", 3000, |seed| {
         let mut random = Seeded::new(seed);
@@ -522,7 +612,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
             let _ = to_sender.tell_sender(&mut sender, &any_message(&mut random));
             let _ = to_receiver.tell_receiver(&mut receiver, &any_message(&mut random));
             let (file, index) = (FileId(random.below(4)), random.below(7));
-            match random.below(15) {
+            match random.below(16) {
                 0 => sender.handle_lane_up(lane),
                 1 => sender.handle_lane_down(lane, now),
                 2 => drop(sender.next_block(lane)),
@@ -535,6 +625,7 @@ fn any_sequence_of_messages_and_calls_never_panics() {
                 9 => receiver.handle_busy(file, None),
                 10 => receiver.handle_finished(),
                 11 => drop(receiver.handle_unpublished(file)),
+                12 => receiver.handle_discarded(file),
                 _ if receiver.claim(lane, file, index.min(4)) == BlockClaim::Take => {
                     receiver.handle_block(lane, file, index.min(4), Ok(()));
                 }

@@ -446,6 +446,16 @@ impl World {
         self.hear_receiver();
     }
 
+    pub fn discard(&mut self, file: FileId) {
+        if self.session.receiver.gone {
+            return;
+        }
+        assert!(self.session.recv.is_open(file), "a file settled while it was discarded");
+        self.store.discard(&self.session.entries[&file].path);
+        self.session.recv.handle_discarded(file);
+        self.hear_receiver();
+    }
+
     pub fn finished(&mut self) {
         self.session.directories_done = true;
         if !self.session.receiver.gone {
@@ -492,7 +502,10 @@ impl World {
                     let delay = self.random.up_to(self.config.prepare);
                     self.after(delay, Event::Rechecked { file });
                 }
-                RecvEvent::Discard { file } => self.store.discard(&self.session.entries[&file].path.clone()),
+                RecvEvent::Discard { file } => {
+                    let delay = self.random.up_to(self.config.publish);
+                    self.after(delay, Event::Discarded { file });
+                }
                 RecvEvent::Publish { file } => {
                     let delay = self.random.up_to(self.config.publish);
                     self.after(delay, Event::Published { file });

@@ -143,6 +143,9 @@ pub enum Event {
     Published {
         file: FileId,
     },
+    Discarded {
+        file: FileId,
+    },
     /// Directories have their modes.
     Finished,
     Checkpoint,
@@ -371,6 +374,7 @@ impl World {
             Event::Prepared { file } => self.prepared(file),
             Event::Rechecked { file } => self.rechecked(file),
             Event::Published { file } => self.publish(file),
+            Event::Discarded { file } => self.discard(file),
             Event::Finished => self.finished(),
             Event::Checkpoint => {
                 self.store.checkpoint();

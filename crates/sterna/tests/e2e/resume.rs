@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, RECORD_BYTES};
 
@@ -438,6 +439,30 @@ fn a_read_only_directory_that_lacks_a_file_can_be_written_by_the_next_run() {
         copy().expect(0);
         assert_eq!(mode(&target), 0o555, "push {push}");
         closed.iter().for_each(|file| assert_same_file(file, &target.join(file.file_name().unwrap())));
+        [source, target].iter().for_each(|directory| set_mode(directory, 0o755));
+    }
+}
+
+#[test]
+fn a_fifo_keeps_no_directory_open() {
+    for push in [true, false] {
+        let site = Site::new();
+        let (source, target) = match push {
+            true => (site.local().join("d"), site.root().join("d")),
+            false => (site.root().join("d"), site.local().join("d")),
+        };
+        write(&source.join("f"), b"bytes");
+        assert!(Command::new("mkfifo").arg(source.join("fifo")).status().unwrap().success());
+        set_mode(&source, 0o555);
+        let agent = site.agent();
+        let mut copy = site.copy(&agent);
+        match push {
+            true => copy.arg("d").arg(agent.url("")),
+            false => copy.arg(agent.url("d")).arg("."),
+        };
+        copy.run().expect(1);
+        assert_same_file(&source.join("f"), &target.join("f"));
+        assert_eq!(mode(&target), 0o555, "push {push}");
         [source, target].iter().for_each(|directory| set_mode(directory, 0o755));
     }
 }

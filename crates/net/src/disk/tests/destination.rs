@@ -103,7 +103,6 @@ fn a_symlink_with_the_files_name_is_replaced_and_not_followed() {
     let file = incoming(&destination, &entry);
     let part = hidden_file(directory.path(), ".part");
     drop(file);
-    std::fs::remove_file(&part).unwrap();
     symlink(&victim, &part).unwrap();
     let error = destination.prepare(&entry, &terms(Overwrite::Always)).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Denied);

@@ -6,6 +6,7 @@ use sterna_proto::journal::{HEADER_BYTES, RECORD_BYTES};
 use sterna_proto::{Digest, ErrorKind, FileDigests, RangeSet, Retry};
 
 use super::*;
+use crate::disk::incoming::HiddenNames;
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 fn random(state: &mut u64, bound: u64) -> u64 {
@@ -266,6 +267,54 @@ fn what_is_left_beside_a_published_file_is_swept() {
     let found = destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap();
     assert!(matches!(found, Prepared::UpToDate));
     assert_eq!(names_in(directory.path()), ["a.h5"]);
+}
+
+#[test]
+fn what_was_left_of_files_whose_sources_are_gone_goes_unless_a_journal_or_a_session_speaks_for_it() {
+    let directory = scratch();
+    let top = directory.path().join("d");
+    let destination = writable(&directory);
+    let prepare = || {
+        assert!(matches!(
+            destination.prepare(&directory_entry("d"), &terms(Overwrite::Always)),
+            Ok(Prepared::Directory)
+        ))
+    };
+    prepare();
+    let data = pattern(2 * MIB);
+    let hidden = |name: &str, ending: &str| {
+        let names = HiddenNames::of(&rel(name));
+        top.join(if ending == "part" { names.part } else { names.journal })
+    };
+    // Killed before the first checkpoint, and between the name and the deletion of the journal.
+    std::fs::write(hidden("killed", "part"), b"bytes").unwrap();
+    std::fs::write(hidden("published", "journal"), b"records").unwrap();
+    // Killed later.
+    let resumed = incoming(&destination, &file_entry("d/resumed", 2 * MIB));
+    put_block(&resumed, &data, 0);
+    resumed.checkpoint().unwrap();
+    drop(resumed);
+    let live = incoming(&destination, &file_entry("d/live", 2 * MIB));
+    // Not ours, whatever it is.
+    std::fs::write(top.join(".sterna-notes"), b"").unwrap();
+    prepare();
+    let mut left =
+        [hidden("resumed", "part"), hidden("resumed", "journal"), hidden("live", "part"), top.join(".sterna-notes")];
+    left.sort();
+    assert_eq!(names_in(&top).into_iter().map(|name| top.join(name)).collect::<Vec<_>>(), left);
+    fill(&live, &data);
+    live.publish(&[]).unwrap();
+    assert_eq!(incoming(&destination, &file_entry("d/resumed", 2 * MIB)).have().len(), 1);
+}
+
+#[test]
+fn a_file_of_which_nothing_is_durable_leaves_nothing() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let file = incoming(&destination, &file_entry("a.h5", 2 * MIB));
+    put_block(&file, &pattern(2 * MIB), 0);
+    drop(file);
+    assert!(names_in(directory.path()).is_empty());
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use std::os::unix::fs::MetadataExt;
+
 use sterna_proto::{Digest, ErrorKind, FileDigests, FileTime, Scope};
 
 use super::*;
@@ -29,7 +31,7 @@ fn small_files_of_any_name_size_and_time_arrive_whole() {
     assert!(!directory.path().join("one").exists(), "a name before its file is durable");
     let outcomes = batch.publish();
     for ((entry, size), outcome) in entries.iter().zip(sizes).zip(outcomes) {
-        assert_eq!(outcome.unwrap(), FileDigests::of(&data[..size], checks));
+        assert_eq!(outcome.unwrap(), Some(FileDigests::of(&data[..size], checks)));
         let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(entry.path.as_bytes());
         if entry.mode != 0 || is_superuser() {
             assert_matches_entry(&directory.path().join(name), entry, &data[..size]);
@@ -53,7 +55,7 @@ fn more_files_than_a_batch_holds_open_arrive_and_answer_in_order() {
     let outcomes = batch.publish();
     assert_eq!(outcomes.len(), count + 1);
     for (i, outcome) in outcomes[..count].iter().enumerate() {
-        let digests = outcome.as_ref().unwrap();
+        let digests = outcome.as_ref().unwrap().unwrap();
         assert_eq!(digests.blake3, *blake3::hash(&(i as u64).to_le_bytes()).as_bytes());
     }
     assert_eq!(outcomes[count].as_ref().unwrap_err().kind, ErrorKind::Exists);
@@ -73,7 +75,7 @@ fn a_small_file_that_was_damaged_never_gets_its_name() {
     batch.add(PackedFile { expected: &expected, ..packed(&wrong, b"abd") });
     batch.add(packed(&bad, b"abcd"));
     let outcomes = batch.publish();
-    assert!(outcomes[0].as_ref().unwrap().md5.is_some());
+    assert!(outcomes[0].as_ref().unwrap().unwrap().md5.is_some());
     let errors: Vec<_> = outcomes[1..].iter().map(|outcome| outcome.as_ref().unwrap_err()).collect();
     assert_eq!((errors[0].kind, errors[0].scope), (ErrorKind::Corrupt, Scope::Path));
     assert_eq!((errors[1].kind, errors[1].scope), (ErrorKind::Corrupt, Scope::Source));
@@ -106,6 +108,23 @@ fn two_sessions_on_one_small_file_do_not_mix() {
     // A batch that is given up leaves nothing.
     one.add(packed(&entry, b"one"));
     drop(one);
+    assert_eq!(names_in(directory.path()), ["x"]);
+}
+
+#[test]
+fn a_small_file_that_another_session_has_brought_meanwhile_is_not_written_again() {
+    let directory = scratch();
+    let (first, second) = (writable(&directory), writable(&directory));
+    let entry = file_entry("x", 3);
+    let bring = |destination: &Destination| {
+        let mut batch = destination.packed(Overwrite::IfChanged, Checks::NONE);
+        batch.add(packed(&entry, b"abc"));
+        let outcome = batch.publish().remove(0).unwrap();
+        (outcome.is_some(), std::fs::metadata(directory.path().join("x")).unwrap().ino())
+    };
+    let (is_written, inode) = bring(&first);
+    assert!(is_written);
+    assert_eq!(bring(&second), (false, inode));
     assert_eq!(names_in(directory.path()), ["x"]);
 }
 
