@@ -7,7 +7,7 @@ use crate::{BitRate, ByteCount};
 /// What the operator and the path say before the first packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateConfig {
-    /// The lane's share of the rate of the path, on the wire; `None`: it is found by doubling.
+    /// The lane's share of the rate of the path, on the wire; `None`: it is found by trains.
     pub given: Option<BitRate>,
     /// Loss that is noise, as a fraction of packets in [0, 0.5).
     pub loss_ceiling: f64,
@@ -37,6 +37,10 @@ pub struct AckedPacket {
 /// - a clean round afterwards takes a step back up: 5 %, then 10, 20, 40; a step that fails waits longer before the next;
 /// - loss that does not fall when the rate falls by a quarter is not ours: it becomes the ceiling, up to [`NOISE_MAX`].
 ///
+/// Without a given rate it sends *trains* first: [`TRAIN_TIME`] of packets at a pace that is tried, then little until they are
+/// back. A train that comes as fast as it went is followed by a faster one; the first that does not tells by its length what the
+/// path carries. A train drops no more than itself into a queue that is too short, where doubling loses products of the path.
+///
 /// After a silence (an outage) what was in flight is no evidence about the rate: it goes on where it was.
 /// Cost: O(1) per acknowledged or lost packet. Units: bytes on the wire.
 #[derive(Clone, Debug)]
@@ -46,7 +50,7 @@ pub struct RateControl {
     aim: f64,
     /// What the path has shown to carry; the rate is the smaller of the two. Bytes per second.
     limit: f64,
-    doubling: Option<Doubling>,
+    search: Option<Train>,
     round: Round,
     trial: Option<Trial>,
     /// Loss taken for noise now, as a fraction.
@@ -61,13 +65,22 @@ pub struct RateControl {
     rtt_min: MinimumRtt,
     rtt_latest: Duration,
     largest_sent: u64,
+    last_sent: Option<Instant>,
     last_ack: Option<Instant>,
 }
 
-/// Start-up without a given rate: the rounds in which delivery did not keep up.
-#[derive(Clone, Copy, Debug, Default)]
-struct Doubling {
-    lagging_rounds: u32,
+/// Start-up without a given rate: packets sent at a pace that is tried.
+#[derive(Clone, Copy, Debug)]
+struct Train {
+    /// Bytes per second.
+    pace: f64,
+    /// Number of its last packet; those after it go at the rate that is known.
+    last: u64,
+    /// How fast it came, bytes per second: the best of what was known when half of it was there and later. The acknowledgement
+    /// of its last packets waits for more packets, and says nothing about the path.
+    came: f64,
+    /// A later packet has come. Numbers are also spent on packets that nobody acknowledges, so that counting is not enough.
+    is_passed: bool,
 }
 
 /// A cut, to be judged by the loss of the round after it.
@@ -77,10 +90,11 @@ struct Trial {
     loss_before: f64,
 }
 
-/// What came back of the packets after `after`.
+/// What came back of the packets after `after`, up to `until`.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     after: u64,
+    until: u64,
     acked_packets: u64,
     lost_packets: u64,
     first_ack: Option<Instant>,
@@ -95,6 +109,7 @@ impl Round {
     fn starting(after: u64) -> Self {
         Self {
             after,
+            until: u64::MAX,
             acked_packets: 0,
             lost_packets: 0,
             first_ack: None,
@@ -123,18 +138,15 @@ impl Round {
 }
 
 impl RateControl {
-    /// A controller that starts at the given rate, or at [`START_RATE`] and doubles.
+    /// A controller that starts at the given rate, or at [`START_RATE`] with a train.
     pub fn new(config: RateConfig) -> Self {
         let aim = config.given.map_or(f64::INFINITY, bytes_per_second);
-        let (limit, doubling) = match config.given {
-            Some(_) => (aim, None),
-            None => (bytes_per_second(START_RATE), Some(Doubling::default())),
-        };
-        Self {
+        let limit = if aim.is_finite() { aim } else { bytes_per_second(START_RATE) };
+        let mut control = Self {
             config,
             aim,
             limit,
-            doubling,
+            search: None,
             round: Round::starting(0),
             trial: None,
             noise: config.loss_ceiling,
@@ -147,8 +159,13 @@ impl RateControl {
             rtt_min: MinimumRtt::default(),
             rtt_latest: config.expected_rtt.unwrap_or(RTT_UNKNOWN),
             largest_sent: 0,
+            last_sent: None,
             last_ack: None,
+        };
+        if aim.is_infinite() {
+            control.start_train(bytes_per_second(TRAIN_FIRST));
         }
+        control
     }
 
     /// Changes the lane's share of the given rate. What the path has shown to carry scales with it: when half of the
@@ -161,7 +178,8 @@ impl RateControl {
         if self.aim.is_finite() && aim.is_finite() {
             self.limit *= aim / self.aim;
         } else if aim.is_finite() {
-            (self.limit, self.doubling) = (aim, None);
+            (self.limit, self.search) = (aim, None);
+            self.round = Round::starting(self.largest_sent);
         }
         self.aim = aim;
     }
@@ -180,8 +198,16 @@ impl RateControl {
     }
 
     /// Packets up to `largest` have been sent.
-    pub fn handle_sent(&mut self, largest: u64) {
+    pub fn handle_sent(&mut self, now: Instant, largest: u64) {
+        if let Some(train) = self.search
+            && self.largest_sent < train.last
+            && self.last_sent.is_some_and(|last| now.saturating_duration_since(last) > TRAIN_GAP)
+        {
+            // There was nothing to send: a train with a gap tells nothing.
+            self.start_train(train.pace);
+        }
         self.largest_sent = self.largest_sent.max(largest);
+        self.last_sent = Some(now);
     }
 
     /// The peer has `packet`.
@@ -190,8 +216,11 @@ impl RateControl {
         let rtt = now.saturating_duration_since(packet.sent);
         self.rtt_latest = rtt;
         self.rtt_min.add(now, rtt);
+        if let Some(train) = &mut self.search {
+            train.is_passed |= packet.number > train.last;
+        }
         let round = &mut self.round;
-        if packet.number <= round.after {
+        if packet.number <= round.after || packet.number > round.until {
             return;
         }
         round.acked_packets += 1;
@@ -204,7 +233,7 @@ impl RateControl {
 
     /// Packet `number` is taken for lost.
     pub fn handle_lost(&mut self, number: u64) {
-        if number > self.round.after {
+        if number > self.round.after && number <= self.round.until {
             self.round.lost_packets += 1;
         }
     }
@@ -216,6 +245,10 @@ impl RateControl {
 
     /// Every acknowledgement of one arrival has been given; `app_limited`: the lane had nothing to send meanwhile.
     pub fn handle_end_of_acks(&mut self, now: Instant, app_limited: bool) {
+        if let Some(train) = self.search {
+            self.judge_train(now, train);
+            return;
+        }
         self.round.app_limited |= app_limited;
         let packets = self.round.acked_packets + self.round.lost_packets;
         if packets < ROUND_PACKETS_MIN || self.round.elapsed() < self.rtt_min().max(ROUND_MIN) {
@@ -226,7 +259,11 @@ impl RateControl {
 
     /// The rate to send at, on the wire.
     pub fn rate(&self) -> BitRate {
-        BitRate((self.limit.min(self.aim).max(RATE_MIN) * 8.0) as u64)
+        let rate = match self.search {
+            Some(train) if self.largest_sent < train.last => train.pace,
+            _ => self.limit,
+        };
+        BitRate((rate.min(self.aim).max(RATE_MIN) * 8.0) as u64)
     }
 
     /// Bytes on the wire that may be in flight: twice the rate times the smallest RTT, and what acknowledgements that
@@ -235,7 +272,8 @@ impl RateControl {
         let rate = self.limit.min(self.aim).max(RATE_MIN);
         let batches = ACK_BATCH_TIME.as_secs_f64() * rate;
         let floor = (WINDOW_PACKETS_MIN * self.config.packet_bytes) as f64;
-        ByteCount((2.0 * rate * self.rtt_min().as_secs_f64() + batches.max(floor)) as u64)
+        let train = self.search.map_or(0.0, |train| train.pace * TRAIN_TIME.as_secs_f64());
+        ByteCount((2.0 * rate * self.rtt_min().as_secs_f64() + batches.max(floor) + train) as u64)
     }
 
     /// The smallest RTT of the last [`RTT_KEPT`], or what was expected before the first sample.
@@ -250,6 +288,9 @@ impl RateControl {
 
     /// After a silence the packets from before it tell nothing about the rate that the path carries.
     fn notice_silence(&mut self, now: Instant) {
+        if self.search.is_some() {
+            return;
+        }
         let rate = self.limit.min(self.aim).max(RATE_MIN);
         let packet_time = Duration::from_secs_f64(self.config.packet_bytes as f64 / rate);
         let silence = SILENCE_MIN.max(packet_time * 8).max(self.rtt_min() / 2);
@@ -257,6 +298,38 @@ impl RateControl {
             self.round = Round::starting(self.largest_sent);
         }
         self.last_ack = Some(now);
+    }
+
+    /// Sends the next packets at `pace`, as one train.
+    fn start_train(&mut self, pace: f64) {
+        let bytes = pace * TRAIN_TIME.as_secs_f64();
+        let packets = ((bytes / self.config.packet_bytes as f64) as u64).max(TRAIN_PACKETS_MIN);
+        let last = self.largest_sent + packets;
+        self.search = Some(Train { pace, last, came: 0.0, is_passed: false });
+        self.round = Round { until: last, ..Round::starting(self.largest_sent) };
+    }
+
+    /// What has come of the train; when all of it is back: a faster one, or the rate.
+    fn judge_train(&mut self, now: Instant, mut train: Train) {
+        let round = self.round;
+        let packets = train.last - round.after;
+        let is_back = train.is_passed || round.acked_packets + round.lost_packets >= packets;
+        if round.elapsed() > Duration::ZERO && (is_back || round.acked_packets * 2 > packets) {
+            train.came = train.came.max(round.delivered());
+        }
+        self.search = Some(train);
+        if !is_back {
+            return;
+        }
+        if train.came < train.pace * TRAIN_KEEPS_UP {
+            self.search = None;
+            (self.carried, self.limit) = (train.came, (train.came * FIRST_CUT).max(RATE_MIN));
+            self.hold_until = Some(now + HOLD_MIN.max(self.rtt_min() * 2));
+            self.round = Round::starting(self.largest_sent);
+        } else {
+            self.limit = train.came.min(train.pace);
+            self.start_train(train.pace * TRAIN_FACTOR);
+        }
     }
 
     /// Decides at the end of a round, then starts the next one.
@@ -312,7 +385,6 @@ impl RateControl {
     fn cut(&mut self, now: Instant, round: &Round, factor: f64) {
         let cuts = self.trial.map_or(1, |trial| trial.cuts.saturating_add(1));
         self.trial = Some(Trial { cuts, loss_before: round.loss() });
-        self.doubling = None;
         self.carried = round.delivered();
         self.limit = (self.carried * factor).clamp(RATE_MIN, self.limit.min(self.aim).max(RATE_MIN));
         // A step up that failed is tried again later and later: a policer is not to be flooded every round.
@@ -326,20 +398,6 @@ impl RateControl {
     /// A clean round: goes back towards the aim.
     fn rise(&mut self, now: Instant, round: &Round) {
         let keeps_up = round.delivered() >= self.limit.min(self.aim) * (1.0 - self.noise) * KEEPS_UP;
-        if let Some(doubling) = &mut self.doubling {
-            if round.app_limited {
-                return;
-            }
-            doubling.lagging_rounds = if keeps_up { 0 } else { doubling.lagging_rounds + 1 };
-            if keeps_up {
-                self.limit *= 2.0;
-                self.round = Round::starting(self.largest_sent);
-            } else if doubling.lagging_rounds >= LAGGING_ROUNDS_MAX {
-                self.doubling = None;
-                self.limit = (round.delivered() * 1.25).max(bytes_per_second(START_RATE));
-            }
-            return;
-        }
         if self.limit >= self.aim {
             self.probing = false;
             self.hold = Duration::ZERO;
@@ -397,8 +455,25 @@ fn bytes_per_second(rate: BitRate) -> f64 {
     rate.0 as f64 / 8.0
 }
 
-/// Rate at which a lane without a given rate starts. Guess: what any path of today carries for one round trip.
-const START_RATE: BitRate = BitRate::megabits(10);
+/// Rate at which a lane without a given rate goes on behind its first train. Guess: what any path of today carries for one
+/// round trip.
+const START_RATE: BitRate = BitRate::megabits(1);
+
+/// Pace of the first train, and by how much the next one is faster. Reason: 200 kB, and 10 Gbit/s are tried in the fourth.
+const TRAIN_FIRST: BitRate = BitRate::megabits(50);
+const TRAIN_FACTOR: f64 = 8.0;
+
+/// How long a train is, at its pace. Reason: what busy hosts and acknowledgements for 50 packets blur is some milliseconds.
+const TRAIN_TIME: Duration = Duration::from_millis(32);
+
+/// Packets of a train at least: three acknowledgements.
+const TRAIN_PACKETS_MIN: u64 = 128;
+
+/// A train keeps up when it comes at this part of its pace.
+const TRAIN_KEEPS_UP: f64 = 0.7;
+
+/// Time without a packet that ends a train: pacers wake at least every 10 ms.
+const TRAIN_GAP: Duration = Duration::from_millis(15);
 
 /// Least rate, in bytes per second: a lane never stops for good (64 kbit/s).
 const RATE_MIN: f64 = 8_000.0;
@@ -447,11 +522,8 @@ const HOLD_MAX: Duration = Duration::from_secs(16);
 /// No acknowledgement for this long with packets in flight is an outage.
 const SILENCE_MIN: Duration = Duration::from_millis(300);
 
-/// Rounds in a row in which delivery does not keep up end the doubling.
-const LAGGING_ROUNDS_MAX: u32 = 3;
-
 /// Packets in the window at least: some batches of acknowledgements.
-const WINDOW_PACKETS_MIN: u64 = 256;
+const WINDOW_PACKETS_MIN: u64 = 64;
 
 /// Time that acknowledgements may lag behind because they come in batches, and a host because it is busy.
 const ACK_BATCH_TIME: Duration = Duration::from_millis(30);

@@ -7,7 +7,7 @@
 //!
 //! Why not a window that halves on loss: at 660 ms and 50 Mbit/s, 1 % of random loss holds such a window to 1 % of the
 //! path. Here the rate is *given* (as the MaxBW of UDT); loss is noise up to a ceiling, and the rate yields when delivery
-//! falls behind what is sent. A discovered rate joins as another way to set the aim of the same struct.
+//! falls behind what is sent. Without a given rate the same struct finds one, by trains of packets.
 
 mod budget;
 mod control;

@@ -150,7 +150,7 @@ impl Run {
         let back = self.carry();
         self.flying.push_back(InFlight { number: self.next_number, sent: self.now, back });
         self.flying_bytes += self.path.packet_bytes;
-        self.control.handle_sent(self.next_number);
+        self.control.handle_sent(self.now, self.next_number);
         self.next_number += 1;
         self.tally.sent += 1;
     }
@@ -311,7 +311,7 @@ fn an_outage_stops_sending_within_a_window_and_the_given_rate_is_back_at_once() 
 }
 
 #[test]
-fn without_a_given_rate_the_path_is_found_by_doubling() {
+fn without_a_given_rate_the_path_is_found_by_trains() {
     for (megabits, rtt_ms) in [(20, 50), (50, 300), (1000, 8)] {
         let link = BitRate::megabits(megabits);
         let (tally, _) = Run::new(Bottleneck::new(link, rtt_ms), None).run(30.0);

@@ -254,7 +254,7 @@ impl PaceController {
 
 impl Controller for PaceController {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
-        self.control.handle_sent(largest_pn);
+        self.control.handle_sent(now, largest_pn);
         self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         let datagrams = bytes.div_ceil(self.mtu);
         self.account(now, bytes + datagrams * self.overhead_bytes);

@@ -1,0 +1,129 @@
+//! Rate control over a grid of paths in virtual time: what share of each path a sender reaches.
+
+mod cubic;
+mod path;
+
+use std::time::Duration;
+
+use path::{Path, Setup};
+use sterna_lab::LinkModel;
+use sterna_lab::model::{Policer, Queue, Reorder};
+use sterna_proto::{BitRate, ByteCount};
+
+/// One thing that is wrong with a path.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    None,
+    Loss(f64),
+    ShortQueue,
+    /// A policer at this part of the rate, with a bucket of 64 KiB.
+    Policer(f64),
+    Reordering,
+    Jitter,
+    Competitors(usize),
+}
+
+fn link(rate: BitRate, rtt: Duration, trouble: Trouble) -> (LinkModel, usize, BitRate) {
+    let mut link = LinkModel::clean(rate, rtt);
+    // The least queue that routers have.
+    link.forward.queue = Queue::Bytes(link.forward.queue_bytes(rtt).max(ByteCount(64 * 1500)));
+    if rate > BitRate::megabits(1000) {
+        link.mtu = 9000;
+    }
+    let (mut competitors, mut possible) = (0, rate);
+    match trouble {
+        Trouble::None => {}
+        Trouble::Loss(loss) => {
+            link.forward.loss = loss;
+            possible = BitRate((rate.0 as f64 * (1.0 - loss)) as u64);
+        }
+        Trouble::ShortQueue => {
+            let queue = LinkModel::clean(rate, rtt).forward.queue_bytes(rtt).0 / 10;
+            link.forward.queue = Queue::Bytes(ByteCount(queue.max(16 * u64::from(link.mtu))));
+        }
+        Trouble::Policer(part) => {
+            possible = BitRate((rate.0 as f64 * part) as u64);
+            link.forward.policer = Some(Policer { rate: possible, burst: ByteCount(64 << 10) });
+        }
+        Trouble::Reordering => {
+            link.forward.reorder = Some(Reorder { probability: 0.01, delay: Duration::from_millis(5) });
+        }
+        Trouble::Jitter => link.forward.jitter = Duration::from_millis(5),
+        Trouble::Competitors(count) => {
+            competitors = count;
+            possible = BitRate(rate.0 / (count as u64 + 1));
+        }
+    }
+    (link, competitors, possible)
+}
+
+/// What came of one cell, as parts of what is possible there.
+struct Share {
+    /// In the first quarter of the run, start included.
+    first: f64,
+    /// In its second half.
+    settled: f64,
+    /// Packets dropped in the second half, as a part of those sent.
+    lost: f64,
+    /// What each competing flow had in the second half of what would be its fair part.
+    others: f64,
+}
+
+fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
+    let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
+    let (link, competitors, possible) = link(rate, rtt, trouble);
+    let duration = (rtt * 60).clamp(Duration::from_secs(8), Duration::from_secs(40));
+    let tally = Path::new(Setup { link, given: None, lanes: 1, competitors, duration }).run();
+    let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
+    let half = duration / 2;
+    Share {
+        first: part(tally.delivered(Duration::ZERO, duration / 4)),
+        settled: part(tally.delivered(half, duration)),
+        lost: tally.lost(half, duration),
+        others: part(tally.delivered_by_others(half, duration)) / competitors.max(1) as f64,
+    }
+}
+
+#[test]
+fn without_a_given_rate_a_path_is_found_and_filled() {
+    let troubles =
+        [Trouble::None, Trouble::Loss(0.01), Trouble::ShortQueue, Trouble::Policer(0.6), Trouble::Reordering];
+    for (mbit, rtt_ms) in [(1, 8), (1, 800), (10, 150), (100, 8), (100, 800), (1000, 50)] {
+        for trouble in troubles {
+            let share = measure(mbit, rtt_ms, trouble);
+            let cell = format!("{mbit} Mbit/s, {rtt_ms} ms, {trouble:?}: {:.2} then {:.2}", share.first, share.settled);
+            assert!(share.settled > 0.9, "{cell}");
+            assert!(share.first > 0.5, "{cell}");
+        }
+    }
+}
+
+/// Prints the whole grid: first quarter, second half (per cent of what is possible), and loss, or what competing flows keep.
+/// `cargo test --release -p sterna-proto --test rate_grid -- --ignored --nocapture`
+#[test]
+#[ignore = "a table for people"]
+fn grid() {
+    let troubles = [
+        Trouble::None,
+        Trouble::Loss(0.0001),
+        Trouble::Loss(0.01),
+        Trouble::ShortQueue,
+        Trouble::Policer(0.6),
+        Trouble::Reordering,
+        Trouble::Jitter,
+        Trouble::Competitors(1),
+        Trouble::Competitors(4),
+    ];
+    let heads: Vec<String> = troubles.iter().map(|trouble| format!("{:>16}", format!("{trouble:?}"))).collect();
+    println!("{:>14}{}", "", heads.join(" "));
+    for mbit in [1, 10, 100, 1000] {
+        for rtt_ms in [1, 8, 50, 150, 320, 800] {
+            let cells = troubles.map(|trouble| {
+                let Share { first, settled, lost, others } = measure(mbit, rtt_ms, trouble);
+                let beside = if matches!(trouble, Trouble::Competitors(_)) { others } else { lost };
+                format!("{:>5.0} {:>4.0} {:>5.1}", 100.0 * first, 100.0 * settled, 100.0 * beside)
+            });
+            println!("{mbit:>5} M {rtt_ms:>4} ms{}", cells.join(" "));
+        }
+    }
+}

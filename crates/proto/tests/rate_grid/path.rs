@@ -1,0 +1,314 @@
+//! A path in virtual time with a sender of ours on it, and whoever else uses it.
+//!
+//! Packets go over the lab's model, both ways: acknowledgements take the reverse direction and can be lost. What the QUIC
+//! engine does around the controller is done here as it does it: pacing in bursts of 2 ms, an acknowledgement for every 50
+//! packets or 25 ms, a hole lost after later packets or a time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use sterna_lab::LinkModel;
+use sterna_lab::model::{Flow, Verdict, Wire};
+use sterna_proto::rate::{AckedPacket, LaneKey, RateBudget, RateConfig, RateControl};
+use sterna_proto::{BitRate, ByteCount};
+
+use crate::cubic::Cubic;
+
+/// What is on the wires.
+#[derive(Clone, Debug)]
+pub enum Packet {
+    /// Of one of our lanes.
+    Data { lane: usize, number: u64 },
+    /// Acknowledges these packets of a lane.
+    Ack { lane: usize, numbers: Vec<u64> },
+    /// Of a competing flow.
+    Other { flow: usize, number: u64 },
+    /// Acknowledges one packet of a competing flow.
+    OtherAck { flow: usize, number: u64 },
+}
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub link: LinkModel,
+    /// The rate that the lanes are told; `None`: they find it.
+    pub given: Option<BitRate>,
+    pub lanes: usize,
+    /// Cubic flows that use the path too, from the start.
+    pub competitors: usize,
+    pub duration: Duration,
+}
+
+/// What came of it, in tenths of a second.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    sent: Vec<u64>,
+    dropped: Vec<u64>,
+    ours: Vec<u64>,
+    others: Vec<u64>,
+}
+
+impl Tally {
+    /// Mean rate that our lanes delivered in `[from, to)` of the run, counted on the wire.
+    pub fn delivered(&self, from: Duration, to: Duration) -> BitRate {
+        mean(&self.ours, from, to)
+    }
+
+    /// The same of all competing flows.
+    pub fn delivered_by_others(&self, from: Duration, to: Duration) -> BitRate {
+        mean(&self.others, from, to)
+    }
+
+    /// Packets of ours that did not arrive, as a fraction of those sent in `[from, to)`.
+    pub fn lost(&self, from: Duration, to: Duration) -> f64 {
+        let sum = |tenths: &[u64]| {
+            let index = |at: Duration| ((at.as_millis() / 100) as usize).min(tenths.len());
+            tenths[index(from)..index(to)].iter().sum::<u64>() as f64
+        };
+        sum(&self.dropped) / sum(&self.sent).max(1.0)
+    }
+}
+
+fn mean(tenths: &[u64], from: Duration, to: Duration) -> BitRate {
+    let index = |at: Duration| ((at.as_millis() / 100) as usize).min(tenths.len());
+    BitRate::mean(ByteCount(tenths[index(from)..index(to)].iter().sum()), to - from)
+}
+
+fn count(tenths: &mut Vec<u64>, now: Duration, bytes: u64) {
+    let tenth = (now.as_millis() / 100) as usize;
+    if tenths.len() <= tenth {
+        tenths.resize(tenth + 1, 0);
+    }
+    tenths[tenth] += bytes;
+}
+
+/// One lane: the controller, and what an engine keeps beside it.
+struct Lane {
+    control: RateControl,
+    key: LaneKey,
+    /// Packets in flight by number; `None` once acknowledged.
+    flying: VecDeque<(u64, Option<Duration>)>,
+    in_flight: u64,
+    next_number: u64,
+    largest_acked: u64,
+    next_send: Duration,
+    last_progress: Duration,
+    /// What the receiver has and not yet acknowledged, and since when.
+    unacked: Vec<u64>,
+    unacked_since: Duration,
+}
+
+/// A run.
+pub struct Path {
+    setup: Setup,
+    packet_bytes: u64,
+    start: Instant,
+    now: Duration,
+    forward: Wire<Packet>,
+    reverse: Wire<Packet>,
+    budget: RateBudget,
+    lanes: Vec<Lane>,
+    others: Vec<Cubic>,
+    tally: Tally,
+}
+
+impl Path {
+    pub fn new(setup: Setup) -> Self {
+        // Virtual time needs some first instant; it is never read again.
+        let start = Instant::now();
+        let packet_bytes = u64::from(setup.link.mtu);
+        let (forward, reverse) = Wire::pair(&setup.link);
+        let mut budget = RateBudget::new(setup.given);
+        let lanes = (0..setup.lanes).map(|_| Lane::new(&mut budget, packet_bytes, setup.link.rtt, start)).collect();
+        let others = (0..setup.competitors).map(|_| Cubic::new()).collect();
+        let tally = Tally::default();
+        Self { packet_bytes, start, now: Duration::ZERO, forward, reverse, budget, lanes, others, tally, setup }
+    }
+
+    /// Runs to the end.
+    pub fn run(mut self) -> Tally {
+        while self.now < self.setup.duration {
+            self.receive();
+            (0..self.lanes.len()).for_each(|lane| self.send(lane));
+            (0..self.others.len()).for_each(|flow| self.send_other(flow));
+            self.now = self.next_event().max(self.now + Duration::from_micros(1));
+        }
+        self.tally
+    }
+
+    fn next_event(&self) -> Duration {
+        let lanes = self.lanes.iter().map(|lane| {
+            let ack = if lane.unacked.is_empty() { Duration::MAX } else { lane.unacked_since + ACK_DELAY };
+            let send = if lane.has_room(self.packet_bytes) { lane.next_send } else { lane.probe_at() };
+            ack.min(send)
+        });
+        let others = self.others.iter().map(Cubic::poll_timeout);
+        let wires = [self.forward.poll_timeout(), self.reverse.poll_timeout()].into_iter().flatten();
+        lanes.chain(others).chain(wires).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Takes what has arrived at either end.
+    fn receive(&mut self) {
+        while let Some(packet) = self.forward.poll(self.now) {
+            match packet {
+                Packet::Data { lane, number } => self.receive_data(lane, number),
+                Packet::Other { flow, number } => {
+                    count(&mut self.tally.others, self.now, self.packet_bytes);
+                    let ack = Packet::OtherAck { flow, number };
+                    self.reverse.offer(self.now, ACK_BYTES, Flow(100 + flow as u64), ack);
+                }
+                _ => {}
+            }
+        }
+        for lane in 0..self.lanes.len() {
+            let state = &self.lanes[lane];
+            if !state.unacked.is_empty() && self.now >= state.unacked_since + ACK_DELAY {
+                self.acknowledge(lane);
+            }
+        }
+        while let Some(packet) = self.reverse.poll(self.now) {
+            match packet {
+                Packet::Ack { lane, numbers } => self.handle_ack(lane, &numbers),
+                Packet::OtherAck { flow, number } => self.others[flow].handle_ack(self.now, number),
+                _ => {}
+            }
+        }
+    }
+
+    fn receive_data(&mut self, lane: usize, number: u64) {
+        count(&mut self.tally.ours, self.now, self.packet_bytes);
+        let state = &mut self.lanes[lane];
+        if state.unacked.is_empty() {
+            state.unacked_since = self.now;
+        }
+        state.unacked.push(number);
+        if state.unacked.len() >= ACK_PACKETS {
+            self.acknowledge(lane);
+        }
+    }
+
+    fn acknowledge(&mut self, lane: usize) {
+        let numbers = std::mem::take(&mut self.lanes[lane].unacked);
+        self.reverse.offer(self.now, ACK_BYTES, Flow(lane as u64), Packet::Ack { lane, numbers });
+    }
+
+    fn handle_ack(&mut self, lane: usize, numbers: &[u64]) {
+        let (start, now, bytes) = (self.start, self.now, self.packet_bytes);
+        let lane = &mut self.lanes[lane];
+        for &number in numbers {
+            let Ok(index) = lane.flying.binary_search_by_key(&number, |(number, _)| *number) else { continue };
+            let Some(sent) = lane.flying[index].1.take() else { continue };
+            lane.in_flight -= bytes;
+            lane.largest_acked = lane.largest_acked.max(number);
+            lane.last_progress = now;
+            lane.control.handle_acked(start + now, AckedPacket { number, sent: start + sent, bytes });
+        }
+        let late = self.setup.link.rtt.mul_f64(1.0 + 1.0 / 32.0) + REORDERING;
+        lane.lose(
+            |number, sent, largest| number + LATER_PACKETS <= largest || (number < largest && now > sent + late),
+            bytes,
+        );
+        lane.control.handle_end_of_acks(start + now, false);
+        lane.aim(&mut self.budget, start + now);
+    }
+
+    fn send(&mut self, lane: usize) {
+        let (start, now, bytes) = (self.start, self.now, self.packet_bytes);
+        let state = &mut self.lanes[lane];
+        if now >= state.probe_at() {
+            // As after a probe timeout: what is that old will not come.
+            let old = now.saturating_sub(self.setup.link.rtt * 2);
+            state.lose(|_, sent, _| sent < old, bytes);
+            state.last_progress = now;
+        }
+        while state.has_room(bytes) && now >= state.next_send {
+            let number = state.next_number;
+            // Engines spend numbers on packets of their own that nobody acknowledges.
+            state.next_number += if number.is_multiple_of(40) { 2 } else { 1 };
+            state.flying.push_back((number, Some(now)));
+            state.in_flight += bytes;
+            state.control.handle_sent(start + now, number);
+            self.budget.handle_sent(state.key, start + now, bytes);
+            state.aim(&mut self.budget, start + now);
+            let pace = state.control.rate().0 as f64 * self.budget.pacing(start + now);
+            let gap = Duration::from_secs_f64(bytes as f64 * 8.0 / pace.max(1.0));
+            state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap;
+            count(&mut self.tally.sent, now, bytes);
+            let verdict = self.forward.offer(now, bytes as usize, Flow(lane as u64), Packet::Data { lane, number });
+            if matches!(verdict, Verdict::Drop(_)) {
+                count(&mut self.tally.dropped, now, bytes);
+            }
+        }
+    }
+
+    fn send_other(&mut self, flow: usize) {
+        while let Some(number) = self.others[flow].poll_send(self.now) {
+            let packet = Packet::Other { flow, number };
+            self.forward.offer(self.now, self.packet_bytes as usize, Flow(100 + flow as u64), packet);
+        }
+    }
+}
+
+impl Lane {
+    fn new(budget: &mut RateBudget, packet_bytes: u64, rtt: Duration, start: Instant) -> Self {
+        let key = budget.join();
+        let given = budget.share(key, start);
+        let control = RateControl::new(RateConfig { given, loss_ceiling: 0.02, packet_bytes, expected_rtt: Some(rtt) });
+        Self {
+            control,
+            key,
+            flying: VecDeque::new(),
+            in_flight: 0,
+            next_number: 1,
+            largest_acked: 0,
+            next_send: Duration::ZERO,
+            last_progress: Duration::ZERO,
+            unacked: Vec::new(),
+            unacked_since: Duration::ZERO,
+        }
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.in_flight + bytes <= self.control.window().0
+    }
+
+    /// When silence calls for a probe.
+    fn probe_at(&self) -> Duration {
+        self.last_progress + Duration::from_secs(1).max(self.control.rtt_min() * 2)
+    }
+
+    fn aim(&mut self, budget: &mut RateBudget, now: Instant) {
+        self.control.set_aim(budget.share(self.key, now));
+    }
+
+    /// Takes for lost what `is_lost` says of (number, time of sending, largest acknowledged).
+    fn lose(&mut self, is_lost: impl Fn(u64, Duration, u64) -> bool, bytes: u64) {
+        for (number, sent) in &mut self.flying {
+            let Some(at) = *sent else { continue };
+            if !is_lost(*number, at, self.largest_acked) {
+                // Numbers and times rise: nothing behind it is lost either.
+                break;
+            }
+            *sent = None;
+            self.in_flight -= bytes;
+            self.control.handle_lost(*number);
+        }
+        while self.flying.front().is_some_and(|(_, sent)| sent.is_none()) {
+            self.flying.pop_front();
+        }
+    }
+}
+
+/// Packets for an acknowledgement, and how long one may wait (the engine's settings; RFC 9000's delay).
+const ACK_PACKETS: usize = 50;
+const ACK_DELAY: Duration = Duration::from_millis(25);
+
+/// An acknowledgement on the wire.
+const ACK_BYTES: usize = 80;
+
+/// Later packets that make a hole a loss, and the time that counts as reordering.
+const LATER_PACKETS: u64 = 100;
+const REORDERING: Duration = Duration::from_millis(7);
+
+/// How far a pacer catches up.
+const BURST: Duration = Duration::from_millis(2);
