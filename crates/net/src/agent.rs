@@ -312,6 +312,13 @@ impl Shared {
             drop((up, sink));
             // The feeder has said why through the lane; a panic of it has been reported by its thread.
             let _ = feeder.join();
+            if let Err(error) = &outcome
+                && error.kind == ErrorKind::Cancelled
+            {
+                // It may have had no time to say so in the session, which would hold its files for as long as an outage may last.
+                let left = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "its client has left");
+                seat.0.abort(&left);
+            }
             if let Some(started) = seat.0.started() {
                 let reason = outcome.as_ref().err().map_or("closed by the client".to_owned(), Error::chain);
                 started.log.lane_down(id, reason);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::quantity::readable_time;
 use sterna_proto::session::{FileOutcome, LaneId, Request, SessionId};
-use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
+use sterna_proto::{BitRate, ByteCount, EntryKind, ErrorKind, FileEntry};
 
 use super::ONLY_ROOT;
 use crate::identity::Fingerprint;
@@ -121,7 +121,9 @@ impl SessionLog {
         }
         let brought = tally.copied_bytes.saturating_sub(progress.bytes_held + progress.bytes_holes);
         let goodput = BitRate::mean(ByteCount(brought), tally.elapsed);
-        let (mut line, unfinished) = match tally.aborted.as_deref().or(cut) {
+        // A client may leave before its last word is here.
+        let is_whole = progress.manifest_complete && progress.bytes_done >= progress.bytes_known;
+        let (mut line, unfinished) = match tally.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
             None => ("over: ".to_owned(), 0),
             Some(reason) => {
                 let whole = tally.copied_bytes + progress.bytes_up_to_date;
@@ -157,6 +159,9 @@ impl SessionLog {
 /// The last refusal: every lane of a session meets it, and one line is enough.
 #[derive(Default)]
 pub(super) struct Refused(Mutex<Option<(Fingerprint, String, Instant)>>);
+
+/// Why a session ended that its client stopped.
+const CLIENT_LEFT: &str = "its client has left";
 
 /// A refusal is told again after this. Reason: the lanes of one session come within a few round trips.
 const REFUSAL_LASTS: Duration = Duration::from_secs(5);
@@ -210,7 +215,9 @@ impl Observer for SessionLog {
             }
             // The reason of the last line.
             SessionEvent::Aborted(error) => {
-                tally.aborted = Some(error.chain());
+                // What it said is for the person there.
+                let by_client = error.kind == ErrorKind::Cancelled;
+                tally.aborted = Some(if by_client { CLIENT_LEFT.to_owned() } else { error.chain() });
                 return;
             }
         };
@@ -240,7 +247,7 @@ fn described(request: &Request) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
+    use sterna_proto::{Checks, Error, FileDigests, FileTime, Phase, RelPath, Scope};
 
     use super::*;
 
@@ -303,7 +310,7 @@ mod tests {
         session.session_event(SessionEvent::Aborted(stopped));
         session.end(&Progress { bytes_done: 7000, ..Progress::default() }, None);
         let said = lock(&lines.0).clone();
-        let last = "session a5a5a5a5: ended early: stopped; until then nothing copied in 0.0 s, 1 failed, and 7.00 kB of \
+        let last = "session a5a5a5a5: ended early: its client has left; until then nothing copied in 0.0 s, 1 failed, and 7.00 kB of \
                     files that are not whole yet";
         assert_eq!(said[1..], ["session a5a5a5a5: x", last]);
 

@@ -144,6 +144,10 @@ impl Root {
 
     /// What is said of a name that cannot be looked at.
     fn unseen(&self, errno: Errno, path: &RelPath) -> Error {
+        if matches!(errno, Errno::LOOP | Errno::XDEV) {
+            let text = format!("{path} is a symlink that loops or leads out of the root; skipped");
+            return LISTING.refused(ErrorKind::NotFound, text);
+        }
         match self.leads_nowhere(errno, path.as_bytes()) {
             true => LISTING.refused(ErrorKind::NotFound, format!("{path} {LEADS_NOWHERE}; skipped")),
             false => LISTING.failed(errno, format_args!("look at {path}; skipped")),
@@ -189,7 +193,7 @@ impl Expansion {
             let text = format!(
                 "{path} is not copied: names that begin with .sterna- are those of our unfinished files; give it another name"
             );
-            return Err(LISTING.refused(ErrorKind::Denied, text));
+            return Err(LISTING.refused(ErrorKind::NotFound, text));
         }
         let looked = look(&self.root, frame, &path, &name);
         match stage {

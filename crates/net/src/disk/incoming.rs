@@ -92,14 +92,17 @@ impl HiddenNames {
         let name = std::str::from_utf8(name).ok()?;
         let stem = name.strip_suffix(".part").or_else(|| name.strip_suffix(".journal"))?;
         let hash = stem.as_bytes().strip_prefix(HIDDEN_PREFIX)?;
-        let is_ours = hash.len() == HIDDEN_HASH_CHARS && hash.iter().all(u8::is_ascii_hexdigit);
+        let is_ours = hash.len() == HIDDEN_HASH_CHARS && hash.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         is_ours.then(|| Self { part: format!("{stem}.part"), journal: format!("{stem}.journal") })
     }
 
-    /// Deletes both files, whose lock the caller holds. Best effort: what stays costs space, and the next session tries again.
-    pub(super) fn delete_locked(&self, directory: BorrowedFd<'_>) {
-        let _ = unlink(directory, &self.journal);
-        let _ = unlink(directory, &self.part);
+    /// Deletes both files, of which the caller holds the lock on `part`. Best effort: what stays costs space, and the next
+    /// session tries again. Someone may have removed the part file, and then the names are another session's.
+    pub(super) fn delete_locked(&self, directory: BorrowedFd<'_>, part: &File) {
+        if is_named(directory, self.part.as_bytes(), part).is_ok_and(|ours| ours) {
+            let _ = unlink(directory, &self.journal);
+            let _ = unlink(directory, &self.part);
+        }
     }
 }
 
@@ -118,7 +121,7 @@ impl IncomingFile {
         // Looked at under the lock: whoever held it until now may have given the file its name.
         let verdict = destination.look(&directory, &path, entry, terms.overwrite).map(|(verdict, _)| verdict);
         if !matches!(verdict, Ok(Verdict::Wanted)) {
-            names.delete_locked(directory.as_fd());
+            names.delete_locked(directory.as_fd(), &part);
             return verdict.map(|_| None);
         }
         let blocks = entry.blocks();
@@ -172,8 +175,8 @@ impl IncomingFile {
         let names = HiddenNames::of(path);
         match rustix::fs::statat(directory, &*names.part, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {
-                if let Ok(_locked) = lock_part(directory.as_fd(), &names.part, path) {
-                    names.delete_locked(directory.as_fd());
+                if let Ok((part, _)) = lock_part(directory.as_fd(), &names.part, path) {
+                    names.delete_locked(directory.as_fd(), &part);
                 }
             }
             Err(Errno::NOENT) => drop(unlink(directory.as_fd(), &names.journal)),
@@ -187,10 +190,10 @@ impl IncomingFile {
         let Ok(items) = Dir::read_from(directory) else { return };
         for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {
             // Made where only a journal is left: who holds the part file may delete both.
-            let Ok((_locked, part)) = lock_part(directory.as_fd(), &names.part, path) else { continue };
+            let Ok((part, stat)) = lock_part(directory.as_fd(), &names.part, path) else { continue };
             let journal = rustix::fs::statat(directory, &*names.journal, AtFlags::SYMLINK_NOFOLLOW);
-            if part.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
-                names.delete_locked(directory.as_fd());
+            if stat.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
+                names.delete_locked(directory.as_fd(), &part);
             }
         }
     }
@@ -367,7 +370,12 @@ impl IncomingFile {
             *journal = Journal::Closed("a write was lost");
             return Err(failed("sync", errno));
         }
-        rename_into_place(self.directory.as_fd(), &self.names.part, &self.path, self.overwrite)
+        let renamed =
+            rename_into_place(self.directory.as_fd(), (&self.names.part, &self.part), &self.path, self.overwrite);
+        if renamed.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
+            *journal = Journal::Closed("its part file was removed");
+        }
+        renamed
     }
 
     /// Deletes what was received, for a file that will not be gone on with.
@@ -506,7 +514,7 @@ impl Drop for IncomingFile {
     fn drop(&mut self) {
         // What no journal speaks for would be emptied when it is next looked up, which may never be.
         if matches!(*self.journal(), Journal::None) {
-            self.names.delete_locked(self.directory.as_fd());
+            self.names.delete_locked(self.directory.as_fd(), &self.part);
         }
         // Said aloud: closing is not enough while a process that is just being started still has a copy of the descriptor.
         let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
@@ -589,13 +597,36 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
     Err(busy())
 }
 
-/// Gives the part file its final name. Errors: `Exists` when the name was taken meanwhile and may not be replaced.
+/// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.
+fn is_named(directory: BorrowedFd<'_>, name: &[u8], part: &File) -> rustix::io::Result<bool> {
+    let opened = rustix::fs::fstat(part)?;
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Gives the part file, by its name and open, its final name.
+///
+/// Errors: `Exists` when the name was taken meanwhile and may not be replaced; `NotFound` when someone removed the part file:
+/// what has its name now, or got the final name in that moment, is another session's and not verified.
 pub(super) fn rename_into_place(
     directory: BorrowedFd<'_>,
-    part: &str,
+    (part, opened): (&str, &File),
     path: &RelPath,
     overwrite: Overwrite,
 ) -> Result<(), Error> {
+    let failed = |errno: Errno| FINALISING.failed(errno, format_args!("give {path} its name"));
+    let check = |name: &[u8]| match is_named(directory, name, opened) {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let text = format!("give {path} its name: someone removed its unfinished file {part}; copy it again");
+            Err(FINALISING.refused(ErrorKind::NotFound, text).retry(Retry::After))
+        }
+        Err(errno) => Err(failed(errno)),
+    };
+    check(part.as_bytes())?;
     let renamed = match overwrite {
         Overwrite::Never => {
             match rustix::fs::renameat_with(directory, part, directory, path.name(), RenameFlags::NOREPLACE) {
@@ -612,7 +643,8 @@ pub(super) fn rename_into_place(
         }
         Overwrite::Always | Overwrite::IfChanged => rustix::fs::renameat(directory, part, directory, path.name()),
     };
-    renamed.map_err(|errno| FINALISING.failed(errno, format_args!("give {path} its name")))
+    renamed.map_err(failed)?;
+    check(path.name())
 }
 
 /// Deletes `name`; one that is not there is deleted already.

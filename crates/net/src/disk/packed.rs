@@ -158,7 +158,7 @@ impl PackedBatch {
             Err(WRITING.refused(ErrorKind::Busy, text).retry(Retry::After))
         });
         if !matches!(looked, Ok(Verdict::Wanted)) {
-            names.delete_locked(directory.as_fd());
+            names.delete_locked(directory.as_fd(), &part);
             return looked.map(|_| None);
         }
         let filled = fill(&part, stat.st_size != 0, file);
@@ -198,7 +198,8 @@ impl PackedBatch {
             return;
         }
         for file in &written {
-            let renamed = rename_into_place(file.directory.as_fd(), &file.part_name, &file.path, self.overwrite);
+            let renamed =
+                rename_into_place(file.directory.as_fd(), (&file.part_name, &file.part), &file.path, self.overwrite);
             if let Err(error) = renamed {
                 self.outcomes[file.place] = Err(error);
                 let _ = unlink(file.directory.as_fd(), &file.part_name);

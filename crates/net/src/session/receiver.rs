@@ -345,7 +345,7 @@ impl Receiver {
     fn slot(&self, file: FileId, entry: &FileEntry) -> Option<Arc<Slot>> {
         // Both locks: a slot is made only while its file is open, and its settling, which drops it, comes later.
         let mut session = lock(&self.session);
-        if !session.is_open(file) || session.is_over() {
+        if !session.is_open(file) || session.is_ending() {
             return None;
         }
         // Whatever is to be done with a file needs its slot first.
@@ -526,9 +526,10 @@ impl Receiver {
                 RecvEvent::Discard { file } => self.queue(Job::Discard(file)),
                 RecvEvent::Publish { file } => self.queue(Job::File(file)),
                 RecvEvent::Settled { file, entry, outcome } => {
-                    lock(&self.slots).remove(&file);
                     self.holes.settle(file, &outcome);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
+                    // Last: a large file that was removed takes the system a while to close.
+                    lock(&self.slots).remove(&file);
                 }
                 RecvEvent::Finish { whole } => {
                     let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };

@@ -341,8 +341,7 @@ impl RecvSession {
 
     /// The storage has looked a file up.
     pub fn handle_prepared(&mut self, id: FileId, outcome: PrepareOutcome) {
-        let Some(file) = self.files.get_mut(&id) else { return };
-        assert!(file.stage == Stage::Preparing, "a file is prepared once");
+        let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing) else { return };
         file.stage = Stage::Receiving;
         if let Some(error) = file.fails_by.take() {
             if let PrepareOutcome::Ready { have, .. } = outcome {
@@ -467,6 +466,10 @@ impl RecvSession {
     /// [`RecvSession::handle_prepared`] called once more. Returns whether the file is still open.
     pub fn handle_unpublished(&mut self, id: FileId) -> bool {
         let Some(file) = self.take_back_packed(id) else { return false };
+        if let Some(error) = file.fails_by.take() {
+            self.settle(id, FileOutcome::Failed(error));
+            return false;
+        }
         file.stage = Stage::Preparing;
         file.passed.insert(0..1);
         true
@@ -563,8 +566,10 @@ impl RecvSession {
             return Err(Error::protocol(format!("file {} withdrawn by the peer: it was never offered", id.0)));
         }
         match self.files.get_mut(&id) {
-            // While the storage looks, also once more when it has said that the file must wait.
+            // While the storage looks, also once more when it has said that the file must wait; and it may say so of a small
+            // file that is to be published.
             Some(file) if file.stage == Stage::Preparing => file.fails_by = Some(error),
+            Some(file) if file.stage == Stage::Publishing && file.entry.is_packed() => file.fails_by = Some(error),
             // Settled, or too late: its outcome stands.
             _ => self.fail(id, error),
         }
@@ -575,7 +580,7 @@ impl RecvSession {
 
     /// Asks for the right to write a block (index 0 for a packed file).
     pub fn claim(&mut self, lane: LaneId, id: FileId, index: u64) -> BlockClaim {
-        let Some(file) = self.files.get_mut(&id) else { return BlockClaim::Discard };
+        let Some(file) = self.files.get_mut(&id).filter(|_| !self.over) else { return BlockClaim::Discard };
         if file.stage == Stage::Preparing {
             file.passed.insert(index..index + 1);
             return BlockClaim::Discard;
@@ -663,8 +668,8 @@ impl RecvSession {
     }
 
     fn finish_with(&mut self, error: Error) {
-        // Both ends may abort at once: the first word counts.
-        if !std::mem::replace(&mut self.over, true) {
+        // Both ends may abort at once: the first word counts. What is complete only ends.
+        if !std::mem::replace(&mut self.over, true) && !self.is_complete() {
             self.events.push_back(RecvEvent::Aborted(error));
         }
     }
@@ -715,6 +720,11 @@ impl RecvSession {
         let told = self.log.is_sent() || self.log.lane_count() == 0;
         let heard = self.is_complete() && self.log.is_settled();
         self.ended || self.sender_left || heard || self.is_leaving() && told
+    }
+
+    /// Whether nothing more is opened or written: it is over, or was aborted and has that left to say.
+    pub fn is_ending(&self) -> bool {
+        self.over || self.is_over()
     }
 
     /// Whether only its last words are left to say, and it need not know that they arrive.

@@ -421,8 +421,8 @@ impl SendSession {
     }
 
     fn finish_with(&mut self, error: Error) {
-        // Both ends may abort at once: the first word counts.
-        if !std::mem::replace(&mut self.over, true) {
+        // Both ends may abort at once: the first word counts. What is complete only ends.
+        if !std::mem::replace(&mut self.over, true) && !self.is_complete() {
             self.events.push_back(SendEvent::Aborted(error));
         }
     }

@@ -585,6 +585,38 @@ fn a_small_file_whose_place_another_session_holds_is_asked_for_again() {
 }
 
 #[test]
+fn a_small_file_that_is_withdrawn_while_its_place_is_tried_fails_when_it_is_held() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("small", 7) }).unwrap();
+    receiver.handle_prepared(FileId(0), PrepareOutcome::Ready { have: RangeSet::default(), notice: None });
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Take);
+    assert_eq!(receiver.handle_block(LANE, FileId(0), 0, Ok(())), BlockClaim::Take);
+    liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error: failure() }).unwrap();
+    assert!(receiver.is_open(FileId(0)), "it may still get its name");
+    assert!(!receiver.handle_unpublished(FileId(0)), "its sender will not send it again");
+    assert!(!receiver.is_open(FileId(0)));
+}
+
+#[test]
+fn an_aborted_session_opens_nothing_more() {
+    let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
+    receiver.handle_lane_up(LANE);
+    liar.tell_receiver(&mut receiver, &Message::Offer { file: FileId(0), entry: entry("large", 5 * MIB) }).unwrap();
+    let ready = || PrepareOutcome::Ready { have: RangeSet::default(), notice: None };
+    receiver.handle_prepared(FileId(0), ready());
+    liar.tell_receiver(&mut receiver, &Message::Abort { error: failure() }).unwrap();
+    // Whatever it has still to say: it stays so.
+    while receiver.poll_frame(LANE, Instant::now()).is_some() {
+        assert!(receiver.is_ending());
+    }
+    assert!(receiver.is_ending());
+    assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
+    // A thread that was late: what was said first stands.
+    receiver.handle_prepared(FileId(0), ready());
+}
+
+#[test]
 fn a_small_file_that_another_session_has_brought_meanwhile_counts_once() {
     let (mut liar, mut receiver) = (Liar { next: 0 }, RecvSession::new(LINGER_DEFAULT));
     receiver.handle_lane_up(LANE);

@@ -351,6 +351,28 @@ fn a_name_that_was_taken_meanwhile_is_not_replaced() {
 }
 
 #[test]
+fn a_part_file_that_someone_removed_gives_no_other_the_name() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let entry = file_entry("a.h5", 2 * MIB);
+    let data = pattern(2 * MIB);
+    let robbed = incoming(&destination, &entry);
+    put_block(&robbed, &data, 0);
+    std::fs::remove_file(hidden_file(directory.path(), ".part")).unwrap();
+    // Another session finds nothing, and has one block so far.
+    let other = incoming(&destination, &entry);
+    put_block(&other, &data, 0);
+    other.checkpoint().unwrap();
+    put_block(&robbed, &data, 1);
+    assert_eq!(robbed.publish(&[]).unwrap_err().kind, ErrorKind::NotFound);
+    assert!(!directory.path().join("a.h5").exists());
+    drop(robbed);
+    put_block(&other, &data, 1);
+    other.publish(&[]).unwrap();
+    assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
+}
+
+#[test]
 fn what_could_not_get_its_name_stays_hidden_from_others() {
     let directory = scratch();
     let destination = writable(&directory);

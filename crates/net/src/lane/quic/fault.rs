@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use noq::ConnectionError;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::CODE_ORDERLY;
+use super::{CODE_LEFT, CODE_ORDERLY};
 
 /// Whether a lane that ended like this ended in order.
 pub(super) fn is_orderly(reason: &ConnectionError) -> bool {
@@ -74,6 +74,9 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase) -> Error {
         ),
         ConnectionError::ConnectionClosed(close) => {
             (ErrorKind::Protocol, Retry::After, format!("ended by the peer: {}", close.to_string().escape_debug()))
+        }
+        ConnectionError::ApplicationClosed(close) if close.error_code == CODE_LEFT => {
+            (ErrorKind::Cancelled, Retry::After, "the peer has left".into())
         }
         ConnectionError::ApplicationClosed(close) => {
             let said = String::from_utf8_lossy(&close.reason).into_owned();

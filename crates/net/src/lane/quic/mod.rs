@@ -15,7 +15,8 @@
 //!   `block` counts from 0 per lane and direction; `data_len` is that of the whole block, at most 16 MiB; the header, at most
 //!   128 KiB, comes with index 0 only; the trailer, at most 64 KiB, with the last stretch only and up to the end of its
 //!   stream. Index 2^32 - 1 (no header, no data) gives the block up; a stream that is reset (code 1) belongs to such a block.
-//! - Close codes: 0 in order, with a reason for people; 1 the receiver could not go on, with a reason.
+//! - Close codes: 0 in order, with a reason for people; 1 the receiver could not go on, with a reason; 2 this end has left for good
+//!   and did not wait for what it had still to say.
 
 mod fault;
 mod listener;
@@ -365,7 +366,7 @@ impl LaneHandle for QuicHandle {
     fn cut(&self, reason: &str) {
         self.0.closing.store(true, Ordering::SeqCst);
         self.0.pace.repeat_last();
-        self.0.connection.close(CODE_ORDERLY, shortened(reason));
+        self.0.connection.close(CODE_LEFT, shortened(reason));
     }
 }
 
@@ -399,6 +400,7 @@ const SERVER_NAME: &str = "sterna";
 /// Close codes on the wire.
 const CODE_ORDERLY: VarInt = VarInt::from_u32(0);
 const CODE_FAULT: VarInt = VarInt::from_u32(1);
+const CODE_LEFT: VarInt = VarInt::from_u32(2);
 
 /// Longest reason of a close: it has to fit into one packet of 1200 bytes.
 const REASON_BYTES_MAX: usize = 512;

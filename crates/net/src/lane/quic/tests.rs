@@ -369,6 +369,14 @@ fn a_lane_that_is_cut_ends_whatever_its_peer_does() {
 }
 
 #[test]
+fn a_lane_that_is_cut_tells_its_peer_that_nobody_is_there_any_more() {
+    let (client, server) = lane_pair();
+    client.handle.cut("session over");
+    assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::Cancelled);
+    client.handle.close("too late to count");
+}
+
+#[test]
 fn several_lanes_share_one_port_and_one_budget() {
     let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let listener = listener(&theirs);
