@@ -27,7 +27,7 @@ use crate::session::{
 };
 
 pub use self::log::AgentLog;
-use self::log::{Refused, SessionLog};
+use self::log::{SessionLog, Strangers};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 
 /// How often sessions are looked after.
@@ -77,7 +77,7 @@ struct Shared {
     log: Arc<dyn AgentLog>,
     stopping: AtomicBool,
     handshakes: Arc<Handshakes>,
-    refused: Refused,
+    strangers: Strangers,
 }
 
 /// A running agent.
@@ -111,7 +111,7 @@ impl Agent {
             log,
             stopping: AtomicBool::new(false),
             handshakes: Handshakes::new(HANDSHAKES_MAX),
-            refused: Refused::default(),
+            strangers: Strangers::default(),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
@@ -252,7 +252,7 @@ impl Shared {
     fn log_handshake(&self, error: &Error) {
         match error.kind {
             ErrorKind::Unreachable => self.log.detail(&error.chain()),
-            _ => self.log.line(&error.chain()),
+            _ => self.strangers.line(&*self.log, &error.chain(), Instant::now()),
         }
     }
 
@@ -545,12 +545,11 @@ impl AgentSink<'_> {
     /// Tells the peer why it is not wanted, and closes the lane.
     fn refuse(&mut self, error: &Error) -> Result<(), Error> {
         let line = format!("refused {} at {}: {}", self.peer.short(), self.handle.peer_addr(), error.chain());
-        // After a restart of ours the session that takes over has lines of its own.
-        let is_told = error.kind == ErrorKind::SessionLost
-            || self.shared.refused.was_told(self.peer, error.chain(), Instant::now());
-        match is_told {
-            true => self.shared.log.detail(&line),
-            false => self.shared.log.line(&line),
+        let log = &*self.shared.log;
+        match error.kind {
+            // After a restart of ours the session that takes over has lines of its own.
+            ErrorKind::SessionLost => log.detail(&line),
+            _ => self.shared.strangers.refusal(log, self.peer, (error.chain(), &line), Instant::now()),
         }
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;

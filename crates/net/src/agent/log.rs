@@ -156,9 +156,19 @@ impl SessionLog {
     }
 }
 
-/// The last refusal: every lane of a session meets it, and one line is enough.
+/// What the log says of those who are not let in: enough to know of them, and not so much that they fill a disk with it.
 #[derive(Default)]
-pub(super) struct Refused(Mutex<Option<(Fingerprint, String, Instant)>>);
+pub(super) struct Strangers(Mutex<StrangersTold>);
+
+#[derive(Default)]
+struct StrangersTold {
+    /// The last refusal: every lane of a session meets it, and one line is enough.
+    refusal: Option<(Fingerprint, String, Instant)>,
+    /// When the present minute began, the lines in it, and those that were left out.
+    minute: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+}
 
 /// Why a session ended that its client stopped.
 const CLIENT_LEFT: &str = "its client has left";
@@ -166,17 +176,42 @@ const CLIENT_LEFT: &str = "its client has left";
 /// A refusal is told again after this. Reason: the lanes of one session come within a few round trips.
 const REFUSAL_LASTS: Duration = Duration::from_secs(5);
 
-impl Refused {
-    /// Takes note that `peer` is refused for a reason; returns whether the log has just said that.
-    pub(super) fn was_told(&self, peer: Fingerprint, reason: String, now: Instant) -> bool {
-        let mut last = lock(&self.0);
-        let told = last.as_ref().is_some_and(|(who, why, at)| {
-            (*who, why.as_str()) == (peer, &reason) && now.duration_since(*at) < REFUSAL_LASTS
-        });
-        if !told {
-            *last = Some((peer, reason, now));
+/// Lines about strangers in a minute at most. Reason: 3 MB a day; more of them tell an operator no more.
+const STRANGERS_LINES_MAX: u32 = 20;
+const STRANGERS_MINUTE: Duration = Duration::from_secs(60);
+
+impl Strangers {
+    /// A line about one of them; beyond [`STRANGERS_LINES_MAX`] a detail, and how many were left out is told with the next.
+    pub(super) fn line(&self, log: &dyn AgentLog, line: &str, now: Instant) {
+        let mut told = lock(&self.0);
+        if told.minute.is_none_or(|minute| now.saturating_duration_since(minute) >= STRANGERS_MINUTE) {
+            let left_out = std::mem::take(&mut told.left_out);
+            (told.minute, told.lines) = (Some(now), 0);
+            if left_out > 0 {
+                log.line(&format!("{left_out} more lines about strangers were left out; -v tells all"));
+            }
         }
-        told
+        if told.lines < STRANGERS_LINES_MAX {
+            told.lines += 1;
+            log.line(line);
+        } else {
+            told.left_out += 1;
+            log.detail(line);
+        }
+    }
+
+    /// The same for a refusal of `peer`; a detail when that was just told.
+    pub(super) fn refusal(&self, log: &dyn AgentLog, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
+        let mut told = lock(&self.0);
+        let is_told = told.refusal.as_ref().is_some_and(|(who, why, at)| {
+            (*who, why) == (peer, &reason) && now.saturating_duration_since(*at) < REFUSAL_LASTS
+        });
+        if is_told {
+            return log.detail(line);
+        }
+        told.refusal = Some((peer, reason, now));
+        drop(told);
+        self.line(log, line, now);
     }
 }
 
@@ -322,12 +357,28 @@ mod tests {
 
     #[test]
     fn the_refusal_of_every_lane_of_a_session_is_one_line() {
-        let (refused, now) = (Refused::default(), Instant::now());
+        let (lines, strangers, now) = (Lines::default(), Strangers::default(), Instant::now());
         let (one, other) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
-        let told = |peer, reason: &str, after| refused.was_told(peer, reason.to_owned(), now + after);
-        assert!(!told(one, "x", Duration::ZERO) && told(one, "x", REFUSAL_LASTS / 2));
-        assert!(!told(one, "x", REFUSAL_LASTS), "it is still so, and said again");
-        assert!(!told(one, "y", REFUSAL_LASTS) && !told(other, "y", REFUSAL_LASTS));
+        let refuse = |peer, reason: &str, after| {
+            strangers.refusal(&lines, peer, (reason.to_owned(), reason), now + after);
+            lock(&lines.0).pop().unwrap()
+        };
+        assert_eq!([refuse(one, "x", Duration::ZERO), refuse(one, "x", REFUSAL_LASTS / 2)], ["x", "(x)"]);
+        assert_eq!(refuse(one, "x", REFUSAL_LASTS), "x", "it is still so, and said again");
+        assert_eq!([refuse(one, "y", REFUSAL_LASTS), refuse(other, "y", REFUSAL_LASTS)], ["y", "y"]);
+    }
+
+    #[test]
+    fn strangers_do_not_fill_the_log() {
+        let (lines, strangers, now) = (Lines::default(), Strangers::default(), Instant::now());
+        for knock in 0..1000 {
+            strangers.line(&lines, "garbage", now + Duration::from_millis(knock));
+        }
+        strangers.line(&lines, "garbage", now + STRANGERS_MINUTE);
+        let said = lock(&lines.0);
+        let told: Vec<&String> = said.iter().filter(|line| !line.starts_with('(')).collect();
+        assert_eq!(told.len(), STRANGERS_LINES_MAX as usize + 2);
+        assert_eq!(told[20], "980 more lines about strangers were left out; -v tells all");
     }
 
     #[test]
