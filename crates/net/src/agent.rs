@@ -312,8 +312,9 @@ impl Shared {
             drop((up, sink));
             // The feeder has said why through the lane; a panic of it has been reported by its thread.
             let _ = feeder.join();
+            // Of the path, so not by this end, which may be about to be started again.
             if let Err(error) = &outcome
-                && error.kind == ErrorKind::Cancelled
+                && (error.kind, error.scope) == (ErrorKind::Cancelled, Scope::Path)
             {
                 // It may have had no time to say so in the session, which would hold its files for as long as an outage may last.
                 let left = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "its client has left");

@@ -806,7 +806,7 @@ impl Keeper {
             }
             if self.observer.stopped() && !stopping {
                 stopping = true;
-                let text = "stopped; run the same command again to go on from here";
+                let text = "the copy was stopped; run the same command again to go on from here";
                 self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
             }
         }

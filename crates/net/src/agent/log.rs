@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::quantity::readable_time;
 use sterna_proto::session::{FileOutcome, LaneId, Request, SessionId};
-use sterna_proto::{BitRate, ByteCount, EntryKind, ErrorKind, FileEntry};
+use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 
 use super::ONLY_ROOT;
 use crate::identity::Fingerprint;
@@ -170,9 +170,6 @@ struct StrangersTold {
     left_out: u64,
 }
 
-/// Why a session ended that its client stopped.
-const CLIENT_LEFT: &str = "its client has left";
-
 /// A refusal is told again after this. Reason: the lanes of one session come within a few round trips.
 const REFUSAL_LASTS: Duration = Duration::from_secs(5);
 
@@ -250,9 +247,7 @@ impl Observer for SessionLog {
             }
             // The reason of the last line.
             SessionEvent::Aborted(error) => {
-                // What it said is for the person there.
-                let by_client = error.kind == ErrorKind::Cancelled;
-                tally.aborted = Some(if by_client { CLIENT_LEFT.to_owned() } else { error.chain() });
+                tally.aborted = Some(error.chain());
                 return;
             }
         };
@@ -282,7 +277,7 @@ fn described(request: &Request) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sterna_proto::{Checks, Error, FileDigests, FileTime, Phase, RelPath, Scope};
+    use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
 
     use super::*;
 
@@ -345,7 +340,7 @@ mod tests {
         session.session_event(SessionEvent::Aborted(stopped));
         session.end(&Progress { bytes_done: 7000, ..Progress::default() }, None);
         let said = lock(&lines.0).clone();
-        let last = "session a5a5a5a5: ended early: its client has left; until then nothing copied in 0.0 s, 1 failed, and 7.00 kB of \
+        let last = "session a5a5a5a5: ended early: stopped; until then nothing copied in 0.0 s, 1 failed, and 7.00 kB of \
                     files that are not whole yet";
         assert_eq!(said[1..], ["session a5a5a5a5: x", last]);
 

@@ -582,17 +582,16 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
             Err(errno) => return Err(failed(errno)),
         }
         // Between open and lock the holder may have renamed the file: then the lock is on what is published now.
-        let stat = rustix::fs::fstat(&part).map_err(failed)?;
-        match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(named) if (named.st_dev, named.st_ino) == (stat.st_dev, stat.st_ino) => {}
-            Ok(_) | Err(Errno::NOENT) => continue,
-            Err(errno) => return Err(failed(errno)),
+        let part = File::from(part);
+        if !is_named(directory, name.as_bytes(), &part).map_err(failed)? {
+            continue;
         }
+        let stat = rustix::fs::fstat(&part).map_err(failed)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
             let text = format!("create {name} for {path}: something else has this name, or it has a second name");
             return Err(PREPARING.refused(ErrorKind::Denied, text));
         }
-        return Ok((File::from(part), stat));
+        return Ok((part, stat));
     }
     Err(busy())
 }

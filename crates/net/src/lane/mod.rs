@@ -158,8 +158,8 @@ pub trait LaneHandle: Send + Sync {
     /// Closes the lane. With `reason`, in order: what has been given to the transport is still delivered (bounded by 2 s
     /// and one round trip) and the peer learns the reason; both halves end soon after. Calling it twice is harmless.
     fn close(&self, reason: &str);
-    /// Ends the lane now: waits for nothing, so that no peer can draw it out. Both halves end at once. A transport that has no
-    /// such end closes.
+    /// Ends the lane now: waits for nothing, so that no peer can draw it out. Both halves end at once, and the peer's with
+    /// `Cancelled`: this end has left for good. A transport that has no such end closes.
     fn cut(&self, reason: &str) {
         self.close(reason);
     }

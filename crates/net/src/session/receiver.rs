@@ -495,13 +495,12 @@ impl Receiver {
 
     /// Has a small file looked up and sent again whose place another session holds; returns whether that is done.
     fn publish_later(&self, id: FileId, entry: &FileEntry, error: &Error) -> bool {
-        let mut slots = lock(&self.slots);
-        let asked = slots.get(&id).and_then(|slot| *lock(&slot.asked));
+        let slot = lock(&self.slots).get(&id).cloned();
+        let asked = slot.and_then(|slot| *lock(&slot.asked));
         let Some(until) = patience(error, asked, Instant::now(), 0) else { return false };
         let again = Slot::new(entry);
         *lock(&again.asked) = Some(until);
-        slots.insert(id, Arc::new(again));
-        drop(slots);
+        lock(&self.slots).insert(id, Arc::new(again));
         if lock(&self.session).handle_unpublished(id) {
             lock(&self.later).push_back(id);
         }

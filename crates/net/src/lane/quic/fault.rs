@@ -75,8 +75,9 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase) -> Error {
         ConnectionError::ConnectionClosed(close) => {
             (ErrorKind::Protocol, Retry::After, format!("ended by the peer: {}", close.to_string().escape_debug()))
         }
-        ConnectionError::ApplicationClosed(close) if close.error_code == CODE_LEFT => {
-            (ErrorKind::Cancelled, Retry::After, "the peer has left".into())
+        ConnectionError::ApplicationClosed(close) if close.error_code == CODE_LEFT && phase != Phase::Prepare => {
+            let said = String::from_utf8_lossy(&close.reason).into_owned();
+            (ErrorKind::Cancelled, Retry::After, format!("the peer has left: {}", said.escape_debug()))
         }
         ConnectionError::ApplicationClosed(close) => {
             let said = String::from_utf8_lossy(&close.reason).into_owned();
