@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{Frame, Hello, LaneId, Request};
-use sterna_proto::{BitRate, Error, ErrorKind, Phase, RelPath, Scope};
+use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::buffer::BufferPool;
 use crate::disk::{Access, Destination, Root, Sources, last_name};
@@ -378,7 +378,7 @@ impl Shared {
         from: SocketAddr,
         places: Vec<Source>,
     ) -> Result<Started, Error> {
-        let AgentSession { budget, request, .. } = session;
+        let AgentSession { request, .. } = session;
         let peer = *peer;
         let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, request, self.linger));
         match request {
@@ -407,9 +407,7 @@ impl Shared {
                 )?;
                 Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log })
             }
-            Request::Pull { rate_bps, loss_ceiling_ppm, dry_run, .. } => {
-                budget.set_rate((*rate_bps > 0).then_some(BitRate(*rate_bps)));
-                budget.set_loss_ceiling(*loss_ceiling_ppm as f64 / 1e6);
+            Request::Pull { dry_run, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), pool, observer)?;
@@ -521,21 +519,22 @@ impl AgentSink<'_> {
             Ok(Frame::Hello(hello)) => {
                 // Known from here on, and counted by the session; storage may take its time.
                 self.slot = None;
-                self.shared.session(self.peer, self.handle.peer_addr(), &hello)
+                let seat = self.shared.session(self.peer, self.handle.peer_addr(), &hello);
+                seat.map(|seat| (seat.0.rate_of(hello.path, hello.contract), seat))
             }
             Ok(_) => Err(Error::protocol("the first frame from the peer is not a hello")),
             Err(error) => Err(error),
         };
-        let seat = match outcome {
-            Ok(seat) => seat,
+        let (rate, seat) = match outcome {
+            Ok(seated) => seated,
             Err(error) => return self.refuse(&error),
         };
         let tx = self.tx.take().ok_or_else(|| crate::internal("a lane that has joined twice"))?;
         let session = &seat.0;
         let started = session.started().ok_or_else(|| crate::internal("a session that was never started"))?;
         let (id, end) = (session.lanes.next(), Arc::clone(&started.end));
-        session.live.add(&self.handle, false);
-        session.live.share_rate(&session.budget);
+        session.live.add(&self.handle, rate, false);
+        session.live.share_rate();
         let up = JoinedLane::new(&end, id, &self.handle);
         let feeder = spawn_feeder(Arc::clone(&end), id, tx, Some(Frame::Welcome), Arc::clone(&self.handle))?;
         started.log.lane_up(id, format_args!("{} from {}", self.handle.transport(), self.handle.peer_addr()));

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
 use sterna_proto::{
     BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileEntry, Location, Phase, Retry, Scope,
@@ -74,10 +75,8 @@ pub struct CopyOptions {
     pub via: ViaChoice,
     /// Number of lanes; `None`: Sterna decides.
     pub lanes: Option<u32>,
-    /// The rate of the path, a cap on the wire.
-    pub rate: Option<BitRate>,
-    /// Loss that counts as noise, in parts per million.
-    pub loss_ceiling_ppm: u32,
+    /// What is agreed about the rate of the path.
+    pub contract: RateContract,
     /// Congestion control of TCP lanes; `None`: the kernel's, and bbr when the path loses packets.
     pub congestion: Option<String>,
     /// What to do when a file exists.
@@ -300,12 +299,7 @@ impl Job {
                 expect: options.expect,
                 dry_run: options.dry_run,
             },
-            Direction::Pull { sources, .. } => Request::Pull {
-                sources: sources.clone(),
-                rate_bps: options.rate.map_or(0, |rate| rate.0),
-                loss_ceiling_ppm: u64::from(options.loss_ceiling_ppm),
-                dry_run: options.dry_run,
-            },
+            Direction::Pull { sources, .. } => Request::Pull { sources: sources.clone(), dry_run: options.dry_run },
         }
     }
 
@@ -509,7 +503,7 @@ fn run_session(
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
         lanes: LaneIds::default(),
-        hello: Hello { session: random_session()?, rejoin: false, request: job.request(options) },
+        hello: Hello { contract: options.contract, ..Hello::new(random_session()?, job.request(options)) },
         welcomed: AtomicBool::new(false),
         remote: job.remote.clone(),
         addr,
@@ -575,14 +569,14 @@ fn dial_first(
 ) -> Result<FirstLane, Error> {
     let decision = match options.via {
         ViaChoice::Only(via) => Decision { value: via, rationale: format!("{via}, as asked for with --via") },
-        ViaChoice::Auto => plan::choose_transport(options.rate),
+        ViaChoice::Auto => plan::choose_transport(options.contract.target),
     };
     observer.event(CopyEvent::Decision { subject: "transport", rationale: decision.rationale });
     let mut vias = vec![decision.value];
     if options.via == ViaChoice::Auto {
         vias.push(if decision.value == Via::Tcp { Via::Quic } else { Via::Tcp });
     }
-    let budget = SharedBudget::new(options.rate);
+    let budget = SharedBudget::new(options.contract);
     let mut errors: Vec<Error> = Vec::new();
     for via in vias {
         for addr in resolve(&job.remote)? {
@@ -655,7 +649,6 @@ fn dial(
             let mut quic = quic::QuicOptions::new(addr, budget.clone());
             quic.lanes = lanes;
             quic.memory = lane_memory(options, lanes)?;
-            quic.loss_ceiling = f64::from(options.loss_ceiling_ppm) / 1e6;
             Ok((quic::connect(&quic, identity)?, None))
         }
     }
@@ -679,10 +672,10 @@ fn lane_memory(options: &CopyOptions, lanes: u32) -> Result<ByteCount, Error> {
 fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let decision = match (options.lanes, via) {
         (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
-        (None, Via::Quic) => plan::choose_quic_lanes(options.rate),
+        (None, Via::Quic) => plan::choose_quic_lanes(options.contract.target),
         (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.handle.stats().rtt_min,
-            rate: options.rate,
+            rate: options.contract.target,
             window_max: first.handle.window_max(),
             cores: thread::available_parallelism().map_or(1, |n| n.get() as u32),
         }),
@@ -721,7 +714,7 @@ impl Keeper {
             }
             // What a dead TCP lane had of the rate goes to the others.
             if self.sends() {
-                self.live.share_rate(&self.budget);
+                self.live.share_rate();
             }
             let reason = match outcome {
                 Ok(()) => "closed by the agent".to_owned(),
@@ -736,9 +729,9 @@ impl Keeper {
 
     fn run_lane(&self, id: sterna_proto::session::LaneId, lane: Lane) -> Result<(), Error> {
         self.check_trust(&lane)?;
-        self.live.add(&lane.handle, self.options.congestion.is_some());
+        self.live.add(&lane.handle, self.budget.clone(), self.options.congestion.is_some());
         if self.sends() {
-            self.live.share_rate(&self.budget);
+            self.live.share_rate();
         }
         let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
         let (transport, peer) = (lane.handle.transport(), lane.handle.peer_addr());
@@ -819,8 +812,10 @@ impl Keeper {
             self.observer.event(CopyEvent::Decision { subject: "congestion", rationale });
         }
         let wanted = self.lanes_wanted.load(Ordering::Relaxed);
-        let held =
-            self.live.held(self.options.rate).filter(|held| self.options.lanes.is_none() && held.lanes == wanted);
+        let held = self
+            .live
+            .held(self.options.contract.target)
+            .filter(|held| self.options.lanes.is_none() && held.lanes == wanted);
         if let Some(more) = held.and_then(|held| plan::choose_more_tcp_lanes(&held)) {
             self.observer.event(CopyEvent::Decision { subject: "lanes", rationale: more.rationale });
             // A host that gives no more threads keeps the lanes that it has.

@@ -1,13 +1,14 @@
 //! Every frame, message and header reads back as it was written, and no bytes make the readers panic.
 
+use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
     BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite, PACK_BYTES_MAX,
-    PACK_FILES_MAX, Request, SOURCES_MAX, SendSession, SessionId,
+    PACK_FILES_MAX, PATHS_MAX, PathNumber, Request, SOURCES_MAX, SendSession, SessionId,
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
-    Algorithm, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry,
-    Scope,
+    Algorithm, BitRate, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath,
+    Retry, Scope,
 };
 
 const MIB: u64 = 1 << 20;
@@ -77,12 +78,7 @@ fn requests() -> Vec<Request> {
     };
     let sha256 = FileDigests::of(b"x", Checks { sha256: true, ..Checks::NONE }).digest(Algorithm::Sha256);
     let blake3: Option<Digest> = FileDigests::of(b"x", Checks::NONE).digest(Algorithm::Blake3);
-    let pull = |count: usize| Request::Pull {
-        sources: vec![b"run/*.h5".to_vec(); count],
-        rate_bps: u64::MAX,
-        loss_ceiling_ppm: 1_000_000,
-        dry_run: true,
-    };
+    let pull = |count: usize| Request::Pull { sources: vec![b"run/*.h5".to_vec(); count], dry_run: true };
     vec![
         push(Overwrite::Never, None, true),
         push(Overwrite::Always, sha256, false),
@@ -118,7 +114,20 @@ fn messages() -> Vec<Message> {
 }
 
 fn frames() -> Vec<Frame> {
-    let hello = |request: Request| Frame::Hello(Hello { session: SessionId([0xa5; 16]), rejoin: true, request });
+    let hello = |request: Request| {
+        let rate = |bits| Some(BitRate(bits));
+        let contract = RateContract {
+            ceiling: rate(u64::MAX),
+            minimum: rate(1),
+            target: None,
+            remembered: rate(7),
+            loss_ceiling_ppm: 500_000,
+            manner: Manner::Polite,
+            expected_rtt: None,
+        };
+        let path = PathNumber(PATHS_MAX - 1);
+        Frame::Hello(Hello { rejoin: true, path, contract, ..Hello::new(SessionId([0xa5; 16]), request) })
+    };
     let mut all: Vec<Frame> = requests().into_iter().map(hello).collect();
     all.push(Frame::Welcome);
     all.extend(errors().into_iter().map(Frame::Refuse));

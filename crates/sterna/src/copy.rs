@@ -12,6 +12,7 @@ use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
+use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{FileOutcome, Overwrite};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
@@ -78,6 +79,25 @@ fn exit_code(summary: &CopySummary) -> u8 {
     }
 }
 
+/// What the flags say about the rate of the path.
+fn contract(flags: &CopyFlags) -> Result<RateContract, Error> {
+    let ceiling = flags.rate.or(flags.rate_max);
+    if let (Some(least), Some(most)) = (flags.rate_min, ceiling)
+        && least > most
+    {
+        let text = format!("--rate-min {least} is above the most that may be sent, {most}: give a smaller one");
+        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    }
+    Ok(RateContract {
+        ceiling,
+        minimum: flags.rate_min,
+        target: flags.rate,
+        loss_ceiling_ppm: flags.loss_ceiling.0,
+        manner: if flags.polite { Manner::Polite } else { Manner::Fair },
+        ..RateContract::default()
+    })
+}
+
 fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
     let sources = flags.sources.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let several = sources.len() > 1;
@@ -98,8 +118,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
             Lanes::Auto => None,
             Lanes::Count(count) => Some(count),
         },
-        rate: flags.rate,
-        loss_ceiling_ppm: flags.loss_ceiling.0,
+        contract: contract(flags)?,
         congestion: flags.congestion.clone(),
         overwrite: match flags.overwrite {
             OverwriteFlag::Never => Overwrite::Never,

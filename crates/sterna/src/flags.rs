@@ -148,10 +148,19 @@ pub struct CopyFlags {
     /// Number of connections (lanes), or auto
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_lanes)]
     pub lanes: Lanes,
-    /// The rate of the path, such as 50Mbit: never exceeded on the wire, headers and repeats included
+    /// The rate of the path, such as 50Mbit: used from the first packet on, and never exceeded on the wire, headers and repeats included
     #[arg(long, value_name = "RATE")]
     pub rate: Option<BitRate>,
-    /// Loss up to this counts as noise and does not slow the copy down (QUIC with --rate)
+    /// Never more than this on the wire; what the path carries below it is found out
+    #[arg(long, value_name = "RATE", conflicts_with = "rate")]
+    pub rate_max: Option<BitRate>,
+    /// Never yield below this, whatever the path loses: for a circuit of which this much is yours (QUIC)
+    #[arg(long, value_name = "RATE")]
+    pub rate_min: Option<BitRate>,
+    /// Take only what others leave: yield to any queue and any loss (QUIC)
+    #[arg(long, conflicts_with = "rate_min")]
+    pub polite: bool,
+    /// Loss up to this counts as noise and does not slow the copy down (QUIC)
     #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = parse_percent)]
     pub loss_ceiling: Ppm,
     /// Congestion control of TCP connections, such as bbr or cubic (default: the kernel's; bbr once packets are lost)

@@ -296,7 +296,7 @@ mod tests {
     fn started(lines: &Arc<Lines>) -> SessionLog {
         let log = Arc::clone(lines) as Arc<dyn AgentLog>;
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
-        let request = Request::Pull { sources, rate_bps: 0, loss_ceiling_ppm: 0, dry_run: false };
+        let request = Request::Pull { sources, dry_run: false };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
         SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &request, Duration::from_secs(600))
     }

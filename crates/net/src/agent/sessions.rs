@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use sterna_proto::plan::LANES_MAX;
-use sterna_proto::session::{Hello, Request, SessionId};
+use sterna_proto::rate::RateContract;
+use sterna_proto::session::{Hello, PathNumber, Request, SessionId};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::log::SessionLog;
@@ -44,8 +45,8 @@ pub(super) struct AgentSession {
     pub(super) peer: Fingerprint,
     pub(super) request: Request,
     pub(super) lanes: LaneIds,
-    /// The rate that the lanes of a sending session share.
-    pub(super) budget: SharedBudget,
+    /// The rate of each path that the client's lanes have come on.
+    rates: Mutex<HashMap<PathNumber, SharedBudget>>,
     pub(super) live: Lanes,
     started: OnceLock<Started>,
     /// Held while the session is being started; then why that failed, if it did.
@@ -67,13 +68,23 @@ impl AgentSession {
             peer,
             request,
             lanes: LaneIds::default(),
-            budget: SharedBudget::new(None),
+            rates: Mutex::default(),
             live: Lanes::default(),
             started: OnceLock::new(),
             failure: Mutex::new(None),
             seats: AtomicU32::new(0),
             heard: Mutex::new(Heard { bytes: 0, at: Instant::now() }),
         }
+    }
+
+    /// The rate of path `path`, of which the client agrees to this.
+    pub(super) fn rate_of(&self, path: PathNumber, contract: RateContract) -> SharedBudget {
+        let mut rates = lock(&self.rates);
+        let rate = rates.entry(path).or_insert_with(|| SharedBudget::new(contract));
+        if rate.contract() != contract {
+            rate.set_contract(contract);
+        }
+        rate.clone()
     }
 
     /// What runs here; `None` while it is being started, or when that failed.
@@ -248,8 +259,8 @@ mod tests {
     }
 
     fn hello(number: u8) -> Hello {
-        let request = Request::Pull { sources: Vec::new(), rate_bps: 0, loss_ceiling_ppm: 0, dry_run: true };
-        Hello { session: SessionId([number; 16]), rejoin: false, request }
+        let request = Request::Pull { sources: Vec::new(), dry_run: true };
+        Hello::new(SessionId([number; 16]), request)
     }
 
     fn key(peer: u8, number: u8) -> SessionKey {

@@ -174,16 +174,18 @@ pub struct Lanes {
 
 struct KnownLane {
     handle: Weak<dyn LaneHandle>,
+    /// The rate of its path.
+    rate: SharedBudget,
     /// Its congestion control was chosen, by the person or by us.
     settled: bool,
 }
 
 impl Lanes {
-    /// Takes note of a lane. `congestion_given`: the person has chosen its congestion control.
-    pub fn add(&self, handle: &Arc<dyn LaneHandle>, congestion_given: bool) {
+    /// Takes note of a lane and of the rate of its path. `congestion_given`: the person has chosen its congestion control.
+    pub fn add(&self, handle: &Arc<dyn LaneHandle>, rate: SharedBudget, congestion_given: bool) {
         let mut live = lock(&self.live);
         live.retain(|lane| lane.handle.strong_count() > 0);
-        live.push(KnownLane { handle: Arc::downgrade(handle), settled: congestion_given });
+        live.push(KnownLane { handle: Arc::downgrade(handle), rate, settled: congestion_given });
     }
 
     /// Every lane that is up.
@@ -196,17 +198,20 @@ impl Lanes {
         self.live().iter().for_each(|lane| lane.say_alive());
     }
 
-    /// Divides a rate: QUIC lanes share the budget, TCP lanes get equal parts.
-    pub fn share_rate(&self, budget: &SharedBudget) {
-        let Some(rate) = budget.rate() else { return };
-        let lanes = self.live();
-        for lane in &lanes {
-            match lane.transport() {
-                Transport::Quic => lane.share_rate(budget),
-                Transport::Tcp => {
-                    let share = rate.0 as f64 * TCP_USABLE / lanes.len() as f64;
-                    lane.set_rate(Some(BitRate(share as u64)));
+    /// Divides the rate of each path: QUIC lanes share it, TCP lanes get equal parts of its ceiling.
+    pub fn share_rate(&self) {
+        let known = lock(&self.live);
+        for lane in known.iter() {
+            let Some(handle) = lane.handle.upgrade() else { continue };
+            match (handle.transport(), lane.rate.contract().ceiling) {
+                (Transport::Quic, _) => handle.share_rate(&lane.rate),
+                (Transport::Tcp, Some(ceiling)) => {
+                    let beside =
+                        known.iter().filter(|other| other.handle.strong_count() > 0 && other.rate.is(&lane.rate));
+                    let share = ceiling.0 as f64 * TCP_USABLE / beside.count() as f64;
+                    handle.set_rate(Some(BitRate(share as u64)));
                 }
+                (Transport::Tcp, None) => {}
             }
         }
     }

@@ -1,27 +1,25 @@
-//! The rate of a session, divided among its lanes.
+//! The rate of a path, divided among its lanes.
 
 use std::time::{Duration, Instant};
 
 use crate::BitRate;
 
-/// Names one lane within a [`RateBudget`].
+/// Names one lane on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaneKey(usize);
 
-/// One cap on the wire for all QUIC lanes of a session.
+/// Divides the rate of a path among the lanes that have something to send, and keeps it below a ceiling.
 ///
 /// Each lane reports what it puts on the wire and gets back the rate at which it may go on. Lanes that send share the rate
 /// equally; a lane that stops sending loses its share within [`ACTIVE_FOR`], so that at the end of a file the last
 /// lane has all of it. An account of all bytes (repeats, acknowledgements and handshakes included) corrects what pacing
 /// alone would miss: late wake-ups are caught up, overdrafts are paid back.
 ///
-/// Promise: over any second the lanes together send at most the given rate. Cost: one pass over the lanes every
+/// Promise: over any second the lanes together send at most the ceiling. Cost: one pass over the lanes every
 /// [`RECOUNT_AFTER`], otherwise O(1) per call.
 #[derive(Debug)]
-pub struct RateBudget {
-    rate: Option<BitRate>,
-    /// Loss that its lanes take for noise, as a fraction; `None` leaves each lane its own.
-    loss_ceiling: Option<f64>,
+pub(super) struct RateBudget {
+    ceiling: Option<BitRate>,
     lanes: Vec<Option<LaneShare>>,
     active: usize,
     counted_at: Option<Instant>,
@@ -31,18 +29,33 @@ pub struct RateBudget {
     second: LastSecond,
 }
 
+/// What a lane has sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    /// Bytes on the wire.
+    pub(super) wire_bytes: u64,
+    /// Those of them that the rate has to pay for.
+    pub(super) charged: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneShare {
     last_sent: Option<Instant>,
     cap: Option<BitRate>,
 }
 
+impl LaneKey {
+    /// Its place among the lanes of the path; used again once it has left.
+    pub(super) fn index(self) -> usize {
+        self.0
+    }
+}
+
 impl RateBudget {
-    /// A budget of `rate` on the wire; without a rate no lane is held back.
-    pub fn new(rate: Option<BitRate>) -> Self {
+    /// A budget of at most `ceiling` on the wire.
+    pub(super) fn new(ceiling: Option<BitRate>) -> Self {
         Self {
-            rate,
-            loss_ceiling: None,
+            ceiling,
             lanes: Vec::new(),
             active: 0,
             counted_at: None,
@@ -52,29 +65,14 @@ impl RateBudget {
         }
     }
 
-    /// The rate of the whole session.
-    pub fn rate(&self) -> Option<BitRate> {
-        self.rate
-    }
-
-    /// Loss that every lane of the session takes for noise, as a fraction, if the session has chosen it.
-    pub fn loss_ceiling(&self) -> Option<f64> {
-        self.loss_ceiling
-    }
-
-    /// Chooses the loss that every lane of the session takes for noise. Range: [0, 1).
-    pub fn set_loss_ceiling(&mut self, ceiling: f64) {
-        self.loss_ceiling = Some(ceiling);
-    }
-
-    /// Changes the rate of the whole session; lanes follow with their next packet.
-    pub fn set_rate(&mut self, rate: Option<BitRate>) {
-        self.rate = rate;
+    /// Changes the ceiling; lanes follow with their next packet.
+    pub(super) fn set_ceiling(&mut self, ceiling: Option<BitRate>) {
+        self.ceiling = ceiling;
         self.credit_bytes = self.credit_bytes.min(0.0);
     }
 
     /// Takes a new lane in.
-    pub fn join(&mut self) -> LaneKey {
+    pub(super) fn join(&mut self) -> LaneKey {
         let lane = Some(LaneShare::default());
         self.counted_at = None;
         if let Some(free) = self.lanes.iter().position(Option::is_none) {
@@ -86,7 +84,7 @@ impl RateBudget {
     }
 
     /// Lets a lane go; its share is free at once.
-    pub fn leave(&mut self, key: LaneKey) {
+    pub(super) fn leave(&mut self, key: LaneKey) {
         if let Some(lane) = self.lanes.get_mut(key.0) {
             *lane = None;
         }
@@ -94,75 +92,80 @@ impl RateBudget {
     }
 
     /// Caps one lane below its share; `None` lifts that cap.
-    pub fn set_lane_cap(&mut self, key: LaneKey, cap: Option<BitRate>) {
+    pub(super) fn set_lane_cap(&mut self, key: LaneKey, cap: Option<BitRate>) {
         if let Some(Some(lane)) = self.lanes.get_mut(key.0) {
             lane.cap = cap;
         }
     }
 
-    /// Lane `key` has put `wire_bytes` on the wire.
-    pub fn handle_sent(&mut self, key: LaneKey, now: Instant, wire_bytes: u64) {
+    /// Lane `key` has put something on the wire.
+    pub(super) fn handle_sent(&mut self, key: LaneKey, now: Instant, sent: Sent) {
         let Some(Some(lane)) = self.lanes.get_mut(key.0) else { return };
         if lane.last_sent.is_none() {
             self.counted_at = None;
         }
         lane.last_sent = Some(now);
-        self.credit_bytes -= wire_bytes as f64;
-        self.second.add(now, wire_bytes);
+        self.credit_bytes -= sent.charged as f64;
+        self.second.add(now, sent.wire_bytes);
     }
 
-    /// The share of lane `key` at this moment, to aim at and to size its window by: the cap without the correction of
-    /// [`RateBudget::pacing`]. `None`: no cap.
-    pub fn share(&mut self, key: LaneKey, now: Instant) -> Option<BitRate> {
-        self.recount(now);
-        let lane = self.lanes.get(key.0).copied().flatten()?;
+    /// The share of lane `key` of `rate`, to aim at and to size its window by: without the correction of
+    /// [`RateBudget::pacing`].
+    pub(super) fn share(&mut self, key: LaneKey, now: Instant, rate: BitRate) -> BitRate {
+        self.recount(now, rate);
+        let Some(lane) = self.lanes.get(key.0).copied().flatten() else { return BitRate(0) };
         // A lane that has not sent yet is about to: it counts itself in.
-        let idle = lane.last_sent.is_none_or(|at| now.saturating_duration_since(at) > self.active_for());
+        let idle = lane.last_sent.is_none_or(|at| now.saturating_duration_since(at) > active_for(rate, self.active));
         let sharing = (self.active + usize::from(idle)).max(1);
-        let fair = self.rate.map(|rate| BitRate((rate.0 as f64 * USABLE / sharing as f64) as u64));
-        match (fair, lane.cap) {
-            (Some(fair), Some(cap)) => Some(fair.min(cap)),
-            (fair, cap) => fair.or(cap),
-        }
+        let fair = BitRate((self.usable(rate) / sharing as f64) as u64);
+        lane.cap.map_or(fair, |cap| fair.min(cap))
     }
 
-    /// What the pace of every lane is multiplied by now, so that the account of the session comes out even.
-    pub fn pacing(&mut self, now: Instant) -> f64 {
-        let Some(rate) = self.rate else { return 1.0 };
-        let bytes_per_second = rate.0 as f64 * USABLE / 8.0;
-        let credit_max = bytes_per_second * CREDIT.as_secs_f64();
+    /// What the pace of every lane is multiplied by now, so that together they send `rate`, and never more than the ceiling.
+    pub(super) fn pacing(&mut self, now: Instant, rate: BitRate) -> f64 {
+        let bytes_per_second = self.usable(rate) / 8.0;
+        let credit_max = (bytes_per_second * CREDIT.as_secs_f64()).max(CREDIT_LEAST);
         if let Some(before) = self.credited_at {
             let elapsed = now.saturating_duration_since(before).as_secs_f64();
             self.credit_bytes = (self.credit_bytes + elapsed * bytes_per_second).min(credit_max);
         }
         self.credited_at = Some(now);
-        let correction = self.credit_bytes / (bytes_per_second * CORRECT_WITHIN.as_secs_f64());
-        if self.second.bytes(now) as f64 > rate.0 as f64 * FULL_SECOND / 8.0 {
+        let correction = self.credit_bytes / (bytes_per_second * CORRECT_WITHIN.as_secs_f64()).max(1.0);
+        if self.ceiling.is_some_and(|ceiling| self.second.bytes(now) as f64 > ceiling.0 as f64 * FULL_SECOND / 8.0) {
             // Catching up after a stall would put two stretches of full rate into one second.
-            return PACING_FULL;
+            return (FULL_PACKET_BYTES / bytes_per_second.max(1.0) / FULL_WAIT.as_secs_f64())
+                .clamp(PACING_FULL, PACING_FULL_MAX);
         }
         (1.0 + correction).clamp(PACING_MIN, PACING_MAX)
     }
 
+    /// What lanes may aim at together, in bits per second: `rate`, but a bit below the ceiling.
+    fn usable(&self, rate: BitRate) -> f64 {
+        self.ceiling.map_or(rate.0 as f64, |ceiling| (rate.0 as f64).min(ceiling.0 as f64 * USABLE))
+    }
+
+    /// Lanes that have something to send, as counted last.
+    pub(super) fn active(&self) -> usize {
+        self.active
+    }
+
     /// Counts the lanes that have something to send, at most once every [`RECOUNT_AFTER`].
-    fn recount(&mut self, now: Instant) {
+    fn recount(&mut self, now: Instant, rate: BitRate) {
         if self.counted_at.is_some_and(|at| now.saturating_duration_since(at) < RECOUNT_AFTER) {
             return;
         }
         self.counted_at = Some(now);
-        let active_for = self.active_for();
+        let active_for = active_for(rate, self.active);
         let sends =
             |lane: &&LaneShare| lane.last_sent.is_some_and(|at| now.saturating_duration_since(at) <= active_for);
         self.active = self.lanes.iter().flatten().filter(sends).count();
     }
+}
 
-    /// How long after its last packet a lane still counts as sending: longer at rates where a share is few packets.
-    fn active_for(&self) -> Duration {
-        let Some(rate) = self.rate else { return ACTIVE_FOR };
-        let lanes = self.active.max(1) as u32;
-        let packets = rate.time_for(crate::ByteCount(ACTIVE_PACKETS * 1500)).saturating_mul(lanes);
-        ACTIVE_FOR.max(packets.min(ACTIVE_FOR_MAX))
-    }
+/// How long after its last packet a lane still counts as sending: longer at rates where a share is few packets.
+fn active_for(rate: BitRate, active: usize) -> Duration {
+    let packets = rate.time_for(crate::ByteCount(ACTIVE_PACKETS * 1500)).saturating_mul(active.max(1) as u32);
+    ACTIVE_FOR.max(packets.min(ACTIVE_FOR_MAX))
 }
 
 /// The bytes of the last second, in [`BINS`] parts.
@@ -222,6 +225,9 @@ const USABLE: f64 = 0.992;
 /// Most credit kept from a time when nothing could be sent: late wake-ups of a busy host are of this order.
 const CREDIT: Duration = Duration::from_millis(8);
 
+/// The same in bytes at rates that are so low that less would not pay for a packet.
+const CREDIT_LEAST: f64 = 3000.0;
+
 /// A debt or credit is evened out in about this time.
 const CORRECT_WITHIN: Duration = Duration::from_millis(40);
 
@@ -229,8 +235,12 @@ const CORRECT_WITHIN: Duration = Duration::from_millis(40);
 const PACING_MIN: f64 = 0.25;
 const PACING_MAX: f64 = 1.25;
 
-/// The pace while the last second is full: a trickle, so that timers stay short.
+/// The pace while the last second is full: a trickle, so that timers stay short. At low rates one that lets a packet go within
+/// [`FULL_WAIT`]: a second of few packets is full for want of a finer measure, and not to be followed by an empty one.
 const PACING_FULL: f64 = 0.02;
+const PACING_FULL_MAX: f64 = 0.5;
+const FULL_WAIT: Duration = Duration::from_millis(50);
+const FULL_PACKET_BYTES: f64 = 1500.0;
 
 /// A lane that has sent nothing for this long has nothing to send (pacers wake at least every 10 ms).
 pub(super) const ACTIVE_FOR: Duration = Duration::from_millis(25);

@@ -3,7 +3,8 @@
 //! A *frame* belongs to one lane (hello, welcome, a stretch of the control log); a *message* belongs to the session and rides in
 //! the control log. Block headers and trailers travel with the data of their block. See `docs/protocol.md`.
 
-use super::{FileId, SessionId};
+use super::FileId;
+use super::hello::Hello;
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
@@ -60,24 +61,9 @@ pub enum Request {
     Pull {
         /// What to send.
         sources: Vec<Vec<u8>>,
-        /// The rate of the path, a cap on the wire; 0 for none.
-        rate_bps: u64,
-        /// Loss that counts as noise, in parts per million.
-        loss_ceiling_ppm: u64,
         /// Nothing is sent but the manifest.
         dry_run: bool,
     },
-}
-
-/// The first frame of a client on every lane: the session it belongs to and what the session is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
-    /// The session; the first hello that arrives starts it, the others join.
-    pub session: SessionId,
-    /// The agent has welcomed a lane of this session before: it must still know it.
-    pub rejoin: bool,
-    /// What is asked; the same in every hello of a session.
-    pub request: Request,
 }
 
 /// A control frame of a lane.
@@ -217,9 +203,7 @@ impl Frame {
             Self::Hello(hello) => {
                 w.byte(1);
                 w.integer(PROTOCOL_VERSION);
-                w.raw(&hello.session.0);
-                w.byte(u8::from(hello.rejoin));
-                hello.request.write(&mut w);
+                hello.write(&mut w);
             }
             Self::Welcome => {
                 w.byte(2);
@@ -248,8 +232,7 @@ impl Frame {
         let frame = match r.byte()? {
             1 => {
                 expect_version(&mut r)?;
-                let session = SessionId(r.array()?);
-                Self::Hello(Hello { session, rejoin: read_flag(&mut r)?, request: Request::read(&mut r)? })
+                Self::Hello(Hello::read(&mut r)?)
             }
             2 => {
                 expect_version(&mut r)?;
@@ -278,7 +261,7 @@ fn expect_version(r: &mut Reader<'_>) -> Result<(), Error> {
 }
 
 impl Request {
-    fn write(&self, w: &mut Writer) {
+    pub(super) fn write(&self, w: &mut Writer) {
         match self {
             Self::Push { destination, several, overwrite, checks, expect, dry_run } => {
                 w.byte(1);
@@ -293,20 +276,18 @@ impl Request {
                 w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
                 w.byte(u8::from(*dry_run));
             }
-            Self::Pull { sources, rate_bps, loss_ceiling_ppm, dry_run } => {
+            Self::Pull { sources, dry_run } => {
                 w.byte(2);
                 w.integer(sources.len() as u64);
                 for source in sources {
                     w.bytes(source);
                 }
-                w.integer(*rate_bps);
-                w.integer(*loss_ceiling_ppm);
                 w.byte(u8::from(*dry_run));
             }
         }
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
         match r.byte()? {
             1 => Ok(Self::Push {
                 destination: r.bytes()?.to_vec(),
@@ -330,19 +311,14 @@ impl Request {
                 for _ in 0..count {
                     sources.push(r.bytes()?.to_vec());
                 }
-                Ok(Self::Pull {
-                    sources,
-                    rate_bps: r.integer()?,
-                    loss_ceiling_ppm: r.integer_up_to(1_000_000)?,
-                    dry_run: read_flag(r)?,
-                })
+                Ok(Self::Pull { sources, dry_run: read_flag(r)? })
             }
             code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
         }
     }
 }
 
-fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
+pub(super) fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
     Ok(r.integer_up_to(1)? == 1)
 }
 

@@ -5,15 +5,16 @@
 //! Nothing here reads a clock, a file or a socket: the driver brings time, entries, frames and outcomes, and carries out
 //! what the machines ask for.
 
+mod hello;
 mod log;
 mod message;
 mod receive;
 mod send;
 
+pub use hello::{Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
 pub use message::{
-    BlockHeader, Frame, Hello, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION, Request,
-    SOURCES_MAX,
+    BlockHeader, Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION, Request, SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};

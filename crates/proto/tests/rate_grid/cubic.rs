@@ -16,7 +16,8 @@ pub struct Cubic {
     largest_acked: u64,
     /// Losses of packets below this are of an epoch that has been paid for.
     recovered_at: u64,
-    rtt: Duration,
+    /// Smoothed; `None` before the first sample.
+    rtt: Option<Duration>,
     rtt_min: Duration,
     last_progress: Duration,
 }
@@ -32,7 +33,7 @@ impl Cubic {
             next_number: 0,
             largest_acked: 0,
             recovered_at: 0,
-            rtt: Duration::from_millis(100),
+            rtt: None,
             rtt_min: Duration::MAX,
             last_progress: Duration::ZERO,
         }
@@ -60,7 +61,7 @@ impl Cubic {
     pub fn handle_ack(&mut self, now: Duration, number: u64) {
         let Some(sent) = self.flying.remove(&number) else { return };
         self.last_progress = now;
-        self.rtt = (self.rtt * 7 + (now - sent)) / 8;
+        self.rtt = Some(self.rtt.map_or(now - sent, |rtt| (rtt * 7 + (now - sent)) / 8));
         self.rtt_min = self.rtt_min.min(now - sent);
         self.largest_acked = self.largest_acked.max(number);
         self.detect_loss(now);
@@ -80,11 +81,12 @@ impl Cubic {
     }
 
     fn grow(&mut self, now: Duration) {
+        let Some(rtt) = self.rtt.map(|rtt| rtt.as_secs_f64()) else { return };
         let epoch = *self.epoch.get_or_insert(now);
         let k = ((self.window_max * (1.0 - BETA)).max(0.0) / C).cbrt();
-        let t = (now - epoch).as_secs_f64() + self.rtt.as_secs_f64();
+        let t = (now - epoch).as_secs_f64() + rtt;
         let target = C * (t - k).powi(3) + self.window_max;
-        let reno = self.window_max * BETA + 3.0 * (1.0 - BETA) / (1.0 + BETA) * (t / self.rtt.as_secs_f64());
+        let reno = self.window_max * BETA + 3.0 * (1.0 - BETA) / (1.0 + BETA) * (t / rtt);
         let target = target.max(reno).clamp(self.cwnd, self.cwnd * 1.5);
         self.cwnd += (target - self.cwnd) / self.cwnd;
     }
@@ -106,7 +108,8 @@ impl Cubic {
     }
 
     fn timeout_at(&self) -> Duration {
-        self.last_progress + Duration::from_millis(200).max(self.rtt * 3)
+        // RFC 6298: a second before the first sample.
+        self.last_progress + self.rtt.map_or(Duration::from_secs(1), |rtt| Duration::from_millis(200).max(rtt * 3))
     }
 
     fn time_out(&mut self, now: Duration) {

@@ -1,6 +1,7 @@
 //! Rate control over a grid of paths in virtual time: what share of each path a sender reaches.
 
 mod cubic;
+mod given;
 mod path;
 
 use std::time::Duration;
@@ -8,6 +9,8 @@ use std::time::Duration;
 use path::{Path, Setup};
 use sterna_lab::LinkModel;
 use sterna_lab::model::{Policer, Queue, Reorder};
+use sterna_proto::plan::choose_quic_lanes;
+use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount};
 
 /// One thing that is wrong with a path.
@@ -69,11 +72,19 @@ struct Share {
     others: f64,
 }
 
+/// As many lanes as a session opens.
+fn lanes_for(rate: BitRate) -> usize {
+    choose_quic_lanes(Some(rate)).value as usize
+}
+
 fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
     let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
     let (link, competitors, possible) = link(rate, rtt, trouble);
-    let duration = (rtt * 60).clamp(Duration::from_secs(8), Duration::from_secs(40));
-    let tally = Path::new(Setup { link, given: None, lanes: 1, competitors, duration }).run();
+    // Flows that halve and grow again over long paths need a while to divide them.
+    let least = Duration::from_secs(if competitors > 0 { 60 } else { 8 });
+    let duration = (rtt * 60).clamp(least, least.max(Duration::from_secs(40)));
+    let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
+    let (tally, _) = Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, duration }).run();
     let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
     let half = duration / 2;
     Share {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sterna_lab::LinkModel;
 use sterna_lab::model::{Flow, Verdict, Wire};
-use sterna_proto::rate::{AckedPacket, LaneKey, RateBudget, RateConfig, RateControl};
+use sterna_proto::rate::{AckedPacket, LaneControl, LaneKey, PathControl, RateContract};
 use sterna_proto::{BitRate, ByteCount};
 
 use crate::cubic::Cubic;
@@ -31,8 +31,7 @@ pub enum Packet {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub link: LinkModel,
-    /// The rate that the lanes are told; `None`: they find it.
-    pub given: Option<BitRate>,
+    pub contract: RateContract,
     pub lanes: usize,
     /// Cubic flows that use the path too, from the start.
     pub competitors: usize,
@@ -57,6 +56,18 @@ impl Tally {
     /// The same of all competing flows.
     pub fn delivered_by_others(&self, from: Duration, to: Duration) -> BitRate {
         mean(&self.others, from, to)
+    }
+
+    /// Bytes that our lanes sent in `[from, to)`.
+    pub fn sent(&self, from: Duration, to: Duration) -> u64 {
+        let index = |at: Duration| ((at.as_millis() / 100) as usize).min(self.sent.len());
+        self.sent[index(from)..index(to)].iter().sum()
+    }
+
+    /// The most that arrived in any second.
+    pub fn most_in_a_second(&self) -> BitRate {
+        let most = self.ours.windows(10).map(|second| second.iter().sum()).max().unwrap_or(0);
+        BitRate::mean(ByteCount(most), Duration::from_secs(1))
     }
 
     /// Packets of ours that did not arrive, as a fraction of those sent in `[from, to)`.
@@ -84,7 +95,7 @@ fn count(tenths: &mut Vec<u64>, now: Duration, bytes: u64) {
 
 /// One lane: the controller, and what an engine keeps beside it.
 struct Lane {
-    control: RateControl,
+    control: LaneControl,
     key: LaneKey,
     /// Packets in flight by number; `None` once acknowledged.
     flying: VecDeque<(u64, Option<Duration>)>,
@@ -101,12 +112,14 @@ struct Lane {
 /// A run.
 pub struct Path {
     setup: Setup,
+    /// When the flow is moved to a path of another rate.
+    change: Option<(Duration, BitRate)>,
     packet_bytes: u64,
     start: Instant,
     now: Duration,
     forward: Wire<Packet>,
     reverse: Wire<Packet>,
-    budget: RateBudget,
+    rate: PathControl,
     lanes: Vec<Lane>,
     others: Vec<Cubic>,
     tally: Tally,
@@ -118,22 +131,45 @@ impl Path {
         let start = Instant::now();
         let packet_bytes = u64::from(setup.link.mtu);
         let (forward, reverse) = Wire::pair(&setup.link);
-        let mut budget = RateBudget::new(setup.given);
-        let lanes = (0..setup.lanes).map(|_| Lane::new(&mut budget, packet_bytes, setup.link.rtt, start)).collect();
+        let mut rate = PathControl::new(setup.contract);
+        rate.set_packet_bytes(packet_bytes);
+        let lanes = (0..setup.lanes).map(|_| Lane::new(&mut rate, start)).collect();
         let others = (0..setup.competitors).map(|_| Cubic::new()).collect();
         let tally = Tally::default();
-        Self { packet_bytes, start, now: Duration::ZERO, forward, reverse, budget, lanes, others, tally, setup }
+        Self {
+            packet_bytes,
+            start,
+            now: Duration::ZERO,
+            forward,
+            reverse,
+            rate,
+            lanes,
+            others,
+            tally,
+            setup,
+            change: None,
+        }
+    }
+
+    /// Moves the flow to another path, of `rate`, at `at`: what is in flight then is lost.
+    pub fn change(mut self, at: Duration, rate: BitRate) -> Self {
+        self.change = Some((at, rate));
+        self
     }
 
     /// Runs to the end.
-    pub fn run(mut self) -> Tally {
+    pub fn run(mut self) -> (Tally, PathControl) {
         while self.now < self.setup.duration {
+            if let Some((_, rate)) = self.change.take_if(|(at, _)| self.now >= *at) {
+                let link = LinkModel::clean(rate, self.setup.link.rtt);
+                self.forward = Wire::pair(&link).0;
+            }
             self.receive();
             (0..self.lanes.len()).for_each(|lane| self.send(lane));
             (0..self.others.len()).for_each(|flow| self.send_other(flow));
             self.now = self.next_event().max(self.now + Duration::from_micros(1));
         }
-        self.tally
+        (self.tally, self.rate)
     }
 
     fn next_event(&self) -> Duration {
@@ -208,29 +244,32 @@ impl Path {
             |number, sent, largest| number + LATER_PACKETS <= largest || (number < largest && now > sent + late),
             bytes,
         );
-        lane.control.handle_end_of_acks(start + now, false);
-        lane.aim(&mut self.budget, start + now);
+        let batch = lane.control.take_batch(false);
+        self.rate.handle_batch(lane.key, start + now, &batch);
+        lane.control.follow(self.rate.terms(lane.key, start + now));
     }
 
     fn send(&mut self, lane: usize) {
         let (start, now, bytes) = (self.start, self.now, self.packet_bytes);
         let state = &mut self.lanes[lane];
-        if now >= state.probe_at() {
-            // As after a probe timeout: what is that old will not come.
-            let old = now.saturating_sub(self.setup.link.rtt * 2);
-            state.lose(|_, sent, _| sent < old, bytes);
-            state.last_progress = now;
-        }
-        while state.has_room(bytes) && now >= state.next_send {
+        // A probe needs no room; what it finds lost is lost only once it is acknowledged.
+        let mut probes = now >= state.probe_at();
+        while probes || (state.has_room(bytes) && now >= state.next_send) {
+            if std::mem::take(&mut probes) {
+                state.last_progress = now;
+            }
             let number = state.next_number;
             // Engines spend numbers on packets of their own that nobody acknowledges.
             state.next_number += if number.is_multiple_of(40) { 2 } else { 1 };
             state.flying.push_back((number, Some(now)));
             state.in_flight += bytes;
             state.control.handle_sent(start + now, number);
-            self.budget.handle_sent(state.key, start + now, bytes);
-            state.aim(&mut self.budget, start + now);
-            let pace = state.control.rate().0 as f64 * self.budget.pacing(start + now);
+            self.rate.handle_sent(state.key, start + now, bytes);
+            if state.control.take_train_broken() {
+                self.rate.handle_broken_train(state.key);
+            }
+            state.control.follow(self.rate.terms(state.key, start + now));
+            let pace = state.control.rate().0 as f64;
             let gap = Duration::from_secs_f64(bytes as f64 * 8.0 / pace.max(1.0));
             state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap;
             count(&mut self.tally.sent, now, bytes);
@@ -250,12 +289,10 @@ impl Path {
 }
 
 impl Lane {
-    fn new(budget: &mut RateBudget, packet_bytes: u64, rtt: Duration, start: Instant) -> Self {
-        let key = budget.join();
-        let given = budget.share(key, start);
-        let control = RateControl::new(RateConfig { given, loss_ceiling: 0.02, packet_bytes, expected_rtt: Some(rtt) });
+    fn new(rate: &mut PathControl, start: Instant) -> Self {
+        let key = rate.join();
         Self {
-            control,
+            control: LaneControl::new(rate.terms(key, start)),
             key,
             flying: VecDeque::new(),
             in_flight: 0,
@@ -274,11 +311,7 @@ impl Lane {
 
     /// When silence calls for a probe.
     fn probe_at(&self) -> Duration {
-        self.last_progress + Duration::from_secs(1).max(self.control.rtt_min() * 2)
-    }
-
-    fn aim(&mut self, budget: &mut RateBudget, now: Instant) {
-        self.control.set_aim(budget.share(self.key, now));
+        self.last_progress + Duration::from_secs(1).max(self.control.terms().rtt_min * 2)
     }
 
     /// Takes for lost what `is_lost` says of (number, time of sending, largest acknowledged).

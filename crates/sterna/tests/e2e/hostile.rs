@@ -71,7 +71,7 @@ fn hello() -> Frame {
         expect: None,
         dry_run: false,
     };
-    Frame::Hello(Hello { session: SessionId([id; 16]), rejoin: false, request })
+    Frame::Hello(Hello::new(SessionId([id; 16]), request))
 }
 
 pub fn entry(path: &[u8], size: u64) -> FileEntry {
@@ -310,8 +310,8 @@ fn a_peer_that_never_reads_holds_nobody_up() {
     let victim = Victim::new();
     write(&victim.site.root().join("big"), &Seeded::new(4).bytes(40 * MIB));
     let mut lane = victim.lane();
-    let request = Request::Pull { sources: vec![b"big".to_vec()], rate_bps: 0, loss_ceiling_ppm: 0, dry_run: false };
-    let hello = Frame::Hello(Hello { session: SessionId([200; 16]), rejoin: false, request });
+    let request = Request::Pull { sources: vec![b"big".to_vec()], dry_run: false };
+    let hello = Frame::Hello(Hello::new(SessionId([200; 16]), request));
     lane.tx.control(&hello.encode()).and_then(|()| lane.tx.flush()).unwrap();
     victim.agent.wait_for_log("pull of");
     victim.check();

@@ -9,6 +9,7 @@ use sterna_net::identity::Identity;
 use sterna_net::lane::quic::{QuicOptions, SharedBudget};
 use sterna_net::lane::tcp::ConnectOptions;
 use sterna_net::lane::{Lane, LaneSink, LaneTx, quic, tcp};
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Frame, Hello, Message, Overwrite, Request, SessionId};
 use sterna_proto::{Checks, Error, ErrorKind};
 
@@ -66,7 +67,7 @@ fn by_tcp(agent: &Agent, identity: &Identity) -> Heard {
 }
 
 fn by_quic(agent: &Agent, identity: &Identity) -> Heard {
-    heard(quic::connect(&QuicOptions::new(agent.addr, SharedBudget::new(None)), identity).unwrap())
+    heard(quic::connect(&QuicOptions::new(agent.addr, SharedBudget::new(RateContract::default())), identity).unwrap())
 }
 
 impl Heard {
@@ -103,7 +104,7 @@ fn push_hello() -> Frame {
         expect: None,
         dry_run: false,
     };
-    Frame::Hello(Hello { session: SessionId([1; 16]), rejoin: false, request })
+    Frame::Hello(Hello::new(SessionId([1; 16]), request))
 }
 
 #[test]

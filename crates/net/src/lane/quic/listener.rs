@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::pace::PaceController;
 use super::socket::{LaneSocket, PortUse, SocketLanes};
-use super::{CLOSE_GRACE, IDLE_TIMEOUT, LOSS_CEILING, LaneParts, MEMORY_DEFAULT, PREAMBLE, assemble, fault, transport};
+use super::{CLOSE_GRACE, IDLE_TIMEOUT, LaneParts, MEMORY_DEFAULT, PREAMBLE, assemble, fault, transport};
 use crate::handshakes::Handshakes;
 use crate::identity::Identity;
 use crate::lane::Lane;
@@ -25,8 +25,6 @@ pub struct ListenerOptions {
     pub memory: ByteCount,
     /// A path that is silent for this long is dead.
     pub idle_timeout: Duration,
-    /// Loss that is noise, as a fraction.
-    pub loss_ceiling: f64,
     /// Largest UDP payload that MTU discovery tries.
     pub payload_max: u16,
     /// Handshakes under way on a socket, up to the first bytes of the control stream.
@@ -38,7 +36,6 @@ impl Default for ListenerOptions {
         Self {
             memory: MEMORY_DEFAULT,
             idle_timeout: IDLE_TIMEOUT,
-            loss_ceiling: LOSS_CEILING,
             payload_max: transport::PAYLOAD_MAX,
             handshakes_max: HANDSHAKES_MAX,
         }
@@ -150,7 +147,6 @@ fn server_config(crypto: Arc<QuicServerConfig>, options: &ListenerOptions, peer:
         rtt: None,
         memory: options.memory,
         idle_timeout: options.idle_timeout,
-        loss_ceiling: options.loss_ceiling,
         payload_max: options.payload_max,
     }
     .through(super::socket::payload_towards(peer));

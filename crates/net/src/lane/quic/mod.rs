@@ -60,8 +60,6 @@ pub struct QuicOptions {
     pub budget: SharedBudget,
     /// How many lanes share the budget, at least 1; only a hint for how often to acknowledge.
     pub lanes: u32,
-    /// The RTT if it is known from before.
-    pub expected_rtt: Option<Duration>,
     /// Most that the lane may hold on each side: bounds its flow-control windows. Twice the lane's share of the BDP
     /// carries the full rate.
     pub memory: ByteCount,
@@ -69,8 +67,6 @@ pub struct QuicOptions {
     pub connect_timeout: Duration,
     /// A path that is silent for this long is dead.
     pub idle_timeout: Duration,
-    /// Loss that is noise, as a fraction.
-    pub loss_ceiling: f64,
     /// Largest UDP payload that MTU discovery tries.
     pub payload_max: u16,
 }
@@ -83,22 +79,20 @@ impl QuicOptions {
             local: None,
             budget,
             lanes: 1,
-            expected_rtt: None,
             memory: MEMORY_DEFAULT,
             connect_timeout: CONNECT_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
-            loss_ceiling: LOSS_CEILING,
             payload_max: transport::PAYLOAD_MAX,
         }
     }
 
     fn hints(&self) -> transport::PathHints {
+        let contract = self.budget.contract();
         transport::PathHints {
-            rate: self.budget.rate().map(|rate| BitRate(rate.0 / u64::from(self.lanes.max(1)))),
-            rtt: self.expected_rtt,
+            rate: contract.ceiling.map(|rate| BitRate(rate.0 / u64::from(self.lanes.max(1)))),
+            rtt: contract.expected_rtt,
             memory: self.memory,
             idle_timeout: self.idle_timeout,
-            loss_ceiling: self.loss_ceiling,
             payload_max: self.payload_max,
         }
     }
@@ -422,6 +416,3 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Default silence after which a path is dead: an outage of 10 s is survived.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Default loss that is noise.
-const LOSS_CEILING: f64 = 0.02;

@@ -1,6 +1,6 @@
 //! Our rate control as the QUIC engine's congestion controller.
 //!
-//! The engine counts UDP payload, [`RateControl`] and [`RateBudget`] count bytes on the wire: this is where they meet.
+//! The engine counts UDP payload, [`PathControl`] counts bytes on the wire: this is where they meet.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,36 +9,41 @@ use std::time::{Duration, Instant};
 
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
-use sterna_proto::rate::{AckedPacket, LaneKey, RateBudget, RateConfig, RateControl};
+use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, Terms};
 use sterna_proto::{BitRate, ByteCount};
 
-/// One rate on the wire for all QUIC lanes that share it; clones are the same budget.
+/// The rate of one path, for all QUIC lanes that share it; clones are the same.
 #[derive(Clone, Debug)]
-pub struct SharedBudget(Arc<Mutex<RateBudget>>);
+pub struct SharedBudget(Arc<Mutex<PathControl>>);
 
 impl SharedBudget {
-    /// A budget of `rate`; without a rate its lanes find their own.
-    pub fn new(rate: Option<BitRate>) -> Self {
-        Self(Arc::new(Mutex::new(RateBudget::new(rate))))
+    /// A path of which this is agreed.
+    pub fn new(contract: RateContract) -> Self {
+        Self(Arc::new(Mutex::new(PathControl::new(contract))))
     }
 
-    /// The rate of the session.
-    pub fn rate(&self) -> Option<BitRate> {
-        self.lock().rate()
+    /// What is agreed.
+    pub fn contract(&self) -> RateContract {
+        *self.lock().contract()
     }
 
-    /// Chooses the loss that every lane of the session takes for noise, as a fraction.
-    pub fn set_loss_ceiling(&self, ceiling: f64) {
-        self.lock().set_loss_ceiling(ceiling);
+    /// Agrees anew.
+    pub fn set_contract(&self, contract: RateContract) {
+        self.lock().set_contract(contract);
     }
 
-    /// Changes the rate of the session.
-    pub fn set_rate(&self, rate: Option<BitRate>) {
-        self.lock().set_rate(rate);
+    /// The rate that the path has been found to carry; `None` while that is being found out.
+    pub fn found(&self) -> Option<BitRate> {
+        self.lock().control().found()
     }
 
-    fn lock(&self) -> MutexGuard<'_, RateBudget> {
-        // No call into the budget can panic half-way: a poisoned one is whole.
+    /// Whether both are the rate of one path.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PathControl> {
+        // No call into the control can panic half-way: a poisoned one is whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,8 +93,11 @@ impl Pace {
         })
     }
 
-    /// Moves the lane to another budget.
+    /// Moves the lane to another budget, if it is not there.
     pub(super) fn join(&self, budget: &SharedBudget) {
+        if self.seat().budget.is(budget) {
+            return;
+        }
         let seat = Seat::take(budget);
         *self.seat() = seat;
     }
@@ -130,7 +138,9 @@ impl Pace {
         let spend = |left: u64| left.checked_sub(datagrams);
         let granted = self.repeats.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok();
         if granted {
-            self.account(now, bytes + datagrams * self.overhead_bytes.load(Ordering::Relaxed));
+            let seat = self.seat();
+            let wire_bytes = bytes + datagrams * self.overhead_bytes.load(Ordering::Relaxed);
+            seat.budget.lock().handle_sent(seat.key, now, wire_bytes);
         }
         granted
     }
@@ -144,19 +154,33 @@ impl Pace {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the budget what was sent; returns what it allows now.
-    fn account(&self, now: Instant, wire_bytes: u64) -> Terms {
-        let seat = self.seat();
-        let mut budget = seat.budget.lock();
-        if wire_bytes > 0 {
-            budget.handle_sent(seat.key, now, wire_bytes);
-        }
-        Terms {
-            share: budget.share(seat.key, now),
-            correction: budget.pacing(now),
-            loss_ceiling: budget.loss_ceiling(),
-        }
+    fn set_packet_bytes(&self, bytes: u64) {
+        self.seat().budget.lock().set_packet_bytes(bytes);
     }
+
+    /// Tells the path what happened; returns what it allows now.
+    fn tell(&self, now: Instant, news: News<'_>) -> Terms {
+        let seat = self.seat();
+        let mut path = seat.budget.lock();
+        match news {
+            News::Nothing => {}
+            News::Sent { wire_bytes, is_train_broken } => {
+                path.handle_sent(seat.key, now, wire_bytes);
+                if is_train_broken {
+                    path.handle_broken_train(seat.key);
+                }
+            }
+            News::Heard(batch) => path.handle_batch(seat.key, now, batch),
+        }
+        path.terms(seat.key, now)
+    }
+}
+
+/// What a lane tells its path.
+enum News<'a> {
+    Nothing,
+    Sent { wire_bytes: u64, is_train_broken: bool },
+    Heard(&'a AckBatch),
 }
 
 /// What a lane is at.
@@ -170,20 +194,11 @@ pub(super) struct PaceState {
     pub(super) rate: BitRate,
 }
 
-/// What the budget allows a lane now.
-struct Terms {
-    share: Option<BitRate>,
-    /// Correction of its pace.
-    correction: f64,
-    loss_ceiling: Option<f64>,
-}
-
 /// Makes the controller of one lane.
 #[derive(Debug)]
 pub(super) struct PaceFactory {
     /// The lane's pace when there is one lane (client); a server's lanes each make their own.
     pub(super) pace: Mutex<Option<Arc<Pace>>>,
-    pub(super) loss_ceiling: f64,
     pub(super) expected_rtt: Option<Duration>,
     /// Bytes of IP and UDP headers of each datagram.
     pub(super) overhead_bytes: u64,
@@ -192,24 +207,15 @@ pub(super) struct PaceFactory {
 impl ControllerFactory for PaceFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let held = self.pace.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let pace = held.unwrap_or_else(|| Pace::new(&SharedBudget::new(None)));
-        let terms = pace.account(now, 0);
+        let contract = RateContract { expected_rtt: self.expected_rtt, ..RateContract::default() };
+        let pace = held.unwrap_or_else(|| Pace::new(&SharedBudget::new(contract)));
         pace.overhead_bytes.store(self.overhead_bytes, Ordering::Relaxed);
-        let control = RateControl::new(RateConfig {
-            given: terms.share,
-            loss_ceiling: terms.loss_ceiling.unwrap_or(self.loss_ceiling),
-            packet_bytes: u64::from(current_mtu) + self.overhead_bytes,
-            expected_rtt: self.expected_rtt,
-        });
-        let mut controller = PaceController {
-            pace,
-            control,
-            overhead_bytes: self.overhead_bytes,
-            mtu: u64::from(current_mtu),
-            window: 0,
-            pacing_rate: 0,
-        };
-        controller.refresh(terms.correction);
+        let mtu = u64::from(current_mtu);
+        pace.set_packet_bytes(mtu + self.overhead_bytes);
+        let control = LaneControl::new(pace.tell(now, News::Nothing));
+        let overhead_bytes = self.overhead_bytes;
+        let mut controller = PaceController { pace, control, overhead_bytes, mtu, window: 0, pacing_rate: 0 };
+        controller.refresh();
         Box::new(controller)
     }
 }
@@ -218,7 +224,7 @@ impl ControllerFactory for PaceFactory {
 #[derive(Clone, Debug)]
 pub(super) struct PaceController {
     pace: Arc<Pace>,
-    control: RateControl,
+    control: LaneControl,
     overhead_bytes: u64,
     mtu: u64,
     /// In UDP payload, for the engine, which asks for both with each datagram.
@@ -232,18 +238,14 @@ impl PaceController {
         Arc::clone(&self.pace)
     }
 
-    fn account(&mut self, now: Instant, wire_bytes: u64) {
-        let terms = self.pace.account(now, wire_bytes);
-        self.control.set_aim(terms.share);
-        if let Some(ceiling) = terms.loss_ceiling {
-            self.control.set_loss_ceiling(ceiling);
-        }
-        self.refresh(terms.correction);
+    fn tell(&mut self, now: Instant, news: News<'_>) {
+        self.control.follow(self.pace.tell(now, news));
+        self.refresh();
     }
 
-    fn refresh(&mut self, correction: f64) {
+    fn refresh(&mut self) {
         let payload = self.mtu as f64 / (self.mtu + self.overhead_bytes) as f64;
-        let rate = self.control.rate().0 as f64 / 8.0 * correction * payload;
+        let rate = self.control.rate().0 as f64 / 8.0 * payload;
         self.pacing_rate = (rate as u64).max(1);
         let window = self.control.window().0;
         self.window = ((window as f64 * payload) as u64).max(2 * self.mtu);
@@ -257,7 +259,9 @@ impl Controller for PaceController {
         self.control.handle_sent(now, largest_pn);
         self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         let datagrams = bytes.div_ceil(self.mtu);
-        self.account(now, bytes + datagrams * self.overhead_bytes);
+        let wire_bytes = bytes + datagrams * self.overhead_bytes;
+        let is_train_broken = self.control.take_train_broken();
+        self.tell(now, News::Sent { wire_bytes, is_train_broken });
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
@@ -266,13 +270,13 @@ impl Controller for PaceController {
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
-        self.control.handle_end_of_acks(now, app_limited);
-        let rtt_min = u64::try_from(self.control.rtt_min().as_micros()).unwrap_or(u64::MAX);
+        let batch = self.control.take_batch(app_limited);
+        self.tell(now, News::Heard(&batch));
+        let rtt_min = u64::try_from(self.control.terms().rtt_min.as_micros()).unwrap_or(u64::MAX);
         self.pace.rtt_min_micros.store(rtt_min, Ordering::Relaxed);
         self.pace.in_flight_bytes.store(in_flight, Ordering::Relaxed);
         let ran_dry = app_limited && in_flight > 0;
         self.pace.repeats.store(if ran_dry { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
-        self.account(now, 0);
     }
 
     fn on_packet_lost(&mut self, _lost_bytes: u16, pn: u64, _now: Instant) {
@@ -280,7 +284,7 @@ impl Controller for PaceController {
     }
 
     /// Losses have been counted packet by packet, and a run of them ("persistent congestion") is an outage here, which
-    /// [`RateControl`] knows by its silence. Only a mark of the network is news.
+    /// [`LaneControl`] knows by its silence. Only a mark of the network is news.
     fn on_congestion_event(
         &mut self,
         _now: Instant,
@@ -291,14 +295,14 @@ impl Controller for PaceController {
         largest_lost_pn: u64,
     ) {
         if is_ecn {
-            self.control.handle_marked(largest_lost_pn);
+            self.control.handle_lost(largest_lost_pn);
         }
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
         self.mtu = u64::from(new_mtu);
-        self.control.set_packet_bytes(self.mtu + self.overhead_bytes);
-        self.refresh(1.0);
+        self.pace.set_packet_bytes(self.mtu + self.overhead_bytes);
+        self.refresh();
     }
 
     fn window(&self) -> u64 {

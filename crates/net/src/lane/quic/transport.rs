@@ -21,7 +21,6 @@ pub(super) struct PathHints {
     pub(super) rtt: Option<Duration>,
     pub(super) memory: ByteCount,
     pub(super) idle_timeout: Duration,
-    pub(super) loss_ceiling: f64,
     pub(super) payload_max: u16,
 }
 
@@ -54,7 +53,6 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
         .datagram_receive_buffer_size(None)
         .congestion_controller_factory(Arc::new(PaceFactory {
             pace: Mutex::new(pace),
-            loss_ceiling: hints.loss_ceiling,
             expected_rtt: hints.rtt,
             overhead_bytes: header_bytes(peer),
         }));

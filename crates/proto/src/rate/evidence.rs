@@ -1,0 +1,189 @@
+//! What acknowledgements say about a path: batches of one lane, rounds of all lanes.
+
+use std::time::{Duration, Instant};
+
+/// What one lane has heard since it last reported, of packets that it sent since the controller last changed its mind.
+#[derive(Clone, Copy, Debug)]
+pub struct AckBatch {
+    /// The epoch that the packets were sent in; see [`super::Terms`].
+    pub(super) epoch: u64,
+    pub(super) acked_packets: u64,
+    pub(super) lost_packets: u64,
+    /// Acknowledged bytes on the wire.
+    pub(super) bytes: u64,
+    /// Smallest and latest round-trip time of every packet acknowledged, also of older ones.
+    pub(super) rtt_min: Option<Duration>,
+    pub(super) rtt_latest: Option<Duration>,
+    /// The smallest of those that count.
+    pub(super) round_rtt_min: Duration,
+    /// Something behind the lane's train has come.
+    pub(super) is_train_passed: bool,
+    /// The lane had not heard anything for so long that what was in flight says nothing.
+    pub(super) is_after_silence: bool,
+    /// The lane had nothing to send meanwhile.
+    pub(super) is_app_limited: bool,
+}
+
+impl AckBatch {
+    pub(super) fn of_epoch(epoch: u64) -> Self {
+        Self {
+            epoch,
+            acked_packets: 0,
+            lost_packets: 0,
+            bytes: 0,
+            rtt_min: None,
+            rtt_latest: None,
+            round_rtt_min: Duration::MAX,
+            is_train_passed: false,
+            is_after_silence: false,
+            is_app_limited: false,
+        }
+    }
+}
+
+/// Packets that came and that did not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Losses {
+    pub(super) packets: f64,
+    pub(super) lost: f64,
+}
+
+impl Losses {
+    pub(super) fn fraction(&self) -> f64 {
+        self.lost / self.packets.max(1.0)
+    }
+
+    /// Whether more was lost than `noise` and what chance adds to it: three standard deviations and one packet.
+    pub(super) fn exceeds(&self, noise: f64) -> bool {
+        let expected = self.packets * noise;
+        self.lost > expected + 3.0 * expected.sqrt() + 1.0
+    }
+
+    /// Adds what came later, and lets what is older fade.
+    pub(super) fn add(&mut self, later: Losses) {
+        self.packets = self.packets * FADES + later.packets;
+        self.lost = self.lost * FADES + later.lost;
+    }
+}
+
+/// What is left of older evidence after each round: ten rounds or so count. Guess.
+const FADES: f64 = 0.9;
+
+/// What came back of one epoch since the last look, over all lanes.
+#[derive(Clone, Debug)]
+pub(super) struct Round {
+    lanes: Vec<LaneRound>,
+    pub(super) losses: Losses,
+    pub(super) rtt_min: Duration,
+    pub(super) app_limited: bool,
+    rounds: u32,
+}
+
+/// One lane's part.
+#[derive(Clone, Copy, Debug, Default)]
+struct LaneRound {
+    /// When acknowledgements came: bytes are those later than the first, which took `last - first` to come.
+    span: Option<(Instant, Instant)>,
+    bytes: u64,
+}
+
+impl LaneRound {
+    fn elapsed(&self) -> Duration {
+        self.span.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first))
+    }
+}
+
+impl Round {
+    pub(super) fn new() -> Self {
+        Self { lanes: Vec::new(), losses: Losses::default(), rtt_min: Duration::MAX, app_limited: false, rounds: 0 }
+    }
+
+    /// The next round of the same epoch: what comes from now on, with no gap before it.
+    pub(super) fn next(&mut self) {
+        for lane in &mut self.lanes {
+            *lane = LaneRound { span: lane.span.map(|(_, last)| (last, last)), bytes: 0 };
+        }
+        self.losses = Losses::default();
+        (self.rtt_min, self.app_limited) = (Duration::MAX, false);
+        self.rounds += 1;
+    }
+
+    /// Rounds of this epoch before this one.
+    pub(super) fn before(&self) -> u32 {
+        self.rounds
+    }
+
+    pub(super) fn add(&mut self, now: Instant, lane: usize, batch: &AckBatch) {
+        if self.lanes.len() <= lane {
+            self.lanes.resize(lane + 1, LaneRound::default());
+        }
+        self.losses.packets += (batch.acked_packets + batch.lost_packets) as f64;
+        self.losses.lost += batch.lost_packets as f64;
+        self.rtt_min = self.rtt_min.min(batch.round_rtt_min);
+        self.app_limited |= batch.is_app_limited;
+        if batch.acked_packets == 0 {
+            return;
+        }
+        let lane = &mut self.lanes[lane];
+        match &mut lane.span {
+            None => lane.span = Some((now, now)),
+            Some((_, last)) => {
+                *last = now;
+                lane.bytes += batch.bytes;
+            }
+        }
+    }
+
+    /// How long the longest lane has been heard.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.lanes.iter().map(LaneRound::elapsed).max().unwrap_or_default()
+    }
+
+    /// Lanes that have been heard.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.bytes > 0).count()
+    }
+
+    /// Bytes per second that arrived, of all lanes together.
+    pub(super) fn delivered(&self) -> f64 {
+        let longest = self.elapsed();
+        // Acknowledgements of lanes come at different moments: each is measured over its own time. A lane that was heard
+        // for less than half of the round has not sent in all of it.
+        let rate = |lane: &LaneRound| {
+            let elapsed = lane.elapsed();
+            let elapsed = if elapsed * 2 < longest { longest } else { elapsed };
+            lane.bytes as f64 / elapsed.as_secs_f64().max(1e-6)
+        };
+        self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum()
+    }
+}
+
+/// The smallest RTT of the last one to two [`RTT_KEPT`], kept in two halves so that it can rise when the path changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MinimumRtt {
+    current: Option<(Instant, Duration)>,
+    previous: Option<Duration>,
+}
+
+impl MinimumRtt {
+    pub(super) fn add(&mut self, now: Instant, rtt: Duration) {
+        match &mut self.current {
+            Some((since, least)) if now.saturating_duration_since(*since) < RTT_KEPT => *least = (*least).min(rtt),
+            current => {
+                self.previous = current.map(|(_, least)| least);
+                *current = Some((now, rtt));
+            }
+        }
+    }
+
+    pub(super) fn value(&self) -> Option<Duration> {
+        let current = self.current.map(|(_, least)| least);
+        match (current, self.previous) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+/// How long the smallest RTT is believed. Guess: routes change less often, queues drain within it.
+const RTT_KEPT: Duration = Duration::from_secs(30);

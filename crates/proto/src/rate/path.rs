@@ -1,0 +1,152 @@
+//! All QUIC lanes of one path: one search, one judgement, one rate.
+
+use std::time::{Duration, Instant};
+
+use super::budget::{LaneKey, RateBudget, Sent};
+use super::contract::RateContract;
+use super::control::RateControl;
+use super::evidence::AckBatch;
+use crate::{BitRate, ByteCount};
+
+/// How fast one lane may send now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// Its part of the path's rate, on the wire.
+    pub share: BitRate,
+    /// The same, corrected so that the account of the path comes out even: what to pace by.
+    pub pace: BitRate,
+    /// Bytes on the wire that may be in flight on this lane: twice its rate times the smallest RTT, and what acknowledgements
+    /// that come in batches need. It bounds what is sent into an outage and any queue that the path builds.
+    pub window: ByteCount,
+    /// Packets to send as a train before anything else of this epoch, when it is this lane's turn.
+    pub train: Option<TrainOrder>,
+    /// Grows whenever the rate changes: what was sent in an earlier epoch is not held against the new rate.
+    pub epoch: u64,
+    /// The lane has just joined this path: epochs of another one do not count.
+    pub is_first: bool,
+    /// How long nothing must be heard of a lane for what was in flight to say nothing.
+    pub silence: Duration,
+    /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
+    pub rtt_min: Duration,
+}
+
+/// A train for one lane to send.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainOrder {
+    /// How fast.
+    pub pace: BitRate,
+    /// How many packets.
+    pub packets: u64,
+}
+
+/// The rate of a path and its division among the lanes on it.
+///
+/// One for all lanes of a session on one path. Lanes report what they send and what comes back; each gets back its
+/// [`Terms`]. Lanes that have something to send share the rate equally. Promise: over any second they send together at most the ceiling.
+/// Cost: O(1) per call, and once per round and per millisecond a pass over the lanes.
+#[derive(Debug)]
+pub struct PathControl {
+    control: RateControl,
+    budget: RateBudget,
+    /// The lane that sends the trains.
+    scout: Option<LaneKey>,
+    /// Lanes that have not had their terms yet.
+    untold: Vec<LaneKey>,
+}
+
+impl PathControl {
+    /// A path without lanes.
+    pub fn new(contract: RateContract) -> Self {
+        Self {
+            budget: RateBudget::new(contract.ceiling),
+            control: RateControl::new(contract),
+            scout: None,
+            untold: Vec::new(),
+        }
+    }
+
+    /// What was agreed about the path.
+    pub fn contract(&self) -> &RateContract {
+        self.control.contract()
+    }
+
+    /// Agrees anew; lanes follow with their next packet. What the path has shown stays known.
+    pub fn set_contract(&mut self, contract: RateContract) {
+        self.budget.set_ceiling(contract.ceiling);
+        self.control.set_contract(contract);
+    }
+
+    /// Takes a new lane in.
+    pub fn join(&mut self) -> LaneKey {
+        let key = self.budget.join();
+        self.untold.push(key);
+        key
+    }
+
+    /// Lets a lane go; its share is free at once, and another lane sends its train.
+    pub fn leave(&mut self, key: LaneKey) {
+        self.budget.leave(key);
+        self.untold.retain(|lane| *lane != key);
+        if self.scout == Some(key) {
+            self.scout = None;
+            self.control.restart_train();
+        }
+    }
+
+    /// Caps one lane below its share; `None` lifts that cap.
+    pub fn set_lane_cap(&mut self, key: LaneKey, cap: Option<BitRate>) {
+        self.budget.set_lane_cap(key, cap);
+    }
+
+    /// Changes the size of a full packet on the wire (path MTU discovery).
+    pub fn set_packet_bytes(&mut self, bytes: u64) {
+        self.control.set_packet_bytes(bytes);
+    }
+
+    /// Lane `key` has put `wire_bytes` on the wire.
+    pub fn handle_sent(&mut self, key: LaneKey, now: Instant, wire_bytes: u64) {
+        let scout = *self.scout.get_or_insert(key);
+        // A train is sent above the rate on purpose.
+        let charged = if scout == key && self.control.train().is_some() { 0 } else { wire_bytes };
+        self.budget.handle_sent(key, now, Sent { wire_bytes, charged });
+    }
+
+    /// The train of lane `key` had a gap: it is to be sent again.
+    pub fn handle_broken_train(&mut self, key: LaneKey) {
+        if self.scout == Some(key) {
+            self.control.restart_train();
+        }
+    }
+
+    /// Lane `key` has heard this.
+    pub fn handle_batch(&mut self, key: LaneKey, now: Instant, batch: &AckBatch) {
+        let is_scout = self.scout.is_none_or(|scout| scout == key);
+        let part = is_scout.then(|| 1.0 / self.budget.active().max(1) as f64);
+        self.control.handle_batch(now, key.index(), batch, part);
+    }
+
+    /// How fast lane `key` may send now.
+    pub fn terms(&mut self, key: LaneKey, now: Instant) -> Terms {
+        let rate = self.control.rate();
+        let share = self.budget.share(key, now, rate);
+        let pace = BitRate((share.0 as f64 * self.budget.pacing(now, rate)) as u64);
+        let is_first = self.untold.contains(&key);
+        self.untold.retain(|lane| *lane != key);
+        let train = self.control.train().filter(|_| self.scout.is_none_or(|scout| scout == key));
+        Terms {
+            share,
+            pace,
+            window: self.control.window(share, train),
+            train,
+            epoch: self.control.epoch(),
+            is_first,
+            silence: self.control.silence(share),
+            rtt_min: self.control.rtt_min(),
+        }
+    }
+
+    /// What decides the rate, to ask it.
+    pub fn control(&self) -> &RateControl {
+        &self.control
+    }
+}

@@ -1,0 +1,72 @@
+//! The hello: which session a lane belongs to, what the session is for, and the path that the lane is on.
+
+use super::SessionId;
+use super::message::{Request, read_flag};
+use crate::error::Error;
+use crate::quantity::BitRate;
+use crate::rate::{Manner, RateContract};
+use crate::wire::{Reader, Writer};
+
+/// The first frame of a client on every lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The session; the first hello that arrives starts it, the others join.
+    pub session: SessionId,
+    /// The agent has welcomed a lane of this session before: it must still know it.
+    pub rejoin: bool,
+    /// What is asked; the same in every hello of a session.
+    pub request: Request,
+    /// The path that the lane is on.
+    pub path: PathNumber,
+    /// What is agreed about the rate of that path, for an agent that sends; the last hello of a path counts.
+    pub contract: RateContract,
+}
+
+/// Names a path of a session, from 0 and below [`PATHS_MAX`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathNumber(pub u8);
+
+/// Most paths of a session. Reason: a site has two networks, a ship or a plane four; each has state at both ends.
+pub const PATHS_MAX: u8 = 8;
+
+/// Most loss that may be called noise: a half (see [`RateContract`]).
+const LOSS_CEILING_PPM_MAX: u64 = 500_000;
+
+impl Hello {
+    /// A first hello, on the only path, of which nothing is agreed.
+    pub fn new(session: SessionId, request: Request) -> Self {
+        Self { session, rejoin: false, request, path: PathNumber::default(), contract: RateContract::default() }
+    }
+
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.raw(&self.session.0);
+        w.byte(u8::from(self.rejoin));
+        self.request.write(w);
+        w.byte(self.path.0);
+        let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt: _ } =
+            self.contract;
+        for rate in [ceiling, minimum, target, remembered] {
+            w.integer(rate.map_or(0, |rate| rate.0));
+        }
+        w.integer(u64::from(loss_ceiling_ppm));
+        w.byte(u8::from(manner == Manner::Polite));
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        let session = SessionId(r.array()?);
+        let (rejoin, request) = (read_flag(r)?, Request::read(r)?);
+        let path = match r.byte()? {
+            number @ 0..PATHS_MAX => PathNumber(number),
+            number => {
+                return Err(Error::protocol(format!("hello from the peer: path {number}, of at most {PATHS_MAX}")));
+            }
+        };
+        let mut rate = || Ok::<_, Error>(Some(BitRate(r.integer()?)).filter(|rate| rate.0 > 0));
+        let (ceiling, minimum, target, remembered) = (rate()?, rate()?, rate()?, rate()?);
+        let loss_ceiling_ppm = r.integer_up_to(LOSS_CEILING_PPM_MAX)? as u32;
+        let manner = if read_flag(r)? { Manner::Polite } else { Manner::Fair };
+        let expected_rtt = None;
+        let contract = RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt };
+        Ok(Self { session, rejoin, request, path, contract })
+    }
+}

@@ -1,0 +1,216 @@
+//! What a path does to a rate that is given, and what a contract holds.
+
+use std::time::Duration;
+
+use sterna_lab::LinkModel;
+use sterna_lab::model::{Outage, Policer, Queue};
+use sterna_proto::rate::{Manner, PathControl, RateContract};
+use sterna_proto::{BitRate, ByteCount};
+
+use crate::path::{Path, Setup, Tally};
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+fn clean(mbit: u64, rtt_ms: u64) -> LinkModel {
+    let mut link = LinkModel::clean(BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
+    // The least queue that routers have.
+    link.forward.queue = Queue::Bytes(link.forward.queue_bytes(link.rtt).max(ByteCount(64 * 1500)));
+    link
+}
+
+fn run(link: &LinkModel, contract: RateContract, length: u64) -> (Tally, PathControl) {
+    let contract = RateContract { expected_rtt: Some(link.rtt), ..contract };
+    let setup = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, duration: seconds(length) };
+    Path::new(setup).run()
+}
+
+fn given(rate: BitRate) -> RateContract {
+    RateContract::of_rate(Some(rate))
+}
+
+/// The part of `rate` that arrived in these seconds.
+fn share(tally: &Tally, from: u64, to: u64, rate: BitRate) -> f64 {
+    tally.delivered(seconds(from), seconds(to)).0 as f64 / rate.0 as f64
+}
+
+#[test]
+fn a_given_rate_is_reached_in_the_first_round_trip_and_loss_up_to_the_ceiling_is_noise() {
+    for (mbit, rtt_ms) in [(1, 800), (50, 1), (50, 660), (100, 320), (1000, 8), (1000, 260)] {
+        for loss_ppm in [0, 100, 1_000, 10_000, 20_000] {
+            let mut link = clean(mbit, rtt_ms);
+            link.forward.loss = loss_ppm as f64 / 1e6;
+            let rate = link.forward.rate;
+            let length = if mbit >= 1000 { 4 } else { 20 };
+            let (tally, _) = run(&link, given(BitRate(rate.0 / 100 * 98)), length);
+            // Nothing arrives in the first half of a round trip.
+            let arriving = 1.0 - rtt_ms as f64 / 2000.0 / length as f64;
+            let expected = 0.97 * 0.98 * (1.0 - loss_ppm as f64 / 1e6) * arriving;
+            let share = share(&tally, 0, length, rate);
+            assert!(share > expected - 0.02, "{mbit} Mbit/s {rtt_ms} ms {loss_ppm} ppm: {share:.3}");
+        }
+    }
+}
+
+#[test]
+fn ten_gigabits_over_300_ms_are_filled_with_jumbo_packets() {
+    let mut link = clean(10_000, 300);
+    (link.forward.loss, link.mtu) = (0.0001, 9000);
+    let (tally, _) = run(&link, given(BitRate::megabits(9_800)), 2);
+    let share = share(&tally, 1, 2, link.forward.rate);
+    assert!(share > 0.95, "{share:.3}");
+}
+
+#[test]
+fn loss_above_the_ceiling_that_no_slowing_cures_does_not_stop_the_lane() {
+    for loss in [0.03, 0.05] {
+        let mut link = clean(50, 300);
+        link.forward.loss = loss;
+        let (tally, _) = run(&link, given(BitRate::megabits(49)), 60);
+        let share = share(&tally, 20, 60, link.forward.rate);
+        assert!(share > 0.85, "{loss}: {share:.3}");
+    }
+}
+
+fn policed(rate: BitRate, rtt_ms: u64) -> LinkModel {
+    let mut link = clean(1000, rtt_ms);
+    link.forward.policer = Some(Policer { rate, burst: ByteCount(64 << 10) });
+    link
+}
+
+#[test]
+fn a_policer_below_the_given_rate_is_found_and_not_flooded() {
+    let rate = BitRate::megabits(30);
+    for rtt_ms in [20, 320] {
+        let (tally, path) = run(&policed(rate, rtt_ms), given(BitRate::megabits(100)), 120);
+        let share = share(&tally, 20, 120, rate);
+        assert!(share > 0.92, "{rtt_ms} ms: {share:.3}");
+        let lost = tally.lost(seconds(30), seconds(120));
+        assert!(lost < 0.01, "{rtt_ms} ms: {lost:.4} of the packets were dropped");
+        assert!(path.control().yields());
+        let found = path.control().policed().map(|found| found.0 as f64 / rate.0 as f64);
+        assert!(found.is_some_and(|part| (0.97..1.03).contains(&part)), "{rtt_ms} ms: {found:?}");
+    }
+}
+
+#[test]
+fn a_policer_just_above_the_given_rate_costs_nothing() {
+    let rate = BitRate::megabits(30);
+    let (tally, path) = run(&policed(rate, 320), given(BitRate::megabits(29)), 20);
+    assert!(share(&tally, 1, 20, rate) > 0.94);
+    assert!(!path.control().yields() && path.control().policed().is_none());
+}
+
+#[test]
+fn a_short_queue_below_the_given_rate_is_found() {
+    let mut link = clean(50, 100);
+    link.forward.queue = Queue::Bdp(0.1);
+    let (tally, _) = run(&link, given(BitRate::megabits(80)), 60);
+    let share = share(&tally, 20, 60, link.forward.rate);
+    assert!(share > 0.9, "{share:.3}");
+    let lost = tally.lost(seconds(20), seconds(60));
+    assert!(lost < 0.01, "{lost:.4}");
+}
+
+#[test]
+fn a_deep_queue_below_the_given_rate_is_drained() {
+    let mut link = clean(50, 100);
+    link.forward.queue = Queue::Bytes(ByteCount(64 << 20));
+    let (tally, path) = run(&link, given(BitRate::megabits(80)), 30);
+    assert!(share(&tally, 5, 30, link.forward.rate) > 0.85);
+    assert!(path.control().rate() < BitRate::megabits(60), "{}", path.control().rate());
+}
+
+#[test]
+fn an_outage_stops_sending_within_a_window_and_the_given_rate_is_back_at_once() {
+    let mut link = clean(50, 660);
+    link.outages = vec![Outage { start: seconds(10), length: seconds(10), every: None }];
+    let (tally, path) = run(&link, given(BitRate::megabits(49)), 40);
+    // Two BDP and what batches need: 8.25 MB and 0.2 MB, then probes only.
+    let into_it = tally.sent(seconds(10), seconds(20));
+    assert!(into_it < 9_000_000, "{into_it} bytes into the outage");
+    let after = share(&tally, 23, 40, link.forward.rate);
+    assert!(after > 0.95, "{after:.3}");
+    assert!(!path.control().yields());
+}
+
+#[test]
+fn a_found_rate_stays_below_its_ceiling() {
+    for (ceiling, rtt_ms) in [(5, 300), (40, 300), (400, 50)] {
+        let link = clean(1000, rtt_ms);
+        let contract = RateContract { ceiling: Some(BitRate::megabits(ceiling)), ..RateContract::default() };
+        let (tally, _) = run(&link, contract, 10);
+        let settled = share(&tally, 5, 10, BitRate::megabits(ceiling));
+        assert!((0.95..=1.0).contains(&settled), "{ceiling} Mbit/s: {settled:.3}");
+        let most = tally.most_in_a_second();
+        assert!(most <= BitRate::megabits(ceiling), "{ceiling} Mbit/s: {most} in one second");
+    }
+}
+
+#[test]
+fn a_minimum_is_sent_whatever_is_lost() {
+    let contract = RateContract {
+        minimum: Some(BitRate::megabits(20)),
+        target: Some(BitRate::megabits(40)),
+        ..RateContract::default()
+    };
+    let (tally, path) = run(&policed(BitRate::megabits(10), 100), contract, 20);
+    assert!(path.control().rate() >= BitRate::megabits(20));
+    let lost = tally.lost(seconds(10), seconds(20));
+    assert!(lost > 0.4, "{lost}: it does not yield below its minimum");
+}
+
+#[test]
+fn a_remembered_rate_is_used_within_four_seconds_at_660_ms_and_believed_only_when_it_comes() {
+    for (now, part) in [(50, 0.8), (20, 0.7), (200, 0.5)] {
+        let link = clean(now, 660);
+        let contract = RateContract { remembered: Some(BitRate::megabits(50)), ..RateContract::default() };
+        let (tally, _) = run(&link, contract, 20);
+        let early = share(&tally, 3, 4, link.forward.rate);
+        assert!(early > part, "{now} Mbit/s: {early:.3}");
+        let settled = share(&tally, 10, 20, link.forward.rate);
+        assert!(settled > 0.9, "{now} Mbit/s: {settled:.3}");
+    }
+}
+
+#[test]
+fn a_path_that_changes_is_followed_in_seconds() {
+    for (before, after) in [(100, 20), (20, 100)] {
+        let link = clean(before, 150);
+        let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+        let setup = Setup { link, contract, lanes: 1, competitors: 0, duration: seconds(60) };
+        let (tally, _) = Path::new(setup).change(seconds(30), BitRate::megabits(after)).run();
+        let settled = share(&tally, 45, 60, BitRate::megabits(after));
+        assert!(settled > 0.85, "{before} to {after} Mbit/s: {settled:.3}");
+        let lost = tally.lost(seconds(45), seconds(60));
+        assert!(lost < 0.02, "{before} to {after} Mbit/s: {lost:.4}");
+    }
+}
+
+#[test]
+fn a_polite_sender_leaves_the_path_to_others_and_takes_it_when_it_is_free() {
+    let link = clean(50, 100);
+    let contract = RateContract { manner: Manner::Polite, expected_rtt: Some(link.rtt), ..RateContract::default() };
+    let alone = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, duration: seconds(60) };
+    let (tally, _) = Path::new(alone.clone()).run();
+    let share_alone = share(&tally, 20, 60, link.forward.rate);
+    assert!(share_alone > 0.8, "{share_alone:.3}");
+    let (tally, _) = Path::new(Setup { competitors: 1, duration: seconds(120), ..alone }).run();
+    let other = tally.delivered_by_others(seconds(60), seconds(120)).0 as f64 / link.forward.rate.0 as f64;
+    assert!(other > 0.8, "the other flow keeps {other:.3}");
+}
+
+#[test]
+fn lanes_together_find_what_one_finds() {
+    let link = clean(100, 150);
+    for lanes in [1, 4, 16] {
+        let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+        let setup = Setup { link: link.clone(), contract, lanes, competitors: 0, duration: seconds(20) };
+        let (tally, _) = Path::new(setup).run();
+        let settled = share(&tally, 10, 20, link.forward.rate);
+        assert!(settled > 0.93, "{lanes} lanes: {settled:.3}");
+        let lost = tally.lost(seconds(10), seconds(20));
+        assert!(lost < 0.01, "{lanes} lanes: {lost:.4}");
+    }
+}
