@@ -4,9 +4,11 @@
 //! backoff), and starts the session anew when the agent was restarted. The loop is [`Keeper::tick_until_over`]: until
 //! the session is over or the person stops it.
 
+mod dial;
+mod memory;
 mod stall;
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::location::RemoteLocation;
+use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
@@ -24,13 +27,15 @@ use sterna_proto::{
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::identity::{Fingerprint, Identity};
-use crate::lane::quic::{self, SharedBudget};
-use crate::lane::{Lane, LaneStats, Transport, tcp};
+use crate::lane::quic::SharedBudget;
+use crate::lane::{Lane, LaneStats, Transport};
 use crate::session::{
     ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
     SettledPaths, Source, attach, close_all, lock,
 };
 
+use self::dial::{FirstLane, dial, dial_first, lane_memory};
+use self::memory::PathFile;
 use self::stall::StallWatch;
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -91,6 +96,8 @@ pub struct CopyOptions {
     pub dry_run: bool,
     /// How long the session outlives its last lane.
     pub linger: Duration,
+    /// Directory that keeps what is learnt about paths; `None`: nothing is remembered.
+    pub memory_dir: Option<PathBuf>,
 }
 
 /// What the person who runs a copy sees and says; called from many threads.
@@ -472,6 +479,10 @@ struct Keeper {
     up: AtomicUsize,
     /// Lanes that are kept; grows when they turn out too few.
     lanes_wanted: AtomicU32,
+    /// The transport of its lanes.
+    via: Via,
+    /// The most that they have carried over some seconds.
+    carried: Mutex<PeakRate>,
     /// Ends the waits of backoff early.
     over: (Mutex<bool>, Condvar),
     trusted: Mutex<Option<Fingerprint>>,
@@ -486,11 +497,12 @@ fn run_session(
     tally: &Arc<Tally>,
     started: &mut Instant,
 ) -> Result<(), Error> {
-    let FirstLane { via, lane: first, addr, budget, trusted_after } = dial_first(options, job, identity, observer)?;
+    let FirstLane { via, lane: first, addr, budget, remembered, trusted_after } =
+        dial_first(options, job, identity, observer)?;
     // The time that a person takes to answer is not the copy's.
     *started += trusted_after;
     let started = *started;
-    let lane_count = decide_lanes(options, via, &first, observer);
+    let lane_count = decide_lanes(options, via, &first, remembered.as_ref(), observer);
     if via == Via::Quic {
         lane_memory(options, lane_count)?;
     }
@@ -503,7 +515,7 @@ fn run_session(
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
         lanes: LaneIds::default(),
-        hello: Hello { contract: options.contract, ..Hello::new(random_session()?, job.request(options)) },
+        hello: Hello { contract: budget.contract(), ..Hello::new(random_session()?, job.request(options)) },
         welcomed: AtomicBool::new(false),
         remote: job.remote.clone(),
         addr,
@@ -518,6 +530,8 @@ fn run_session(
         holes_before,
         up: AtomicUsize::new(0),
         lanes_wanted: AtomicU32::new(0),
+        via,
+        carried: Mutex::default(),
         over: (Mutex::new(false), Condvar::new()),
         trusted: Mutex::new(Some(first.peer)),
     });
@@ -529,6 +543,7 @@ fn run_session(
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
     spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
     keeper.tick_until_over(started);
+    keeper.learn();
     keeper.finish();
     if let Some(receiver) = &receiver {
         receiver.join();
@@ -551,131 +566,20 @@ fn random_session() -> Result<SessionId, Error> {
     Ok(SessionId(id))
 }
 
-struct FirstLane {
-    via: Via,
-    lane: Lane,
-    addr: SocketAddr,
-    budget: SharedBudget,
-    /// How long the question of trust took.
-    trusted_after: Duration,
-}
-
-/// Dials the first lane: by the transport chosen, or by the other one when that was our choice and it fails.
-fn dial_first(
+fn decide_lanes(
     options: &CopyOptions,
-    job: &Job,
-    identity: &Identity,
+    via: Via,
+    first: &Lane,
+    remembered: Option<&PathRecord>,
     observer: &Arc<dyn CopyObserver>,
-) -> Result<FirstLane, Error> {
-    let decision = match options.via {
-        ViaChoice::Only(via) => Decision { value: via, rationale: format!("{via}, as asked for with --via") },
-        ViaChoice::Auto => plan::choose_transport(options.contract.target),
-    };
-    observer.event(CopyEvent::Decision { subject: "transport", rationale: decision.rationale });
-    let mut vias = vec![decision.value];
-    if options.via == ViaChoice::Auto {
-        vias.push(if decision.value == Via::Tcp { Via::Quic } else { Via::Tcp });
-    }
-    let budget = SharedBudget::new(options.contract);
-    let mut errors: Vec<Error> = Vec::new();
-    for via in vias {
-        for addr in resolve(&job.remote)? {
-            match dial(via, addr, options, 1, &budget, identity) {
-                Ok((lane, congestion_refused)) => {
-                    if let Some(error) = congestion_refused {
-                        observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
-                    }
-                    let asked = Instant::now();
-                    if let Err(error) = observer.trust(&job.remote, &lane.peer) {
-                        lane.handle.close("not trusted");
-                        return Err(error);
-                    }
-                    return Ok(FirstLane { via, lane, addr, budget, trusted_after: asked.elapsed() });
-                }
-                Err(error) if error.retry == Retry::Never => return Err(error),
-                Err(error) => {
-                    let rationale = format!("no {via} to {addr}: {}", error.chain());
-                    observer.event(CopyEvent::Decision { subject: "transport", rationale });
-                    errors.push(error);
-                }
-            }
-            if observer.stopped() {
-                return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped"));
-            }
-        }
-    }
-    let Some(last) = errors.pop() else { return Err(crate::internal("no address was tried")) };
-    // A reader of one alone would suspect what lets that transport through and not the other.
-    Err(errors.into_iter().rev().fold(last, |after, error| {
-        Error::new(error.kind, error.scope, error.phase, format!("{}; {}", error.chain(), after.chain()))
-            .retry(error.retry)
-    }))
-}
-
-fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
-    if let Ok(ip) = remote.host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, remote.port)]);
-    }
-    let failed = |text: String| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text);
-    let found = (remote.host.as_str(), remote.port)
-        .to_socket_addrs()
-        .map_err(|e| failed(format!("look up host {}", remote.host)).caused_by(e))?;
-    let addrs: Vec<SocketAddr> = found.collect();
-    if addrs.is_empty() {
-        return Err(failed(format!("look up host {}: it has no address", remote.host)));
-    }
-    Ok(addrs)
-}
-
-/// A lane, and why the congestion control that was asked for is not in use.
-type DialledLane = (Lane, Option<Error>);
-
-fn dial(
-    via: Via,
-    addr: SocketAddr,
-    options: &CopyOptions,
-    lanes: u32,
-    budget: &SharedBudget,
-    identity: &Identity,
-) -> Result<DialledLane, Error> {
-    match via {
-        Via::Tcp => {
-            let tcp = tcp::TcpOptions { congestion: options.congestion.clone(), ..tcp::TcpOptions::default() };
-            let mut lane = tcp::connect(&tcp::ConnectOptions { remote: addr, local: None, tcp }, identity)?;
-            let congestion_refused = lane.congestion_refused.take();
-            Ok((lane.into_lane(), congestion_refused))
-        }
-        Via::Quic => {
-            let mut quic = quic::QuicOptions::new(addr, budget.clone());
-            quic.lanes = lanes;
-            quic.memory = lane_memory(options, lanes)?;
-            Ok((quic::connect(&quic, identity)?, None))
-        }
-    }
-}
-
-/// What each QUIC lane may hold. Errors: `Usage`, when that is too little for a lane to work.
-fn lane_memory(options: &CopyOptions, lanes: u32) -> Result<ByteCount, Error> {
-    let memory = ByteCount(options.memory.0 / u64::from(lanes));
-    if memory < quic::MEMORY_MIN {
-        let text = format!(
-            "--memory {} is too little for {lanes} QUIC lane{}: each needs {} at least; give more, or fewer --lanes",
-            options.memory,
-            if lanes == 1 { "" } else { "s" },
-            quic::MEMORY_MIN
-        );
-        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-    }
-    Ok(memory)
-}
-
-fn decide_lanes(options: &CopyOptions, via: Via, first: &Lane, observer: &Arc<dyn CopyObserver>) -> u32 {
+) -> u32 {
+    let rate = options.contract.target.or(remembered.map(|record| record.rate));
     let decision = match (options.lanes, via) {
         (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
-        (None, Via::Quic) => plan::choose_quic_lanes(options.contract.target),
+        (None, Via::Quic) => plan::choose_quic_lanes(rate),
         (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.handle.stats().rtt_min,
-            rate: options.contract.target,
+            rate,
             window_max: first.handle.window_max(),
             cores: thread::available_parallelism().map_or(1, |n| n.get() as u32),
         }),
@@ -793,6 +697,7 @@ impl Keeper {
             self.adapt();
             let progress = self.progress(started);
             self.observer.progress(&progress);
+            self.watch_rate(&progress);
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
             if let Some(text) = stall.observe(carried, Instant::now()) {
                 self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
@@ -812,6 +717,9 @@ impl Keeper {
             self.observer.event(CopyEvent::Decision { subject: "congestion", rationale });
         }
         let wanted = self.lanes_wanted.load(Ordering::Relaxed);
+        if self.via == Via::Quic {
+            return self.adapt_quic(wanted);
+        }
         let held = self
             .live
             .held(self.options.contract.target)
@@ -821,6 +729,54 @@ impl Keeper {
             // A host that gives no more threads keeps the lanes that it has.
             let _ = (wanted..more.value).try_for_each(|_| self.start_lane(Via::Tcp, None));
         }
+    }
+
+    /// Opens more QUIC lanes when the path was found to carry more than those that are there are good for.
+    fn adapt_quic(self: &Arc<Self>, wanted: u32) {
+        if self.options.lanes.is_some() || self.options.contract.target.is_some() {
+            return;
+        }
+        let found = if self.sends() { self.budget.found() } else { lock(&self.carried).value() };
+        if let Some(more) = found.and_then(|rate| plan::choose_more_quic_lanes(wanted, rate)) {
+            self.observer.event(CopyEvent::Decision { subject: "lanes", rationale: more.rationale });
+            // A host that gives no more threads keeps the lanes that it has.
+            let _ = (wanted..more.value).try_for_each(|_| self.start_lane(Via::Quic, None));
+        }
+    }
+
+    /// Takes note of what lanes have carried until now.
+    fn watch_rate(&self, progress: &CopyProgress) {
+        let carried = |lane: &LaneStats| if self.sends() { lane.wire_bytes_sent } else { lane.wire_bytes_received };
+        let bytes = progress.lanes.iter().map(carried).sum();
+        lock(&self.carried).observe(progress.elapsed, bytes);
+    }
+
+    /// Keeps what the session has taught about the path.
+    fn learn(&self) {
+        let Some(dir) = &self.options.memory_dir else { return };
+        let (Some(rate), Some(stats)) = (lock(&self.carried).value(), self.path_stats()) else { return };
+        let way = if self.sends() { Way::Out } else { Way::In };
+        let Ok(key) = memory::key_of(way, self.addr) else { return };
+        let sent = stats.packets_sent.max(1);
+        let loss_ppm = (stats.packets_lost.min(sent) * 1_000_000 / sent) as u32;
+        let (via, at) = (self.via, memory::unix_time());
+        let record = PathRecord { key, via, rate, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at };
+        if let Err(error) = PathFile::new(dir).learn(record) {
+            self.observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
+        }
+    }
+
+    /// What the lanes that are up say of their path, together.
+    fn path_stats(&self) -> Option<LaneStats> {
+        let lanes = self.live.live();
+        let stats = lanes.iter().map(|lane| lane.stats());
+        stats.reduce(|one, other| LaneStats {
+            rtt_min: one.rtt_min.min(other.rtt_min),
+            packets_sent: one.packets_sent + other.packets_sent,
+            packets_lost: one.packets_lost + other.packets_lost,
+            mtu: one.mtu.max(other.mtu),
+            ..one
+        })
     }
 
     fn progress(&self, started: Instant) -> CopyProgress {

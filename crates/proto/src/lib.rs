@@ -9,6 +9,7 @@ pub mod error;
 pub mod file;
 pub mod journal;
 pub mod location;
+pub mod memory;
 pub mod plan;
 pub mod quantity;
 pub mod range_set;

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::memory::PathRecord;
 use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product, readable_time};
+use crate::rate::{Manner, RateContract};
 
 /// A value and why it was chosen; the rationale is shown to the person.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,25 +49,60 @@ const LONG_PATH_LANES: u32 = 8;
 /// Round trip from which a path counts as long. Reason: below it one window refills in the time a disk needs for a block.
 const LONG_PATH_RTT: Duration = Duration::from_millis(10);
 
-/// Chooses the transport when the person leaves it to us.
-pub fn choose_transport(rate: Option<BitRate>) -> Decision<Via> {
-    match rate {
-        Some(rate) => Decision {
-            value: Via::Quic,
-            rationale: format!("quic: the rate of the path is given ({rate}), so loss need not slow it down"),
-        },
-        None => Decision {
-            value: Via::Tcp,
-            rationale: "tcp: no rate is given, and TCP finds one by itself (give --rate for a long or lossy path)"
-                .into(),
-        },
-    }
+/// What is known of a path when its transport is chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct TransportFacts<'a> {
+    /// What is agreed about its rate.
+    pub contract: &'a RateContract,
+    /// What earlier sessions have learnt, the newest first.
+    pub remembered: &'a [PathRecord],
+    /// Round-trip time, once a handshake has told it.
+    pub rtt: Option<Duration>,
+    /// Seconds since 1970.
+    pub now: u64,
 }
 
-/// Chooses the number of QUIC lanes for a given rate.
+/// Chooses the transport when the person leaves it to us; `None` while only a round-trip time would tell.
+pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
+    let quic = |rationale: String| Some(Decision { value: Via::Quic, rationale: format!("quic: {rationale}") });
+    if let Some(rate) = facts.contract.target {
+        return quic(format!("the rate of the path is given ({rate}), so loss need not slow it down"));
+    }
+    if facts.contract.minimum.is_some() || facts.contract.manner == Manner::Polite {
+        return quic("TCP can neither hold a least rate nor leave a path to others".into());
+    }
+    let carried = |via| facts.remembered.iter().find(|record| record.via == via);
+    if let (Some(tcp), Some(quic)) = (carried(Via::Tcp), carried(Via::Quic)) {
+        let (best, other) = if tcp.rate > quic.rate { (tcp, quic) } else { (quic, tcp) };
+        let age = readable_time(best.age(facts.now));
+        let rationale = format!("{}: it carried {} here {age} ago, {} {}", best.via, best.rate, other.via, other.rate);
+        return Some(Decision { value: best.via, rationale });
+    }
+    let rtt = facts.rtt.or_else(|| facts.remembered.first().map(|record| record.rtt))?;
+    let is_known = carried(Via::Quic).map_or(String::new(), |record| {
+        format!("; it carried {} here {} ago", record.rate, readable_time(record.age(facts.now)))
+    });
+    let time = readable_time(rtt);
+    if rtt >= LONG_PATH_RTT {
+        return quic(format!("on a long path (RTT {time}) loss need not slow it down{is_known}"));
+    }
+    Some(Decision { value: Via::Tcp, rationale: format!("tcp: on a short path (RTT {time}) it costs the least CPU") })
+}
+
+/// Most QUIC lanes while the rate is not known from the start. Reason: each gets its part of the memory at once.
+pub const LANES_FOUND_MAX: u32 = 8;
+
+/// How many QUIC lanes a running session should have whose path was found to carry `rate`, if more than `lanes`.
+pub fn choose_more_quic_lanes(lanes: u32, rate: BitRate) -> Option<Decision<u32>> {
+    let value = rate.0.div_ceil(QUIC_LANE_RATE.0).clamp(1, u64::from(LANES_FOUND_MAX)) as u32;
+    let rationale = format!("{value}, for the {rate} that were found, at up to {QUIC_LANE_RATE} a lane");
+    (value > lanes).then_some(Decision { value, rationale })
+}
+
+/// Chooses the number of QUIC lanes for a rate that is given or remembered.
 pub fn choose_quic_lanes(rate: Option<BitRate>) -> Decision<u32> {
     let Some(rate) = rate else {
-        return Decision { value: 2, rationale: "2, since no rate is given".into() };
+        return Decision { value: 1, rationale: "1, until the rate of the path is found".into() };
     };
     let lanes = rate.0.div_ceil(QUIC_LANE_RATE.0).clamp(1, u64::from(LANES_MAX)) as u32;
     let rationale = format!("{lanes}, for {rate} at up to {QUIC_LANE_RATE} a lane");
@@ -163,12 +200,47 @@ pub fn choose_congestion(rtt: Duration, sent: u64, sent_again: u64) -> Option<De
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{PathKey, Way};
 
     #[test]
     fn quic_lanes_follow_the_rate() {
         for (rate, lanes) in [(1, 1), (250, 1), (251, 2), (1000, 4), (100_000, 64)] {
             assert_eq!(choose_quic_lanes(Some(BitRate::megabits(rate))).value, lanes, "{rate} Mbit/s");
         }
+    }
+
+    #[test]
+    fn the_transport_follows_what_is_agreed_then_what_was_learnt_then_the_round_trip() {
+        let key = PathKey { way: Way::Out, local: [10, 0, 0, 1].into(), remote: ([10, 0, 0, 2], 7373).into() };
+        let record = |via, mbit, rtt_ms| PathRecord {
+            key,
+            via,
+            rate: BitRate::megabits(mbit),
+            rtt: Duration::from_millis(rtt_ms),
+            loss_ppm: 0,
+            mtu: 1500,
+            at: 0,
+        };
+        let free = RateContract::default();
+        let polite = RateContract { manner: Manner::Polite, ..free };
+        let given = RateContract::of_rate(Some(BitRate::megabits(50)));
+        let choose = |contract: &RateContract, remembered: &[PathRecord], rtt_ms: Option<u64>| {
+            let rtt = rtt_ms.map(Duration::from_millis);
+            choose_transport(&TransportFacts { contract, remembered, rtt, now: 7200 }).map(|choice| choice.value)
+        };
+        assert_eq!(choose(&free, &[], None), None);
+        assert_eq!(choose(&free, &[], Some(1)), Some(Via::Tcp));
+        assert_eq!(choose(&free, &[], Some(100)), Some(Via::Quic));
+        assert_eq!(choose(&given, &[], Some(1)), Some(Via::Quic));
+        assert_eq!(choose(&polite, &[], Some(1)), Some(Via::Quic));
+        let both = [record(Via::Tcp, 900, 100), record(Via::Quic, 300, 100)];
+        assert_eq!(choose(&free, &both, None), Some(Via::Tcp));
+        assert_eq!(choose(&free, &both[1..], None), Some(Via::Quic));
+        assert_eq!(choose(&free, &both[..1], None), Some(Via::Quic), "the other one was never tried");
+        assert_eq!(choose(&free, &[record(Via::Quic, 300, 1)], None), Some(Via::Tcp));
+        let said = choose_transport(&TransportFacts { contract: &free, remembered: &both, rtt: None, now: 7200 });
+        let said = said.map(|choice| choice.rationale);
+        assert_eq!(said.as_deref(), Some("tcp: it carried 900 Mbit/s here 2 h ago, quic 300 Mbit/s"));
     }
 
     #[test]

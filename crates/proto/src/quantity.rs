@@ -118,14 +118,17 @@ fn write_decimal(f: &mut fmt::Formatter<'_>, value: u64, unit: &str) -> fmt::Res
     f.pad(&format!("{scaled:.decimals$} {}{unit}", PREFIXES[prefix]))
 }
 
-/// A time as people say it, two or three digits with the unit that fits: `10 µs`, `1.5 ms`, `660 ms`, `12 s`.
+/// A time as people say it, two or three digits with the unit that fits: `10 µs`, `1.5 ms`, `660 ms`, `12 s`, `3 h`, `20 d`.
 pub fn readable_time(time: Duration) -> String {
     let micros = time.as_secs_f64() * 1e6;
     // 999.5 would be shown as 1000: the next unit takes over there.
     let (value, unit) = match micros {
         m if m < 999.5 => (m, "µs"),
         m if m < 999_500.0 => (m / 1e3, "ms"),
-        m => (m / 1e6, "s"),
+        m if m < 120e6 => (m / 1e6, "s"),
+        m if m < 7200e6 => (m / 60e6, "min"),
+        m if m < 172_800e6 => (m / 3600e6, "h"),
+        m => (m / 86_400e6, "d"),
     };
     if value < 9.95 {
         let digits = format!("{value:.1}");

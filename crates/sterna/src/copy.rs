@@ -119,6 +119,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
             Lanes::Count(count) => Some(count),
         },
         contract: contract(flags)?,
+        memory_dir: state::directory(flags.state.as_deref()).ok(),
         congestion: flags.congestion.clone(),
         overwrite: match flags.overwrite {
             OverwriteFlag::Never => Overwrite::Never,

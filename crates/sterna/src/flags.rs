@@ -114,7 +114,7 @@ pub struct IdFlags {
 /// `--via`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ViaFlag {
-    /// sterna chooses: QUIC when --rate is given, TCP otherwise
+    /// sterna chooses, by what is given, remembered or measured: QUIC on long paths, TCP on short ones
     Auto,
     /// TLS over parallel TCP connections
     Tcp,
@@ -196,7 +196,7 @@ pub struct CopyFlags {
     /// Print nothing but errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Where this host keeps its identity and the agents it knows (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
+    /// Where this host keeps its identity, the agents it knows and what it learns about paths (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
 }

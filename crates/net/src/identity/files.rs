@@ -36,7 +36,7 @@ pub(super) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>
 }
 
 /// The same for a file of lines.
-pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, Error> {
+pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, Error> {
     let Some(bytes) = read_bounded(path, bytes_max)? else { return Ok(None) };
     String::from_utf8(bytes).map(Some).map_err(|e| {
         let text = format!("{} is not text in UTF-8", path.display());
@@ -45,7 +45,7 @@ pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, E
 }
 
 /// Makes the state directory, for its owner only, unless it is there.
-pub(super) fn create_state_dir(dir: &Path) -> Result<(), Error> {
+pub(crate) fn create_state_dir(dir: &Path) -> Result<(), Error> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -54,7 +54,7 @@ pub(super) fn create_state_dir(dir: &Path) -> Result<(), Error> {
 }
 
 /// Replaces the file at `path` by `bytes`: after a crash there is the old or the new one, complete.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let write = || -> std::io::Result<()> {
         let temporary = temporary_beside(path)?;
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;

@@ -6,7 +6,7 @@
 //! [`peer_fingerprint`], before a byte is sent.
 
 mod authorized;
-mod files;
+pub(crate) mod files;
 mod fingerprint;
 mod known_hosts;
 mod tls;

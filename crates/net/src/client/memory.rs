@@ -1,0 +1,105 @@
+//! The file of the state directory that keeps what is learnt about paths.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sterna_proto::memory::{PathKey, PathMemory, PathRecord, Way};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::identity::files;
+
+/// Name of the file in the state directory.
+const FILE: &str = "paths";
+
+/// Largest file that is read, in bytes. Reason: as many records as are kept, of 120 bytes each.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// The file `paths` of the state directory.
+///
+/// Two copies that end at once may each write what they have read: the record of one is lost then, and learnt again.
+#[derive(Clone, Debug)]
+pub(super) struct PathFile {
+    path: PathBuf,
+}
+
+impl PathFile {
+    pub(super) fn new(state_dir: &Path) -> Self {
+        Self { path: state_dir.join(FILE) }
+    }
+
+    /// What is known of the path; nothing when the file cannot be read, which costs a search and no copy.
+    pub(super) fn recall(&self, key: &PathKey) -> Vec<PathRecord> {
+        self.read().recall(key, unix_time())
+    }
+
+    /// Keeps what a session has learnt.
+    pub(super) fn learn(&self, record: PathRecord) -> Result<(), Error> {
+        if let Some(dir) = self.path.parent() {
+            files::create_state_dir(dir)?;
+        }
+        let mut memory = self.read();
+        memory.learn(record);
+        files::replace(&self.path, memory.to_text().as_bytes())
+    }
+
+    fn read(&self) -> PathMemory {
+        let text = files::read_text(&self.path, FILE_BYTES_MAX).ok().flatten();
+        PathMemory::parse(&text.unwrap_or_default())
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// The path to `remote` by the address that the system would send from.
+///
+/// Errors: there is no way to it.
+pub(super) fn key_of(way: Way, remote: SocketAddr) -> Result<PathKey, Error> {
+    let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let local = UdpSocket::bind(any).and_then(|socket| {
+        // Nothing is sent: the kernel only looks the route up.
+        socket.connect(remote)?;
+        socket.local_addr()
+    });
+    let local = local.map_err(|e| {
+        let text = format!("look up the route to {remote}");
+        Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).caused_by(e)
+    })?;
+    Ok(PathKey { way, local: local.ip(), remote })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sterna_proto::BitRate;
+    use sterna_proto::plan::Via;
+
+    use super::*;
+
+    #[test]
+    fn what_one_copy_learns_the_next_one_recalls_and_damage_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = PathFile::new(&dir.path().join("state"));
+        let key = key_of(Way::Out, ([127, 0, 0, 1], 7373).into()).unwrap();
+        assert_eq!(file.recall(&key), []);
+        let record = PathRecord {
+            key,
+            via: Via::Quic,
+            rate: BitRate::megabits(43),
+            rtt: Duration::from_millis(660),
+            loss_ppm: 3,
+            mtu: 1500,
+            at: unix_time(),
+        };
+        file.learn(record).unwrap();
+        assert_eq!(file.recall(&key), [record]);
+        std::fs::write(&file.path, b"\xff\xff\n").unwrap();
+        assert_eq!(file.recall(&key), []);
+        file.learn(record).unwrap();
+        assert_eq!(file.recall(&key), [record]);
+    }
+}

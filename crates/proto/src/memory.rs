@@ -1,0 +1,256 @@
+//! What earlier sessions have learnt about paths: a few lines of text, and how far they are believed.
+//!
+//! What it does: reads, writes and ages records. What it refuses to do: touch the file that holds them, read a clock; the
+//! time comes in as seconds since 1970. A record is a hint and never a promise: a session that begins near a remembered
+//! rate looks whether the path still carries it before it goes on.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::plan::Via;
+use crate::{BitRate, ByteCount};
+
+/// Which path: data that goes from here to there, or back, by the networks that these addresses belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathKey {
+    /// Which way the data goes.
+    pub way: Way,
+    /// The address of this host that the system chose.
+    pub local: IpAddr,
+    /// The address of the agent.
+    pub remote: SocketAddr,
+}
+
+/// Which way data goes on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From this host.
+    Out,
+    /// To this host.
+    In,
+}
+
+/// What one session has learnt about a path by one transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathRecord {
+    /// The path.
+    pub key: PathKey,
+    /// The transport.
+    pub via: Via,
+    /// The most that was carried over some seconds, on the wire.
+    pub rate: BitRate,
+    /// Smallest round-trip time.
+    pub rtt: Duration,
+    /// Packets lost, in parts per million.
+    pub loss_ppm: u32,
+    /// Path MTU, bytes of an IP packet; 0 when the transport does not say.
+    pub mtu: u16,
+    /// When that was, in seconds since 1970.
+    pub at: u64,
+}
+
+impl PathRecord {
+    /// How old it is at `now`, seconds since 1970; zero for one that seems to come from the future.
+    pub fn age(&self, now: u64) -> Duration {
+        Duration::from_secs(now.saturating_sub(self.at))
+    }
+}
+
+/// All records of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathMemory {
+    records: Vec<PathRecord>,
+}
+
+impl PathMemory {
+    /// Reads what [`PathMemory::to_text`] wrote. Lines that cannot be read are left out: memory is worth no error.
+    pub fn parse(text: &str) -> Self {
+        Self { records: text.lines().filter_map(|line| line.parse().ok()).take(RECORDS_MAX).collect() }
+    }
+
+    /// The records as text, one a line.
+    pub fn to_text(&self) -> String {
+        let mut text = String::from(HEADING);
+        for record in &self.records {
+            text.push_str(&format!("{record}\n"));
+        }
+        text
+    }
+
+    /// What is known of a path and young enough at `now`, the newest first.
+    pub fn recall(&self, key: &PathKey, now: u64) -> Vec<PathRecord> {
+        let mut found: Vec<PathRecord> =
+            self.records.iter().filter(|record| record.key == *key && record.age(now) <= KEPT).copied().collect();
+        found.sort_by_key(|record| std::cmp::Reverse(record.at));
+        found
+    }
+
+    /// Takes a new record in, instead of the one of the same path and transport.
+    pub fn learn(&mut self, record: PathRecord) {
+        self.records.retain(|old| (old.key, old.via) != (record.key, record.via) && old.age(record.at) <= KEPT);
+        if self.records.len() >= RECORDS_MAX {
+            let oldest = self.records.iter().enumerate().min_by_key(|(_, old)| old.at).map(|(index, _)| index);
+            oldest.map(|index| self.records.swap_remove(index));
+        }
+        self.records.push(record);
+    }
+}
+
+impl fmt::Display for PathRecord {
+    /// A line of the file; see [`HEADING`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, via, rate, rtt, loss_ppm, mtu, at } = self;
+        let way = match key.way {
+            Way::Out => "out",
+            Way::In => "in",
+        };
+        let (local, remote, rtt_us) = (key.local, key.remote, rtt.as_micros());
+        write!(f, "{way} {local} {remote} {via} {} {rtt_us} {loss_ppm} {mtu} {at}", rate.0)
+    }
+}
+
+impl FromStr for PathRecord {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let &[way, local, remote, via, rate, rtt_us, loss_ppm, mtu, at] = &fields[..] else { return Err(()) };
+        let way = match way {
+            "out" => Way::Out,
+            "in" => Way::In,
+            _ => return Err(()),
+        };
+        let via = match via {
+            "tcp" => Via::Tcp,
+            "quic" => Via::Quic,
+            _ => return Err(()),
+        };
+        let number = |text: &str| text.parse::<u64>().map_err(drop);
+        let record = Self {
+            key: PathKey { way, local: local.parse().map_err(drop)?, remote: remote.parse().map_err(drop)? },
+            via,
+            rate: BitRate(number(rate)?),
+            rtt: Duration::from_micros(number(rtt_us)?),
+            loss_ppm: loss_ppm.parse().map_err(drop)?,
+            mtu: mtu.parse().map_err(drop)?,
+            at: number(at)?,
+        };
+        (record.rate >= RATE_MIN && record.rtt <= RTT_MAX).then_some(record).ok_or(())
+    }
+}
+
+/// The most that was carried over some seconds of a session.
+///
+/// Told how many bytes have been carried from time to time. Cost: O(1).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeakRate {
+    since: Option<(Duration, u64)>,
+    peak: Option<BitRate>,
+}
+
+impl PeakRate {
+    /// At `now` after the start, `bytes` have been carried. Fewer than before: somebody who carried is gone, and it begins anew.
+    pub fn observe(&mut self, now: Duration, bytes: u64) {
+        let (since, before) = *self.since.get_or_insert((now, bytes));
+        let elapsed = now.saturating_sub(since);
+        match bytes.checked_sub(before) {
+            Some(moved) if elapsed >= PEAK_OVER => {
+                self.peak = self.peak.max(Some(BitRate::mean(ByteCount(moved), elapsed)));
+                self.since = Some((now, bytes));
+            }
+            Some(_) => {}
+            None => self.since = Some((now, bytes)),
+        }
+    }
+
+    /// The most; `None` when nothing lasted long enough to tell.
+    pub fn value(&self) -> Option<BitRate> {
+        self.peak
+    }
+}
+
+/// Over how long a rate is taken. Reason: longer than the buffers of two hosts and the queue of a path let pass at once.
+const PEAK_OVER: Duration = Duration::from_secs(2);
+
+/// How long a record is believed. Guess: contracts and routes change within months, and a session that begins at a rate that
+/// is no more costs one queue.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Most records. Reason: a line each, as many sites as one host deals with.
+const RECORDS_MAX: usize = 512;
+
+/// What no path is: below or above, a record is damaged.
+const RATE_MIN: BitRate = BitRate(1000);
+const RTT_MAX: Duration = Duration::from_secs(60);
+
+/// First lines of the file.
+const HEADING: &str = "# What sterna has learnt about paths, to begin the next copy near it; harmless to delete.
+# way local remote transport rate_bps rtt_us loss_ppm mtu unix_time
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(port: u16, via: Via, at: u64) -> PathRecord {
+        let key = PathKey { way: Way::Out, local: [10, 0, 0, 1].into(), remote: ([10, 0, 0, 2], port).into() };
+        let rtt = Duration::from_millis(660);
+        PathRecord { key, via, rate: BitRate::megabits(50), rtt, loss_ppm: 17, mtu: 1500, at }
+    }
+
+    #[test]
+    fn what_is_written_reads_back_and_damage_is_left_out() {
+        let mut memory = PathMemory::default();
+        memory.learn(record(7373, Via::Quic, 1_000));
+        memory.learn(PathRecord {
+            key: PathKey { way: Way::In, ..record(1, Via::Tcp, 0).key },
+            ..record(1, Via::Tcp, 900)
+        });
+        let text = memory.to_text();
+        assert_eq!(PathMemory::parse(&text), memory);
+        let damaged = text.replace("quic", "warp").replace(" tcp ", " tcp x ");
+        assert_eq!(PathMemory::parse(&damaged), PathMemory::default());
+        assert_eq!(PathMemory::parse("\u{0}\n\n# \u{fffd}"), PathMemory::default());
+    }
+
+    #[test]
+    fn the_newest_of_each_transport_is_kept_and_the_old_is_forgotten() {
+        let mut memory = PathMemory::default();
+        for at in [5, 10, 7] {
+            memory.learn(record(7373, Via::Quic, at));
+        }
+        memory.learn(record(7373, Via::Tcp, 20));
+        let key = record(7373, Via::Tcp, 0).key;
+        let recalled = |now| memory.recall(&key, now).iter().map(|record| (record.via, record.at)).collect::<Vec<_>>();
+        assert_eq!(recalled(30), [(Via::Tcp, 20), (Via::Quic, 7)]);
+        assert_eq!(recalled(7 + KEPT.as_secs() + 1), [(Via::Tcp, 20)]);
+        assert!(memory.recall(&PathKey { way: Way::In, ..key }, 30).is_empty());
+        assert_eq!(recalled(0), [(Via::Tcp, 20), (Via::Quic, 7)], "a clock that went back forgets nothing");
+    }
+
+    #[test]
+    fn the_number_of_records_is_bounded() {
+        let mut memory = PathMemory::default();
+        for port in 0..2000 {
+            memory.learn(record(port, Via::Quic, u64::from(port)));
+        }
+        assert_eq!(memory.records.len(), RECORDS_MAX);
+        assert!(!memory.recall(&record(1999, Via::Quic, 0).key, 2000).is_empty());
+    }
+
+    #[test]
+    fn a_peak_is_of_whole_stretches() {
+        let mut peak = PeakRate::default();
+        let rates = [0, 1_000_000, 2_000_000, 12_000_000, 22_000_000, 5_000_000, 6_000_000, 7_000_000];
+        for (second, bytes) in rates.into_iter().enumerate() {
+            peak.observe(Duration::from_secs(second as u64), bytes);
+        }
+        assert_eq!(peak.value(), Some(BitRate::megabits(80)));
+        let mut short = PeakRate::default();
+        short.observe(Duration::ZERO, 0);
+        short.observe(Duration::from_millis(1900), 1 << 30);
+        assert_eq!(short.value(), None);
+    }
+}
