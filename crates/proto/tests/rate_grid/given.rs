@@ -214,3 +214,14 @@ fn lanes_together_find_what_one_finds() {
         assert!(lost < 0.01, "{lanes} lanes: {lost:.4}");
     }
 }
+
+#[test]
+fn loss_both_ways_does_not_wear_a_found_rate_down() {
+    for (seed, remembered) in [(1, None), (2, Some(BitRate::megabits(52)))] {
+        let mut link = clean(50, 660);
+        (link.forward.loss, link.reverse.loss, link.seed) = (0.01, 0.01, seed);
+        let (tally, _) = run(&link, RateContract { remembered, ..RateContract::default() }, 60);
+        let late = share(&tally, 30, 60, link.forward.rate);
+        assert!(late > 0.88, "{remembered:?}: {late:.3}");
+    }
+}

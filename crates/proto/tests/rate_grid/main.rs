@@ -82,7 +82,8 @@ fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
     let (link, competitors, possible) = link(rate, rtt, trouble);
     // Flows that halve and grow again over long paths need a while to divide them.
     let least = Duration::from_secs(if competitors > 0 { 60 } else { 8 });
-    let duration = (rtt * 60).clamp(least, least.max(Duration::from_secs(40)));
+    let most = Duration::from_secs(if rate > BitRate::megabits(1000) { 12 } else { 40 });
+    let duration = (rtt * 60).clamp(least, least.max(most));
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
     let (tally, _) = Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, duration }).run();
     let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
@@ -127,7 +128,7 @@ fn grid() {
     ];
     let heads: Vec<String> = troubles.iter().map(|trouble| format!("{:>16}", format!("{trouble:?}"))).collect();
     println!("{:>14}{}", "", heads.join(" "));
-    for mbit in [1, 10, 100, 1000] {
+    for mbit in [1, 10, 100, 1000, 10_000] {
         for rtt_ms in [1, 8, 50, 150, 320, 800] {
             let cells = troubles.map(|trouble| {
                 let Share { first, settled, lost, others } = measure(mbit, rtt_ms, trouble);

@@ -107,6 +107,8 @@ struct Lane {
     /// What the receiver has and not yet acknowledged, and since when.
     unacked: Vec<u64>,
     unacked_since: Duration,
+    /// What the last acknowledgements said: the next one says it again.
+    said: VecDeque<Vec<u64>>,
 }
 
 /// A run.
@@ -224,7 +226,12 @@ impl Path {
     }
 
     fn acknowledge(&mut self, lane: usize) {
-        let numbers = std::mem::take(&mut self.lanes[lane].unacked);
+        let state = &mut self.lanes[lane];
+        state.said.push_back(std::mem::take(&mut state.unacked));
+        if state.said.len() > ACKS_REPEATED {
+            state.said.pop_front();
+        }
+        let numbers = state.said.iter().flatten().copied().collect();
         self.reverse.offer(self.now, ACK_BYTES, Flow(lane as u64), Packet::Ack { lane, numbers });
     }
 
@@ -302,6 +309,7 @@ impl Lane {
             last_progress: Duration::ZERO,
             unacked: Vec::new(),
             unacked_since: Duration::ZERO,
+            said: VecDeque::new(),
         }
     }
 
@@ -335,6 +343,9 @@ impl Lane {
 /// Packets for an acknowledgement, and how long one may wait (the engine's settings; RFC 9000's delay).
 const ACK_PACKETS: usize = 50;
 const ACK_DELAY: Duration = Duration::from_millis(25);
+
+/// In how many acknowledgements a packet is named. Reason: the ranges of an acknowledgement reach back over many.
+const ACKS_REPEATED: usize = 4;
 
 /// An acknowledgement on the wire.
 const ACK_BYTES: usize = 80;
