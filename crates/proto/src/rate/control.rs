@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::limit::RateState;
 use crate::{BitRate, ByteCount};
 
 /// What the operator and the path say before the first packet.
@@ -284,6 +285,16 @@ impl RateControl {
     /// Whether the lane sends less than it was given because the path does not deliver it.
     pub fn yields(&self) -> bool {
         self.limit < self.aim * 0.999
+    }
+
+    /// Where the search for the path's rate stands.
+    pub fn state(&self) -> RateState {
+        match (self.search, self.yields()) {
+            (Some(_), _) => RateState::Searching,
+            (None, false) => RateState::Given,
+            (None, true) if self.trial.is_some() => RateState::Losing,
+            (None, true) => RateState::Found,
+        }
     }
 
     /// After a silence the packets from before it tell nothing about the rate that the path carries.

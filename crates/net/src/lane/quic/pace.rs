@@ -3,12 +3,13 @@
 //! The engine counts UDP payload, [`RateControl`] and [`RateBudget`] count bytes on the wire: this is where they meet.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+use sterna_proto::limit::RateState;
 use sterna_proto::rate::{AckedPacket, LaneKey, RateBudget, RateConfig, RateControl};
 use sterna_proto::{BitRate, ByteCount};
 
@@ -70,6 +71,8 @@ pub(super) struct Pace {
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
     rate_bytes: AtomicU64,
+    /// Index of the control's state in [`RATE_STATES`].
+    rate_state: AtomicU8,
     /// Datagrams that may be sent twice; see [`Pace::repeats`].
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
@@ -83,6 +86,7 @@ impl Pace {
             window_bytes: AtomicU64::new(0),
             in_flight_bytes: AtomicU64::new(0),
             rate_bytes: AtomicU64::new(0),
+            rate_state: AtomicU8::new(0),
             repeats: AtomicU64::new(REPEATS_HANDSHAKE),
             overhead_bytes: AtomicU64::new(0),
         })
@@ -113,6 +117,12 @@ impl Pace {
     /// Bytes in flight.
     pub(super) fn in_flight(&self) -> ByteCount {
         ByteCount(self.in_flight_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Where the rate control of the lane stands.
+    pub(super) fn rate_state(&self) -> RateState {
+        let index = usize::from(self.rate_state.load(Ordering::Relaxed));
+        RATE_STATES.get(index).copied().unwrap_or_default()
     }
 
     /// What the lane is at.
@@ -249,6 +259,9 @@ impl PaceController {
         self.window = ((window as f64 * payload) as u64).max(2 * self.mtu);
         self.pace.window_bytes.store(window, Ordering::Relaxed);
         self.pace.rate_bytes.store(self.pacing_rate, Ordering::Relaxed);
+        let state = self.control.state();
+        let index = RATE_STATES.iter().position(|other| *other == state).unwrap_or(0);
+        self.pace.rate_state.store(index as u8, Ordering::Relaxed);
     }
 }
 
@@ -324,6 +337,9 @@ impl Controller for PaceController {
         self
     }
 }
+
+/// The states of a rate control, by the number that stands for each between threads.
+const RATE_STATES: [RateState; 4] = [RateState::Searching, RateState::Given, RateState::Found, RateState::Losing];
 
 /// Datagrams of the handshake that are sent twice: about its length from a client.
 const REPEATS_HANDSHAKE: u64 = 12;

@@ -1,0 +1,216 @@
+//! Why a congestion window is no larger: it grows still, the path is full, packets are lost, or a policer drops them.
+//!
+//! Looks at all lanes of a path together, since together they fill it: several flows through one policer each look like random
+//! loss (the published passive test finds 12 % of them), and their sum does not.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::BitRate;
+
+/// What happened on a path in one interval, all lanes together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Flow {
+    /// How long the interval was.
+    pub time: Duration,
+    /// Packets sent, repeats included.
+    pub sent: u64,
+    /// Packets lost, or sent again.
+    pub lost: u64,
+    /// Bytes delivered.
+    pub delivered: u64,
+    /// Delay above the smallest round-trip time, mean of the lanes.
+    pub queue: Duration,
+    /// Smallest round-trip time of the lanes.
+    pub rtt_min: Duration,
+    /// A lane yields to loss, as cubic and reno do; bbr and ours keep their rate through some of it.
+    pub yields_to_loss: bool,
+    /// No lane has cut its window yet.
+    pub is_growing: bool,
+}
+
+/// Why a congestion window is no larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowCause {
+    /// It has not been cut yet.
+    Growing,
+    /// The path carries no more.
+    Full,
+    /// Packets were lost while no queue stood.
+    Loss,
+    /// Packets were dropped above a rate while no queue stood.
+    Policer,
+}
+
+/// The last seconds of a path.
+#[derive(Clone, Debug, Default)]
+pub struct PathHistory {
+    bins: VecDeque<Flow>,
+    open: Flow,
+    kept: Option<WindowCause>,
+}
+
+impl PathHistory {
+    /// Takes note of an interval; why windows are no larger now.
+    pub fn add(&mut self, flow: &Flow) -> WindowCause {
+        self.fill(flow);
+        let cause = self.judge(flow);
+        if cause != WindowCause::Growing {
+            self.kept = Some(cause);
+        }
+        cause
+    }
+
+    /// The rate of delivery of the last seconds.
+    pub fn rate(&self) -> BitRate {
+        let time: Duration = self.bins.iter().map(|bin| bin.time).sum();
+        let bytes: u64 = self.bins.iter().map(|bin| bin.delivered).sum();
+        BitRate::mean(crate::ByteCount(bytes), time)
+    }
+
+    /// The share of packets lost in the last seconds, in parts per million.
+    pub fn loss_ppm(&self) -> u64 {
+        let (sent, lost) = self.packets();
+        (lost * 1_000_000).checked_div(sent).unwrap_or(0)
+    }
+
+    /// The rate that came through while packets were lost; `None` when none were.
+    pub fn rate_at_loss(&self) -> Option<BitRate> {
+        let rates: Vec<f64> = self.bins.iter().filter(|bin| bin.lost > 0).map(rate_of).collect();
+        (!rates.is_empty()).then(|| BitRate((mean(&rates) * 8.0) as u64))
+    }
+
+    /// Gathers intervals into bins of a round trip, in which what is sent, lost and acknowledged belongs together.
+    fn fill(&mut self, flow: &Flow) {
+        let open = &mut self.open;
+        let weight = flow.time.as_secs_f64() / (open.time + flow.time).as_secs_f64().max(1e-9);
+        open.queue = open.queue.mul_f64(1.0 - weight) + flow.queue.mul_f64(weight);
+        open.time += flow.time;
+        open.sent += flow.sent;
+        open.lost += flow.lost;
+        open.delivered += flow.delivered;
+        open.rtt_min = flow.rtt_min;
+        if open.time < BIN_MIN.max(flow.rtt_min) {
+            return;
+        }
+        self.bins.push_back(std::mem::take(open));
+        let mut kept = Duration::ZERO;
+        let count = self.bins.iter().rev().take_while(|bin| {
+            kept += bin.time;
+            kept <= HISTORY.max(bin.rtt_min * HISTORY_ROUNDS)
+        });
+        let surplus = self.bins.len() - count.count();
+        self.bins.drain(..surplus);
+    }
+
+    fn judge(&self, flow: &Flow) -> WindowCause {
+        let (_, lost) = self.packets();
+        if self.queue_stands() {
+            return WindowCause::Full;
+        }
+        if lost < LOST_MIN {
+            return match self.kept {
+                Some(cause) if !flow.is_growing => cause,
+                _ if self.rate_rises() => WindowCause::Growing,
+                _ => WindowCause::Full,
+            };
+        }
+        if self.lost_with_queue() * 2 > lost {
+            return WindowCause::Full;
+        }
+        if self.is_policed() {
+            return WindowCause::Policer;
+        }
+        match flow.yields_to_loss {
+            true => WindowCause::Loss,
+            false => WindowCause::Full,
+        }
+    }
+
+    fn packets(&self) -> (u64, u64) {
+        self.bins.iter().fold((0, 0), |(sent, lost), bin| (sent + bin.sent, lost + bin.lost))
+    }
+
+    /// Whether packets have waited in a queue for most of the last bins.
+    fn queue_stands(&self) -> bool {
+        let latest: Vec<&Flow> = self.bins.iter().rev().take(STANDING_BINS).collect();
+        latest.len() == STANDING_BINS && latest.iter().filter(|bin| has_queue(bin)).count() * 4 >= STANDING_BINS * 3
+    }
+
+    /// Packets lost in bins with a queue or right behind one: a queue that ran over drains before its losses are known.
+    fn lost_with_queue(&self) -> u64 {
+        let queued: Vec<bool> = self.bins.iter().map(has_queue).collect();
+        let near = |index: usize| queued[index.saturating_sub(2)..=index].contains(&true);
+        self.bins.iter().enumerate().filter(|(index, _)| near(*index)).map(|(_, bin)| bin.lost).sum()
+    }
+
+    /// Whether the last bin brought more than those before it, or there are too few to tell.
+    fn rate_rises(&self) -> bool {
+        let latest: Vec<f64> = self.bins.iter().rev().take(RISING_BINS).map(rate_of).collect();
+        latest.len() < RISING_BINS || latest[0] > mean(&latest[1..]) * RISING
+    }
+
+    /// Whether losses come in bursts, as from a bucket that has run empty, and one rate comes through meanwhile that is not
+    /// exceeded at other times. Random losses come one by one, whatever the rate.
+    fn is_policed(&self) -> bool {
+        let losses: Vec<f64> = self.bins.iter().map(|bin| bin.lost as f64).collect();
+        let with_loss: Vec<f64> = self.bins.iter().filter(|bin| bin.lost > 0).map(rate_of).collect();
+        let (_, lost) = self.packets();
+        if with_loss.len() < POLICED_BINS_MIN || lost < POLICED_LOST_MIN {
+            return false;
+        }
+        let dispersion = deviation(&losses).powi(2) / mean(&losses).max(1e-9);
+        let steady = deviation(&with_loss) < mean(&with_loss) * STEADY;
+        dispersion > BURSTS && steady
+    }
+}
+
+fn has_queue(bin: &Flow) -> bool {
+    bin.queue > (bin.rtt_min / QUEUE_DIVISOR).max(QUEUE_MIN)
+}
+
+/// Bytes per second.
+fn rate_of(bin: &Flow) -> f64 {
+    bin.delivered as f64 / bin.time.as_secs_f64().max(1e-9)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn deviation(values: &[f64]) -> f64 {
+    let mean = mean(values);
+    (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len().max(1) as f64).sqrt()
+}
+
+/// Length of a bin, at least; a round trip where that is longer. Reason: shorter ones hold few packets of slow lanes.
+const BIN_MIN: Duration = Duration::from_millis(200);
+
+/// How long the past counts, at least, and in round trips. Reason: cubic cuts its window about every 5 s on a path of 100 ms.
+const HISTORY: Duration = Duration::from_secs(8);
+const HISTORY_ROUNDS: u32 = 30;
+
+/// Losses below this say nothing.
+const LOST_MIN: u64 = 3;
+
+/// Bins that must show a queue, three of four of them, for it to stand.
+const STANDING_BINS: usize = 8;
+
+/// Bins that are looked at for whether a rate still rises, and by how much the last one must then exceed the others.
+const RISING_BINS: usize = 5;
+const RISING: f64 = 1.1;
+
+/// Delay above the smallest round trip that is a queue: this part of that round trip, and at least so much. Reason: busy
+/// hosts delay by some milliseconds.
+const QUEUE_DIVISOR: u32 = 8;
+const QUEUE_MIN: Duration = Duration::from_millis(3);
+
+/// Bins with losses, and losses, below which bursts cannot be told (Flach et al., SIGCOMM 2016, want 15 losses too).
+const POLICED_BINS_MIN: usize = 3;
+const POLICED_LOST_MIN: u64 = 15;
+
+/// Variance over mean of the losses of a bin: 1 when they are random and come one by one.
+const BURSTS: f64 = 4.0;
+
+/// Deviation of the rate in bins with losses, as a part of it.
+const STEADY: f64 = 0.25;
