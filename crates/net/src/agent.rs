@@ -413,6 +413,7 @@ impl Shared {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), pool, observer)?;
+                end.limits().set_rate_cap(budget.rate());
                 Ok(Started { end, receiver: None, log })
             }
         }

@@ -27,8 +27,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, LimitsNow, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
-    SettledPaths, Source, attach, close_all, lock,
+    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, LimitsNow, Observer, Progress, Receiver, ReceiverOptions, Sender,
+    SessionEvent, SettledPaths, Source, attach, close_all, lock,
 };
 
 use self::stall::StallWatch;

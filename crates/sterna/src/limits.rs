@@ -85,7 +85,8 @@ mod tests {
     fn the_line_names_at_most_three_limits_and_none_below_a_twentieth() {
         let mut report = LimitReport::default();
         assert_eq!(line(&report), None);
-        for (limit, percent) in [(Limit::SourceDisk, 22), (Limit::Cpu, 71), (Limit::Loss, 4), (Limit::NothingToSend, 3)] {
+        for (limit, percent) in [(Limit::SourceDisk, 22), (Limit::Cpu, 71), (Limit::Loss, 4), (Limit::NothingToSend, 3)]
+        {
             report.total.add(limit, Duration::from_secs(percent));
         }
         let cpu = "CPU 71 % (the sender's processors are busy)";

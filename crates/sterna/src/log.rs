@@ -24,7 +24,11 @@ pub struct SampleLog {
 enum Out {
     Lines(BufWriter<File>),
     /// Kept until the end; every `stride`-th line.
-    Page { lines: Vec<Value>, stride: u64, count: u64 },
+    Page {
+        lines: Vec<Value>,
+        stride: u64,
+        count: u64,
+    },
 }
 
 impl SampleLog {

@@ -251,9 +251,9 @@ impl Sender {
             let size = (length - done).min(PIECE_BYTES as u64) as usize;
             if hole {
                 piece.zeroed(size);
-            } else if let Err(error) = meter.during(Wait::Storage, size, || {
-                piece.fill(size, |bytes| source.read_at(offset + done, bytes))
-            }) {
+            } else if let Err(error) =
+                meter.during(Wait::Storage, size, || piece.fill(size, |bytes| source.read_at(offset + done, bytes)))
+            {
                 tx.block_abandon()?;
                 return Ok(Err(error));
             }

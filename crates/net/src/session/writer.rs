@@ -39,7 +39,14 @@ pub struct BlockWriter {
 
 impl BlockWriter {
     /// A writer of block `index` of `incoming`.
-    pub fn new(file: FileId, index: u64, blocks: &BlockMap, checks: Checks, incoming: Arc<IncomingFile>, meter: Arc<Meter>) -> Self {
+    pub fn new(
+        file: FileId,
+        index: u64,
+        blocks: &BlockMap,
+        checks: Checks,
+        incoming: Arc<IncomingFile>,
+        meter: Arc<Meter>,
+    ) -> Self {
         Self {
             file,
             index,

@@ -163,7 +163,10 @@ impl TcpInfo {
             // All ones stands for no pacing.
             pacing_rate: raw.u64(104).filter(|rate| *rate != u64::MAX).map(BitRate::from_bytes_per_second),
             // The kernel keeps a cap of 32 bits as such: all ones stand for none too.
-            max_pacing_rate: raw.u64(112).filter(|rate| *rate < u64::from(u32::MAX)).map(BitRate::from_bytes_per_second),
+            max_pacing_rate: raw
+                .u64(112)
+                .filter(|rate| *rate < u64::from(u32::MAX))
+                .map(BitRate::from_bytes_per_second),
             bytes_acked: raw.bytes(120),
             bytes_received: raw.bytes(128),
             segs_out: raw.u32(136),

@@ -145,6 +145,8 @@ pub struct Accountant {
     recent: VecDeque<(Instant, LimitTimes)>,
     facts: Facts,
     judged: Vec<LaneJudgement>,
+    /// Of the time of [`Limit::Cpu`], that in which the receiver's processors were short.
+    cpu_at_receiver: Duration,
 }
 
 /// What the last reports of the receiver say, as shares of the time between them.
@@ -155,6 +157,7 @@ struct ReceiverView {
     storage: f64,
     compute: f64,
     publishing: f64,
+    engine: f64,
 }
 
 /// The parts of an interval; they add up to 1.
@@ -216,7 +219,7 @@ impl Accountant {
                 (!time.is_zero()).then_some((*lane, Change { time, before, now: sample }))
             })
             .collect();
-        self.facts.lanes = lanes.len() as u64;
+        self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
         self.facts.source = source;
         self.judge(now, &changes);
         self.before = lanes.iter().map(|(lane, sample)| (*lane, (now, *sample))).collect();
@@ -249,6 +252,10 @@ impl Accountant {
             self.judged.push(LaneJudgement { lane: *lane, limit: split.largest(), sample: *change.now });
         }
         self.total.merge(&interval);
+        if self.receiver.lacks_processor() {
+            self.cpu_at_receiver += interval.of(Limit::Cpu);
+        }
+        self.facts.cpu_at_receiver = self.cpu_at_receiver * 2 > self.total.of(Limit::Cpu);
         self.recent.push_back((now, interval));
         while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > RECENT) {
             self.recent.pop_front();
@@ -261,10 +268,10 @@ impl Accountant {
         facts.rate = self.path.rate();
         facts.loss_ppm = self.path.loss_ppm();
         facts.is_growing = cause == WindowCause::Growing;
-        facts.destination = self.receiver.rate();
-        facts.cpu_at_receiver = self.receiver.is_slow() && self.receiver.compute > self.receiver.storage;
+        facts.destination = self.receiver.rate(facts.lanes);
         if cause == WindowCause::Policer {
-            facts.policed = self.path.rate_at_loss().unwrap_or(facts.policed);
+            let headers = if facts.is_quic { 1.0 } else { TCP_HEADERS };
+            facts.policed = BitRate((self.path.carried().0 as f64 * headers) as u64);
         }
         for (_, change) in changes {
             let rtt = match &change.now.transport {
@@ -305,12 +312,17 @@ impl ReceiverView {
         self.storage = share(report.storage, last.storage, lanes);
         self.compute = (1.0 - self.waiting - self.storage).max(0.0);
         self.publishing = share(report.publishing, last.publishing, elapsed);
+        self.engine = share(report.engine, last.engine, elapsed);
         self.last = Some((now, *report));
     }
 
     /// Whether its threads hardly wait for data.
     fn is_slow(&self) -> bool {
         self.last.is_some() && self.waiting < RECEIVER_WAITS_MIN && self.storage + self.compute > 0.0
+    }
+
+    fn lacks_processor(&self) -> bool {
+        self.is_slow() && self.compute > self.storage || self.engine > ENGINE_BUSY
     }
 
     /// What holds its threads.
@@ -322,10 +334,10 @@ impl ReceiverView {
         split
     }
 
-    /// The rate at which storage took data, over all of the session.
-    fn rate(&self) -> BitRate {
+    /// The rate at which storage took data, over all of the session; lanes wait for it at the same time.
+    fn rate(&self, lanes: u64) -> BitRate {
         self.last.map_or(BitRate(0), |(_, report)| {
-            BitRate::mean(report.written, report.storage + report.publishing)
+            BitRate::mean(report.written, report.storage / lanes.max(1) as u32 + report.publishing)
         })
     }
 }
@@ -366,9 +378,10 @@ fn judge_idle(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) 
     if is_sending {
         return judge_transport(change, receiver, cause);
     }
-    Split::all(match receiver.publishing + receiver.storage >= PUBLISHING_MIN {
-        true => Limit::DestinationDisk,
-        false => Limit::NothingToSend,
+    Split::all(match () {
+        () if receiver.publishing + receiver.storage >= PUBLISHING_MIN => Limit::DestinationDisk,
+        () if receiver.compute.max(receiver.engine) >= PUBLISHING_MIN => Limit::Cpu,
+        () => Limit::NothingToSend,
     })
 }
 
@@ -390,9 +403,8 @@ fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCa
 }
 
 fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &ReceiverView, window: Limit) -> Split {
-    let part = |now: Duration, before: Duration| {
-        (now.saturating_sub(before).as_secs_f64() / time.as_secs_f64()).min(1.0)
-    };
+    let part =
+        |now: Duration, before: Duration| (now.saturating_sub(before).as_secs_f64() / time.as_secs_f64()).min(1.0);
     let by_receiver = part(now.rwnd_limited, before.rwnd_limited);
     let fills_buffer = now.send_buffer.0 >= now.send_buffer_max.0 / 10 * 9
         && now.send_queued.0 >= now.send_buffer.0 / 10 * 8
@@ -418,7 +430,7 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
     let sent = BitRate::mean(ByteCount(now.wire_bytes.saturating_sub(before.wire_bytes)), time);
     let is_paced = sent.0 as f64 > now.rate.0 as f64 * AT_PACE;
     let fills_window = now.in_flight.0 * 10 > now.window.0 * 9;
-    if engine > ENGINE_BUSY && !is_paced {
+    if engine > ENGINE_BUSY || receiver.engine > ENGINE_BUSY {
         return Split::all(Limit::Cpu);
     }
     if !is_paced && !fills_window {
@@ -432,7 +444,6 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
     Split::all(match (now.state, window) {
         (RateState::Given, _) => Limit::RateCap,
         (RateState::Searching, _) => Limit::CongestionWindow,
-        (RateState::Losing, Limit::CongestionWindow) => Limit::Loss,
         (RateState::Found | RateState::Losing, window) => window,
     })
 }
@@ -458,7 +469,7 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
                 flow.lost += lost;
                 let bytes = now.wire_bytes.saturating_sub(before.wire_bytes);
                 flow.delivered += bytes - (bytes * lost).checked_div(sent).unwrap_or(0);
-                flow.yields_to_loss |= now.state == RateState::Losing;
+                flow.yields_to_loss |= matches!(now.state, RateState::Losing | RateState::Found);
                 flow.is_growing &= now.state == RateState::Searching;
                 (now.rtt, now.rtt_min)
             }
@@ -492,8 +503,12 @@ const AT_CAP: f64 = 0.85;
 /// Part of the rate of its control that a QUIC lane reaches when nothing else holds it.
 const AT_PACE: f64 = 0.8;
 
-/// Part of its time from which the engine's thread is the bottleneck.
-const ENGINE_BUSY: f64 = 0.9;
+/// Part of its time that the engine's thread wants a processor, from which it is the bottleneck. Reason: one that is late for a
+/// quarter of its timers neither paces nor measures a path.
+const ENGINE_BUSY: f64 = 0.75;
+
+/// Packets on the wire, as a multiple of their payload, in a lane of full segments at MTU 1500.
+const TCP_HEADERS: f64 = 1.036;
 
 /// Reports closer together than this came in one burst.
 const REPORT_SPACING_MIN: Duration = Duration::from_millis(50);

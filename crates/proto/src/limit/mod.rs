@@ -15,9 +15,7 @@ mod report;
 
 use std::time::Duration;
 
-pub use account::{
-    Accountant, LaneJudgement, LaneSample, QuicSample, RateState, TcpSample, TransportSample, Waits,
-};
+pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, RateState, TcpSample, TransportSample, Waits};
 pub use path::{Flow, PathHistory, WindowCause};
 pub use remedy::{Facts, remedy};
 pub use report::{LimitReport, ReceiverReport};

@@ -74,10 +74,9 @@ impl PathHistory {
         (lost * 1_000_000).checked_div(sent).unwrap_or(0)
     }
 
-    /// The rate that came through while packets were lost; `None` when none were.
-    pub fn rate_at_loss(&self) -> Option<BitRate> {
-        let rates: Vec<f64> = self.bins.iter().filter(|bin| bin.lost > 0).map(rate_of).collect();
-        (!rates.is_empty()).then(|| BitRate((mean(&rates) * 8.0) as u64))
+    /// The most that came through for longer than a moment: the rate of a policer, when there is one.
+    pub fn carried(&self) -> BitRate {
+        BitRate((self.rate_carried() * 8.0) as u64)
     }
 
     /// Gathers intervals into bins of a round trip, in which what is sent, lost and acknowledged belongs together.
@@ -150,18 +149,41 @@ impl PathHistory {
         latest.len() < RISING_BINS || latest[0] > mean(&latest[1..]) * RISING
     }
 
-    /// Whether losses come in bursts, as from a bucket that has run empty, and one rate comes through meanwhile that is not
-    /// exceeded at other times. Random losses come one by one, whatever the rate.
+    /// Whether losses come in bursts, as from a bucket that has run empty, and only while as much is sent as ever came through.
+    /// Random losses come one by one, whatever the rate.
     fn is_policed(&self) -> bool {
-        let losses: Vec<f64> = self.bins.iter().map(|bin| bin.lost as f64).collect();
-        let with_loss: Vec<f64> = self.bins.iter().filter(|bin| bin.lost > 0).map(rate_of).collect();
-        let (_, lost) = self.packets();
-        if with_loss.len() < POLICED_BINS_MIN || lost < POLICED_LOST_MIN {
+        let (sent, lost) = self.packets();
+        if lost < POLICED_LOST_MIN || self.bins.len() < POLICED_BINS_MIN {
             return false;
         }
-        let dispersion = deviation(&losses).powi(2) / mean(&losses).max(1e-9);
-        let steady = deviation(&with_loss) < mean(&with_loss) * STEADY;
-        dispersion > BURSTS && steady
+        let share = lost as f64 / sent.max(1) as f64;
+        // Of each bin: how far from the expected number of losses, in variances of random ones.
+        let surprise = |bin: &Flow| {
+            let expected = bin.sent as f64 * share;
+            (bin.lost as f64 - expected).powi(2) / (expected * (1.0 - share)).max(1.0)
+        };
+        let surprises: Vec<f64> = self.bins.iter().map(surprise).collect();
+        let is_quiet = |bin: &&Flow| (bin.lost as f64) < bin.sent as f64 * share / 2.0;
+        let quiet = self.bins.iter().filter(is_quiet).count() as f64 / self.bins.len() as f64;
+        quiet > QUIET && mean(&surprises) > BURSTS && self.sent_at_loss() > self.rate_carried() * NEAR_CARRIED
+    }
+
+    /// Bytes per second that were offered while packets were lost, by losses.
+    fn sent_at_loss(&self) -> f64 {
+        let (_, lost) = self.packets();
+        let offered = |bin: &Flow| {
+            let came = bin.sent.saturating_sub(bin.lost).max(1) as f64;
+            rate_of(bin).max(0.0) * bin.sent as f64 / came
+        };
+        let weighed: f64 = self.bins.iter().map(|bin| offered(bin) * bin.lost as f64).sum();
+        weighed / lost.max(1) as f64
+    }
+
+    /// Bytes per second that came through in all but the best few of the bins.
+    fn rate_carried(&self) -> f64 {
+        let mut rates: Vec<f64> = self.bins.iter().map(rate_of).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() * 19 / 20).copied().unwrap_or(0.0)
     }
 }
 
@@ -176,11 +198,6 @@ fn rate_of(bin: &Flow) -> f64 {
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
-}
-
-fn deviation(values: &[f64]) -> f64 {
-    let mean = mean(values);
-    (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len().max(1) as f64).sqrt()
 }
 
 /// Length of a bin, at least; a round trip where that is longer. Reason: shorter ones hold few packets of slow lanes.
@@ -205,12 +222,15 @@ const RISING: f64 = 1.1;
 const QUEUE_DIVISOR: u32 = 8;
 const QUEUE_MIN: Duration = Duration::from_millis(3);
 
-/// Bins with losses, and losses, below which bursts cannot be told (Flach et al., SIGCOMM 2016, want 15 losses too).
+/// Bins, and losses, below which bursts cannot be told (Flach et al., SIGCOMM 2016, want 15 losses too).
 const POLICED_BINS_MIN: usize = 3;
 const POLICED_LOST_MIN: u64 = 15;
 
-/// Variance over mean of the losses of a bin: 1 when they are random and come one by one.
+/// Mean surprise at the losses of a bin from which they come in bursts: 1 when they are random, some tens behind a policer.
 const BURSTS: f64 = 4.0;
 
-/// Deviation of the rate in bins with losses, as a part of it.
-const STEADY: f64 = 0.25;
+/// Bins that lose less than half as much as the others, as a part of all, at least: between two bursts a policer drops nothing.
+const QUIET: f64 = 0.2;
+
+/// What is sent while packets are lost, as a part of what the path carries: a policer drops only what exceeds it.
+const NEAR_CARRIED: f64 = 0.8;

@@ -59,9 +59,7 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
         Limit::SendBuffer if facts.is_quic => Some("give more --memory".to_owned()),
         Limit::SendBuffer => send_buffer(facts),
         Limit::CongestionWindow if facts.is_growing => Some("it is still growing: longer copies get more".to_owned()),
-        Limit::CongestionWindow => {
-            (facts.rate.0 > 0).then(|| format!("the path is full at {}", facts.rate))
-        }
+        Limit::CongestionWindow => (facts.rate.0 > 0).then(|| format!("the path is full at {}", facts.rate)),
         Limit::Loss => Some(loss(facts)),
         Limit::Policer => (facts.policed.0 > 0).then(|| {
             let below = BitRate((facts.policed.0 as f64 * BELOW_POLICER) as u64);
@@ -89,7 +87,9 @@ fn receive_window(facts: &Facts) -> Option<String> {
 
 fn send_buffer(facts: &Facts) -> Option<String> {
     let known = facts.send_buffer_max.0 > 0;
-    known.then(|| buffer_words("tcp_wmem max", facts.send_buffer_max, SEND_SHARE, facts))
+    let in_flight = facts.rate.0 as f64 / 8.0 * facts.rtt.as_secs_f64() / facts.lanes.max(1) as f64;
+    let share = measured_share(ByteCount(in_flight as u64), facts.send_buffer_max).unwrap_or(SEND_SHARE);
+    known.then(|| buffer_words("tcp_wmem max", facts.send_buffer_max, share, facts))
 }
 
 fn measured_share(window: ByteCount, buffer: ByteCount) -> Option<f64> {

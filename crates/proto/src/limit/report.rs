@@ -19,6 +19,8 @@ pub struct ReceiverReport {
     /// Time in which storage was at work for the session while no lane waited for it: publishing, syncing, reading what an
     /// earlier session had left.
     pub publishing: Duration,
+    /// Time that the thread of a QUIC engine computed or waited for a processor, mean of the lanes that are up; 0 over TCP.
+    pub engine: Duration,
     /// Bytes written.
     pub written: ByteCount,
     /// Largest receive buffer of a lane now.
@@ -34,8 +36,12 @@ pub struct ReceiverReport {
 impl ReceiverReport {
     /// Writes it as a frame holds it: integers, times in microseconds.
     pub fn write(&self, w: &mut Writer) {
-        [self.lane_time, self.waiting, self.storage, self.publishing].iter().for_each(|time| w.integer(micros(*time)));
-        [self.written, self.buffer, self.buffer_max, self.unread, self.window].iter().for_each(|bytes| w.integer(bytes.0));
+        [self.lane_time, self.waiting, self.storage, self.publishing, self.engine]
+            .iter()
+            .for_each(|time| w.integer(micros(*time)));
+        [self.written, self.buffer, self.buffer_max, self.unread, self.window]
+            .iter()
+            .for_each(|bytes| w.integer(bytes.0));
     }
 
     /// Reads it. Errors: cut short.
@@ -45,6 +51,7 @@ impl ReceiverReport {
             waiting: read_time(r)?,
             storage: read_time(r)?,
             publishing: read_time(r)?,
+            engine: read_time(r)?,
             written: ByteCount(r.integer()?),
             buffer: ByteCount(r.integer()?),
             buffer_max: ByteCount(r.integer()?),
@@ -75,8 +82,13 @@ impl LimitReport {
         w.integer(micros(facts.rtt));
         let rates = [facts.rate, facts.rate_cap, facts.policed, facts.source, facts.destination];
         rates.iter().for_each(|rate| w.integer(rate.0));
-        let sizes =
-            [facts.receive_window, facts.receive_buffer, facts.receive_buffer_max, facts.send_buffer, facts.send_buffer_max];
+        let sizes = [
+            facts.receive_window,
+            facts.receive_buffer,
+            facts.receive_buffer_max,
+            facts.send_buffer,
+            facts.send_buffer_max,
+        ];
         sizes.iter().for_each(|bytes| w.integer(bytes.0));
         w.integer(facts.loss_ppm);
         w.integer(facts.lanes);

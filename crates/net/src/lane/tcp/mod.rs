@@ -292,7 +292,8 @@ fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSam
         sndbuf_limited: info.sndbuf_limited.unwrap_or_default(),
         sent: u64::from(info.data_segs_out.unwrap_or_default()),
         lost: u64::from(info.total_retrans),
-        delivered: info.bytes_acked.unwrap_or_default().0,
+        // Acknowledged out of order too: what a hole holds back does not come in one step behind it.
+        delivered: info.delivered.map_or(info.bytes_acked.unwrap_or_default(), of_mss).0,
         rtt: info.rtt,
         rtt_min: info.min_rtt.unwrap_or(info.rtt),
         window: of_mss(info.snd_cwnd),

@@ -10,9 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::limit::{
-    Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, TransportSample, Waits,
-};
+use sterna_proto::limit::{Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, TransportSample, Waits};
 use sterna_proto::session::{Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error};
 
@@ -132,8 +130,9 @@ impl LimitWatch {
         let mut state = lock(&self.state);
         if let Some(mut watched) = state.lanes.remove(&lane) {
             watched.look();
-            let (bytes, _) = watched.source();
+            let (bytes, time) = watched.source();
             state.source_bytes += bytes;
+            state.source_time += time;
             watched.add_to(&mut state.ended);
         }
     }
@@ -226,7 +225,8 @@ impl LimitWatch {
             }
         }
         if self.role == Role::Sender {
-            let source = BitRate::mean(ByteCount(source_bytes), source_time);
+            // Lanes wait for the source at the same time.
+            let source = BitRate::mean(ByteCount(source_bytes), source_time / samples.len().max(1) as u32);
             state.accountant.handle_samples(now, &samples, source);
             state.number += 1;
         }
@@ -241,6 +241,8 @@ impl LimitWatch {
             report.unread = report.unread.max(memory.unread);
             report.window = report.window.max(memory.window);
         }
+        let engines: Vec<Duration> = state.lanes.values().filter_map(WatchedLane::engine).collect();
+        report.engine = engines.iter().sum::<Duration>() / engines.len().max(1) as u32;
         report.buffer_max = state.buffer_limits.1;
         report.publishing = lock(&self.storage_work).total(now);
         report
@@ -270,6 +272,14 @@ impl WatchedLane {
     /// What its feeder has read of sources, and how long that took.
     fn source(&self) -> (u64, Duration) {
         (self.feeder.bytes(), self.fed.1.storage)
+    }
+
+    /// What the thread of its engine wanted of a processor, if it has one.
+    fn engine(&self) -> Option<Duration> {
+        match self.handle.upgrade()?.sample()? {
+            TransportSample::Quic(quic) => Some(quic.engine),
+            TransportSample::Tcp(_) => None,
+        }
     }
 
     fn add_to(&self, report: &mut ReceiverReport) {
