@@ -54,7 +54,7 @@ CASES = [
     Case("wmem-tcp8", "send_buffer", FAST, TCP8, 200, sysctl=SMALL_WMEM),
     Case("wmem-tcp-pull", "send_buffer", FAST, TCP1, 40, pull=True, sysctl=SMALL_WMEM),
     Case("loss-1-tcp", "loss", ["--rate", "500Mbit", "--rtt", "20ms", "--loss", "1%", "--reverse-loss", "0"], TCP1, 8),
-    Case("loss-0.1-tcp", "loss", ["--rate", "500Mbit", "--rtt", "30ms", "--loss", "0.1%", "--reverse-loss", "0"], TCP1, 50),
+    Case("loss-0.1-tcp", "loss", ["--rate", "500Mbit", "--rtt", "30ms", "--loss", "0.1%", "--reverse-loss", "0"], TCP1, 24),
     Case("loss-1-tcp8", "loss", ["--rate", "500Mbit", "--rtt", "30ms", "--loss", "1%", "--reverse-loss", "0"], TCP8, 40),
     Case("loss-1-tcp-pull", "loss", ["--rate", "500Mbit", "--rtt", "20ms", "--loss", "1%", "--reverse-loss", "0"], TCP1, 8, pull=True),
     Case("loss-20-quic", "loss", ["--rate", "100Mbit", "--rtt", "40ms", "--loss", "20%", "--reverse-loss", "0"], [*QUIC, "--rate", "80Mbit"], 40),

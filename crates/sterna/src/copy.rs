@@ -64,6 +64,8 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Ok(person.code_with_output(exit_code(&summary)))
         }
         Err(error) => {
+            let end = serde_json::from_str(&json::error(&error)).unwrap_or_default();
+            person.write_log(|log| log.finish(&end, &[error.chain()]));
             if person.output == Output::Json {
                 person.print(json::error(&error).as_bytes());
             }

@@ -247,7 +247,9 @@ impl Accountant {
         for (lane, change) in changes {
             let split = judge_lane(change, &self.receiver, cause);
             for limit in Limit::ALL {
-                interval.add(limit, change.time.mul_f64(split.0[limit.index()] / changes.len() as f64));
+                // Sums of parts are off by a rounding error, which may be below nothing.
+                let part = (split.0[limit.index()] / changes.len() as f64).clamp(0.0, 1.0);
+                interval.add(limit, change.time.mul_f64(part));
             }
             self.judged.push(LaneJudgement { lane: *lane, limit: split.largest(), sample: *change.now });
         }

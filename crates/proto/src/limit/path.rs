@@ -83,6 +83,7 @@ impl PathHistory {
     fn fill(&mut self, flow: &Flow) {
         let open = &mut self.open;
         let weight = flow.time.as_secs_f64() / (open.time + flow.time).as_secs_f64().max(1e-9);
+        let weight = weight.clamp(0.0, 1.0);
         open.queue = open.queue.mul_f64(1.0 - weight) + flow.queue.mul_f64(weight);
         open.time += flow.time;
         open.sent += flow.sent;
@@ -117,12 +118,15 @@ impl PathHistory {
         if self.lost_with_queue() * 2 > lost {
             return WindowCause::Full;
         }
-        if self.is_policed() {
-            return WindowCause::Policer;
-        }
-        match flow.yields_to_loss {
+        let lossy = match flow.yields_to_loss {
             true => WindowCause::Loss,
             false => WindowCause::Full,
+        };
+        match (self.pattern(), self.kept) {
+            (LossPattern::OfPolicer, _) => WindowCause::Policer,
+            // What the last clear pattern said holds until another is clear.
+            (LossPattern::Unclear, Some(WindowCause::Policer)) => WindowCause::Policer,
+            (LossPattern::Unclear | LossPattern::Random, _) => lossy,
         }
     }
 
@@ -149,23 +153,32 @@ impl PathHistory {
         latest.len() < RISING_BINS || latest[0] > mean(&latest[1..]) * RISING
     }
 
-    /// Whether losses come in bursts, as from a bucket that has run empty, and only while as much is sent as ever came through.
-    /// Random losses come one by one, whatever the rate.
-    fn is_policed(&self) -> bool {
+    /// How losses are spread over the bins, against random ones that come one by one, whatever the rate.
+    ///
+    /// A policer drops in bursts, when its bucket has run empty, and only while as much is sent as ever came through. Where a
+    /// sender stays above its rate it drops all that exceeds it: as many in each bin, much more evenly than chance would.
+    fn pattern(&self) -> LossPattern {
         let (sent, lost) = self.packets();
         if lost < POLICED_LOST_MIN || self.bins.len() < POLICED_BINS_MIN {
-            return false;
+            return LossPattern::Unclear;
         }
         let share = lost as f64 / sent.max(1) as f64;
-        // Of each bin: how far from the expected number of losses, in variances of random ones.
-        let surprise = |bin: &Flow| {
-            let expected = bin.sent as f64 * share;
-            (bin.lost as f64 - expected).powi(2) / (expected * (1.0 - share)).max(1.0)
-        };
-        let surprises: Vec<f64> = self.bins.iter().map(surprise).collect();
         let is_quiet = |bin: &&Flow| (bin.lost as f64) < bin.sent as f64 * share / 2.0;
         let quiet = self.bins.iter().filter(is_quiet).count() as f64 / self.bins.len() as f64;
-        quiet > QUIET && mean(&surprises) > BURSTS && self.sent_at_loss() > self.rate_carried() * NEAR_CARRIED
+        let all: Vec<Flow> = self.bins.iter().copied().collect();
+        let surprise = surprise(&all);
+        if quiet > QUIET && surprise > BURSTS && self.sent_at_loss() > self.rate_carried() * NEAR_CARRIED {
+            return LossPattern::OfPolicer;
+        }
+        let latest = &all[all.len().saturating_sub(EVEN_BINS)..];
+        let lost_lately: u64 = latest.iter().map(|bin| bin.lost).sum();
+        if latest.len() == EVEN_BINS && lost_lately >= EVEN_LOST_MIN && self::surprise(latest) < EVEN {
+            return LossPattern::OfPolicer;
+        }
+        match latest.len() >= RANDOM_BINS_MIN && (EVEN..BURSTS).contains(&surprise) {
+            true => LossPattern::Random,
+            false => LossPattern::Unclear,
+        }
     }
 
     /// Bytes per second that were offered while packets were lost, by losses.
@@ -185,6 +198,26 @@ impl PathHistory {
         rates.sort_by(f64::total_cmp);
         rates.get(rates.len() * 19 / 20).copied().unwrap_or(0.0)
     }
+}
+
+/// What the spread of losses speaks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LossPattern {
+    Random,
+    OfPolicer,
+    Unclear,
+}
+
+/// How far the losses of bins are from those that their mean share makes expected, in variances of random losses: about 1 when
+/// they are random.
+fn surprise(bins: &[Flow]) -> f64 {
+    let (sent, lost) = bins.iter().fold((0, 0), |(sent, lost), bin| (sent + bin.sent, lost + bin.lost));
+    let share = lost as f64 / sent.max(1) as f64;
+    let of_bin = |bin: &Flow| {
+        let expected = bin.sent as f64 * share;
+        (bin.lost as f64 - expected).powi(2) / (expected * (1.0 - share)).max(1.0)
+    };
+    mean(&bins.iter().map(of_bin).collect::<Vec<f64>>())
 }
 
 fn has_queue(bin: &Flow) -> bool {
@@ -228,6 +261,15 @@ const POLICED_LOST_MIN: u64 = 15;
 
 /// Mean surprise at the losses of a bin from which they come in bursts: 1 when they are random, some tens behind a policer.
 const BURSTS: f64 = 4.0;
+
+/// The same from which down they are too even to be random, in so many bins with so many losses. Reason: fifteen bins of random
+/// losses are as even once in a thousand times.
+const EVEN: f64 = 0.25;
+const EVEN_BINS: usize = 15;
+const EVEN_LOST_MIN: u64 = 150;
+
+/// Bins from which on losses may count as random.
+const RANDOM_BINS_MIN: usize = 10;
 
 /// Bins that lose less than half as much as the others, as a part of all, at least: between two bursts a policer drops nothing.
 const QUIET: f64 = 0.2;

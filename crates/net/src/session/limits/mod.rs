@@ -23,8 +23,11 @@ pub use self::meter::{Meter, Wait};
 /// How often lanes are looked at. Reason: the kernel counts in steps of 4 ms, and people see half a second.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
-/// How often an end tells the other what it has counted. Reason: copies of a second have some reports, and 100 bytes cost nothing.
-const REPORT_EVERY: Duration = Duration::from_millis(250);
+/// How often an end tells the other what it has counted, while the session is younger than [`YOUNG`] and later. Reason: copies of
+/// a second have some reports; a session of hours that waits for storage says little, so that its stall is noticed.
+const REPORT_EVERY_FIRST: Duration = Duration::from_millis(250);
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+const YOUNG: Duration = Duration::from_secs(10);
 
 /// How often the limits of the kernel's buffers are read. Reason: people change them by hand.
 const BUFFER_LIMITS_EVERY: Duration = Duration::from_secs(5);
@@ -52,6 +55,7 @@ pub struct LimitsNow {
 /// Watches the lanes of one end of a session.
 pub struct LimitWatch {
     role: Role,
+    begun: Instant,
     state: Mutex<State>,
     storage_work: Mutex<StorageWork>,
 }
@@ -98,7 +102,8 @@ impl StorageWork {
 impl LimitWatch {
     /// A watch of an end with this `role`; starts its thread, which ends with the watch.
     pub fn start(role: Role) -> Result<Arc<Self>, Error> {
-        let watch = Arc::new(Self { role, state: Mutex::default(), storage_work: Mutex::default() });
+        let (state, storage_work) = (Mutex::default(), Mutex::default());
+        let watch = Arc::new(Self { role, begun: Instant::now(), state, storage_work });
         let watched = Arc::downgrade(&watch);
         let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
             while let Some(watch) = watched.upgrade() {
@@ -173,7 +178,9 @@ impl LimitWatch {
     /// A report for the other end, if one is due.
     pub(crate) fn poll_frame(&self, now: Instant) -> Option<Frame> {
         let mut state = lock(&self.state);
-        if state.reported.is_some_and(|at| now.saturating_duration_since(at) < REPORT_EVERY) {
+        let age = now.saturating_duration_since(self.begun);
+        let every = if age < YOUNG { REPORT_EVERY_FIRST } else { REPORT_EVERY };
+        if state.reported.is_some_and(|at| now.saturating_duration_since(at) < every) {
             return None;
         }
         state.reported = Some(now);
