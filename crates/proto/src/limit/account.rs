@@ -439,6 +439,9 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
         if receiver.is_slow() {
             return receiver.split();
         }
+        if engine > ENGINE_LATE {
+            return Split::all(Limit::Cpu);
+        }
         let fills_memory = now.in_flight.0 * 2 > now.memory.0;
         // Neither pace nor window hold it: what is left is the peer's flow control, unless the path has just changed.
         return Split::all(if fills_memory { Limit::SendBuffer } else { window });
@@ -502,8 +505,9 @@ const PUBLISHING_MIN: f64 = 0.5;
 /// Part of the given rate that counts as having reached it. Reason: pacing wakes up late, and payload is 3 % less than packets.
 const AT_CAP: f64 = 0.85;
 
-/// Part of the rate of its control that a QUIC lane reaches when nothing else holds it.
-const AT_PACE: f64 = 0.8;
+/// Part of its pace that a QUIC lane reaches when nothing else holds it. Reason: the pace is up to a quarter above the rate, to
+/// catch up.
+const AT_PACE: f64 = 0.7;
 
 /// Part of its time that the engine's thread wants a processor, from which it is the bottleneck. Reason: one that is late for a
 /// quarter of its timers neither paces nor measures a path.
@@ -511,6 +515,9 @@ const ENGINE_BUSY: f64 = 0.75;
 
 /// Packets on the wire, as a multiple of their payload, in a lane of full segments at MTU 1500.
 const TCP_HEADERS: f64 = 1.036;
+
+/// The same of an engine that does not reach its pace though nothing else holds it: it is late for its timers.
+const ENGINE_LATE: f64 = 0.3;
 
 /// Reports closer together than this came in one burst.
 const REPORT_SPACING_MIN: Duration = Duration::from_millis(50);
