@@ -1,16 +1,24 @@
 //! What limits a copy, in words and as JSON.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 use sterna_proto::limit::{Facts, Limit, LimitReport, LimitTimes, remedy};
 
 /// Limits with a smaller share are left out of the words.
 const SHARE_SHOWN_MIN: f64 = 0.05;
 
+/// Time with lanes below which the words are left out. Reason: some samples at least; what bound less than that nobody asks.
+const TIME_SHOWN_MIN: Duration = Duration::from_millis(500);
+
 /// Most limits that words name.
 const LIMITS_SHOWN_MAX: usize = 3;
 
-/// `limited by: receive window 71 % (peer rmem max 6.29 MB; …), source disk 22 %`; `None` when nothing is known.
+/// `limited by: receive window 71 % (peer rmem max 6.29 MB; …), source disk 22 %`; `None` when too little is known.
 pub fn line(report: &LimitReport) -> Option<String> {
+    if report.total.total() < TIME_SHOWN_MIN {
+        return None;
+    }
     let shares = report.total.shares();
     let mut shown = Vec::new();
     for (limit, share) in shares.into_iter().filter(|(_, share)| *share >= SHARE_SHOWN_MIN).take(LIMITS_SHOWN_MAX) {
@@ -77,8 +85,6 @@ fn rounded(share: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -121,11 +121,11 @@ fn a_given_rate_is_named_over_quic_and_the_log_is_a_page() {
     let Some(lab) = lab("cap", &path(500, 20), &[]) else { return };
     let site = Site::new();
     let agent = agent(&site, &lab);
-    write(&site.root().join("f"), &Seeded::new(3).bytes(12_000_000));
-    let flags = ["--via", "quic", "--rate", "50Mbit", "--log", "log.html"];
+    write(&site.root().join("f"), &Seeded::new(3).bytes(5_000_000));
+    let flags = ["--via", "quic", "--rate", "20Mbit", "--log", "log.html"];
     let pulled = copy(&site, &lab, &agent, &flags).arg(agent.url("f")).arg("f").succeed();
     let limits = named(&pulled, "rate_cap");
-    assert_eq!(limits["remedies"]["rate_cap"], "50.0 Mbit/s as given");
+    assert_eq!(limits["remedies"]["rate_cap"], "20.0 Mbit/s as given");
     let page = fs::read_to_string(site.local().join("log.html")).unwrap();
     assert!(page.contains("rate cap") && page.contains("<svg") && page.ends_with("</html>\n"), "{page}");
 }
