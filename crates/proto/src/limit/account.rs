@@ -405,6 +405,10 @@ fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCa
 }
 
 fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &ReceiverView, window: Limit) -> Split {
+    // Threads that hardly wait for data are not held up by the network, whatever its window says of this moment.
+    if receiver.is_slow() {
+        return receiver.split();
+    }
     let part =
         |now: Duration, before: Duration| (now.saturating_sub(before).as_secs_f64() / time.as_secs_f64()).min(1.0);
     let by_receiver = part(now.rwnd_limited, before.rwnd_limited);
@@ -418,10 +422,7 @@ fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &Rec
     let delivered = BitRate::mean(ByteCount(now.delivered.saturating_sub(before.delivered)), time);
     let is_capped = now.cap.is_some_and(|cap| delivered.0 as f64 > cap.0 as f64 * AT_CAP);
     let mut split = Split::default();
-    match receiver.is_slow() {
-        true => split.blend(&receiver.split(), by_receiver),
-        false => split.add(Limit::ReceiveWindow, by_receiver),
-    }
+    split.add(Limit::ReceiveWindow, by_receiver);
     split.add(Limit::SendBuffer, by_buffer);
     split.add(if is_capped { Limit::RateCap } else { window }, 1.0 - by_receiver - by_buffer);
     split
