@@ -251,7 +251,7 @@ const RISING_BINS: usize = 5;
 const RISING: f64 = 1.1;
 
 /// Delay above the smallest round trip that is a queue: this part of that round trip, and at least so much. Reason: busy
-/// hosts delay by some milliseconds (measured: up to 4 with a load of 5 on two cores).
+/// hosts delay by some milliseconds (2 to 5 at a load of 5 on two cores, bench/runs/2026-11-21-vm-limits).
 const QUEUE_DIVISOR: u32 = 8;
 const QUEUE_MIN: Duration = Duration::from_millis(5);
 
