@@ -533,6 +533,7 @@ impl AgentSink<'_> {
         let session = &seat.0;
         let started = session.started().ok_or_else(|| crate::internal("a session that was never started"))?;
         let (id, end) = (session.lanes.next(), Arc::clone(&started.end));
+        end.limits().set_rate_cap(rate.contract().ceiling);
         session.live.add(&self.handle, rate, false);
         session.live.share_rate();
         let up = JoinedLane::new(&end, id, &self.handle);

@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::limit::{LimitReport, LimitTimes};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
@@ -30,8 +31,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::SharedBudget;
 use crate::lane::{Lane, LaneStats, Transport};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
-    SettledPaths, Source, attach, close_all, lock,
+    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, LimitsNow, Observer, Progress, Receiver, ReceiverOptions, Sender,
+    SessionEvent, SettledPaths, Source, attach, close_all, lock,
 };
 
 use self::dial::{FirstLane, dial, dial_first, lane_memory};
@@ -155,6 +156,8 @@ pub struct CopyProgress {
     pub lanes: Vec<LaneStats>,
     /// Large files under way, the first few.
     pub files: Vec<ActiveFile>,
+    /// What limits it.
+    pub limits: LimitsNow,
 }
 
 /// How a copy ended.
@@ -180,6 +183,8 @@ pub struct CopySummary {
     pub elapsed: Duration,
     /// Why files failed.
     pub failures: Vec<Error>,
+    /// What limited it.
+    pub limits: LimitReport,
 }
 
 impl CopySummary {
@@ -475,6 +480,8 @@ struct Keeper {
     found_bytes: u64,
     /// Bytes of holes that the earlier sessions of this copy told.
     holes_before: u64,
+    /// What limited the earlier sessions of this copy.
+    limits_before: LimitTimes,
     /// Lanes that the agent has welcomed and that have not ended.
     up: AtomicUsize,
     /// Lanes that are kept; grows when they turn out too few.
@@ -506,12 +513,13 @@ fn run_session(
     if via == Via::Quic {
         lane_memory(options, lane_count)?;
     }
-    let (held_before, holes_before, found_bytes) = {
+    let (held_before, holes_before, found_bytes, limits_before) = {
         let mut state = lock(&tally.state);
         state.aborted = None;
-        (state.summary.bytes_held, state.summary.bytes_holes, state.unsettled_bytes)
+        (state.summary.bytes_held, state.summary.bytes_holes, state.unsettled_bytes, state.summary.limits.total)
     };
     let (end, receiver) = job.start_end(options, tally)?;
+    end.limits().set_rate_cap(options.contract.ceiling);
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
         lanes: LaneIds::default(),
@@ -528,6 +536,7 @@ fn run_session(
         held_before,
         found_bytes,
         holes_before,
+        limits_before,
         up: AtomicUsize::new(0),
         lanes_wanted: AtomicU32::new(0),
         via,
@@ -553,6 +562,7 @@ fn run_session(
     state.summary.blocks_again += progress.blocks_again;
     state.summary.bytes_held = progress.bytes_held;
     state.summary.bytes_holes = progress.bytes_holes;
+    state.summary.limits = keeper.limits().report;
     state.unsettled_bytes = end.unsettled_bytes();
     match state.aborted.take() {
         Some(error) => Err(error),
@@ -786,7 +796,15 @@ impl Keeper {
             elapsed: started.elapsed(),
             lanes,
             files: self.end.active_files(ACTIVE_FILES_SHOWN),
+            limits: self.limits(),
         }
+    }
+
+    /// What limits the copy, with what earlier sessions of it found.
+    fn limits(&self) -> LimitsNow {
+        let mut limits = self.end.limits().now();
+        limits.report.total.merge(&self.limits_before);
+        limits
     }
 
     /// How far the session is; what earlier sessions of this copy brought does not count as there before it.

@@ -8,6 +8,7 @@ pub mod digest;
 pub mod error;
 pub mod file;
 pub mod journal;
+pub mod limit;
 pub mod location;
 pub mod memory;
 pub mod plan;

@@ -1,5 +1,8 @@
 //! Every frame, message and header reads back as it was written, and no bytes make the readers panic.
 
+use std::time::Duration;
+
+use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
     BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite, PACK_BYTES_MAX,
@@ -7,8 +10,8 @@ use sterna_proto::session::{
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
-    Algorithm, BitRate, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath,
-    Retry, Scope,
+    Algorithm, BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime,
+    Phase, RelPath, Retry, Scope,
 };
 
 const MIB: u64 = 1 << 20;
@@ -134,7 +137,65 @@ fn frames() -> Vec<Frame> {
     all.push(Frame::Messages { first: u64::MAX, encoded: Message::Bye.encode() });
     all.push(Frame::Messages { first: 0, encoded: Vec::new() });
     all.push(Frame::Acknowledge { next: u64::MAX });
+    all.push(Frame::Receiver(receiver_report()));
+    all.push(Frame::Limits(Box::new(limit_report())));
     all
+}
+
+fn receiver_report() -> ReceiverReport {
+    let seconds = Duration::from_secs;
+    ReceiverReport {
+        lane_time: seconds(1),
+        waiting: seconds(2),
+        storage: seconds(3),
+        publishing: seconds(4),
+        engine: seconds(5),
+        written: ByteCount(6),
+        buffer: ByteCount(7),
+        buffer_max: ByteCount(u64::MAX),
+        unread: ByteCount(9),
+        window: ByteCount(10),
+    }
+}
+
+fn limit_report() -> LimitReport {
+    let mut report = LimitReport::default();
+    for (index, limit) in (1..).zip(Limit::ALL) {
+        report.recent.add(limit, Duration::from_micros(index));
+        report.total.add(limit, Duration::from_secs(index));
+    }
+    report.facts = Facts {
+        rtt: Duration::from_millis(660),
+        rate: BitRate(1),
+        rate_cap: BitRate(2),
+        policed: BitRate(3),
+        source: BitRate(4),
+        destination: BitRate(5),
+        receive_window: ByteCount(6),
+        receive_buffer: ByteCount(7),
+        receive_buffer_max: ByteCount(8),
+        send_buffer: ByteCount(9),
+        send_buffer_max: ByteCount(10),
+        loss_ppm: 11,
+        lanes: 12,
+        is_quic: true,
+        is_growing: false,
+        cpu_at_receiver: true,
+    };
+    report
+}
+
+#[test]
+fn reports_read_back_and_absurd_times_are_held_within_a_year() {
+    let Frame::Receiver(read) = Frame::decode(&Frame::Receiver(receiver_report()).encode()).unwrap() else { panic!() };
+    assert_eq!(read, receiver_report());
+    let Frame::Limits(read) = Frame::decode(&Frame::Limits(Box::new(limit_report())).encode()).unwrap() else {
+        panic!()
+    };
+    assert_eq!(*read, limit_report());
+    let absurd = ReceiverReport { storage: Duration::MAX, ..receiver_report() };
+    let Frame::Receiver(read) = Frame::decode(&Frame::Receiver(absurd).encode()).unwrap() else { panic!() };
+    assert!(read.storage < Duration::from_secs(367 * 24 * 3600));
 }
 
 fn headers() -> Vec<(BlockHeader, u64)> {

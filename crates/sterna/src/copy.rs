@@ -18,8 +18,9 @@ use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Pha
 
 use crate::brevity::{AlikeFailures, LanesDown};
 use crate::flags::{CopyFlags, Lanes, OverwriteFlag, ViaFlag};
+use crate::log::SampleLog;
 use crate::progress::Display;
-use crate::{json, print_line, say, state};
+use crate::{json, limits, print_line, say, state};
 
 /// Runs one copy; the exit code says how it ended.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
@@ -35,7 +36,9 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
         })?;
     }
+    let log = flags.log.as_deref().map(SampleLog::create).transpose()?;
     let person = Arc::new(Person {
+        log: Mutex::new(log),
         known: KnownHosts::new(&directory),
         trust: flags.trust,
         output: match (flags.json, flags.quiet) {
@@ -62,6 +65,8 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Ok(person.code_with_output(exit_code(&summary)))
         }
         Err(error) => {
+            let end = serde_json::from_str(&json::error(&error)).unwrap_or_default();
+            person.write_log(|log| log.finish(&end, &[error.chain()]));
             if person.output == Output::Json {
                 person.print(json::error(&error).as_bytes());
             }
@@ -154,6 +159,8 @@ struct Person {
     /// One question at a time.
     asking: Mutex<()>,
     untold: Mutex<Untold>,
+    /// `--log`, until it cannot be written.
+    log: Mutex<Option<SampleLog>>,
     /// Why standard output was lost, if it was.
     output_lost: Mutex<Option<Error>>,
 }
@@ -181,6 +188,7 @@ impl CopyObserver for Person {
         let due = self.untold().lanes_down.poll_lines(Instant::now());
         due.iter().for_each(|line| self.display.line(line));
         self.display.show(progress);
+        self.write_log(|log| log.add(progress));
         if self.output == Output::Json && self.display.json_due() {
             self.print(json::progress(progress, self.dry_run).as_bytes());
         }
@@ -351,12 +359,29 @@ impl Person {
         failed.filter(|_| code == 0).map_or(code, Error::exit_code)
     }
 
+    /// Writes to the log, if there is one. When that fails it is said once: the copy itself is worth finishing.
+    fn write_log(&self, write: impl FnOnce(&mut SampleLog) -> Result<(), Error>) {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Err(error)) = log.as_mut().map(write) {
+            *log = None;
+            self.display.line(&format!("{}; the copy goes on without it", error.chain()));
+        }
+    }
+
+    /// The last lines: what was copied, and what limited it.
+    fn ending(&self, summary: &CopySummary) -> Vec<String> {
+        let limits = if self.dry_run { None } else { limits::line(&summary.limits) };
+        std::iter::once(summary_line(summary, self.dry_run)).chain(limits).collect()
+    }
+
     fn summarise(&self, summary: &CopySummary) {
         match self.output {
             Output::Json => self.print(json::summary(summary, self.dry_run).as_bytes()),
             Output::Quiet => {}
-            Output::Words => say(&summary_line(summary, self.dry_run)),
+            Output::Words => self.ending(summary).iter().for_each(|line| say(line)),
         }
+        let end = || serde_json::from_str(&json::summary(summary, self.dry_run)).unwrap_or_default();
+        self.write_log(|log| log.finish(&end(), &self.ending(summary)));
     }
 }
 

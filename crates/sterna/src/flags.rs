@@ -184,6 +184,10 @@ pub struct CopyFlags {
     /// Print what happens as JSON on stdout, one event a line
     #[arg(long)]
     pub json: bool,
+    /// Write what is sampled of every connection ten times a second to FILE, a JSON line each; a page with plots, at the end,
+    /// when its name ends in .html
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
     /// Say what would be copied, and copy nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -6,6 +6,7 @@ use sterna_net::session::SessionEvent;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{BitRate, ByteCount, Error, FileDigests, FileEntry};
 
+use crate::limits;
 use crate::progress::path_figures;
 
 /// An event; `None` for those that have no line of their own.
@@ -99,6 +100,7 @@ pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
         "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
         "loss": loss,
         "blocks_again": session.blocks_again,
+        "limits": limits::shares(&progress.limits.report.recent),
     })
     .to_string()
 }
@@ -128,6 +130,7 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
         "bytes_holes": summary.bytes_holes,
         "goodput_bps": summary.goodput().0,
         "blocks_again": summary.blocks_again,
+        "limits": limits::value(&summary.limits),
     })
     .to_string()
 }

@@ -5,6 +5,9 @@ mod brevity;
 mod copy;
 mod flags;
 mod json;
+mod limits;
+mod log;
+mod page;
 mod progress;
 mod state;
 

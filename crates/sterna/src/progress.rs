@@ -9,7 +9,7 @@ use sterna_net::lane::LaneStats;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
 
-use crate::say;
+use crate::{limits, say};
 
 /// How often the display is drawn. Reason: often enough to look alive, seldom enough to read.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -159,6 +159,9 @@ fn total_words(progress: &CopyProgress, goodput: BitRate) -> String {
     }
     if let Some(loss) = loss {
         words.push_str(&format!("  loss {:.2} %", loss * 100.0));
+    }
+    if let Some(limit) = limits::now(&progress.limits.report) {
+        words.push_str(&format!("  {limit}"));
     }
     words
 }

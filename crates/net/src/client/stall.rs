@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// have been found out by then.
 const TOLD_AFTER: Duration = Duration::from_secs(60);
 
-/// What a lane carries in that time while its ends only keep it alive, at most. Reason: that is 8 kB, and a path of
-/// 10 kbit/s carries 75 kB.
-const IDLE_BYTES_MAX: u64 = 20_000;
+/// What a lane carries in that time while its ends only keep it alive and report what they wait for, at most. Reason: that is
+/// 35 kB, and a path of 10 kbit/s carries 75 kB.
+const IDLE_BYTES_MAX: u64 = 50_000;
 
 /// Watches the lanes of one session.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ mod tests {
         for second in 0..1200 {
             // Each lane keeps itself alive; for some time one moves something.
             let idle = second * 150;
-            let moved = if second < 300 { second * 1000 } else { 300_000 };
+            let moved = if second < 300 { second * 5000 } else { 1_500_000 };
             let more = if second < 610 { 0 } else { 1_000_000 };
             let lanes = [idle + moved + more, idle];
             if watch.observe(lanes.into_iter(), start + Duration::from_secs(second)).is_some() {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use sterna_proto::limit::TransportSample;
 use sterna_proto::{BitRate, ByteCount, Error};
 
 /// Longest control frame, in bytes, that a lane carries; a peer that announces more is cut off.
@@ -124,6 +125,14 @@ pub trait LaneHandle: Send + Sync {
     fn peer_addr(&self) -> SocketAddr;
     /// What the transport knows of the path now.
     fn stats(&self) -> LaneStats;
+    /// What the transport says of what holds the lane back; `None` when it says nothing.
+    fn sample(&self) -> Option<TransportSample> {
+        None
+    }
+    /// The memory of the socket at this end and the window that it announces, where the kernel keeps them.
+    fn receive_memory(&self) -> Option<ReceiveMemory> {
+        None
+    }
     /// Grows whenever the process of the peer has said something; what its kernel answers by itself does not count. `None`
     /// while this end does not listen, since it is busy with what it heard last.
     fn heard(&self) -> Option<u64> {
@@ -186,4 +195,15 @@ pub struct LaneStats {
     pub in_flight_bytes: u64,
     /// Path MTU in use, bytes of an IP packet; zero while unknown.
     pub mtu: u16,
+}
+
+/// The receiving side of a lane's socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveMemory {
+    /// What came and was not read yet, as memory.
+    pub unread: ByteCount,
+    /// Limit of the buffer, as the kernel has tuned it.
+    pub buffer: ByteCount,
+    /// The window that this end announces.
+    pub window: ByteCount,
 }

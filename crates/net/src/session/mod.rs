@@ -8,6 +8,7 @@
 //! control frame or one block; it ends when the lane dies or the session is over.
 
 mod holes;
+pub mod limits;
 mod names;
 mod receiver;
 mod recheck;
@@ -17,6 +18,7 @@ mod slot;
 mod tests;
 mod writer;
 
+pub use limits::{LimitWatch, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
@@ -31,6 +33,7 @@ use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error, FileEntry};
 
+use self::limits::Wait;
 use crate::lane::quic::SharedBudget;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 
@@ -129,6 +132,8 @@ pub trait End: Send + Sync + 'static {
     fn is_over(&self) -> bool;
     /// Time has passed: called a few times a second by the owner of the session.
     fn tick(&self);
+    /// What watches its lanes for what limits them.
+    fn limits(&self) -> &LimitWatch;
     /// How far it is.
     fn progress(&self) -> Progress;
     /// Large files under way, the first `most`.
@@ -309,6 +314,7 @@ pub(crate) struct JoinedLane {
 
 impl JoinedLane {
     pub(crate) fn new(end: &Arc<dyn End>, id: LaneId, handle: &Arc<dyn LaneHandle>) -> Self {
+        end.limits().lane_up(id, handle);
         end.lane_up(id);
         Self { end: Arc::clone(end), id, handle: Arc::clone(handle) }
     }
@@ -317,6 +323,7 @@ impl JoinedLane {
 impl Drop for JoinedLane {
     fn drop(&mut self) {
         self.handle.close("lane ended");
+        self.end.limits().lane_down(self.id);
         self.end.lane_down(self.id);
     }
 }
@@ -345,6 +352,7 @@ pub(crate) fn spawn_feeder(
         .name(format!("feed-{}", id.0))
         .spawn(move || {
             let mut lane = FedLane { handle, reason: "lane ended" };
+            end.limits().begin_feeding(id);
             let fed = feed(&*end, id, tx, first_frame);
             if fed.is_ok() {
                 lane.reason = "session over";
@@ -359,19 +367,20 @@ fn feed(end: &dyn End, id: LaneId, mut tx: Box<dyn LaneTx>, first_frame: Option<
     if let Some(frame) = first_frame {
         tx.control(&frame.encode())?;
     }
+    let meter = end.limits().feeder(id);
     let mut flushed = false;
     loop {
         match end.next_work(id) {
-            Work::Frame(frame) => tx.control(&frame.encode())?,
+            Work::Frame(frame) => meter.during(Wait::Transport, 0, || tx.control(&frame.encode()))?,
             Work::Block(task) => end.send_block(id, task, &mut *tx)?,
             Work::Over => return tx.flush(),
             // Ask once more after a flush: it may have taken long, and work may have come.
             Work::Idle if !flushed => {
-                tx.flush()?;
+                meter.during(Wait::Transport, 0, || tx.flush())?;
                 flushed = true;
                 continue;
             }
-            Work::Idle => end.wait_for_work(FEEDER_NAP),
+            Work::Idle => meter.during(Wait::Work, 0, || end.wait_for_work(FEEDER_NAP)),
         }
         flushed = false;
     }

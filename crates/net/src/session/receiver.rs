@@ -20,6 +20,7 @@ use sterna_proto::{
 };
 
 use super::holes::HoleCount;
+use super::limits::{LimitWatch, Role, Wait};
 use super::recheck::recheck;
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
@@ -142,6 +143,7 @@ pub struct Receiver {
     job_done: Condvar,
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
     holes: HoleCount,
+    limits: Arc<LimitWatch>,
     observer: Arc<dyn Observer>,
 }
 
@@ -173,6 +175,7 @@ impl Receiver {
             job_done: Condvar::new(),
             checkpointer: Mutex::new(None),
             holes: HoleCount::default(),
+            limits: LimitWatch::start(Role::Receiver)?,
             observer,
         });
         // The threads that did start end with the queues.
@@ -243,7 +246,7 @@ impl Receiver {
             let slot = lock(&self.slots).get(&file).cloned();
             let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { continue };
             let is_moot = || self.is_over() || !lock(&self.session).is_receiving(file);
-            let Some(lost) = recheck(&incoming, is_moot) else { continue };
+            let Some(lost) = self.limits.storage_work(|| recheck(&incoming, is_moot)) else { continue };
             let notice = (!lost.is_empty()).then(|| {
                 let (lost, path) = (lost.len(), incoming.path());
                 format!("{path}: blocks of an earlier session that were damaged on disk and are sent again: {lost}")
@@ -261,12 +264,12 @@ impl Receiver {
         loop {
             let job = lock(jobs).recv();
             let Ok(job) = job else { return };
-            match &job {
+            self.limits.storage_work(|| match &job {
                 Job::File(file) => self.publish_file(*file),
                 Job::Discard(file) => self.discard_file(*file),
                 Job::Packed { files, data } => self.publish_packed(files, data),
                 Job::Directories(modes) => self.finish_directories(*modes),
-            }
+            });
             *lock(&self.waiting).of(&job) -= 1;
             self.job_done.notify_all();
             self.after_change();
@@ -277,7 +280,7 @@ impl Receiver {
     fn run_checkpoints(&self) {
         loop {
             let over = self.is_over();
-            self.checkpoint();
+            self.limits.storage_work(|| self.checkpoint());
             if over {
                 // Directories that do not hold all their files stay as they were made, so that the next session can write to them.
                 self.notice(self.options.destination.settle());
@@ -571,7 +574,10 @@ impl End for Receiver {
         match session.poll_frame(lane, Instant::now()) {
             Some(frame) => Work::Frame(frame),
             None if session.is_over() => Work::Over,
-            None => Work::Idle,
+            None => {
+                drop(session);
+                self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
+            }
         }
     }
 
@@ -586,12 +592,16 @@ impl End for Receiver {
     }
 
     fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
+        if let Frame::Limits(report) = &frame {
+            self.limits.handle_limits(report);
+            return Ok(());
+        }
         let mut session = lock(&self.session);
         match frame {
             Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
             Frame::Welcome => {}
-            Frame::Hello(_) | Frame::Refuse(_) => return Err(Error::protocol("a frame from the peer out of place")),
+            _ => return Err(Error::protocol("a frame from the peer out of place")),
         }
         drop(session);
         self.after_change();
@@ -619,6 +629,10 @@ impl End for Receiver {
     fn tick(&self) {
         lock(&self.session).handle_timeout(Instant::now());
         self.after_change();
+    }
+
+    fn limits(&self) -> &LimitWatch {
+        &self.limits
     }
 
     fn progress(&self) -> Progress {
@@ -681,18 +695,21 @@ impl ReceiverLane {
         lock(&receiver.session).handle_entry(file, &entry)?;
         receiver.after_change();
         let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
+        let meter = receiver.limits.reader(self.lane);
         if !slot.has_begun() {
             // With few descriptors as many wait as leave some to files on their way.
             let files_max = WAITING_FILES_MAX.min(receiver.open_max.div_ceil(4));
-            receiver.wait_for_publishers(|waiting| waiting.files >= files_max);
-            receiver.look_up(file, &slot, false);
+            meter.during(Wait::Storage, 0, || {
+                receiver.wait_for_publishers(|waiting| waiting.files >= files_max);
+                receiver.look_up(file, &slot, false);
+            });
         }
         if lock(&receiver.session).claim(self.lane, file, index) == BlockClaim::Discard {
             return Ok(OpenBlock::Discard);
         }
         let incoming = slot.incoming().ok_or_else(|| crate::internal("a block of a file that was never looked up"))?;
         slot.begin();
-        let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming);
+        let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming, meter);
         let mut broken = false;
         if hole {
             // Before the block counts as here: no byte of it ever counts as carried.
@@ -774,7 +791,11 @@ impl ReceiverLane {
         }
         drop(session);
         if !verified.is_empty() {
-            self.receiver.wait_for_publishers(|waiting| waiting.packs >= WAITING_PACKS_MAX);
+            let meter = self.receiver.limits.reader(self.lane);
+            let bytes = kept.len();
+            meter.during(Wait::Storage, bytes, || {
+                self.receiver.wait_for_publishers(|waiting| waiting.packs >= WAITING_PACKS_MAX);
+            });
             self.receiver.queue(Job::Packed { files: verified, data: kept });
         }
         self.receiver.after_change();

@@ -9,6 +9,7 @@ use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, L
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 
 use super::holes::HoleCount;
+use super::limits::{LimitWatch, Role, Wait};
 use super::names::{Admittance, FirstNames};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
@@ -89,6 +90,7 @@ pub struct Sender {
     /// Files that are left out.
     settled: Arc<SettledPaths>,
     holes: HoleCount,
+    limits: Arc<LimitWatch>,
 }
 
 impl Sender {
@@ -112,6 +114,7 @@ impl Sender {
             dry_run,
             settled,
             holes: HoleCount::default(),
+            limits: LimitWatch::start(Role::Sender)?,
         });
         let scanner = Arc::clone(&sender);
         thread::Builder::new()
@@ -228,13 +231,14 @@ impl Sender {
         (id, entry, index): (FileId, FileEntry, u64),
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
-        let source = match self.open_source(id) {
+        let meter = self.limits.feeder(lane);
+        let source = match meter.during(Wait::Storage, 0, || self.open_source(id)) {
             Ok(source) => source,
             Err(error) => return Ok(Err(error)),
         };
         let blocks = entry.blocks();
         let (offset, length) = (blocks.offset(index), blocks.length(index));
-        let hole = match source.is_hole(offset, length) {
+        let hole = match meter.during(Wait::Storage, 0, || source.is_hole(offset, length)) {
             Ok(hole) => hole,
             Err(error) => return Ok(Err(error)),
         };
@@ -247,19 +251,21 @@ impl Sender {
             let size = (length - done).min(PIECE_BYTES as u64) as usize;
             if hole {
                 piece.zeroed(size);
-            } else if let Err(error) = piece.fill(size, |bytes| source.read_at(offset + done, bytes)) {
+            } else if let Err(error) =
+                meter.during(Wait::Storage, size, || piece.fill(size, |bytes| source.read_at(offset + done, bytes)))
+            {
                 tx.block_abandon()?;
                 return Ok(Err(error));
             }
             hasher.update(&piece);
             done += size as u64;
             if !hole {
-                tx.block_data(piece.freeze())?;
+                meter.during(Wait::Transport, size, || tx.block_data(piece.freeze()))?;
                 self.send_waiting_frames(lane, tx)?;
             }
         }
         // Every byte of this block was read while the file was as offered: this look comes after the reads.
-        if let Err(error) = source.check_unchanged(&entry) {
+        if let Err(error) = meter.during(Wait::Storage, 0, || source.check_unchanged(&entry)) {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
@@ -275,10 +281,12 @@ impl Sender {
 
     /// Sends small files, whole. Those that cannot be read are told to the session and left out.
     fn send_packed(&self, lane: LaneId, files: Vec<(FileId, FileEntry)>, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        let meter = self.limits.feeder(lane);
         let mut packed = Vec::with_capacity(files.len());
         let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
         for (id, entry) in files {
-            match self.read_whole(id, &entry, &mut data) {
+            let size = entry.size as usize;
+            match meter.during(Wait::Storage, size, || self.read_whole(id, &entry, &mut data)) {
                 Ok(()) => {
                     let start = data.len() - entry.size as usize;
                     trailer.extend_from_slice(blake3::hash(&data[start..]).as_bytes());
@@ -294,7 +302,8 @@ impl Sender {
         tx.block_begin(&header, data.len() as u64)?;
         let mut data = bytes::Bytes::from(data);
         while !data.is_empty() {
-            tx.block_data(data.split_to(data.len().min(PIECE_BYTES)))?;
+            let piece = data.split_to(data.len().min(PIECE_BYTES));
+            meter.during(Wait::Transport, piece.len(), || tx.block_data(piece))?;
             self.send_waiting_frames(lane, tx)?;
         }
         tx.block_end(&trailer)
@@ -327,7 +336,7 @@ impl Sender {
     fn send_waiting_frames(&self, lane: LaneId, tx: &mut dyn LaneTx) -> Result<(), Error> {
         loop {
             let frame = lock(&self.session).poll_frame(lane);
-            match frame {
+            match frame.or_else(|| self.limits.poll_frame(Instant::now())) {
                 Some(frame) => tx.control(&frame.encode())?,
                 None => return Ok(()),
             }
@@ -349,7 +358,8 @@ impl End for Sender {
         {
             return Work::Block(task);
         }
-        Work::Idle
+        drop(session);
+        self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
     }
 
     fn wait_for_work(&self, nap: Duration) {
@@ -371,12 +381,16 @@ impl End for Sender {
     }
 
     fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
+        if let Frame::Receiver(report) = &frame {
+            self.limits.handle_receiver(Instant::now(), report);
+            return Ok(());
+        }
         let mut session = lock(&self.session);
         match frame {
             Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
             Frame::Welcome => {}
-            Frame::Hello(_) | Frame::Refuse(_) => return Err(Error::protocol("a frame from the peer out of place")),
+            _ => return Err(Error::protocol("a frame from the peer out of place")),
         }
         drop(session);
         self.after_change();
@@ -404,6 +418,10 @@ impl End for Sender {
     fn tick(&self) {
         lock(&self.session).handle_timeout(Instant::now());
         self.after_change();
+    }
+
+    fn limits(&self) -> &LimitWatch {
+        &self.limits
     }
 
     fn progress(&self) -> Progress {

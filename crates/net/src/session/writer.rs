@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sterna_proto::session::FileId;
 use sterna_proto::{BlockDigest, BlockHasher, BlockMap, Checks, Error, RangeSet};
 
+use super::limits::{Meter, Wait};
 use crate::disk::IncomingFile;
 
 /// Bytes that are gathered before they are written. Reason: a QUIC packet brings 1.4 kB at a time, and a write of 64 KiB
@@ -32,11 +33,20 @@ pub struct BlockWriter {
     ahead: RangeSet,
     run_start: u64,
     run: Vec<u8>,
+    /// Of the thread that writes.
+    meter: Arc<Meter>,
 }
 
 impl BlockWriter {
     /// A writer of block `index` of `incoming`.
-    pub fn new(file: FileId, index: u64, blocks: &BlockMap, checks: Checks, incoming: Arc<IncomingFile>) -> Self {
+    pub fn new(
+        file: FileId,
+        index: u64,
+        blocks: &BlockMap,
+        checks: Checks,
+        incoming: Arc<IncomingFile>,
+        meter: Arc<Meter>,
+    ) -> Self {
         Self {
             file,
             index,
@@ -48,6 +58,7 @@ impl BlockWriter {
             ahead: RangeSet::default(),
             run_start: 0,
             run: Vec::new(),
+            meter,
         }
     }
 
@@ -108,7 +119,7 @@ impl BlockWriter {
     }
 
     fn write_at(&mut self, start: u64, data: &[u8]) -> Result<(), Error> {
-        self.incoming.write_at(self.offset + start, data)?;
+        self.meter.during(Wait::Storage, data.len(), || self.incoming.write_at(self.offset + start, data))?;
         let end = start + data.len() as u64;
         if start != self.hashed {
             self.ahead.insert(start..end);
@@ -126,7 +137,8 @@ impl BlockWriter {
         let mut bytes = vec![0; CATCH_UP_BYTES.min((range.end - self.hashed) as usize)];
         while self.hashed < range.end {
             let size = bytes.len().min((range.end - self.hashed) as usize);
-            self.incoming.read_at(self.offset + self.hashed, &mut bytes[..size])?;
+            let piece = &mut bytes[..size];
+            self.meter.during(Wait::Storage, 0, || self.incoming.read_at(self.offset + self.hashed, piece))?;
             self.hasher.update(&bytes[..size]);
             self.hashed += size as u64;
         }

@@ -74,6 +74,8 @@ pub struct TcpInfo {
     pub total_retrans: u32,
     /// Rate at which the kernel paces; `None` also when it does not.
     pub pacing_rate: Option<BitRate>,
+    /// Rate above which the kernel does not pace (`SO_MAX_PACING_RATE`); `None` also without such a cap.
+    pub max_pacing_rate: Option<BitRate>,
     /// Bytes acknowledged since the start.
     pub bytes_acked: Option<ByteCount>,
     /// Bytes received in order since the start.
@@ -160,6 +162,11 @@ impl TcpInfo {
             total_retrans: count(100),
             // All ones stands for no pacing.
             pacing_rate: raw.u64(104).filter(|rate| *rate != u64::MAX).map(BitRate::from_bytes_per_second),
+            // The kernel keeps a cap of 32 bits as such: all ones stand for none too.
+            max_pacing_rate: raw
+                .u64(112)
+                .filter(|rate| *rate < u64::from(u32::MAX))
+                .map(BitRate::from_bytes_per_second),
             bytes_acked: raw.bytes(120),
             bytes_received: raw.bytes(128),
             segs_out: raw.u32(136),

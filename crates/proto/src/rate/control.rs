@@ -55,6 +55,22 @@ pub struct RateControl {
     rtt_latest: Duration,
 }
 
+/// What the rate of a path rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RateState {
+    /// It is still looked for.
+    #[default]
+    Searching,
+    /// It is the one that was given.
+    Given,
+    /// It is below what was given, or was found: the path carried no more.
+    Found,
+    /// The same, while packets are lost beyond what counts as noise.
+    Losing,
+    /// A policer drops what exceeds this.
+    Policed(BitRate),
+}
+
 /// What the controller is doing.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
@@ -235,6 +251,19 @@ impl RateControl {
     /// Whether less is sent than the ceiling because the path does not deliver it.
     pub fn yields(&self) -> bool {
         self.limit < self.ceiling() * 0.999
+    }
+
+    /// What the rate rests on.
+    pub fn state(&self) -> RateState {
+        match self.phase {
+            Phase::Search(_) => RateState::Searching,
+            _ if !self.yields() => RateState::Given,
+            _ => match self.policed() {
+                Some(rate) => RateState::Policed(rate),
+                None if self.trial.is_some() => RateState::Losing,
+                None => RateState::Found,
+            },
+        }
     }
 
     /// The rate that the path has been found to carry; `None` while that is being found out.

@@ -20,7 +20,7 @@ mod tests;
 
 pub use budget::LaneKey;
 pub use contract::{Manner, RateContract};
-pub use control::RateControl;
+pub use control::{RateControl, RateState};
 pub use evidence::AckBatch;
 pub use lane::{AckedPacket, LaneControl};
 pub use path::{PathControl, Terms, TrainOrder};

@@ -8,6 +8,7 @@ use super::hello::Hello;
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
+use crate::limit::{LimitReport, ReceiverReport};
 use crate::wire::{Reader, Writer};
 
 /// Version of the protocol; a peer of another version is refused with a text that names both.
@@ -87,6 +88,10 @@ pub enum Frame {
         /// Number of the next message expected.
         next: u64,
     },
+    /// Receiver to sender: what its threads have waited for until now.
+    Receiver(ReceiverReport),
+    /// Sender to receiver: what has limited the session until now.
+    Limits(Box<LimitReport>),
 }
 
 /// A message of the control log.
@@ -222,6 +227,14 @@ impl Frame {
                 w.byte(5);
                 w.integer(*next);
             }
+            Self::Receiver(report) => {
+                w.byte(6);
+                report.write(&mut w);
+            }
+            Self::Limits(report) => {
+                w.byte(7);
+                report.write(&mut w);
+            }
         }
         w.into_bytes()
     }
@@ -244,6 +257,8 @@ impl Frame {
                 Self::Messages { first, encoded: r.rest().to_vec() }
             }
             5 => Self::Acknowledge { next: r.integer()? },
+            6 => Self::Receiver(ReceiverReport::read(&mut r)?),
+            7 => Self::Limits(Box::new(LimitReport::read(&mut r)?)),
             code => return Err(Error::protocol(format!("frame from the peer: unknown type {code}"))),
         };
         r.finish()?;

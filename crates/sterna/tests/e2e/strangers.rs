@@ -76,8 +76,14 @@ impl Heard {
         self
     }
 
+    /// The next frame that is no report: those come whenever there is nothing else to say.
     fn next(&self) -> Frame {
-        self.frames.recv_timeout(PATIENCE).expect("a frame from the agent")
+        loop {
+            let frame = self.frames.recv_timeout(PATIENCE).expect("a frame from the agent");
+            if !matches!(frame, Frame::Receiver(_) | Frame::Limits(_)) {
+                return frame;
+            }
+        }
     }
 
     fn refusal(&self) -> Error {

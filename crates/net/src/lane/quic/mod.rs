@@ -38,12 +38,14 @@ use std::time::{Duration, Instant};
 use noq::crypto::rustls::QuicClientConfig;
 use noq::rustls::pki_types::CertificateDer;
 use noq::{Connection, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, TokioRuntime, VarInt};
+use sterna_proto::limit::{QuicSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
 
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
+use crate::thread_clock::ThreadClock;
 
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedBudget;
@@ -220,6 +222,8 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
         runtime: runtime.clone(),
         closing: AtomicBool::new(false),
         header_bytes: transport::header_bytes(peer_addr),
+        engine: ThreadClock::of_this_thread(),
+        memory,
     });
     let (rx, inbox) = receive::receiver(Arc::clone(&shared));
     runtime.spawn(keep_windows(connection.clone(), pace, memory));
@@ -290,6 +294,9 @@ struct Shared {
     runtime: Handle,
     closing: AtomicBool,
     header_bytes: u64,
+    /// Of the thread that the engine runs on.
+    engine: Option<ThreadClock>,
+    memory: ByteCount,
 }
 
 impl Drop for Shared {
@@ -328,6 +335,25 @@ impl LaneHandle for QuicHandle {
             in_flight_bytes: self.0.pace.in_flight().0,
             mtu: path.current_mtu.saturating_add(self.0.header_bytes as u16),
         }
+    }
+
+    fn sample(&self) -> Option<TransportSample> {
+        let stats = self.stats();
+        let pace = &self.0.pace;
+        let engine = self.0.engine.as_ref().and_then(ThreadClock::wanted);
+        Some(TransportSample::Quic(QuicSample {
+            engine: engine.unwrap_or_default(),
+            sent: stats.packets_sent,
+            lost: stats.packets_lost,
+            wire_bytes: stats.wire_bytes_sent,
+            rtt: stats.rtt,
+            rtt_min: stats.rtt_min,
+            window: pace.window(),
+            in_flight: pace.in_flight(),
+            rate: pace.state().rate,
+            state: pace.rate_state(),
+            memory: self.0.memory,
+        }))
     }
 
     fn set_rate(&self, rate: Option<BitRate>) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
-use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, Terms};
+use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, RateState, Terms};
 use sterna_proto::{BitRate, ByteCount};
 
 /// The rate of one path, for all QUIC lanes that share it; clones are the same.
@@ -121,6 +121,11 @@ impl Pace {
     /// Bytes in flight.
     pub(super) fn in_flight(&self) -> ByteCount {
         ByteCount(self.in_flight_bytes.load(Ordering::Relaxed))
+    }
+
+    /// What the rate of the lane's path rests on.
+    pub(super) fn rate_state(&self) -> RateState {
+        self.seat().budget.lock().control().state()
     }
 
     /// What the lane is at.

@@ -23,16 +23,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use sterna_proto::limit::{TcpSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 
-pub use self::window::window_max;
+pub use self::window::{buffer_limits, window_max};
 
 use self::handshake::{Established, Link};
 use self::reader::TcpRx;
 use self::record::{Opener, Sealer};
 use self::shared::{Ending, Shared};
 use self::writer::{TcpTx, Writer};
-use super::{Lane, LaneHandle, LaneRx, LaneStats, LaneTx, Transport};
+use super::{Lane, LaneHandle, LaneRx, LaneStats, LaneTx, ReceiveMemory, Transport};
 use crate::identity::{Fingerprint, Identity};
 use crate::sys::{self, SocketMemory, TcpInfo};
 
@@ -252,6 +253,17 @@ impl LaneHandle for TcpHandle {
         }
     }
 
+    fn sample(&self) -> Option<TransportSample> {
+        let info = sys::tcp_info(&self.shared.stream).ok()?;
+        Some(TransportSample::Tcp(tcp_sample(&info, &self.socket_memory(), &self.congestion())))
+    }
+
+    fn receive_memory(&self) -> Option<ReceiveMemory> {
+        let (info, memory) = (sys::tcp_info(&self.shared.stream).ok()?, self.socket_memory());
+        let window = info.rcv_wnd.unwrap_or_default();
+        Some(ReceiveMemory { unread: memory.receive_used, buffer: memory.receive_limit, window })
+    }
+
     fn heard(&self) -> Option<u64> {
         self.shared.listens.load(Ordering::Relaxed).then(|| self.tcp_info().bytes_received.unwrap_or_default().0)
     }
@@ -267,5 +279,33 @@ impl LaneHandle for TcpHandle {
 
     fn close(&self, reason: &str) {
         self.shared.close(reason);
+    }
+}
+
+/// Slow start threshold of a connection that never left slow start (`TCP_INFINITE_SSTHRESH`).
+const NO_THRESHOLD: u32 = 0x7fff_ffff;
+
+fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSample {
+    let of_mss = |segments: u32| ByteCount(u64::from(segments) * u64::from(info.snd_mss));
+    TcpSample {
+        rwnd_limited: info.rwnd_limited.unwrap_or_default(),
+        sndbuf_limited: info.sndbuf_limited.unwrap_or_default(),
+        sent: u64::from(info.data_segs_out.unwrap_or_default()),
+        lost: u64::from(info.total_retrans),
+        // Acknowledged out of order too: what a hole holds back does not come in one step behind it.
+        delivered: info.delivered.map_or(info.bytes_acked.unwrap_or_default(), of_mss).0,
+        rtt: info.rtt,
+        rtt_min: info.min_rtt.unwrap_or(info.rtt),
+        window: of_mss(info.snd_cwnd),
+        in_flight: of_mss(info.unacked),
+        unsent: info.notsent.unwrap_or_default(),
+        receive_window: info.snd_wnd.unwrap_or_default(),
+        send_buffer: memory.send_limit,
+        // Of the host and not of the connection: whoever samples knows it.
+        send_buffer_max: ByteCount(0),
+        send_queued: memory.send_queued,
+        cap: info.max_pacing_rate,
+        is_growing: info.total_retrans == 0 && info.snd_ssthresh >= NO_THRESHOLD,
+        yields_to_loss: !congestion.starts_with("bbr"),
     }
 }

@@ -29,6 +29,12 @@ pub fn window_max() -> Option<ByteCount> {
     Some(host_window(limit(SEND_BUFFER_LIMITS)?, limit(RECEIVE_BUFFER_LIMITS)?))
 }
 
+/// What this host's kernel lets the buffers of a connection grow to, for sending and receiving; 0 where it does not say.
+pub fn buffer_limits() -> (ByteCount, ByteCount) {
+    let limit = |path| fs::read_to_string(path).ok().and_then(|text| largest(&text)).unwrap_or(0);
+    (ByteCount(limit(SEND_BUFFER_LIMITS)), ByteCount(limit(RECEIVE_BUFFER_LIMITS)))
+}
+
 /// The same for a live connection, also bounded by the largest window that its peer can announce.
 pub(super) fn window_max_of(info: &TcpInfo) -> Option<ByteCount> {
     let shift = if info.window_scaling { info.snd_wnd_scale } else { 0 };

@@ -1,0 +1,312 @@
+//! What limits a session: samples of its lanes and of the waits of its threads, ten times a second.
+//!
+//! What it does: keeps a [`Meter`] for each thread of a lane, reads them and the transports, lets the [`Accountant`] decide, and
+//! exchanges reports with the other end. What it refuses to do: decide anything. Its one thread (`limits`) ends with the session.
+
+mod meter;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::limit::{Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, TransportSample, Waits};
+use sterna_proto::session::{Frame, LaneId};
+use sterna_proto::{BitRate, ByteCount, Error};
+
+use self::meter::Reading;
+use super::lock;
+use crate::lane::{LaneHandle, tcp};
+
+pub use self::meter::{Meter, Wait};
+
+/// How often lanes are looked at. Reason: the kernel counts in steps of 4 ms, and people see half a second.
+const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+
+/// So many more lanes add [`SAMPLE_EVERY`] once more to that. Reason: a lane costs some 10 µs, which for 64 of them ten times a
+/// second would be 0.7 % of a core.
+const LANES_SAMPLED: u32 = 32;
+
+/// How often an end tells the other what it has counted, while the session is younger than [`YOUNG`] and later. Reason: copies of
+/// a second have some reports; a session of hours that waits for storage says little, so that its stall is noticed.
+const REPORT_EVERY_FIRST: Duration = Duration::from_millis(250);
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+const YOUNG: Duration = Duration::from_secs(10);
+
+/// How often the limits of the kernel's buffers are read. Reason: people change them by hand.
+const BUFFER_LIMITS_EVERY: Duration = Duration::from_secs(5);
+
+/// Which end this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It sends blocks, and decides what limits the session.
+    Sender,
+    /// It receives them, and tells the sender what it waits for.
+    Receiver,
+}
+
+/// What is known now.
+#[derive(Clone, Debug, Default)]
+pub struct LimitsNow {
+    /// Counts samples and reports: the same number is the same knowledge.
+    pub number: u64,
+    /// Shares of time and facts.
+    pub report: LimitReport,
+    /// Each lane in the last interval; only a sender knows.
+    pub lanes: Vec<LaneJudgement>,
+}
+
+/// Watches the lanes of one end of a session.
+pub struct LimitWatch {
+    role: Role,
+    begun: Instant,
+    state: Mutex<State>,
+    storage_work: Mutex<StorageWork>,
+}
+
+#[derive(Default)]
+struct State {
+    lanes: BTreeMap<LaneId, WatchedLane>,
+    /// Of lanes that have ended.
+    ended: ReceiverReport,
+    accountant: Accountant,
+    /// What the sender says, at a receiver.
+    told: LimitReport,
+    number: u64,
+    reported: Option<Instant>,
+    buffer_limits: (ByteCount, ByteCount),
+    limits_read: Option<Instant>,
+    /// Bytes read from the source by lanes that have ended, and the time of all that waited for it.
+    source_bytes: u64,
+    source_time: Duration,
+}
+
+struct WatchedLane {
+    handle: Weak<dyn LaneHandle>,
+    feeder: Arc<Meter>,
+    reader: Arc<Meter>,
+    fed: (Reading, Waits),
+    read: (Reading, Waits),
+}
+
+/// Counts the time in which storage is at work beside the lanes.
+#[derive(Debug, Default)]
+struct StorageWork {
+    workers: u32,
+    since: Option<Instant>,
+    total: Duration,
+}
+
+impl StorageWork {
+    fn total(&self, now: Instant) -> Duration {
+        self.total + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+}
+
+impl LimitWatch {
+    /// A watch of an end with this `role`; starts its thread, which ends with the watch.
+    pub fn start(role: Role) -> Result<Arc<Self>, Error> {
+        let (state, storage_work) = (Mutex::default(), Mutex::default());
+        let watch = Arc::new(Self { role, begun: Instant::now(), state, storage_work });
+        let watched = Arc::downgrade(&watch);
+        let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
+            while let Some(watch) = watched.upgrade() {
+                let lanes = watch.sample(Instant::now());
+                drop(watch);
+                thread::sleep(SAMPLE_EVERY * (1 + lanes as u32 / LANES_SAMPLED));
+            }
+        });
+        spawned.map_err(|e| crate::internal("start the thread that samples lanes").caused_by(e))?;
+        Ok(watch)
+    }
+
+    /// The rate that was given for the session.
+    pub fn set_rate_cap(&self, rate: Option<BitRate>) {
+        lock(&self.state).accountant.set_rate_cap(rate);
+    }
+
+    /// A lane is up; the calling thread reads it.
+    pub(crate) fn lane_up(&self, lane: LaneId, handle: &Arc<dyn LaneHandle>) {
+        let (feeder, reader) = (Arc::new(Meter::new()), Arc::new(Meter::new()));
+        reader.begin();
+        let (fed, read) = ((feeder.read(), Waits::default()), (reader.read(), Waits::default()));
+        let watched = WatchedLane { handle: Arc::downgrade(handle), feeder, reader, fed, read };
+        lock(&self.state).lanes.insert(lane, watched);
+    }
+
+    /// A lane has ended.
+    pub(crate) fn lane_down(&self, lane: LaneId) {
+        let mut state = lock(&self.state);
+        if let Some(mut watched) = state.lanes.remove(&lane) {
+            watched.look();
+            let (bytes, time) = watched.source();
+            state.source_bytes += bytes;
+            state.source_time += time;
+            watched.add_to(&mut state.ended);
+        }
+    }
+
+    /// The calling thread feeds `lane`.
+    pub(crate) fn begin_feeding(&self, lane: LaneId) {
+        self.feeder(lane).begin();
+    }
+
+    /// The account of the thread that feeds `lane`; that of a lane that has ended counts for nothing.
+    pub(crate) fn feeder(&self, lane: LaneId) -> Arc<Meter> {
+        let found = lock(&self.state).lanes.get(&lane).map(|watched| Arc::clone(&watched.feeder));
+        found.unwrap_or_else(|| Arc::new(Meter::new()))
+    }
+
+    /// The account of the thread that reads `lane`; likewise.
+    pub(crate) fn reader(&self, lane: LaneId) -> Arc<Meter> {
+        let found = lock(&self.state).lanes.get(&lane).map(|watched| Arc::clone(&watched.reader));
+        found.unwrap_or_else(|| Arc::new(Meter::new()))
+    }
+
+    /// Does `work` of storage that no lane waits for.
+    pub(crate) fn storage_work<T>(&self, work: impl FnOnce() -> T) -> T {
+        let mut counted = lock(&self.storage_work);
+        counted.workers += 1;
+        counted.since.get_or_insert_with(Instant::now);
+        drop(counted);
+        let outcome = work();
+        let mut counted = lock(&self.storage_work);
+        counted.workers -= 1;
+        if counted.workers == 0 {
+            counted.total = counted.total(Instant::now());
+            counted.since = None;
+        }
+        outcome
+    }
+
+    /// A report for the other end, if one is due.
+    pub(crate) fn poll_frame(&self, now: Instant) -> Option<Frame> {
+        let mut state = lock(&self.state);
+        let age = now.saturating_duration_since(self.begun);
+        let every = if age < YOUNG { REPORT_EVERY_FIRST } else { REPORT_EVERY };
+        if state.reported.is_some_and(|at| now.saturating_duration_since(at) < every) {
+            return None;
+        }
+        state.reported = Some(now);
+        Some(match self.role {
+            Role::Sender => Frame::Limits(Box::new(state.accountant.report())),
+            Role::Receiver => Frame::Receiver(self.receiver_report(&state, now)),
+        })
+    }
+
+    /// The receiver has reported.
+    pub(crate) fn handle_receiver(&self, now: Instant, report: &ReceiverReport) {
+        lock(&self.state).accountant.handle_report(now, report);
+    }
+
+    /// The sender has reported.
+    pub(crate) fn handle_limits(&self, report: &LimitReport) {
+        let mut state = lock(&self.state);
+        state.told = *report;
+        state.number += 1;
+    }
+
+    /// What is known now.
+    pub fn now(&self) -> LimitsNow {
+        let state = lock(&self.state);
+        let (report, lanes) = match self.role {
+            Role::Sender => (state.accountant.report(), state.accountant.judgements().to_vec()),
+            Role::Receiver => (state.told, Vec::new()),
+        };
+        LimitsNow { number: state.number, report, lanes }
+    }
+
+    /// Samples every lane; how many there are.
+    fn sample(&self, now: Instant) -> usize {
+        let mut state = lock(&self.state);
+        state.read_buffer_limits(now);
+        let limits = state.buffer_limits;
+        let mut samples = Vec::with_capacity(state.lanes.len());
+        let (mut source_bytes, mut source_time) = (state.source_bytes, state.source_time);
+        for (lane, watched) in &mut state.lanes {
+            watched.look();
+            let (bytes, time) = watched.source();
+            source_bytes += bytes;
+            source_time += time;
+            let transport = watched.handle.upgrade().and_then(|handle| handle.sample());
+            if let Some(mut transport) = transport.filter(|_| self.role == Role::Sender) {
+                if let TransportSample::Tcp(tcp) = &mut transport {
+                    tcp.send_buffer_max = limits.0;
+                }
+                samples.push((*lane, LaneSample { feeder: watched.fed.1, transport }));
+            }
+        }
+        if self.role == Role::Sender {
+            // Lanes wait for the source at the same time.
+            let source = BitRate::mean(ByteCount(source_bytes), source_time / samples.len().max(1) as u32);
+            state.accountant.handle_samples(now, &samples, source);
+            state.number += 1;
+        }
+        state.lanes.len()
+    }
+
+    fn receiver_report(&self, state: &State, now: Instant) -> ReceiverReport {
+        let mut report = state.ended;
+        for watched in state.lanes.values() {
+            watched.add_to(&mut report);
+            let memory = watched.handle.upgrade().and_then(|handle| handle.receive_memory()).unwrap_or_default();
+            report.buffer = report.buffer.max(memory.buffer);
+            report.unread = report.unread.max(memory.unread);
+            report.window = report.window.max(memory.window);
+        }
+        let engines: Vec<Duration> = state.lanes.values().filter_map(WatchedLane::engine).collect();
+        report.engine = engines.iter().sum::<Duration>() / engines.len().max(1) as u32;
+        report.buffer_max = state.buffer_limits.1;
+        report.publishing = lock(&self.storage_work).total(now);
+        report
+    }
+}
+
+impl State {
+    fn read_buffer_limits(&mut self, now: Instant) {
+        if self.limits_read.is_none_or(|at| now.saturating_duration_since(at) >= BUFFER_LIMITS_EVERY) {
+            self.buffer_limits = tcp::buffer_limits();
+            self.limits_read = Some(now);
+        }
+    }
+}
+
+impl WatchedLane {
+    /// Reads both meters.
+    fn look(&mut self) {
+        let fed = self.feeder.read();
+        add(&mut self.fed.1, &fed.of_feeder(&self.fed.0));
+        self.fed.0 = fed;
+        let read = self.reader.read();
+        add(&mut self.read.1, &read.of_reader(&self.read.0));
+        self.read.0 = read;
+    }
+
+    /// What its feeder has read of sources, and how long that took.
+    fn source(&self) -> (u64, Duration) {
+        (self.feeder.bytes(), self.fed.1.storage)
+    }
+
+    /// What the thread of its engine wanted of a processor, if it has one.
+    fn engine(&self) -> Option<Duration> {
+        match self.handle.upgrade()?.sample()? {
+            TransportSample::Quic(quic) => Some(quic.engine),
+            TransportSample::Tcp(_) => None,
+        }
+    }
+
+    fn add_to(&self, report: &mut ReceiverReport) {
+        let waits = &self.read.1;
+        report.lane_time += waits.storage + waits.compute + waits.transport;
+        report.waiting += waits.transport;
+        report.storage += waits.storage;
+        report.written += ByteCount(self.reader.bytes());
+    }
+}
+
+fn add(sum: &mut Waits, more: &Waits) {
+    sum.storage += more.storage;
+    sum.compute += more.compute;
+    sum.transport += more.transport;
+    sum.idle += more.idle;
+}

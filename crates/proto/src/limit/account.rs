@@ -1,0 +1,516 @@
+//! Decides for each interval what bound each lane, and adds it up.
+//!
+//! Order of precedence, from the data's source to its sink. A lane whose feeder hardly waited for the transport is bound by what
+//! the feeder did instead: wait for storage, compute, or have nothing to send. A lane whose feeder waited for the transport is
+//! bound by, in this order: a receiver that does not read (its own threads say whether storage or processors hold them), the
+//! receive window, the send buffer, the given rate, and else the congestion window, whose cause the path tells.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::path::{Flow, PathHistory, WindowCause};
+use super::{Facts, Limit, LimitReport, LimitTimes, ReceiverReport};
+use crate::rate::RateState;
+use crate::session::LaneId;
+use crate::{BitRate, ByteCount};
+
+/// What a thread did since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Waited for storage.
+    pub storage: Duration,
+    /// Computed, or waited for a processor.
+    pub compute: Duration,
+    /// Waited for the transport: for room at a sender, for data at a receiver.
+    pub transport: Duration,
+    /// Had nothing to do.
+    pub idle: Duration,
+}
+
+/// A lane at one moment; what counts, counts since its start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LaneSample {
+    /// What its feeder did.
+    pub feeder: Waits,
+    /// What its transport says.
+    pub transport: TransportSample,
+}
+
+/// What a transport says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TransportSample {
+    /// The kernel, of a TCP lane.
+    Tcp(TcpSample),
+    /// The engine, of a QUIC lane.
+    Quic(QuicSample),
+}
+
+/// What the kernel says of a TCP lane. What is zero it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TcpSample {
+    /// Time that the peer's window stopped the lane.
+    pub rwnd_limited: Duration,
+    /// Time that the send buffer stopped it.
+    pub sndbuf_limited: Duration,
+    /// Segments sent, repeats included.
+    pub sent: u64,
+    /// Segments sent again.
+    pub lost: u64,
+    /// Bytes acknowledged.
+    pub delivered: u64,
+    /// Smoothed and smallest round-trip time.
+    pub rtt: Duration,
+    /// Smallest round-trip time.
+    pub rtt_min: Duration,
+    /// Congestion window.
+    pub window: ByteCount,
+    /// Sent and not acknowledged.
+    pub in_flight: ByteCount,
+    /// Given to the kernel and not sent.
+    pub unsent: ByteCount,
+    /// Window that the peer announces.
+    pub receive_window: ByteCount,
+    /// Limit of the send buffer now, and what it may grow to.
+    pub send_buffer: ByteCount,
+    /// What the send buffer may grow to.
+    pub send_buffer_max: ByteCount,
+    /// Memory of what the send buffer holds.
+    pub send_queued: ByteCount,
+    /// The lane's part of the given rate, as the kernel paces it; `None` without.
+    pub cap: Option<BitRate>,
+    /// The window was never cut.
+    pub is_growing: bool,
+    /// The congestion control yields to loss.
+    pub yields_to_loss: bool,
+}
+
+/// What our rate control and the engine say of a QUIC lane.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QuicSample {
+    /// Time that the thread of the engine computed or waited for a processor.
+    pub engine: Duration,
+    /// Packets sent.
+    pub sent: u64,
+    /// Packets found lost.
+    pub lost: u64,
+    /// Bytes on the wire sent.
+    pub wire_bytes: u64,
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// Smallest round-trip time.
+    pub rtt_min: Duration,
+    /// Window of the rate control.
+    pub window: ByteCount,
+    /// Sent and not acknowledged.
+    pub in_flight: ByteCount,
+    /// The rate at which it may send.
+    pub rate: BitRate,
+    /// Where the rate control stands.
+    pub state: RateState,
+    /// Memory that the lane may hold.
+    pub memory: ByteCount,
+}
+
+/// What bound a lane in one interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LaneJudgement {
+    /// Which lane.
+    pub lane: LaneId,
+    /// The limit with the largest part of the interval.
+    pub limit: Limit,
+    /// What was looked at.
+    pub sample: LaneSample,
+}
+
+/// Adds up what bound the lanes of a session.
+#[derive(Debug, Default)]
+pub struct Accountant {
+    before: BTreeMap<LaneId, (Instant, LaneSample)>,
+    path: PathHistory,
+    receiver: ReceiverView,
+    total: LimitTimes,
+    recent: VecDeque<(Instant, LimitTimes)>,
+    facts: Facts,
+    judged: Vec<LaneJudgement>,
+    /// Of the time of [`Limit::Cpu`], that in which the receiver's processors were short.
+    cpu_at_receiver: Duration,
+}
+
+/// What the last reports of the receiver say, as shares of the time between them.
+#[derive(Clone, Copy, Debug, Default)]
+struct ReceiverView {
+    last: Option<(Instant, ReceiverReport)>,
+    waiting: f64,
+    storage: f64,
+    compute: f64,
+    publishing: f64,
+    engine: f64,
+}
+
+/// The parts of an interval; they add up to 1.
+#[derive(Clone, Copy, Debug, Default)]
+struct Split([f64; Limit::ALL.len()]);
+
+impl Split {
+    fn all(limit: Limit) -> Self {
+        let mut split = Self::default();
+        split.add(limit, 1.0);
+        split
+    }
+
+    fn add(&mut self, limit: Limit, part: f64) {
+        self.0[limit.index()] += part;
+    }
+
+    fn blend(&mut self, other: &Self, weight: f64) {
+        self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs * weight);
+    }
+
+    fn largest(&self) -> Limit {
+        let largest = Limit::ALL.into_iter().max_by(|a, b| self.0[a.index()].total_cmp(&self.0[b.index()]));
+        largest.unwrap_or(Limit::NothingToSend)
+    }
+}
+
+/// What changed on a lane between two samples.
+struct Change<'a> {
+    time: Duration,
+    before: &'a LaneSample,
+    now: &'a LaneSample,
+}
+
+impl Accountant {
+    /// The rate that was given for the session.
+    pub fn set_rate_cap(&mut self, rate: Option<BitRate>) {
+        self.facts.rate_cap = rate.unwrap_or_default();
+    }
+
+    /// The receiver has said what its threads did.
+    pub fn handle_report(&mut self, now: Instant, report: &ReceiverReport) {
+        self.receiver.update(now, report);
+        let facts = &mut self.facts;
+        facts.receive_buffer = report.buffer;
+        facts.receive_buffer_max = report.buffer_max;
+        facts.receive_window = facts.receive_window.max(report.window);
+    }
+
+    /// Takes a sample of every lane that is up; call it about ten times a second. `source`: the rate at which storage gives
+    /// data while it is waited for.
+    pub fn handle_samples(&mut self, now: Instant, lanes: &[(LaneId, LaneSample)], source: BitRate) {
+        let before = std::mem::take(&mut self.before);
+        let changes: Vec<(LaneId, Change<'_>)> = lanes
+            .iter()
+            .filter_map(|(lane, sample)| {
+                let (at, before) = before.get(lane)?;
+                let time = now.saturating_duration_since(*at);
+                (!time.is_zero()).then_some((*lane, Change { time, before, now: sample }))
+            })
+            .collect();
+        self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
+        self.facts.source = source;
+        self.judge(now, &changes);
+        self.before = lanes.iter().map(|(lane, sample)| (*lane, (now, *sample))).collect();
+    }
+
+    /// What was found until now.
+    pub fn report(&self) -> LimitReport {
+        let mut recent = LimitTimes::default();
+        self.recent.iter().for_each(|(_, times)| recent.merge(times));
+        LimitReport { recent, total: self.total, facts: self.facts }
+    }
+
+    /// What was found of each lane in the last interval.
+    pub fn judgements(&self) -> &[LaneJudgement] {
+        &self.judged
+    }
+
+    fn judge(&mut self, now: Instant, changes: &[(LaneId, Change<'_>)]) {
+        self.judged.clear();
+        let Some(time) = changes.iter().map(|(_, change)| change.time).max() else { return };
+        let flow = flow_of(changes, time);
+        let cause = self.path.add(&flow);
+        self.take_facts(changes, cause);
+        let mut interval = LimitTimes::default();
+        for (lane, change) in changes {
+            let split = judge_lane(change, &self.receiver, cause);
+            for limit in Limit::ALL {
+                // Sums of parts are off by a rounding error, which may be below nothing.
+                let part = (split.0[limit.index()] / changes.len() as f64).clamp(0.0, 1.0);
+                interval.add(limit, change.time.mul_f64(part));
+            }
+            self.judged.push(LaneJudgement { lane: *lane, limit: split.largest(), sample: *change.now });
+        }
+        self.total.merge(&interval);
+        if self.receiver.lacks_processor() {
+            self.cpu_at_receiver += interval.of(Limit::Cpu);
+        }
+        self.facts.cpu_at_receiver = self.cpu_at_receiver * 2 > self.total.of(Limit::Cpu);
+        self.recent.push_back((now, interval));
+        while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > RECENT) {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Keeps what the remedies need; windows and buffers are those at their largest.
+    fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
+        let facts = &mut self.facts;
+        facts.rate = self.path.rate();
+        facts.loss_ppm = self.path.loss_ppm();
+        facts.is_growing = cause == WindowCause::Growing;
+        facts.destination = self.receiver.rate(facts.lanes);
+        if cause == WindowCause::Policer {
+            let headers = if facts.is_quic { 1.0 } else { TCP_HEADERS };
+            facts.policed = BitRate((self.path.carried().0 as f64 * headers) as u64);
+        }
+        for (_, change) in changes {
+            let rtt = match &change.now.transport {
+                TransportSample::Tcp(tcp) => {
+                    facts.receive_window = facts.receive_window.max(tcp.receive_window);
+                    facts.send_buffer = facts.send_buffer.max(tcp.send_buffer);
+                    facts.send_buffer_max = tcp.send_buffer_max;
+                    tcp.rtt_min
+                }
+                TransportSample::Quic(quic) => {
+                    facts.is_quic = true;
+                    if let RateState::Policed(rate) = quic.state {
+                        facts.policed = rate;
+                    }
+                    quic.rtt_min
+                }
+            };
+            if facts.rtt.is_zero() || !rtt.is_zero() && rtt < facts.rtt {
+                facts.rtt = rtt;
+            }
+        }
+    }
+}
+
+impl ReceiverView {
+    fn update(&mut self, now: Instant, report: &ReceiverReport) {
+        let Some((at, last)) = &self.last else {
+            self.last = Some((now, *report));
+            return;
+        };
+        let lanes = report.lane_time.saturating_sub(last.lane_time).as_secs_f64();
+        let elapsed = now.saturating_duration_since(*at).as_secs_f64();
+        // Reports that were held up come together; they count as one.
+        if elapsed < REPORT_SPACING_MIN.as_secs_f64() {
+            return;
+        }
+        let share = |now: Duration, before: Duration, of: f64| {
+            if of > 0.0 { (now.saturating_sub(before).as_secs_f64() / of).min(1.0) } else { 0.0 }
+        };
+        self.waiting = if lanes > 0.0 { share(report.waiting, last.waiting, lanes) } else { 1.0 };
+        self.storage = share(report.storage, last.storage, lanes);
+        self.compute = (1.0 - self.waiting - self.storage).max(0.0);
+        self.publishing = share(report.publishing, last.publishing, elapsed);
+        self.engine = share(report.engine, last.engine, elapsed);
+        self.last = Some((now, *report));
+    }
+
+    /// Whether its threads hardly wait for data.
+    fn is_slow(&self) -> bool {
+        self.last.is_some() && self.waiting < RECEIVER_WAITS_MIN && self.storage + self.compute > 0.0
+    }
+
+    fn lacks_processor(&self) -> bool {
+        self.is_slow() && self.compute > self.storage || self.engine > ENGINE_BUSY
+    }
+
+    /// What holds its threads.
+    fn split(&self) -> Split {
+        let mut split = Split::default();
+        let busy = (self.storage + self.compute).max(f64::MIN_POSITIVE);
+        split.add(Limit::DestinationDisk, self.storage / busy);
+        split.add(Limit::Cpu, self.compute / busy);
+        split
+    }
+
+    /// The rate at which storage took data, over all of the session; lanes wait for it at the same time.
+    fn rate(&self, lanes: u64) -> BitRate {
+        self.last.map_or(BitRate(0), |(_, report)| {
+            BitRate::mean(report.written, report.storage / lanes.max(1) as u32 + report.publishing)
+        })
+    }
+}
+
+/// The parts of an interval for one lane.
+fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) -> Split {
+    let (before, now) = (&change.before.feeder, &change.now.feeder);
+    let part = |now: Duration, before: Duration| now.saturating_sub(before).as_secs_f64();
+    let storage = part(now.storage, before.storage);
+    let compute = part(now.compute, before.compute);
+    let transport = part(now.transport, before.transport);
+    let idle = part(now.idle, before.idle);
+    let total = (storage + compute + transport + idle).max(f64::MIN_POSITIVE);
+    let busy = storage + compute + transport;
+    let mut split = Split::default();
+    let held = if transport > busy * HELD_MIN {
+        judge_transport(change, receiver, cause)
+    } else {
+        let mut feeder = Split::default();
+        let own = (storage + compute).max(f64::MIN_POSITIVE);
+        feeder.add(Limit::SourceDisk, storage / own);
+        feeder.add(Limit::Cpu, compute / own);
+        feeder
+    };
+    if busy > 0.0 {
+        split.blend(&held, busy / total);
+    }
+    split.blend(&judge_idle(change, receiver, cause), (total - busy) / total);
+    split
+}
+
+/// What a lane waited for that had no block: what it has given the transport, the receiver's storage, or new work.
+fn judge_idle(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) -> Split {
+    let is_sending = match &change.now.transport {
+        TransportSample::Tcp(tcp) => tcp.unsent.0 > 0,
+        TransportSample::Quic(quic) => quic.in_flight.0 * 4 > quic.window.0,
+    };
+    if is_sending {
+        return judge_transport(change, receiver, cause);
+    }
+    Split::all(match () {
+        () if receiver.publishing + receiver.storage >= PUBLISHING_MIN => Limit::DestinationDisk,
+        () if receiver.compute.max(receiver.engine) >= PUBLISHING_MIN => Limit::Cpu,
+        () => Limit::NothingToSend,
+    })
+}
+
+fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) -> Split {
+    let window = match cause {
+        WindowCause::Growing | WindowCause::Full => Limit::CongestionWindow,
+        WindowCause::Loss => Limit::Loss,
+        WindowCause::Policer => Limit::Policer,
+    };
+    match (&change.before.transport, &change.now.transport) {
+        (TransportSample::Tcp(before), TransportSample::Tcp(now)) => {
+            judge_tcp(change.time, before, now, receiver, window)
+        }
+        (TransportSample::Quic(before), TransportSample::Quic(now)) => {
+            judge_quic(change.time, before, now, receiver, window)
+        }
+        _ => Split::all(window),
+    }
+}
+
+fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &ReceiverView, window: Limit) -> Split {
+    // Threads that hardly wait for data are not held up by the network, whatever its window says of this moment.
+    if receiver.is_slow() {
+        return receiver.split();
+    }
+    let part =
+        |now: Duration, before: Duration| (now.saturating_sub(before).as_secs_f64() / time.as_secs_f64()).min(1.0);
+    let by_receiver = part(now.rwnd_limited, before.rwnd_limited);
+    let fills_buffer = now.send_buffer.0 >= now.send_buffer_max.0 / 10 * 9
+        && now.send_queued.0 >= now.send_buffer.0 / 10 * 8
+        && now.unsent.0 * 8 < now.in_flight.0;
+    let by_buffer = match now.send_buffer_max.0 > 0 && fills_buffer {
+        true => 1.0 - by_receiver,
+        false => part(now.sndbuf_limited, before.sndbuf_limited).min(1.0 - by_receiver),
+    };
+    let delivered = BitRate::mean(ByteCount(now.delivered.saturating_sub(before.delivered)), time);
+    let is_capped = now.cap.is_some_and(|cap| delivered.0 as f64 > cap.0 as f64 * AT_CAP);
+    let mut split = Split::default();
+    split.add(Limit::ReceiveWindow, by_receiver);
+    split.add(Limit::SendBuffer, by_buffer);
+    split.add(if is_capped { Limit::RateCap } else { window }, 1.0 - by_receiver - by_buffer);
+    split
+}
+
+fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &ReceiverView, window: Limit) -> Split {
+    let engine = now.engine.saturating_sub(before.engine).as_secs_f64() / time.as_secs_f64();
+    let sent = BitRate::mean(ByteCount(now.wire_bytes.saturating_sub(before.wire_bytes)), time);
+    let is_paced = sent.0 as f64 > now.rate.0 as f64 * AT_PACE;
+    let fills_window = now.in_flight.0 * 10 > now.window.0 * 9;
+    if engine > ENGINE_BUSY || receiver.engine > ENGINE_BUSY {
+        return Split::all(Limit::Cpu);
+    }
+    if !is_paced && !fills_window {
+        if receiver.is_slow() {
+            return receiver.split();
+        }
+        if engine > ENGINE_LATE {
+            return Split::all(Limit::Cpu);
+        }
+        let fills_memory = now.in_flight.0 * 2 > now.memory.0;
+        // Neither pace nor window hold it: what is left is the peer's flow control, unless the path has just changed.
+        return Split::all(if fills_memory { Limit::SendBuffer } else { window });
+    }
+    Split::all(match (now.state, window) {
+        (RateState::Given, _) => Limit::RateCap,
+        (RateState::Searching, _) => Limit::CongestionWindow,
+        (RateState::Policed(_), _) => Limit::Policer,
+        (RateState::Found | RateState::Losing, window) => window,
+    })
+}
+
+/// What all lanes did together.
+fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
+    let mut flow = Flow { time, is_growing: true, ..Flow::default() };
+    let mut queue = Duration::ZERO;
+    for (_, change) in changes {
+        let (rtt, rtt_min) = match (&change.before.transport, &change.now.transport) {
+            (TransportSample::Tcp(before), TransportSample::Tcp(now)) => {
+                flow.sent += now.sent.saturating_sub(before.sent);
+                flow.lost += now.lost.saturating_sub(before.lost);
+                flow.delivered += now.delivered.saturating_sub(before.delivered);
+                flow.yields_to_loss |= now.yields_to_loss;
+                flow.is_growing &= now.is_growing;
+                (now.rtt, now.rtt_min)
+            }
+            (TransportSample::Quic(before), TransportSample::Quic(now)) => {
+                let sent = now.sent.saturating_sub(before.sent);
+                let lost = now.lost.saturating_sub(before.lost).min(sent);
+                flow.sent += sent;
+                flow.lost += lost;
+                let bytes = now.wire_bytes.saturating_sub(before.wire_bytes);
+                flow.delivered += bytes - (bytes * lost).checked_div(sent).unwrap_or(0);
+                flow.yields_to_loss |=
+                    matches!(now.state, RateState::Losing | RateState::Found | RateState::Policed(_));
+                flow.is_growing &= now.state == RateState::Searching;
+                (now.rtt, now.rtt_min)
+            }
+            _ => continue,
+        };
+        queue += rtt.saturating_sub(rtt_min);
+        if flow.rtt_min.is_zero() || rtt_min < flow.rtt_min {
+            flow.rtt_min = rtt_min;
+        }
+    }
+    flow.queue = queue / changes.len().max(1) as u32;
+    flow
+}
+
+/// How long the recent past is. Reason: as the goodput of the progress display.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// Part of its busy time that a feeder waits for a transport that holds it. Reason: a feeder that is the bottleneck finds room
+/// at once; one that is not spends in waiting what it does not need for itself, and this much is noise on busy hosts.
+const HELD_MIN: f64 = 0.15;
+
+/// Part of their time that the threads of a receiver wait for data, below which they are the bottleneck; likewise.
+const RECEIVER_WAITS_MIN: f64 = 0.2;
+
+/// Part of the time in which a receiver's storage is at work, above which a sender without work waits for it.
+const PUBLISHING_MIN: f64 = 0.5;
+
+/// Part of the given rate that counts as having reached it. Reason: pacing wakes up late, and payload is 3 % less than packets.
+const AT_CAP: f64 = 0.85;
+
+/// Part of its pace that a QUIC lane reaches when nothing else holds it. Reason: the pace is up to a quarter above the rate, to
+/// catch up.
+const AT_PACE: f64 = 0.7;
+
+/// Part of its time that the engine's thread wants a processor, from which it is the bottleneck. Reason: one that is late for a
+/// quarter of its timers neither paces nor measures a path.
+const ENGINE_BUSY: f64 = 0.75;
+
+/// Packets on the wire, as a multiple of their payload, in a lane of full segments at MTU 1500.
+const TCP_HEADERS: f64 = 1.036;
+
+/// The same of an engine that does not reach its pace though nothing else holds it: it is late for its timers.
+const ENGINE_LATE: f64 = 0.3;
+
+/// Reports closer together than this came in one burst.
+const REPORT_SPACING_MIN: Duration = Duration::from_millis(50);

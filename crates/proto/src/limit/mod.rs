@@ -1,0 +1,141 @@
+//! What bound a transfer in a stretch of time.
+//!
+//! What it does: names limits ([`Limit`]), adds up time by limit ([`LimitTimes`]), decides for each tenth of a second from what
+//! the kernel, the QUIC engine and our own threads say ([`Accountant`]), and says what can be done ([`remedy`]). What it
+//! refuses to do: read a clock, ask a kernel, change anything. Snapshots come in with their time, shares of time leave.
+//!
+//! The end that sends decides, since it alone sees what holds the next byte back. The receiver tells it what its own threads
+//! waited for ([`ReceiverReport`]); a sender that is an agent tells the client what it found ([`LimitReport`]). What a peer says
+//! is shown to people and decides nothing else.
+
+mod account;
+mod path;
+mod remedy;
+mod report;
+
+use std::time::Duration;
+
+pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, TcpSample, TransportSample, Waits};
+pub use path::{Flow, PathHistory, WindowCause};
+pub use remedy::{Facts, remedy};
+pub use report::{LimitReport, ReceiverReport};
+
+/// What bound a transfer in a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// The window that the receiver announces.
+    ReceiveWindow,
+    /// The send buffer of the sender's kernel, or the memory of a QUIC lane.
+    SendBuffer,
+    /// The congestion window: it grows still, or the path is full.
+    CongestionWindow,
+    /// Losses that are not caused by a full queue.
+    Loss,
+    /// A device that drops what exceeds a rate.
+    Policer,
+    /// Reading the source.
+    SourceDisk,
+    /// Writing, verifying or publishing at the destination.
+    DestinationDisk,
+    /// The processors of one end.
+    Cpu,
+    /// The rate that was given.
+    RateCap,
+    /// The sender had nothing that it could send: names still being read, outcomes awaited, round trips at start and end.
+    NothingToSend,
+}
+
+impl Limit {
+    /// Every limit, in the order in which they are encoded.
+    pub const ALL: [Self; 10] = [
+        Self::ReceiveWindow,
+        Self::SendBuffer,
+        Self::CongestionWindow,
+        Self::Loss,
+        Self::Policer,
+        Self::SourceDisk,
+        Self::DestinationDisk,
+        Self::Cpu,
+        Self::RateCap,
+        Self::NothingToSend,
+    ];
+
+    /// As people read it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::ReceiveWindow => "receive window",
+            Self::SendBuffer => "send buffer",
+            Self::CongestionWindow => "congestion window",
+            Self::Loss => "loss",
+            Self::Policer => "policer",
+            Self::SourceDisk => "source disk",
+            Self::DestinationDisk => "destination disk",
+            Self::Cpu => "CPU",
+            Self::RateCap => "rate cap",
+            Self::NothingToSend => "nothing to send",
+        }
+    }
+
+    /// As programs read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReceiveWindow => "receive_window",
+            Self::SendBuffer => "send_buffer",
+            Self::CongestionWindow => "congestion_window",
+            Self::Loss => "loss",
+            Self::Policer => "policer",
+            Self::SourceDisk => "source_disk",
+            Self::DestinationDisk => "destination_disk",
+            Self::Cpu => "cpu",
+            Self::RateCap => "rate_cap",
+            Self::NothingToSend => "nothing_to_send",
+        }
+    }
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Time by limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitTimes([Duration; Limit::ALL.len()]);
+
+impl LimitTimes {
+    /// The time of one limit.
+    pub fn of(&self, limit: Limit) -> Duration {
+        self.0[limit.index()]
+    }
+
+    /// Adds to the time of one limit.
+    pub fn add(&mut self, limit: Limit, time: Duration) {
+        self.0[limit.index()] += time;
+    }
+
+    /// Adds other times.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs);
+    }
+
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        self.0.iter().sum()
+    }
+
+    /// The share of each limit, the largest first, without those that have none. Range: (0, 1], summing up to 1.
+    pub fn shares(&self) -> Vec<(Limit, f64)> {
+        let total = self.total().as_secs_f64();
+        let mut shares: Vec<(Limit, f64)> = Limit::ALL
+            .into_iter()
+            .map(|limit| (limit, self.of(limit).as_secs_f64() / total))
+            .filter(|(_, share)| *share > 0.0)
+            .collect();
+        shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+        shares
+    }
+
+    /// The limit with the largest share, if any time has passed.
+    pub fn first(&self) -> Option<Limit> {
+        self.shares().first().map(|(limit, _)| *limit)
+    }
+}

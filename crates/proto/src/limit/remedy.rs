@@ -1,0 +1,177 @@
+//! What can be done about a limit, in words and numbers.
+
+use std::time::Duration;
+
+use super::Limit;
+use crate::quantity::readable_time;
+use crate::{BitRate, ByteCount};
+
+/// What was measured, for the remedies; zero stands for what is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Smallest round-trip time.
+    pub rtt: Duration,
+    /// Mean rate of delivery of all lanes together in the last seconds.
+    pub rate: BitRate,
+    /// The rate that was given.
+    pub rate_cap: BitRate,
+    /// Rate that came through while packets were dropped by a policer.
+    pub policed: BitRate,
+    /// Rate at which the source was read while it was waited for.
+    pub source: BitRate,
+    /// Rate at which the destination took data.
+    pub destination: BitRate,
+    /// Largest window that the receiver announced to one lane.
+    pub receive_window: ByteCount,
+    /// Receive buffer of such a lane.
+    pub receive_buffer: ByteCount,
+    /// What the receiver's kernel lets it grow to.
+    pub receive_buffer_max: ByteCount,
+    /// Send buffer of a lane.
+    pub send_buffer: ByteCount,
+    /// What the sender's kernel lets it grow to.
+    pub send_buffer_max: ByteCount,
+    /// Share of packets lost in the last seconds, in parts per million.
+    pub loss_ppm: u64,
+    /// Lanes that are up.
+    pub lanes: u64,
+    /// The lanes are QUIC lanes.
+    pub is_quic: bool,
+    /// The congestion window has never been cut: it grows still.
+    pub is_growing: bool,
+    /// The processors that were short are the receiver's.
+    pub cpu_at_receiver: bool,
+}
+
+/// Share of a buffer that is payload in flight when it was not measured. Reason: a receive window was half of its buffer up to
+/// Linux 6.5 and starts there since; of a send buffer 0.97 were measured (Linux 6.18).
+const RECEIVE_SHARE: f64 = 0.5;
+const SEND_SHARE: f64 = 0.97;
+
+/// What is left of a policed rate when packets are to pass without loss. Source: SMART-1 report; the reserve pays for bursts.
+const BELOW_POLICER: f64 = 0.95;
+
+/// What explains `limit` and what can be done about it; `None` where the name says all.
+pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
+    match limit {
+        Limit::ReceiveWindow if facts.is_quic => Some("give more --memory".to_owned()),
+        Limit::ReceiveWindow => receive_window(facts),
+        Limit::SendBuffer if facts.is_quic => Some("give more --memory".to_owned()),
+        Limit::SendBuffer => send_buffer(facts),
+        Limit::CongestionWindow if facts.is_growing => Some("it is still growing: longer copies get more".to_owned()),
+        Limit::CongestionWindow => (facts.rate.0 > 0).then(|| format!("the path is full at {}", facts.rate)),
+        Limit::Loss => Some(loss(facts)),
+        Limit::Policer => (facts.policed.0 > 0).then(|| {
+            let below = BitRate((facts.policed.0 as f64 * BELOW_POLICER) as u64);
+            format!("drops above {}; --via quic --rate {} avoids the losses", facts.policed, flag(below))
+        }),
+        Limit::SourceDisk => disk("it reads", facts.source),
+        Limit::DestinationDisk => disk("it takes", facts.destination),
+        Limit::Cpu => Some(match facts.cpu_at_receiver {
+            true => "the receiver's processors are busy".to_owned(),
+            false => "the sender's processors are busy".to_owned(),
+        }),
+        Limit::RateCap => (facts.rate_cap.0 > 0).then(|| format!("{} as given", facts.rate_cap)),
+        Limit::NothingToSend => None,
+    }
+}
+
+fn receive_window(facts: &Facts) -> Option<String> {
+    if facts.receive_buffer_max.0 == 0 {
+        let window = (facts.receive_window.0 > 0).then(|| format!("{} in flight at most", facts.receive_window));
+        return window;
+    }
+    let share = measured_share(facts.receive_window, facts.receive_buffer).unwrap_or(RECEIVE_SHARE);
+    Some(buffer_words("peer rmem max", facts.receive_buffer_max, share, facts))
+}
+
+fn send_buffer(facts: &Facts) -> Option<String> {
+    let known = facts.send_buffer_max.0 > 0;
+    let in_flight = facts.rate.0 as f64 / 8.0 * facts.rtt.as_secs_f64() / facts.lanes.max(1) as f64;
+    let share = measured_share(ByteCount(in_flight as u64), facts.send_buffer_max).unwrap_or(SEND_SHARE);
+    known.then(|| buffer_words("tcp_wmem max", facts.send_buffer_max, share, facts))
+}
+
+fn measured_share(window: ByteCount, buffer: ByteCount) -> Option<f64> {
+    let share = window.0 as f64 / buffer.0 as f64;
+    (0.2..=1.0).contains(&share).then_some(share)
+}
+
+/// `peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms`.
+fn buffer_words(name: &str, max: ByteCount, share: f64, facts: &Facts) -> String {
+    let mut words = format!("{name} {max}");
+    if facts.rtt.is_zero() {
+        return words;
+    }
+    let lanes = facts.lanes.max(1) as f64;
+    // What the given rate needs, or the next power of two that at least doubles it.
+    let needed = (facts.rate_cap.0 as f64 / 8.0 * facts.rtt.as_secs_f64() / share / lanes) as u64;
+    let larger = max.0.saturating_mul(2).max(needed).checked_next_power_of_two().unwrap_or(u64::MAX);
+    let allowed = BitRate((larger as f64 * share * 8.0 * lanes / facts.rtt.as_secs_f64()) as u64);
+    words.push_str(&format!("; {} would allow {allowed} at {}", ByteCount(larger), readable_time(facts.rtt)));
+    words
+}
+
+fn loss(facts: &Facts) -> String {
+    let percent = facts.loss_ppm as f64 / 10_000.0;
+    let percent = if percent < 0.095 { format!("{percent:.3}") } else { format!("{percent:.1}") };
+    match facts.is_quic {
+        true => format!("{percent} % of packets; --loss-ceiling above that takes it for noise"),
+        false => format!("{percent} % of packets; --via quic --rate RATE does not slow down for it"),
+    }
+}
+
+fn disk(what: &str, rate: BitRate) -> Option<String> {
+    (rate.0 > 0).then(|| format!("{what} {}/s", ByteCount(rate.0 / 8)))
+}
+
+/// A rate as `--rate` takes it.
+fn flag(rate: BitRate) -> String {
+    match rate.0 {
+        bits if bits >= 10_000_000 => format!("{}Mbit", bits / 1_000_000),
+        bits => format!("{}kbit", bits / 1000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_are_those_of_the_cases_that_people_solved_by_hand() {
+        let facts = Facts {
+            rtt: Duration::from_millis(8),
+            receive_buffer: ByteCount(6_291_456),
+            receive_buffer_max: ByteCount(6_291_456),
+            receive_window: ByteCount(3_145_728),
+            send_buffer_max: ByteCount(4_194_304),
+            lanes: 1,
+            ..Facts::default()
+        };
+        // GRNET: 6 MB are a window of 3 MB; 16 MiB would have allowed 8.39 Gbit/s.
+        let said = remedy(Limit::ReceiveWindow, &facts).unwrap();
+        assert_eq!(said, "peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms");
+        let said = remedy(Limit::SendBuffer, &facts).unwrap();
+        assert_eq!(said, "tcp_wmem max 4.19 MB; 8.39 MB would allow 8.14 Gbit/s at 8 ms");
+        let asked = Facts { rate_cap: BitRate::megabits(10_000), rtt: Duration::from_millis(148), ..facts };
+        let said = remedy(Limit::ReceiveWindow, &asked).unwrap();
+        assert_eq!(said, "peer rmem max 6.29 MB; 537 MB would allow 14.5 Gbit/s at 148 ms");
+    }
+
+    #[test]
+    fn other_remedies_name_what_to_type() {
+        let facts = Facts {
+            rate: BitRate::megabits(940),
+            policed: BitRate::megabits(30),
+            source: BitRate::megabits(160),
+            loss_ppm: 5000,
+            ..Facts::default()
+        };
+        let said = |limit| remedy(limit, &facts).unwrap_or_default();
+        assert_eq!(said(Limit::CongestionWindow), "the path is full at 940 Mbit/s");
+        assert_eq!(said(Limit::Policer), "drops above 30.0 Mbit/s; --via quic --rate 28Mbit avoids the losses");
+        assert_eq!(said(Limit::SourceDisk), "it reads 20.0 MB/s");
+        assert_eq!(said(Limit::Loss), "0.5 % of packets; --via quic --rate RATE does not slow down for it");
+        assert_eq!(said(Limit::NothingToSend), "");
+    }
+}

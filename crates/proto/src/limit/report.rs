@@ -1,0 +1,153 @@
+//! What the two ends tell each other about limits; cumulative, so that the loss of one report costs nothing.
+
+use std::time::Duration;
+
+use super::{Facts, Limit, LimitTimes};
+use crate::error::Error;
+use crate::wire::{Reader, Writer};
+use crate::{BitRate, ByteCount};
+
+/// What a receiver tells the sender: what the threads that read its lanes did, added up since the session began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiverReport {
+    /// Time of those threads in all.
+    pub lane_time: Duration,
+    /// Of it, waiting for data from the network.
+    pub waiting: Duration,
+    /// Of it, waiting for storage.
+    pub storage: Duration,
+    /// Time in which storage was at work for the session while no lane waited for it: publishing, syncing, reading what an
+    /// earlier session had left.
+    pub publishing: Duration,
+    /// Time that the thread of a QUIC engine computed or waited for a processor, mean of the lanes that are up; 0 over TCP.
+    pub engine: Duration,
+    /// Bytes written.
+    pub written: ByteCount,
+    /// Largest receive buffer of a lane now.
+    pub buffer: ByteCount,
+    /// What the kernel lets it grow to; 0 where that is not known.
+    pub buffer_max: ByteCount,
+    /// Fullest receive buffer of a lane now: what came and was not read.
+    pub unread: ByteCount,
+    /// Largest window that a lane announces now.
+    pub window: ByteCount,
+}
+
+impl ReceiverReport {
+    /// Writes it as a frame holds it: integers, times in microseconds.
+    pub fn write(&self, w: &mut Writer) {
+        [self.lane_time, self.waiting, self.storage, self.publishing, self.engine]
+            .iter()
+            .for_each(|time| w.integer(micros(*time)));
+        [self.written, self.buffer, self.buffer_max, self.unread, self.window]
+            .iter()
+            .for_each(|bytes| w.integer(bytes.0));
+    }
+
+    /// Reads it. Errors: cut short.
+    pub fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            lane_time: read_time(r)?,
+            waiting: read_time(r)?,
+            storage: read_time(r)?,
+            publishing: read_time(r)?,
+            engine: read_time(r)?,
+            written: ByteCount(r.integer()?),
+            buffer: ByteCount(r.integer()?),
+            buffer_max: ByteCount(r.integer()?),
+            unread: ByteCount(r.integer()?),
+            window: ByteCount(r.integer()?),
+        })
+    }
+}
+
+/// What a sender found: shares of time, and what is behind the remedies.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LimitReport {
+    /// Time by limit in the last few seconds.
+    pub recent: LimitTimes,
+    /// Time by limit since the session began.
+    pub total: LimitTimes,
+    /// What was measured.
+    pub facts: Facts,
+}
+
+impl LimitReport {
+    /// Writes it as a frame holds it: integers, times in microseconds, rates in bit/s.
+    pub fn write(&self, w: &mut Writer) {
+        for times in [&self.recent, &self.total] {
+            Limit::ALL.iter().for_each(|limit| w.integer(micros(times.of(*limit))));
+        }
+        let facts = &self.facts;
+        w.integer(micros(facts.rtt));
+        let rates = [facts.rate, facts.rate_cap, facts.policed, facts.source, facts.destination];
+        rates.iter().for_each(|rate| w.integer(rate.0));
+        let sizes = [
+            facts.receive_window,
+            facts.receive_buffer,
+            facts.receive_buffer_max,
+            facts.send_buffer,
+            facts.send_buffer_max,
+        ];
+        sizes.iter().for_each(|bytes| w.integer(bytes.0));
+        w.integer(facts.loss_ppm);
+        w.integer(facts.lanes);
+        let flags = [facts.is_quic, facts.is_growing, facts.cpu_at_receiver];
+        flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
+    }
+
+    /// Reads it. Errors: cut short, or a flag that is none.
+    pub fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        let (recent, total) = (read_times(r)?, read_times(r)?);
+        let rtt = read_time(r)?;
+        let mut rate = || r.integer().map(BitRate);
+        let (rate, rate_cap, policed, source, destination) = (rate()?, rate()?, rate()?, rate()?, rate()?);
+        let mut size = || r.integer().map(ByteCount);
+        let facts = Facts {
+            rtt,
+            rate,
+            rate_cap,
+            policed,
+            source,
+            destination,
+            receive_window: size()?,
+            receive_buffer: size()?,
+            receive_buffer_max: size()?,
+            send_buffer: size()?,
+            send_buffer_max: size()?,
+            loss_ppm: r.integer()?,
+            lanes: r.integer()?,
+            is_quic: read_flag(r)?,
+            is_growing: read_flag(r)?,
+            cpu_at_receiver: read_flag(r)?,
+        };
+        Ok(Self { recent, total, facts })
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Longest time that is taken from a peer: a year. Reason: sums of ten of them stay far from the end of a [`Duration`].
+const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+fn read_time(r: &mut Reader<'_>) -> Result<Duration, Error> {
+    Ok(Duration::from_micros(r.integer()?).min(TIME_MAX))
+}
+
+fn read_times(r: &mut Reader<'_>) -> Result<LimitTimes, Error> {
+    let mut times = LimitTimes::default();
+    for limit in Limit::ALL {
+        times.add(limit, read_time(r)?);
+    }
+    Ok(times)
+}
+
+fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
+    match r.byte()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Error::protocol(format!("flag from the peer: {other} is neither 0 nor 1"))),
+    }
+}

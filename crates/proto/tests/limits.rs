@@ -1,0 +1,204 @@
+//! What the accountant says of lanes whose facts are given, in virtual time: each limit alone, and the order in which they bind.
+
+use std::time::{Duration, Instant};
+
+use sterna_proto::limit::{
+    Accountant, LaneSample, Limit, LimitReport, QuicSample, ReceiverReport, TcpSample, TransportSample, Waits,
+};
+use sterna_proto::rate::RateState;
+use sterna_proto::session::LaneId;
+use sterna_proto::{BitRate, ByteCount};
+
+const STEP: Duration = Duration::from_millis(100);
+const RTT: Duration = Duration::from_millis(40);
+
+/// Shares of a feeder's time.
+#[derive(Clone, Copy, Default)]
+struct Feeder {
+    storage: f64,
+    compute: f64,
+    transport: f64,
+}
+
+const HELD: Feeder = Feeder { storage: 0.0, compute: 0.05, transport: 0.95 };
+
+/// A lane that sends at `megabits` with a window to spare; `change` makes one step of it something else.
+fn run(feeder: Feeder, report: ReceiverReport, change: impl Fn(u32, &mut TcpSample)) -> LimitReport {
+    let mut accountant = Accountant::default();
+    let start = Instant::now();
+    let mut tcp = TcpSample {
+        rtt: RTT,
+        rtt_min: RTT,
+        window: ByteCount(500_000),
+        in_flight: ByteCount(400_000),
+        unsent: ByteCount(300_000),
+        send_buffer: ByteCount(2_000_000),
+        send_buffer_max: ByteCount(4_000_000),
+        yields_to_loss: true,
+        ..TcpSample::default()
+    };
+    let mut waits = Waits::default();
+    for step in 0..100 {
+        let now = start + STEP * step;
+        tcp.sent += 700;
+        tcp.delivered += 1_000_000;
+        change(step, &mut tcp);
+        waits.storage += STEP.mul_f64(feeder.storage);
+        waits.compute += STEP.mul_f64(feeder.compute);
+        waits.transport += STEP.mul_f64(feeder.transport);
+        waits.idle += STEP.mul_f64((1.0 - feeder.storage - feeder.compute - feeder.transport).max(0.0));
+        let times = |time: Duration| time * (step + 1);
+        accountant.handle_report(
+            now,
+            &ReceiverReport {
+                lane_time: times(STEP),
+                waiting: times(report.waiting),
+                storage: times(report.storage),
+                publishing: times(report.publishing),
+                ..ReceiverReport::default()
+            },
+        );
+        let sample = LaneSample { feeder: waits, transport: TransportSample::Tcp(tcp) };
+        accountant.handle_samples(now, &[(LaneId(0), sample)], BitRate(0));
+    }
+    accountant.report()
+}
+
+fn waits_for_data() -> ReceiverReport {
+    ReceiverReport { waiting: STEP, ..ReceiverReport::default() }
+}
+
+#[test]
+fn a_feeder_that_the_transport_does_not_hold_names_the_limit() {
+    let first = |feeder| run(feeder, waits_for_data(), |_, tcp| tcp.unsent = ByteCount(0)).total.first();
+    assert_eq!(first(Feeder { storage: 0.8, compute: 0.2, transport: 0.0 }), Some(Limit::SourceDisk));
+    assert_eq!(first(Feeder { storage: 0.1, compute: 0.85, transport: 0.05 }), Some(Limit::Cpu));
+    assert_eq!(first(Feeder { compute: 0.1, ..Feeder::default() }), Some(Limit::NothingToSend));
+}
+
+#[test]
+fn a_sender_without_work_waits_for_the_storage_of_the_receiver_when_that_is_at_work() {
+    let publishing = ReceiverReport { publishing: STEP, ..waits_for_data() };
+    let report = run(Feeder::default(), publishing, |_, tcp| tcp.unsent = ByteCount(0));
+    assert_eq!(report.total.first(), Some(Limit::DestinationDisk));
+    // What it has given the kernel is still on its way.
+    let report = run(Feeder::default(), waits_for_data(), |_, _| {});
+    assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
+}
+
+#[test]
+fn a_closed_window_is_the_buffer_or_the_reader_behind_it() {
+    let closed = |_, tcp: &mut TcpSample| tcp.rwnd_limited += STEP;
+    assert_eq!(run(HELD, waits_for_data(), closed).total.first(), Some(Limit::ReceiveWindow));
+    let storage = ReceiverReport { storage: STEP, ..ReceiverReport::default() };
+    assert_eq!(run(HELD, storage, closed).total.first(), Some(Limit::DestinationDisk));
+    // Neither waiting nor storage: what is left of the time is its processor's.
+    let busy = run(HELD, ReceiverReport::default(), closed);
+    assert_eq!((busy.total.first(), busy.facts.cpu_at_receiver), (Some(Limit::Cpu), true));
+}
+
+#[test]
+fn a_send_buffer_is_named_by_the_kernel_or_by_being_full() {
+    let said = |_, tcp: &mut TcpSample| tcp.sndbuf_limited += STEP;
+    assert_eq!(run(HELD, waits_for_data(), said).total.first(), Some(Limit::SendBuffer));
+    let full = |_, tcp: &mut TcpSample| {
+        (tcp.send_buffer, tcp.send_queued) = (ByteCount(4_000_000), ByteCount(3_900_000));
+        (tcp.unsent, tcp.in_flight) = (ByteCount(0), ByteCount(3_400_000));
+    };
+    assert_eq!(run(HELD, waits_for_data(), full).total.first(), Some(Limit::SendBuffer));
+}
+
+#[test]
+fn a_cap_counts_when_it_is_reached() {
+    // 1 MB in 100 ms are 80 Mbit/s.
+    let capped = |megabits| move |_, tcp: &mut TcpSample| tcp.cap = Some(BitRate::megabits(megabits));
+    assert_eq!(run(HELD, waits_for_data(), capped(85)).total.first(), Some(Limit::RateCap));
+    assert_eq!(run(HELD, waits_for_data(), capped(200)).total.first(), Some(Limit::CongestionWindow));
+}
+
+#[test]
+fn losses_one_by_one_are_loss_and_losses_in_bursts_a_policer() {
+    let single = |step: u32, tcp: &mut TcpSample| tcp.lost += u64::from(step.is_multiple_of(3)) * 2;
+    assert_eq!(run(HELD, waits_for_data(), single).total.first(), Some(Limit::Loss));
+    let bursts = |step: u32, tcp: &mut TcpSample| tcp.lost += u64::from(step % 20 == 5) * 60;
+    let policed = run(HELD, waits_for_data(), bursts);
+    assert_eq!(policed.total.first(), Some(Limit::Policer));
+    // A sender that stays above the policer's rate loses all that exceeds it, and as much all the time.
+    let even = |_, tcp: &mut TcpSample| tcp.lost += 30;
+    assert_eq!(run(HELD, waits_for_data(), even).total.first(), Some(Limit::Policer));
+    let rate = policed.facts.policed.0 as f64;
+    assert!((75e6..90e6).contains(&rate), "{rate} is what came through, with its headers");
+}
+
+#[test]
+fn losses_with_a_queue_are_a_full_path_and_so_are_those_that_bbr_does_not_mind() {
+    let queued = |step: u32, tcp: &mut TcpSample| {
+        tcp.rtt = RTT * 2;
+        tcp.lost += u64::from(step % 20 == 5) * 60;
+    };
+    let full = run(HELD, waits_for_data(), queued);
+    assert_eq!((full.total.first(), full.facts.is_growing), (Some(Limit::CongestionWindow), false));
+    let bbr = |step: u32, tcp: &mut TcpSample| {
+        tcp.yields_to_loss = false;
+        tcp.lost += u64::from(step.is_multiple_of(3)) * 2;
+    };
+    assert_eq!(run(HELD, waits_for_data(), bbr).total.first(), Some(Limit::CongestionWindow));
+}
+
+#[test]
+fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
+    let first = |state, engine: f64, megabits| {
+        let mut accountant = Accountant::default();
+        let start = Instant::now();
+        for step in 0..50 {
+            let quic = QuicSample {
+                engine: STEP.mul_f64(engine) * step,
+                sent: u64::from(step) * 700,
+                lost: 0,
+                wire_bytes: u64::from(step) * 1_000_000,
+                rtt: RTT,
+                rtt_min: RTT,
+                window: ByteCount(1_000_000),
+                in_flight: ByteCount(400_000),
+                rate: BitRate::megabits(megabits),
+                state,
+                memory: ByteCount(500_000),
+            };
+            let feeder = Waits { transport: STEP * step, ..Waits::default() };
+            let sample = LaneSample { feeder, transport: TransportSample::Quic(quic) };
+            accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], BitRate(0));
+        }
+        accountant.report().total.first()
+    };
+    assert_eq!(first(RateState::Given, 0.1, 82), Some(Limit::RateCap));
+    assert_eq!(first(RateState::Given, 0.95, 82), Some(Limit::Cpu));
+    assert_eq!(first(RateState::Found, 0.1, 82), Some(Limit::CongestionWindow));
+    assert_eq!(first(RateState::Policed(BitRate::megabits(84)), 0.1, 82), Some(Limit::Policer));
+    // It could send at four times the rate, and its memory is nearly all in flight.
+    assert_eq!(first(RateState::Given, 0.1, 320), Some(Limit::SendBuffer));
+}
+
+#[test]
+fn shares_are_of_the_time_with_lanes_and_the_mean_over_them() {
+    let mut accountant = Accountant::default();
+    let start = Instant::now();
+    for step in 0..=10 {
+        let lane = |storage: f64| LaneSample {
+            feeder: Waits {
+                storage: (STEP * step).mul_f64(storage),
+                compute: (STEP * step).mul_f64(1.0 - storage),
+                ..Waits::default()
+            },
+            transport: TransportSample::Tcp(TcpSample::default()),
+        };
+        let lanes = [(LaneId(0), lane(1.0)), (LaneId(1), lane(1.0)), (LaneId(2), lane(0.0))];
+        accountant.handle_samples(start + STEP * step, &lanes, BitRate(0));
+    }
+    // An outage: no time passes for limits while no lane is up.
+    accountant.handle_samples(start + STEP * 500, &[], BitRate(0));
+    let report = accountant.report();
+    assert_eq!(report.total.total().as_secs_f64().round(), 1.0);
+    let shares = report.total.shares();
+    assert_eq!((shares[0].0, shares[1].0), (Limit::SourceDisk, Limit::Cpu));
+    assert!((shares[0].1 - 2.0 / 3.0).abs() < 0.01, "{shares:?}");
+}

@@ -1,0 +1,105 @@
+//! What limits a copy, in words and as JSON.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use sterna_proto::limit::{Facts, Limit, LimitReport, LimitTimes, remedy};
+
+/// Limits with a smaller share are left out of the words.
+const SHARE_SHOWN_MIN: f64 = 0.05;
+
+/// Time with lanes below which the words are left out. Reason: some samples at least; what bound less than that nobody asks.
+const TIME_SHOWN_MIN: Duration = Duration::from_millis(500);
+
+/// Most limits that words name.
+const LIMITS_SHOWN_MAX: usize = 3;
+
+/// `limited by: receive window 71 % (peer rmem max 6.29 MB; …), source disk 22 %`; `None` when too little is known.
+pub fn line(report: &LimitReport) -> Option<String> {
+    if report.total.total() < TIME_SHOWN_MIN {
+        return None;
+    }
+    let shares = report.total.shares();
+    let mut shown = Vec::new();
+    for (limit, share) in shares.into_iter().filter(|(_, share)| *share >= SHARE_SHOWN_MIN).take(LIMITS_SHOWN_MAX) {
+        let mut words = format!("{} {:.0} %", limit.words(), share * 100.0);
+        if let Some(remedy) = remedy(limit, &report.facts) {
+            words.push_str(&format!(" ({remedy})"));
+        }
+        shown.push(words);
+    }
+    (!shown.is_empty()).then(|| format!("limited by: {}", shown.join(", ")))
+}
+
+/// The limit of the last seconds, for the progress display.
+pub fn now(report: &LimitReport) -> Option<String> {
+    report.recent.first().map(|limit| format!("limited by {}", limit.words()))
+}
+
+/// All shares, the leading limit, its remedy and the facts behind it.
+pub fn value(report: &LimitReport) -> Value {
+    let first = report.total.first();
+    json!({
+        "first": first.map(Limit::name),
+        "shares": shares(&report.total),
+        "remedies": remedies(report),
+        "facts": facts(&report.facts),
+    })
+}
+
+/// Shares by the names of limits.
+pub fn shares(times: &LimitTimes) -> Value {
+    let shares = times.shares().into_iter();
+    Value::Object(shares.map(|(limit, share)| (limit.name().to_owned(), json!(rounded(share)))).collect::<Map<_, _>>())
+}
+
+fn remedies(report: &LimitReport) -> Value {
+    let limits = report.total.shares().into_iter().map(|(limit, _)| limit);
+    let words = limits.filter_map(|limit| Some((limit.name().to_owned(), json!(remedy(limit, &report.facts)?))));
+    Value::Object(words.collect::<Map<_, _>>())
+}
+
+fn facts(facts: &Facts) -> Value {
+    json!({
+        "rtt_s": facts.rtt.as_secs_f64(),
+        "rate_bps": facts.rate.0,
+        "rate_cap_bps": facts.rate_cap.0,
+        "policed_bps": facts.policed.0,
+        "source_bytes_per_s": facts.source.0 / 8,
+        "destination_bytes_per_s": facts.destination.0 / 8,
+        "receive_window_bytes": facts.receive_window.0,
+        "receive_buffer_bytes": facts.receive_buffer.0,
+        "receive_buffer_max_bytes": facts.receive_buffer_max.0,
+        "send_buffer_bytes": facts.send_buffer.0,
+        "send_buffer_max_bytes": facts.send_buffer_max.0,
+        "loss": facts.loss_ppm as f64 / 1e6,
+        "lanes": facts.lanes,
+        "is_growing": facts.is_growing,
+    })
+}
+
+/// To a thousandth.
+fn rounded(share: f64) -> f64 {
+    (share * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_names_at_most_three_limits_and_none_below_a_twentieth() {
+        let mut report = LimitReport::default();
+        assert_eq!(line(&report), None);
+        for (limit, percent) in [(Limit::SourceDisk, 22), (Limit::Cpu, 71), (Limit::Loss, 4), (Limit::NothingToSend, 3)]
+        {
+            report.total.add(limit, Duration::from_secs(percent));
+        }
+        let cpu = "CPU 71 % (the sender's processors are busy)";
+        assert_eq!(line(&report).unwrap(), format!("limited by: {cpu}, source disk 22 %"));
+        report.facts.source = sterna_proto::BitRate::megabits(80);
+        assert!(line(&report).unwrap().ends_with(", source disk 22 % (it reads 10.0 MB/s)"));
+        assert_eq!(value(&report)["first"], "cpu");
+        assert_eq!(value(&report)["shares"]["loss"], 0.04);
+    }
+}

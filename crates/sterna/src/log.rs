@@ -1,0 +1,154 @@
+//! `--log FILE`: what was sampled of a session, as one JSON line each; as a page with plots when FILE ends in `.html`.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use sterna_net::client::CopyProgress;
+use sterna_proto::limit::{LaneJudgement, TransportSample};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::{limits, page};
+
+/// Lines that a page is drawn from, at most; of more, every second one is dropped. Reason: a page of some MB, whatever the copy.
+const PAGE_LINES_MAX: usize = 8_000;
+
+/// Where samples go.
+pub struct SampleLog {
+    path: PathBuf,
+    out: Out,
+    number: Option<u64>,
+}
+
+enum Out {
+    Lines(BufWriter<File>),
+    /// Kept until the end; every `stride`-th line.
+    Page {
+        lines: Vec<Value>,
+        stride: u64,
+        count: u64,
+    },
+}
+
+impl SampleLog {
+    /// Makes the file. Errors: this host does not let us.
+    pub fn create(path: &Path) -> Result<Self, Error> {
+        let file = File::create(path).map_err(|e| failed(path, e))?;
+        let is_page = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("html"));
+        let out = match is_page {
+            true => Out::Page { lines: Vec::new(), stride: 1, count: 0 },
+            false => Out::Lines(BufWriter::new(file)),
+        };
+        Ok(Self { path: path.to_owned(), out, number: None })
+    }
+
+    /// Takes a snapshot, if there is anything new in it. Errors: of writing.
+    pub fn add(&mut self, progress: &CopyProgress) -> Result<(), Error> {
+        if self.number.replace(progress.limits.number) == Some(progress.limits.number) {
+            return Ok(());
+        }
+        let line = sample(progress);
+        match &mut self.out {
+            Out::Lines(file) => writeln!(file, "{line}").and_then(|()| file.flush()).map_err(|e| failed(&self.path, e)),
+            Out::Page { lines, stride, count } => {
+                if (*count).is_multiple_of(*stride) {
+                    lines.push(line);
+                }
+                *count += 1;
+                if lines.len() > PAGE_LINES_MAX {
+                    let mut index = 0;
+                    lines.retain(|_| {
+                        index += 1;
+                        index % 2 == 1
+                    });
+                    *stride *= 2;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends the log with what the whole copy was. Errors: of writing.
+    pub fn finish(&mut self, end: &Value, words: &[String]) -> Result<(), Error> {
+        match &mut self.out {
+            Out::Lines(file) => writeln!(file, "{end}").and_then(|()| file.flush()),
+            Out::Page { lines, .. } => std::fs::write(&self.path, page::page(lines, words)),
+        }
+        .map_err(|e| failed(&self.path, e))
+    }
+}
+
+fn failed(path: &Path, error: io::Error) -> Error {
+    Error::new(ErrorKind::Io, Scope::Client, Phase::Transfer, format!("write the log {}", path.display()))
+        .caused_by(error)
+}
+
+/// One line: sizes in bytes, rates in bit/s, times in seconds; counts are since the start of a lane.
+fn sample(progress: &CopyProgress) -> Value {
+    let session = &progress.session;
+    let not_carried = session.bytes_held + session.bytes_up_to_date + session.bytes_holes;
+    let wire: u64 = progress.lanes.iter().map(|lane| lane.wire_bytes_sent.max(lane.wire_bytes_received)).sum();
+    let rtts: Vec<f64> = progress.lanes.iter().map(|lane| lane.rtt.as_secs_f64()).filter(|rtt| *rtt > 0.0).collect();
+    json!({
+        "event": "sample",
+        "elapsed_s": progress.elapsed.as_secs_f64(),
+        "bytes_carried": session.bytes_done.saturating_sub(not_carried),
+        "wire_bytes": wire,
+        "rtt_s": (!rtts.is_empty()).then(|| rtts.iter().sum::<f64>() / rtts.len() as f64),
+        "packets_sent": progress.lanes.iter().map(|lane| lane.packets_sent).sum::<u64>(),
+        "packets_lost": progress.lanes.iter().map(|lane| lane.packets_lost).sum::<u64>(),
+        "recent": limits::shares(&progress.limits.report.recent),
+        "lanes": progress.limits.lanes.iter().map(lane).collect::<Vec<_>>(),
+    })
+}
+
+fn lane(judged: &LaneJudgement) -> Value {
+    let feeder = &judged.sample.feeder;
+    let mut value = json!({
+        "lane": judged.lane.0,
+        "limit": judged.limit.name(),
+        "storage_s": feeder.storage.as_secs_f64(),
+        "compute_s": feeder.compute.as_secs_f64(),
+        "transport_s": feeder.transport.as_secs_f64(),
+        "idle_s": feeder.idle.as_secs_f64(),
+    });
+    let more = match &judged.sample.transport {
+        TransportSample::Tcp(tcp) => json!({
+            "transport": "tcp",
+            "rtt_s": tcp.rtt.as_secs_f64(),
+            "rtt_min_s": tcp.rtt_min.as_secs_f64(),
+            "window_bytes": tcp.window.0,
+            "in_flight_bytes": tcp.in_flight.0,
+            "unsent_bytes": tcp.unsent.0,
+            "receive_window_bytes": tcp.receive_window.0,
+            "send_buffer_bytes": tcp.send_buffer.0,
+            "send_queued_bytes": tcp.send_queued.0,
+            "rwnd_limited_s": tcp.rwnd_limited.as_secs_f64(),
+            "sndbuf_limited_s": tcp.sndbuf_limited.as_secs_f64(),
+            "packets_sent": tcp.sent,
+            "packets_lost": tcp.lost,
+            "delivered_bytes": tcp.delivered,
+            "cap_bps": tcp.cap.map(|cap| cap.0),
+            "is_growing": tcp.is_growing,
+            "yields_to_loss": tcp.yields_to_loss,
+        }),
+        TransportSample::Quic(quic) => json!({
+            "transport": "quic",
+            "rtt_s": quic.rtt.as_secs_f64(),
+            "rtt_min_s": quic.rtt_min.as_secs_f64(),
+            "window_bytes": quic.window.0,
+            "in_flight_bytes": quic.in_flight.0,
+            "pace_bps": quic.rate.0,
+            "state": format!("{:?}", quic.state).to_lowercase(),
+            "engine_s": quic.engine.as_secs_f64(),
+            "packets_sent": quic.sent,
+            "packets_lost": quic.lost,
+            "wire_bytes": quic.wire_bytes,
+        }),
+    };
+    if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
+        value.extend(more);
+    }
+    value
+}

@@ -1,0 +1,310 @@
+//! A log of samples as one page with plots, without anything to download: text and SVG.
+//!
+//! Four plots over the time of the copy: what came through, on the colours of what limited it; round-trip time; packets lost; bytes
+//! in flight by lane, with the window.
+
+use serde_json::Value;
+use sterna_proto::limit::Limit;
+use sterna_proto::{BitRate, ByteCount};
+
+/// Width of a plot and its margins, in the units of its drawing.
+const WIDTH: f64 = 960.0;
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = 12.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 24.0;
+
+/// Points of a line, at most: more are narrower than a pixel.
+const POINTS_MAX: usize = 480;
+
+/// Lanes that are drawn. Reason: more lines than this nobody tells apart.
+const LANES_DRAWN_MAX: usize = 8;
+
+/// The page: `words` on top, then the plots.
+pub fn page(lines: &[Value], words: &[String]) -> String {
+    let end = lines.last().map_or(0.0, |line| number(line, "elapsed_s")).max(0.1);
+    let stretches = stretches(lines);
+    let mut body = String::new();
+    words.iter().for_each(|line| body.push_str(&format!("<p>{}</p>\n", escaped(line))));
+    body.push_str(&legend(&stretches));
+    let goodput = rates(lines, "bytes_carried", 8.0);
+    let wire = rates(lines, "wire_bytes", 8.0);
+    let rate = |value: f64| BitRate(value as u64).to_string();
+    let bytes = |value: f64| ByteCount(value as u64).to_string();
+    let percent = |value: f64| format!("{value:.1} %");
+    let millis = |value: f64| format!("{value:.0} ms");
+    body.push_str(
+        &Plot { title: "Rate (dark: on the wire, light: goodput), on the limit", height: 300.0, end, unit: &rate }
+            .draw(&stretches, &[(goodput, "#7aa6c2", 1.2), (wire, "#123", 1.6)]),
+    );
+    let rtt = points(lines, |line| line["rtt_s"].as_f64().map(|rtt| rtt * 1e3));
+    body.push_str(
+        &Plot { title: "Round-trip time", height: 150.0, end, unit: &millis }.draw(&[], &[(rtt, "#934", 1.4)]),
+    );
+    body.push_str(
+        &Plot { title: "Packets lost, of those sent", height: 150.0, end, unit: &percent }
+            .draw(&[], &[(losses(lines), "#c33", 1.4)]),
+    );
+    let flight = in_flight(lines);
+    if !flight.is_empty() {
+        body.push_str(
+            &Plot { title: "In flight, by lane (dashed: window of the first)", height: 220.0, end, unit: &bytes }
+                .draw(&[], &flight),
+        );
+    }
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>sterna copy</title><style>{STYLE}</style></head>\n\
+         <body><h1>What limited this copy</h1>\n{body}</body></html>\n"
+    )
+}
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#223}\
+h1{font-size:1.4em}h2{font-size:1em;margin:1.6em 0 .2em}svg{width:100%;height:auto;display:block}\
+text{font:11px system-ui,sans-serif;fill:#556}.key{display:inline-block;margin-right:1.2em}\
+.key i{display:inline-block;width:.9em;height:.9em;margin-right:.4em;vertical-align:-.1em}";
+
+/// A stretch of time with one leading limit.
+struct Stretch {
+    start: f64,
+    end: f64,
+    limit: Limit,
+}
+
+/// The leading limit of each moment; neighbours that agree are one.
+fn stretches(lines: &[Value]) -> Vec<Stretch> {
+    let mut found: Vec<Stretch> = Vec::new();
+    let mut before = 0.0;
+    for line in lines {
+        let at = number(line, "elapsed_s");
+        if let Some(limit) = leading(line) {
+            match found.last_mut() {
+                Some(last) if last.limit == limit => last.end = at,
+                _ => found.push(Stretch { start: before, end: at, limit }),
+            }
+        }
+        before = at;
+    }
+    found
+}
+
+/// What limits most lanes in a sample; a receiver knows only what the sender says of the last seconds.
+fn leading(line: &Value) -> Option<Limit> {
+    let named = |name: &str| Limit::ALL.into_iter().find(|limit| limit.name() == name);
+    let lanes = line["lanes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_lanes: Vec<Limit> = lanes.iter().filter_map(|lane| named(lane["limit"].as_str()?)).collect();
+    let count = |limit: &Limit| of_lanes.iter().filter(|other| *other == limit).count();
+    let most = of_lanes.iter().copied().max_by_key(count);
+    most.or_else(|| {
+        let shares = line["recent"].as_object()?;
+        let largest = shares.iter().max_by(|a, b| a.1.as_f64().unwrap_or(0.0).total_cmp(&b.1.as_f64().unwrap_or(0.0)));
+        named(largest?.0)
+    })
+}
+
+fn colour(limit: Limit) -> &'static str {
+    match limit {
+        Limit::ReceiveWindow => "#f4c9a1",
+        Limit::SendBuffer => "#f7e29c",
+        Limit::CongestionWindow => "#cfe6c8",
+        Limit::Loss => "#f3b0b0",
+        Limit::Policer => "#e0a3cf",
+        Limit::SourceDisk => "#b9c7f0",
+        Limit::DestinationDisk => "#c9b8ea",
+        Limit::Cpu => "#d8c3ae",
+        Limit::RateCap => "#bfe3e6",
+        Limit::NothingToSend => "#e6e6e6",
+    }
+}
+
+fn legend(stretches: &[Stretch]) -> String {
+    let present = Limit::ALL.into_iter().filter(|limit| stretches.iter().any(|stretch| stretch.limit == *limit));
+    let keys = present.map(|limit| {
+        format!("<span class=\"key\"><i style=\"background:{}\"></i>{}</span>", colour(limit), limit.words())
+    });
+    format!("<p>{}</p>\n", keys.collect::<String>())
+}
+
+/// Points of a line: time and value.
+type Points = Vec<(f64, f64)>;
+
+/// A line: its points, its colour, its width; a negative width is a dashed line.
+type Line<'a> = (Points, &'a str, f64);
+
+struct Plot<'a> {
+    title: &'a str,
+    height: f64,
+    end: f64,
+    /// A value in words.
+    unit: &'a dyn Fn(f64) -> String,
+}
+
+impl Plot<'_> {
+    fn draw(&self, stretches: &[Stretch], lines: &[Line<'_>]) -> String {
+        let values = lines.iter().flat_map(|(points, _, _)| points.iter().map(|(_, value)| *value));
+        let step = step(values.fold(0.0, f64::max));
+        let top = lines.iter().flat_map(|(points, _, _)| points).map(|(_, value)| *value).fold(step, f64::max);
+        let top = (top / step).ceil() * step;
+        let base = self.height - BOTTOM;
+        let x = |time: f64| LEFT + (WIDTH - LEFT - RIGHT) * (time / self.end).clamp(0.0, 1.0);
+        let y = |value: f64| base - (base - TOP) * value / top;
+        let mut svg = format!("<h2>{}</h2>\n<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">\n", self.title, self.height);
+        for Stretch { start, end, limit } in stretches {
+            let (left, width) = (x(*start), x(*end) - x(*start));
+            let (colour, words) = (colour(*limit), limit.words());
+            svg.push_str(&format!(
+                "<rect x=\"{left:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{:.1}\" fill=\"{colour}\"><title>{words}</title></rect>\n",
+                base - TOP
+            ));
+        }
+        let mut tick = 0.0;
+        while tick <= top * 1.001 {
+            let (at, words) = (y(tick), (self.unit)(tick));
+            svg.push_str(&format!(
+                "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#0002\"/>\
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{words}</text>\n",
+                WIDTH - RIGHT,
+                LEFT - 6.0,
+                at + 4.0
+            ));
+            tick += step;
+        }
+        let second = step_of_time(self.end);
+        let mut at = 0.0;
+        while at <= self.end * 1.001 {
+            svg.push_str(&format!(
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} s</text>\n",
+                x(at).min(WIDTH - RIGHT - 8.0),
+                self.height - 6.0,
+                (at * 10.0).round() / 10.0
+            ));
+            at += second;
+        }
+        for (points, colour, width) in lines {
+            let path: Vec<String> =
+                thinned(points).iter().map(|(time, value)| format!("{:.1},{:.1}", x(*time), y(*value))).collect();
+            let dashes = if *width < 0.0 { " stroke-dasharray=\"4 3\"" } else { "" };
+            svg.push_str(&format!(
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{}\"{dashes}/>\n",
+                path.join(" "),
+                width.abs()
+            ));
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+/// A round distance between marks, so that there are three to six up to `top`.
+fn step(top: f64) -> f64 {
+    let rough = (top / 4.0).max(1e-3);
+    let scale = 10_f64.powf(rough.log10().floor());
+    let round = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| scale * factor >= rough * 0.8);
+    scale * round.unwrap_or(10.0)
+}
+
+fn step_of_time(end: f64) -> f64 {
+    step(end * 0.5).max(0.1)
+}
+
+/// Means of neighbours, when there are more points than can be seen.
+fn thinned(points: &Points) -> Points {
+    let group = points.len().div_ceil(POINTS_MAX).max(1);
+    let mean = |group: &[(f64, f64)]| {
+        let count = group.len() as f64;
+        let sum = group.iter().fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));
+        (sum.0 / count, sum.1 / count)
+    };
+    points.chunks(group).map(mean).collect()
+}
+
+fn number(line: &Value, name: &str) -> f64 {
+    line[name].as_f64().unwrap_or(0.0)
+}
+
+fn points(lines: &[Value], value: impl Fn(&Value) -> Option<f64>) -> Points {
+    lines.iter().filter_map(|line| Some((number(line, "elapsed_s"), value(line)?))).collect()
+}
+
+/// How fast a count grows, times `factor`; over half a second, since a shorter one shows how blocks come and not how much. A
+/// count that falls belongs to lanes that have ended.
+fn rates(lines: &[Value], name: &str, factor: f64) -> Points {
+    let mut first = 0;
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let at = number(line, "elapsed_s");
+        while at - number(&lines[first], "elapsed_s") > RATE_OVER_S && first + 1 < index {
+            first += 1;
+        }
+        let time = at - number(&lines[first], "elapsed_s");
+        if time > 0.0 {
+            found.push((at, ((number(line, name) - number(&lines[first], name)) / time * factor).max(0.0)));
+        }
+    }
+    found
+}
+
+/// Time that a drawn rate is the mean of, in seconds.
+const RATE_OVER_S: f64 = 0.5;
+
+fn losses(lines: &[Value]) -> Points {
+    let (sent, lost) = (rates(lines, "packets_sent", 1.0), rates(lines, "packets_lost", 1.0));
+    let share = |(sent, lost): (&(f64, f64), &(f64, f64))| {
+        (sent.0, if sent.1 > 0.0 { (lost.1 / sent.1 * 100.0).min(100.0) } else { 0.0 })
+    };
+    sent.iter().zip(&lost).map(share).collect()
+}
+
+fn in_flight(lines: &[Value]) -> Vec<Line<'static>> {
+    const COLOURS: [&str; LANES_DRAWN_MAX] = ["#147", "#a51", "#383", "#727", "#077", "#a33", "#555", "#960"];
+    let of_lane = |id: &Value, name: &str| {
+        points(lines, |line| {
+            let lane = line["lanes"].as_array()?.iter().find(|lane| lane["lane"] == *id)?;
+            lane[name].as_f64()
+        })
+    };
+    let mut ids: Vec<Value> = Vec::new();
+    for lane in lines.iter().filter_map(|line| line["lanes"].as_array()).flatten() {
+        if !ids.contains(&lane["lane"]) && ids.len() < LANES_DRAWN_MAX {
+            ids.push(lane["lane"].clone());
+        }
+    }
+    let mut drawn: Vec<Line<'static>> =
+        ids.iter().zip(COLOURS).map(|(id, colour)| (of_lane(id, "in_flight_bytes"), colour, 1.3)).collect();
+    if let Some(first) = ids.first() {
+        drawn.push((of_lane(first, "window_bytes"), "#999", -1.0));
+    }
+    drawn
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_page_stands_alone_and_shows_every_limit() {
+        let line = |at: f64, limit: &str| {
+            json!({"elapsed_s": at, "bytes_carried": at * 1e6, "wire_bytes": at * 1.1e6, "rtt_s": 0.05, "packets_sent": 100,
+                "packets_lost": 1, "lanes": [{"lane": 0, "limit": limit, "in_flight_bytes": 5000, "window_bytes": 6000}]})
+        };
+        let lines = [line(0.5, "loss"), line(1.0, "loss"), line(1.5, "receive_window")];
+        let page = page(&lines, &["limited by: <loss>".to_owned()]);
+        assert!(page.contains("limited by: &lt;loss&gt;") && !page.contains("<loss>"));
+        assert_eq!(page.matches("<rect").count(), 2, "stretches with one limit are drawn as one");
+        assert_eq!(page.matches("<svg").count(), 4);
+        assert!(!page.contains("http"), "nothing is fetched");
+        assert!(super::page(&[], &[]).contains("</html>"));
+    }
+
+    #[test]
+    fn marks_are_round_numbers() {
+        for (top, expected) in [(100.0, 20.0), (47e6, 10e6), (0.9, 0.2), (3.0, 1.0)] {
+            assert!((step(top) - expected).abs() < expected * 1e-9, "{top}: {}", step(top));
+        }
+    }
+}
