@@ -22,8 +22,8 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, Source,
-    all_within, close_all, spawn_feeder,
+    ALIVE_EVERY, AskedNames, Compression, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink,
+    Source, all_within, close_all, spawn_feeder,
 };
 
 pub use self::log::AgentLog;
@@ -407,12 +407,14 @@ impl Shared {
                 )?;
                 Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log })
             }
-            Request::Pull { rate_bps, loss_ceiling_ppm, dry_run, .. } => {
-                budget.set_rate((*rate_bps > 0).then_some(BitRate(*rate_bps)));
+            Request::Pull { rate_bps, loss_ceiling_ppm, dry_run, compress, .. } => {
+                let rate = (*rate_bps > 0).then_some(BitRate(*rate_bps));
+                budget.set_rate(rate);
                 budget.set_loss_ceiling(*loss_ceiling_ppm as f64 / 1e6);
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
-                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), pool, observer)?;
+                let compression = Compression { wish: *compress, rate };
+                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), compression, pool, observer)?;
                 Ok(Started { end, receiver: None, log })
             }
         }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::compress::Wish;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
@@ -26,8 +27,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
-    SettledPaths, Source, attach, close_all, lock,
+    ALIVE_EVERY, AskedNames, Compression, End, LaneIds, Lanes, Observer, Progress, Receiver, ReceiverOptions, Sender,
+    SessionEvent, SettledPaths, Source, attach, close_all, lock,
 };
 
 use self::stall::StallWatch;
@@ -86,6 +87,8 @@ pub struct CopyOptions {
     pub checks: Checks,
     /// The digest that the one file must have.
     pub expect: Option<Digest>,
+    /// Whether what is sent is compressed.
+    pub compress: Wish,
     /// Most that transports may hold.
     pub memory: ByteCount,
     /// Nothing is written.
@@ -111,7 +114,7 @@ pub trait CopyObserver: Send + Sync {
 pub enum CopyEvent {
     /// A decision, with its reason.
     Decision {
-        /// What about: `transport`, `lanes` or `congestion`.
+        /// What about: `transport`, `lanes`, `congestion` or `compression`.
         subject: &'static str,
         /// Why.
         rationale: String,
@@ -168,6 +171,10 @@ pub struct CopySummary {
     pub bytes_held: u64,
     /// Bytes of holes that this run told instead of carrying; goodput does not count them either.
     pub bytes_holes: u64,
+    /// File bytes that lanes carried, those of blocks that travelled again included.
+    pub bytes_carried: u64,
+    /// What these bytes became on the lanes: fewer where they were compressed.
+    pub bytes_encoded: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
     /// Time from the start to the last outcome.
@@ -305,6 +312,7 @@ impl Job {
                 rate_bps: options.rate.map_or(0, |rate| rate.0),
                 loss_ceiling_ppm: u64::from(options.loss_ceiling_ppm),
                 dry_run: options.dry_run,
+                compress: options.compress,
             },
         }
     }
@@ -322,7 +330,9 @@ impl Job {
                 }
                 let settled = tally.settled();
                 let pool = BufferPool::new();
-                let sender = Sender::start(sources, options.linger, options.dry_run, settled, pool, observer)?;
+                let compression = Compression { wish: options.compress, rate: options.rate };
+                let sender =
+                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
                 missing.into_iter().for_each(|error| sender.unreadable(error));
                 Ok((sender, None))
             }
@@ -413,7 +423,7 @@ impl Observer for Tally {
             SessionEvent::Aborted(error) => {
                 state.aborted.get_or_insert_with(|| crate::copy_of(error));
             }
-            SessionEvent::Notice(_) => {}
+            SessionEvent::Notice(_) | SessionEvent::Decision { .. } => {}
         }
         drop(state);
         self.observer.event(CopyEvent::Session(event));
@@ -542,6 +552,8 @@ fn run_session(
     let mut state = lock(&tally.state);
     let progress = keeper.session_progress();
     state.summary.blocks_again += progress.blocks_again;
+    state.summary.bytes_carried += progress.bytes_carried;
+    state.summary.bytes_encoded += progress.bytes_encoded;
     state.summary.bytes_held = progress.bytes_held;
     state.summary.bytes_holes = progress.bytes_holes;
     state.unsettled_bytes = end.unsettled_bytes();

@@ -5,9 +5,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession};
+use bytes::Bytes;
+use sterna_proto::compress::Method;
+use sterna_proto::session::{
+    ActiveFile, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
+};
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 
+use super::encode::{Compression, Encoding, LaneClock};
 use super::holes::HoleCount;
 use super::names::{Admittance, FirstNames};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
@@ -18,7 +23,7 @@ use crate::lane::LaneTx;
 
 /// Bytes that are read, hashed and handed to a lane at once. Reason: stays in a core's second-level cache from the read to the
 /// encryption (512 KiB on the smallest machine measured), and control frames wait for no more than this.
-pub const PIECE_BYTES: usize = 128 << 10;
+pub const READ_BYTES: usize = 128 << 10;
 
 /// Files kept open for reading. Reason: lanes work on neighbouring blocks of few files; the limit bounds descriptors.
 const OPEN_SOURCES_MAX: usize = 64;
@@ -76,6 +81,23 @@ struct OpenSources {
     used: u64,
 }
 
+/// A block of a large file on its way out.
+struct OutgoingBlock {
+    id: FileId,
+    entry: FileEntry,
+    index: u64,
+    /// Where it begins in the file, and how long it is.
+    offset: u64,
+    length: u64,
+    source: Arc<SourceFile>,
+}
+
+impl OutgoingBlock {
+    fn header(&self, data: BlockData) -> Vec<u8> {
+        BlockHeader::Single { file: self.id, entry: self.entry.clone(), index: self.index, data }.encode()
+    }
+}
+
 /// The sending end of a session.
 pub struct Sender {
     session: Mutex<SendSession>,
@@ -89,6 +111,7 @@ pub struct Sender {
     /// Files that are left out.
     settled: Arc<SettledPaths>,
     holes: HoleCount,
+    encoding: Encoding,
 }
 
 impl Sender {
@@ -99,6 +122,7 @@ impl Sender {
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
+        compression: Compression,
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
@@ -107,6 +131,7 @@ impl Sender {
             wake: Condvar::new(),
             names: Mutex::new(HashMap::new()),
             open: Mutex::new(OpenSources::default()),
+            encoding: Encoding::new(compression, Arc::clone(&pool)),
             pool,
             observer,
             dry_run,
@@ -192,6 +217,7 @@ impl Sender {
                     lock(&self.names).remove(&file);
                     lock(&self.open).files.remove(&file);
                     self.holes.settle(file, &outcome);
+                    self.encoding.forget(file);
                     SessionEvent::Settled { entry, outcome }
                 }
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
@@ -232,49 +258,149 @@ impl Sender {
             Ok(source) => source,
             Err(error) => return Ok(Err(error)),
         };
-        let blocks = entry.blocks();
-        let (offset, length) = (blocks.offset(index), blocks.length(index));
-        let hole = match source.is_hole(offset, length) {
-            Ok(hole) => hole,
-            Err(error) => return Ok(Err(error)),
+        let block = OutgoingBlock {
+            id,
+            offset: entry.blocks().offset(index),
+            length: entry.blocks().length(index),
+            entry,
+            index,
+            source,
         };
-        let mut hasher = BlockHasher::new(&blocks, index, Checks::NONE);
-        let header = BlockHeader::Single { file: id, entry: entry.clone(), index, hole }.encode();
-        tx.block_begin(&header, if hole { 0 } else { length })?;
-        let mut done = 0;
-        while done < length {
-            let mut piece = self.pool.take();
-            let size = (length - done).min(PIECE_BYTES as u64) as usize;
-            if hole {
-                piece.zeroed(size);
-            } else if let Err(error) = piece.fill(size, |bytes| source.read_at(offset + done, bytes)) {
-                tx.block_abandon()?;
-                return Ok(Err(error));
-            }
-            hasher.update(&piece);
-            done += size as u64;
-            if !hole {
-                tx.block_data(piece.freeze())?;
-                self.send_waiting_frames(lane, tx)?;
-            }
+        match block.source.is_hole(block.offset, block.length) {
+            Ok(true) => return self.send_hole(&block, tx),
+            Ok(false) => {}
+            Err(error) => return Ok(Err(error)),
         }
-        // Every byte of this block was read while the file was as offered: this look comes after the reads.
-        if let Err(error) = source.check_unchanged(&entry) {
+        let mut clock = self.encoding.clock();
+        let sample = |offset, bytes: &mut [u8]| block.source.read_at(block.offset + offset, bytes);
+        let sent = match self.encoding.method(id, &block.entry, block.length, sample) {
+            Err(error) => Ok(Err(error)),
+            Ok(Method::Raw) => self.send_raw(lane, &block, &mut clock, tx),
+            Ok(method) => self.send_encoded(lane, &block, method, &mut clock, tx),
+        };
+        self.encoding.end_clock(clock);
+        self.tell_decisions();
+        sent
+    }
+
+    /// Tells that a block is all zero.
+    fn send_hole(&self, block: &OutgoingBlock, tx: &mut dyn LaneTx) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { id, entry, index, offset, length, source } = block;
+        tx.block_begin(&block.header(BlockData::Hole), 0)?;
+        let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
+        let mut zeros = self.pool.take();
+        zeros.zeroed(READ_BYTES);
+        let mut left = *length as usize;
+        while left > 0 {
+            let size = left.min(READ_BYTES);
+            hasher.update(&zeros[..size]);
+            left -= size;
+        }
+        if let Err(error) = source.check_unchanged(entry) {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
         tx.block_end(&hasher.finish().chaining_value)?;
         // Held: a file that has settled meanwhile, since it was up to date, is counted no more.
         let names = lock(&self.names);
-        if hole && names.contains_key(&id) {
-            self.holes.add(id, offset..offset + length);
+        if names.contains_key(id) {
+            self.holes.add(*id, *offset..offset + length);
         }
-        drop(names);
         Ok(Ok(()))
+    }
+
+    /// Sends a block as it is, while it is read.
+    fn send_raw(
+        &self,
+        lane: LaneId,
+        block: &OutgoingBlock,
+        clock: &mut LaneClock,
+        tx: &mut dyn LaneTx,
+    ) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { entry, index, offset, length, source, .. } = block;
+        let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
+        tx.block_begin(&block.header(BlockData::Raw), *length)?;
+        let mut done = 0;
+        while done < *length {
+            let mut piece = self.pool.take();
+            let size = (length - done).min(READ_BYTES as u64) as usize;
+            if let Err(error) = piece.fill(size, |bytes| source.read_at(offset + done, bytes)) {
+                tx.block_abandon()?;
+                return Ok(Err(error));
+            }
+            hasher.update(&piece);
+            clock.read(size as u64);
+            done += size as u64;
+            self.send_data(lane, piece.freeze(), clock, tx)?;
+        }
+        // Every byte of this block was read while the file was as offered: this look comes after the reads.
+        if let Err(error) = source.check_unchanged(entry) {
+            tx.block_abandon()?;
+            return Ok(Err(error));
+        }
+        tx.block_end(&hasher.finish().chaining_value)?;
+        self.encoding.carried.add(*length, *length);
+        Ok(Ok(()))
+    }
+
+    /// Reads and encodes a block, and then sends it.
+    fn send_encoded(
+        &self,
+        lane: LaneId,
+        block: &OutgoingBlock,
+        method: Method,
+        clock: &mut LaneClock,
+        tx: &mut dyn LaneTx,
+    ) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { id, entry, index, offset, length, source } = block;
+        let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
+        let mut done = 0;
+        let read = |bytes: &mut [u8]| {
+            source.read_at(offset + done, bytes)?;
+            hasher.update(bytes);
+            done += bytes.len() as u64;
+            Ok(())
+        };
+        let encoded = self.encoding.encode(method, *length, clock, read, || self.send_waiting_frames(lane, tx))?;
+        let mut encoded = match encoded {
+            None => return self.send_raw(lane, block, clock, tx),
+            Some(Err(error)) => return Ok(Err(error)),
+            Some(Ok(encoded)) => encoded,
+        };
+        if let Err(error) = source.check_unchanged(entry) {
+            return Ok(Err(error));
+        }
+        let data_len = encoded.length();
+        self.encoding.handle_encoded(*id, *length, data_len);
+        let data =
+            if encoded.is_raw() { BlockData::Raw } else { BlockData::Pieces(std::mem::take(&mut encoded.pieces)) };
+        tx.block_begin(&block.header(data), data_len)?;
+        while let Some(data) = encoded.data.pop_front() {
+            self.send_data(lane, data, clock, tx)?;
+        }
+        tx.block_end(&hasher.finish().chaining_value)?;
+        self.encoding.carried.add(*length, data_len);
+        Ok(Ok(()))
+    }
+
+    /// Hands data to the lane, and the control frames that wait behind it.
+    fn send_data(&self, lane: LaneId, data: Bytes, clock: &mut LaneClock, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        let (since, bytes) = (clock.now(), data.len() as u64);
+        tx.block_data(data)?;
+        self.encoding.handle_carried(clock, bytes, since);
+        self.send_waiting_frames(lane, tx)
+    }
+
+    /// Passes on what has been decided of how files are encoded.
+    fn tell_decisions(&self) {
+        while let Some(rationale) = self.encoding.poll_decision() {
+            self.observer.session_event(SessionEvent::Decision { subject: "compression", rationale });
+        }
     }
 
     /// Sends small files, whole. Those that cannot be read are told to the session and left out.
     fn send_packed(&self, lane: LaneId, files: Vec<(FileId, FileEntry)>, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        let mut clock = self.encoding.clock();
         let mut packed = Vec::with_capacity(files.len());
         let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
         for (id, entry) in files {
@@ -287,17 +413,29 @@ impl Sender {
                 Err(error) => self.withdraw(id, error),
             }
         }
-        if packed.is_empty() {
-            return Ok(());
+        let Some(first) = packed.first() else { return Ok(()) };
+        let file_bytes = data.len() as u64;
+        clock.read(file_bytes);
+        let encoded = self.encoding.encode_packed(first, &data, &mut clock);
+        self.tell_decisions();
+        let (piece, data) = match encoded {
+            Some((piece, data)) => (Some(piece), data),
+            None => {
+                let mut data = Bytes::from(data);
+                let count = data.len().div_ceil(READ_BYTES);
+                (None, (0..count).map(|_| data.split_to(data.len().min(READ_BYTES))).collect())
+            }
+        };
+        let data_len = data.iter().map(|bytes| bytes.len() as u64).sum();
+        let header = BlockHeader::Packed { files: packed, piece }.encode();
+        tx.block_begin(&header, data_len)?;
+        for bytes in data {
+            self.send_data(lane, bytes, &mut clock, tx)?;
         }
-        let header = BlockHeader::Packed { files: packed }.encode();
-        tx.block_begin(&header, data.len() as u64)?;
-        let mut data = bytes::Bytes::from(data);
-        while !data.is_empty() {
-            tx.block_data(data.split_to(data.len().min(PIECE_BYTES)))?;
-            self.send_waiting_frames(lane, tx)?;
-        }
-        tx.block_end(&trailer)
+        tx.block_end(&trailer)?;
+        self.encoding.end_clock(clock);
+        self.encoding.carried.add(file_bytes, data_len);
+        Ok(())
     }
 
     /// Appends a small file to `data`; leaves `data` as it was on an error.
@@ -409,6 +547,7 @@ impl End for Sender {
     fn progress(&self) -> Progress {
         let session = lock(&self.session);
         let (files_known, bytes_known, manifest_complete) = session.offered();
+        let (bytes_carried, bytes_encoded) = self.encoding.carried.bytes();
         Progress {
             files_known,
             bytes_known,
@@ -417,6 +556,8 @@ impl End for Sender {
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
             bytes_holes: self.holes.bytes(),
+            bytes_carried,
+            bytes_encoded,
             blocks_again: session.sent_again_blocks(),
             lanes: session.lane_count(),
         }

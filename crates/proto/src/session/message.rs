@@ -4,6 +4,7 @@
 //! the control log. Block headers and trailers travel with the data of their block. See `docs/protocol.md`.
 
 use super::{FileId, SessionId};
+use crate::compress::{PIECE_BYTES, Piece, PieceEncoding, Wish, encoded_length, piece_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
@@ -66,6 +67,8 @@ pub enum Request {
         loss_ceiling_ppm: u64,
         /// Nothing is sent but the manifest.
         dry_run: bool,
+        /// Whether the agent compresses.
+        compress: Wish,
     },
 }
 
@@ -199,14 +202,27 @@ pub enum BlockHeader {
         entry: FileEntry,
         /// Index of the block.
         index: u64,
-        /// The block is a hole: it carries no data, and is all zero.
-        hole: bool,
+        /// What its data is.
+        data: BlockData,
     },
     /// Small files, whole, one behind the other.
     Packed {
         /// Files with their entries, in the order of their data.
         files: Vec<(FileId, FileEntry)>,
+        /// How their data is encoded, all of it as one piece; never [`PieceEncoding::Raw`]. `None`: it is not.
+        piece: Option<Piece>,
     },
+}
+
+/// What the data of one block of one file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockData {
+    /// The bytes of the block.
+    Raw,
+    /// Nothing: the block is all zero, and a hole at the source.
+    Hole,
+    /// Its pieces, each encoded by itself, one behind the other.
+    Pieces(Vec<Piece>),
 }
 
 impl Frame {
@@ -293,7 +309,7 @@ impl Request {
                 w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
                 w.byte(u8::from(*dry_run));
             }
-            Self::Pull { sources, rate_bps, loss_ceiling_ppm, dry_run } => {
+            Self::Pull { sources, rate_bps, loss_ceiling_ppm, dry_run, compress } => {
                 w.byte(2);
                 w.integer(sources.len() as u64);
                 for source in sources {
@@ -302,6 +318,11 @@ impl Request {
                 w.integer(*rate_bps);
                 w.integer(*loss_ceiling_ppm);
                 w.byte(u8::from(*dry_run));
+                w.byte(match compress {
+                    Wish::Auto => 1,
+                    Wish::Never => 2,
+                    Wish::Always => 3,
+                });
             }
         }
     }
@@ -335,6 +356,12 @@ impl Request {
                     rate_bps: r.integer()?,
                     loss_ceiling_ppm: r.integer_up_to(1_000_000)?,
                     dry_run: read_flag(r)?,
+                    compress: match r.byte()? {
+                        1 => Wish::Auto,
+                        2 => Wish::Never,
+                        3 => Wish::Always,
+                        code => return Err(Error::protocol(format!("request from the peer: compression {code}"))),
+                    },
                 })
             }
             code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
@@ -534,14 +561,22 @@ impl BlockHeader {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
-            Self::Single { file, entry, index, hole } => {
-                w.byte(if *hole { 2 } else { 1 });
+            Self::Single { file, entry, index, data } => {
+                w.byte(match data {
+                    BlockData::Raw => 1,
+                    BlockData::Hole => 2,
+                    BlockData::Pieces(_) => 4,
+                });
                 w.integer(file.0);
                 w.entry(entry);
                 w.integer(*index);
+                if let BlockData::Pieces(pieces) = data {
+                    pieces.iter().for_each(|piece| write_piece(&mut w, piece));
+                }
             }
-            Self::Packed { files } => {
-                w.byte(3);
+            Self::Packed { files, piece } => {
+                w.byte(if piece.is_some() { 5 } else { 3 });
+                piece.iter().for_each(|piece| write_piece(&mut w, piece));
                 w.integer(files.len() as u64);
                 for (file, entry) in files {
                     w.integer(file.0);
@@ -559,39 +594,8 @@ impl BlockHeader {
         let mut r = Reader::new(bytes);
         let kind = r.byte()?;
         let (header, expected) = match kind {
-            1 | 2 => {
-                let (file, entry) = (FileId(r.integer()?), r.entry()?);
-                let index = r.integer()?;
-                let blocks = entry.blocks();
-                if entry.is_packed() || index >= blocks.count() {
-                    return Err(Error::protocol(format!(
-                        "block {index} of {} from the peer: there is none",
-                        entry.path
-                    )));
-                }
-                let hole = kind == 2;
-                let expected = if hole { 0 } else { blocks.length(index) };
-                (Self::Single { file, entry, index, hole }, expected)
-            }
-            3 => {
-                let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
-                let mut files = Vec::new();
-                for _ in 0..count {
-                    let (file, entry) = (FileId(r.integer()?), r.entry()?);
-                    if !entry.is_packed() {
-                        return Err(Error::protocol(format!(
-                            "packed block from the peer: {} is too large",
-                            entry.path
-                        )));
-                    }
-                    files.push((file, entry));
-                }
-                let expected = files.iter().map(|(_, entry)| entry.size).sum();
-                if expected > PACK_BYTES_MAX.max(PACKED_FILE_BYTES_MAX) {
-                    return Err(Error::protocol(format!("packed block from the peer: {expected} bytes are too many")));
-                }
-                (Self::Packed { files }, expected)
-            }
+            1 | 2 | 4 => read_single(&mut r, kind)?,
+            3 | 5 => read_packed(&mut r, kind)?,
             code => return Err(Error::protocol(format!("block from the peer: unknown kind {code}"))),
         };
         r.finish()?;
@@ -601,3 +605,62 @@ impl BlockHeader {
         Ok(header)
     }
 }
+
+/// Reads what is behind the kind of a block of one file; returns the length of its data too.
+fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
+    let (file, entry) = (FileId(r.integer()?), r.entry()?);
+    let index = r.integer()?;
+    let blocks = entry.blocks();
+    if entry.is_packed() || index >= blocks.count() {
+        return Err(Error::protocol(format!("block {index} of {} from the peer: there is none", entry.path)));
+    }
+    let length = blocks.length(index);
+    let (data, expected) = match kind {
+        1 => (BlockData::Raw, length),
+        2 => (BlockData::Hole, 0),
+        _ => {
+            let pieces = (0..piece_count(length)).map(|_| read_piece(r)).collect::<Result<Vec<_>, _>>()?;
+            let expected = encoded_length(&pieces, length)?;
+            (BlockData::Pieces(pieces), expected)
+        }
+    };
+    Ok((BlockHeader::Single { file, entry, index, data }, expected))
+}
+
+/// The same of a block of small files.
+fn read_packed(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
+    let piece = (kind == 5).then(|| read_piece(r)).transpose()?;
+    let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
+    let mut files = Vec::new();
+    for _ in 0..count {
+        let (file, entry) = (FileId(r.integer()?), r.entry()?);
+        if !entry.is_packed() {
+            return Err(Error::protocol(format!("packed block from the peer: {} is too large", entry.path)));
+        }
+        files.push((file, entry));
+    }
+    let bytes = files.iter().map(|(_, entry)| entry.size).sum();
+    if bytes > PACK_BYTES_MAX.max(PACKED_FILE_BYTES_MAX) {
+        return Err(Error::protocol(format!("packed block from the peer: {bytes} bytes are too many")));
+    }
+    let expected = match piece {
+        None => bytes,
+        Some(Piece { encoding: PieceEncoding::Raw, .. }) => {
+            return Err(Error::protocol("packed block from the peer: encoded as nothing"));
+        }
+        Some(piece) => encoded_length(&[piece], bytes)?,
+    };
+    Ok((BlockHeader::Packed { files, piece }, expected))
+}
+
+fn write_piece(w: &mut Writer, piece: &Piece) {
+    w.byte(piece.encoding.code());
+    w.integer(u64::from(piece.length));
+}
+
+fn read_piece(r: &mut Reader<'_>) -> Result<Piece, Error> {
+    Ok(Piece { encoding: PieceEncoding::from_code(r.byte()?)?, length: r.integer_up_to(PIECE_BYTES)? as u32 })
+}
+
+// One piece holds a packed block, and no block has more pieces than its header has room for.
+const _: () = assert!(PACK_BYTES_MAX <= PIECE_BYTES && PACKED_FILE_BYTES_MAX <= PIECE_BYTES);

@@ -12,8 +12,8 @@ mod send;
 
 pub use log::{ControlLog, LOG_BYTES_MAX};
 pub use message::{
-    BlockHeader, Frame, Hello, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION, Request,
-    SOURCES_MAX,
+    BlockData, BlockHeader, Frame, Hello, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION,
+    Request, SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{ConnectOptions, connect};
 use sterna_net::lane::{Lane, LaneSink};
-use sterna_proto::session::{BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
+use sterna_proto::compress::Wish;
+use sterna_proto::session::{BlockData, BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
 use sterna_proto::{Checks, EntryKind, Error, FileEntry, FileTime, RelPath};
 
 use crate::site::{Agent, Site};
@@ -189,7 +190,7 @@ fn garbage_after_the_hello_ends_the_lane() {
 fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
     let victim = Victim::new();
     let claim = |file: u64, entry: FileEntry, index: u64, data_len: u64| {
-        let header = BlockHeader::Single { file: FileId(file), entry, index, hole: false }.encode();
+        let header = BlockHeader::Single { file: FileId(file), entry, index, data: BlockData::Raw }.encode();
         until_cut_off(victim.joined(), |tx| {
             tx.block_begin(&header, data_len)?;
             let mut left = data_len;
@@ -236,7 +237,7 @@ fn entries_that_would_leave_the_root_are_refused() {
         for size in [10, 2 * MIB as u64] {
             let offered = with_path(offer(0, entry(honest, size)), honest, lie);
             until_cut_off(victim.joined(), |tx| tx.control(&offered));
-            let header = BlockHeader::Packed { files: vec![(FileId(0), entry(honest, 10))] }.encode();
+            let header = BlockHeader::Packed { files: vec![(FileId(0), entry(honest, 10))], piece: None }.encode();
             let header = with_path(header, honest, lie);
             until_cut_off(victim.joined(), |tx| {
                 tx.block_begin(&header, 10)?;
@@ -246,7 +247,7 @@ fn entries_that_would_leave_the_root_are_refused() {
         }
     }
     // Our hidden names are taken for no file of a peer.
-    let hidden = BlockHeader::Packed { files: vec![(FileId(0), entry(b".sterna-00.part", 10))] }.encode();
+    let hidden = BlockHeader::Packed { files: vec![(FileId(0), entry(b".sterna-00.part", 10))], piece: None }.encode();
     until_cut_off(victim.joined(), |tx| {
         tx.block_begin(&hidden, 10)?;
         tx.block_data(vec![7; 10].into())?;
@@ -296,7 +297,8 @@ fn many_open_blocks_and_stalled_lanes_hold_little() {
     for index in 0..40u64 {
         let mut lane = victim.joined();
         let name = format!("stalled-{index}");
-        let header = BlockHeader::Packed { files: vec![(FileId(0), entry(name.as_bytes(), 200 << 10))] }.encode();
+        let header =
+            BlockHeader::Packed { files: vec![(FileId(0), entry(name.as_bytes(), 200 << 10))], piece: None }.encode();
         // Announced and never sent.
         let _ = lane.tx.block_begin(&header, 200 << 10).and_then(|()| lane.tx.flush());
         stalled.push(lane);
@@ -310,7 +312,13 @@ fn a_peer_that_never_reads_holds_nobody_up() {
     let victim = Victim::new();
     write(&victim.site.root().join("big"), &Seeded::new(4).bytes(40 * MIB));
     let mut lane = victim.lane();
-    let request = Request::Pull { sources: vec![b"big".to_vec()], rate_bps: 0, loss_ceiling_ppm: 0, dry_run: false };
+    let request = Request::Pull {
+        sources: vec![b"big".to_vec()],
+        rate_bps: 0,
+        loss_ceiling_ppm: 0,
+        dry_run: false,
+        compress: Wish::Never,
+    };
     let hello = Frame::Hello(Hello { session: SessionId([200; 16]), rejoin: false, request });
     lane.tx.control(&hello.encode()).and_then(|()| lane.tx.flush()).unwrap();
     victim.agent.wait_for_log("pull of");

@@ -1,0 +1,199 @@
+//! What a path takes and what cores give, measured while blocks go: the arguments of the choice.
+//!
+//! Lanes say of every piece of data how long they waited for the transport and how long they worked. Where they mostly wait, what
+//! they carry is the rate of the path; where they do not, the cores (or the disk) are what bounds, and the rate is at least that.
+
+use std::time::{Duration, Instant};
+
+use crate::quantity::BitRate;
+
+/// Time over which rates are averaged. Reason: ten of the intervals in which paths of 25 ms swing.
+const WINDOW: Duration = Duration::from_millis(250);
+
+/// Share of their time that lanes wait for the path from which the path is what bounds them.
+const WAITING: f64 = 0.5;
+
+/// Share of their time below which they do not wait for it at all.
+const NOT_WAITING: f64 = 0.2;
+
+/// Share of a window in which some lane has something to do; below it the window says nothing.
+const BUSY: f64 = 0.5;
+
+/// Rate that a path is taken to have while nothing is known. Reason: few paths between sites are faster, and on one that is a
+/// quarter of a second goes by before that shows.
+const UNKNOWN_PATH: BitRate = BitRate::megabits(1000);
+
+/// What a byte costs beside its encoding while nothing is known: reading, hashing and sealing at 1.5 GB/s.
+const UNKNOWN_BASE: f64 = 1.0 / 1.5e9;
+
+/// Weight of the last window in the mean cost of a byte.
+const COST_WEIGHT: f64 = 0.25;
+
+/// How long what the cores gave while they were the bound is believed. Reason: other work on a host comes and goes in minutes.
+const CORES_BELIEVED: Duration = Duration::from_secs(60);
+
+/// After how long blocks are sent as they are for one window, to see what the path takes, while the cores are the bound; doubled
+/// each time, up to the second. Reason: what one look costs is a thirtieth of the time from then on.
+const LOOK_FIRST: Duration = Duration::from_millis(500);
+const LOOK_LAST: Duration = Duration::from_secs(64);
+
+/// What the choice is made from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathFacts {
+    /// What the path takes; `None` while that is not known.
+    pub net: Option<BitRate>,
+    /// Cores that this session gets.
+    pub cores: f64,
+    /// Time of one core for one file byte, beside its encoding.
+    pub base_seconds_per_byte: f64,
+    /// Blocks are to be sent as they are, to see what the path takes.
+    pub looks: bool,
+}
+
+impl PathFacts {
+    pub(super) fn net_bytes_per_second(&self) -> f64 {
+        self.net.unwrap_or(UNKNOWN_PATH).0 as f64 / 8.0
+    }
+}
+
+/// Work of one lane since it last said so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneWork {
+    /// Bytes that the transport took.
+    pub carried_bytes: u64,
+    /// Time in which the lane waited for the transport.
+    pub waited: Duration,
+    /// Time in which it did something else.
+    pub worked: Duration,
+    /// Time of a core that it used, encoding included.
+    pub core_time: Duration,
+    /// Time of a core that it used for encoding.
+    pub encoding_time: Duration,
+    /// File bytes that it read.
+    pub file_bytes: u64,
+}
+
+impl LaneWork {
+    fn add(&mut self, other: &Self) {
+        self.carried_bytes += other.carried_bytes;
+        self.waited += other.waited;
+        self.worked += other.worked;
+        self.core_time += other.core_time;
+        self.encoding_time += other.encoding_time;
+        self.file_bytes += other.file_bytes;
+    }
+}
+
+/// Measures a path and cores for one session.
+#[derive(Debug)]
+pub struct PathMeter {
+    cores_max: f64,
+    rate_given: Option<BitRate>,
+    /// What the path took when it was the bound, or the most that it took when it was not; bytes per second.
+    net: Option<f64>,
+    /// What the cores gave when they were the bound, and when that was.
+    cores: Option<(f64, Instant)>,
+    base: f64,
+    window: Option<(Instant, LaneWork)>,
+    /// Blocks go as they are, from one window's end to another's.
+    looks: Looks,
+    look_interval: Duration,
+    /// When the path was last the bound, or looked at.
+    net_seen: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looks {
+    No,
+    /// The window that runs has blocks of both kinds.
+    Begun,
+    /// The window that runs counts.
+    Counts,
+}
+
+impl PathMeter {
+    /// A meter for a host of `cores` and, if it is given, a path of `rate`.
+    pub fn new(cores: u32, rate: Option<BitRate>) -> Self {
+        Self {
+            cores_max: f64::from(cores.max(1)),
+            rate_given: rate,
+            net: None,
+            cores: None,
+            base: UNKNOWN_BASE,
+            window: None,
+            looks: Looks::No,
+            look_interval: LOOK_FIRST,
+            net_seen: None,
+        }
+    }
+
+    /// A lane has done `work`, which ends `now`.
+    pub fn handle_work(&mut self, work: &LaneWork, now: Instant) {
+        let (start, sum) = self.window.get_or_insert((now, LaneWork::default()));
+        sum.add(work);
+        let elapsed = now.saturating_duration_since(*start);
+        if elapsed >= WINDOW {
+            let sum = *sum;
+            self.window = Some((now, LaneWork::default()));
+            self.close_window(&sum, elapsed.as_secs_f64(), now);
+        }
+    }
+
+    fn close_window(&mut self, sum: &LaneWork, elapsed_s: f64, now: Instant) {
+        let (waited, worked) = (sum.waited.as_secs_f64(), sum.worked.as_secs_f64());
+        if waited + worked < elapsed_s * BUSY || sum.carried_bytes == 0 {
+            return;
+        }
+        if sum.file_bytes > 0 {
+            let cost = sum.core_time.saturating_sub(sum.encoding_time).as_secs_f64() / sum.file_bytes as f64;
+            self.base += (cost - self.base) * COST_WEIGHT;
+        }
+        let waiting = waited / (waited + worked);
+        let carried = sum.carried_bytes as f64 / elapsed_s;
+        let seen = self.net_seen.get_or_insert(now);
+        if waiting >= WAITING {
+            self.net = Some(carried);
+            *seen = now;
+        } else {
+            self.net = self.net.map(|net| net.max(carried));
+        }
+        if waiting < NOT_WAITING && !sum.encoding_time.is_zero() {
+            let given = sum.core_time.as_secs_f64() / elapsed_s;
+            self.cores = Some((given.min(self.cores_max), now));
+        }
+        self.turn_looks(waiting, carried, now);
+    }
+
+    /// Begins and ends the looks at a path that the cores do not fill.
+    fn turn_looks(&mut self, waiting: f64, carried: f64, now: Instant) {
+        match self.looks {
+            Looks::No => {
+                let unseen = self.net_seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
+                if waiting < WAITING && unseen >= self.look_interval {
+                    self.looks = Looks::Begun;
+                }
+            }
+            Looks::Begun => self.looks = Looks::Counts,
+            Looks::Counts => {
+                // Also when the path did not make them wait: it takes this much at least.
+                self.net = Some(self.net.filter(|_| waiting >= WAITING).unwrap_or(carried));
+                self.net_seen = Some(now);
+                self.looks = Looks::No;
+                self.look_interval = (self.look_interval * 2).min(LOOK_LAST);
+            }
+        }
+    }
+
+    /// What is known now.
+    pub fn facts(&self, now: Instant) -> PathFacts {
+        let cores = self.cores.filter(|(_, at)| now.saturating_duration_since(*at) < CORES_BELIEVED);
+        let measured = self.net.map(|net| BitRate::from_bytes_per_second(net as u64));
+        PathFacts {
+            // A rate that is given is never exceeded; less may be what there is.
+            net: measured.into_iter().chain(self.rate_given).min(),
+            cores: cores.map_or(self.cores_max, |(cores, _)| cores),
+            base_seconds_per_byte: self.base,
+            looks: self.looks != Looks::No,
+        }
+    }
+}
