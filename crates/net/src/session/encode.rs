@@ -211,17 +211,17 @@ impl Encoding {
         Ok(Some(Ok(block)))
     }
 
-    /// Encodes small files that share a block, as one piece; `None` when that does not pay.
+    /// Encodes small files that share a block, as one piece, by what is known of one of them; `None` when that does not pay.
     pub(super) fn encode_packed(
         &self,
-        first: &(FileId, FileEntry),
+        one: &(FileId, FileEntry),
         data: &[u8],
         clock: &mut LaneClock,
     ) -> Option<(Piece, VecDeque<Bytes>)> {
         if data.len() < PACKED_BYTES_MIN {
             return None;
         }
-        let (file, entry) = first;
+        let (file, entry) = one;
         let read = |offset: u64, sample: &mut [u8]| {
             sample.copy_from_slice(&data[offset as usize..][..sample.len()]);
             Ok(())

@@ -180,3 +180,163 @@ impl OpenPiece {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::compress::{Encoder, Method, Width};
+    use sterna_proto::session::{FileId, Overwrite};
+    use sterna_proto::{BlockHasher, Checks, EntryKind, FileEntry, FileTime, RelPath};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::disk::{Access, Destination, IncomingFile, Prepared, Root, Sources, Terms};
+
+    /// Bytes of a packet's payload, as QUIC brings them.
+    const PACKET_BYTES: usize = 1371;
+
+    /// The file has blocks of 4 MiB; this one has three pieces and a bit.
+    const BLOCK_BYTES: u64 = 4 << 20;
+
+    fn incoming(directory: &TempDir) -> Arc<IncomingFile> {
+        let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+        let size = 600 << 20;
+        let entry = FileEntry {
+            path: RelPath::new(&b"f"[..]).unwrap(),
+            kind: EntryKind::File,
+            size,
+            mtime: FileTime { seconds: 1, nanoseconds: 0 },
+            mode: 0o644,
+            allocated: size,
+            inode: 1,
+            version: 1,
+        };
+        let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
+        let terms = Terms { overwrite: Overwrite::Always, checks: Checks::NONE };
+        match destination.prepare(&entry, &terms).unwrap() {
+            Prepared::Incoming(incoming) => Arc::from(incoming),
+            _ => panic!("a large file takes blocks"),
+        }
+    }
+
+    fn random(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *state >> 33
+    }
+
+    /// Samples, noise, and samples again.
+    fn block() -> Vec<u8> {
+        let mut state = 1;
+        let mut bytes = Vec::new();
+        for index in 0..BLOCK_BYTES / 4 {
+            let noise = random(&mut state) as u32;
+            let is_noise = (1 << 18..2 << 18).contains(&index);
+            bytes.extend_from_slice(
+                &(if is_noise { noise.rotate_left(7) ^ noise } else { index as u32 + noise % 16 }).to_le_bytes(),
+            );
+        }
+        bytes
+    }
+
+    fn encoded(block: &[u8]) -> (Vec<Piece>, Vec<u8>) {
+        let (mut encoder, mut room) = (Encoder::default(), vec![0; PIECE_BYTES as usize]);
+        let (mut pieces, mut data) = (Vec::new(), Vec::new());
+        for raw in block.chunks(PIECE_BYTES as usize) {
+            let piece = encoder.encode(Method::Shuffled { width: Width::Four, level: 1 }, raw, &mut room);
+            let bytes = if piece.encoding == PieceEncoding::Raw { raw } else { &room[..piece.length as usize] };
+            pieces.push(piece);
+            data.extend_from_slice(bytes);
+        }
+        (pieces, data)
+    }
+
+    /// Brings the data of a block in packets, in an order that `seed` says; returns its digest, and whether it was malformed.
+    fn bring(
+        directory: &TempDir,
+        pieces: &[Piece],
+        data: &[u8],
+        decoding: &mut Decoding,
+        seed: u64,
+    ) -> Option<Vec<u8>> {
+        let incoming = incoming(directory);
+        let index = 3;
+        let blocks = incoming.blocks().clone();
+        assert_eq!(blocks.length(index), BLOCK_BYTES);
+        let mut writer = BlockWriter::new(FileId(0), index, &blocks, Checks::NONE, incoming);
+        let mut open = BlockPieces::new(pieces.to_vec(), BLOCK_BYTES);
+        let mut packets: Vec<(usize, &[u8])> =
+            data.chunks(PACKET_BYTES).enumerate().map(|(number, bytes)| (number * PACKET_BYTES, bytes)).collect();
+        if seed > 0 {
+            let mut state = seed;
+            for last in (1..packets.len()).rev() {
+                packets.swap(last, random(&mut state) as usize % (last + 1));
+            }
+        }
+        for (offset, bytes) in packets {
+            open.write(offset as u64, bytes, &mut writer, decoding).unwrap();
+        }
+        (!open.is_malformed()).then(|| writer.finish().unwrap().chaining_value.to_vec())
+    }
+
+    fn digest(directory: &TempDir, block: &[u8]) -> Vec<u8> {
+        let mut hasher = BlockHasher::new(incoming(directory).blocks(), 3, Checks::NONE);
+        hasher.update(block);
+        hasher.finish().chaining_value.to_vec()
+    }
+
+    #[test]
+    fn pieces_in_any_order_make_the_block_with_and_without_room_in_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let block = block();
+        let (pieces, data) = encoded(&block);
+        let kinds: Vec<bool> = pieces.iter().map(|piece| piece.encoding == PieceEncoding::Raw).collect();
+        assert_eq!(kinds, [false, true, false, false]);
+        let expected = digest(&directory, &block);
+        for seed in [0, 1, 2] {
+            for gathered in [0, GATHERED_BYTES_MAX - (1 << 20), GATHERED_BYTES_MAX] {
+                let mut decoding = Decoding::default();
+                decoding.gathered_bytes.store(gathered, Ordering::Relaxed);
+                let found = bring(&directory, &pieces, &data, &mut decoding, seed);
+                assert_eq!(found.as_ref(), Some(&expected), "order {seed}, {gathered} bytes gathered elsewhere");
+                assert_eq!(
+                    decoding.gathered_bytes.load(Ordering::Relaxed),
+                    gathered,
+                    "what was gathered is given back"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_piece_that_decodes_to_something_else_spoils_its_block_and_nothing_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let block = block();
+        let (pieces, mut data) = encoded(&block);
+        let mut decoding = Decoding::default();
+        data[20] ^= 0xff;
+        data[21..2000].fill(0);
+        assert_eq!(bring(&directory, &pieces, &data, &mut decoding, 1), None);
+        // A frame of less than a piece: whole, but short.
+        let (shorter, frame) = encoded(&block[..1000 << 10]);
+        let mut lying = pieces.clone();
+        lying[0] = shorter[0];
+        let rest = pieces[0].length as usize;
+        let lie = [&frame[..], &data[rest..]].concat();
+        assert_eq!(bring(&directory, &lying, &lie, &mut decoding, 0), None);
+        let (pieces, data) = encoded(&block);
+        assert_eq!(bring(&directory, &pieces, &data, &mut decoding, 1), Some(digest(&directory, &block)));
+        assert_eq!(decoding.gathered_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_block_that_ends_early_gives_its_memory_back() {
+        let (pieces, data) = encoded(&block());
+        let directory = tempfile::tempdir().unwrap();
+        let incoming = incoming(&directory);
+        let mut writer = BlockWriter::new(FileId(0), 3, &incoming.blocks().clone(), Checks::NONE, incoming);
+        let (mut open, mut decoding) = (BlockPieces::new(pieces, BLOCK_BYTES), Decoding::default());
+        open.write(0, &data[..5000], &mut writer, &mut decoding).unwrap();
+        assert!(decoding.gathered_bytes.load(Ordering::Relaxed) > 0);
+        drop(open);
+        assert_eq!(decoding.gathered_bytes.load(Ordering::Relaxed), 0);
+    }
+}

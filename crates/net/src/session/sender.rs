@@ -413,10 +413,11 @@ impl Sender {
                 Err(error) => self.withdraw(id, error),
             }
         }
-        let Some(first) = packed.first() else { return Ok(()) };
+        // The largest speaks for all of them.
+        let Some(largest) = packed.iter().max_by_key(|(_, entry)| entry.size) else { return Ok(()) };
         let file_bytes = data.len() as u64;
         clock.read(file_bytes);
-        let encoded = self.encoding.encode_packed(first, &data, &mut clock);
+        let encoded = self.encoding.encode_packed(largest, &data, &mut clock);
         self.tell_decisions();
         let (piece, data) = match encoded {
             Some((piece, data)) => (Some(piece), data),

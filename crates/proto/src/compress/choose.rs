@@ -257,7 +257,7 @@ impl Chooser {
         }
     }
 
-    /// What to do with the next block, `bytes` long, of `file`; of small files that share a block, of the first of them.
+    /// What to do with the next block, `bytes` long, of `file`; of small files that share a block, of one of them.
     pub fn plan(&mut self, file: FileId, entry: &FileEntry, bytes: u64, facts: &PathFacts) -> Plan {
         if self.wish == Wish::Never {
             return Plan::Encode(Method::Raw);
@@ -338,4 +338,193 @@ fn kind_of(path: &RelPath) -> &[u8] {
     let name = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let kind = name.iter().rposition(|&byte| byte == b'.').map_or(&[][..], |dot| &name[dot + 1..]);
     if kind.len() <= KIND_BYTES_MAX && kind.iter().all(u8::is_ascii_alphanumeric) { kind } else { &[] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::{EntryKind, FileTime};
+
+    fn facts(megabits: u64, cores: f64) -> PathFacts {
+        let net = Some(BitRate::megabits(megabits));
+        PathFacts { net, cores, base_seconds_per_byte: 0.7e-9, looks: false }
+    }
+
+    /// `ratio` at `rate` MB/s of one core.
+    fn measured(method: Method, ratio: f64, rate: f64) -> Measured {
+        Measured { method, shrunk: 1.0 / ratio, seconds_per_byte: 1e-6 / rate }
+    }
+
+    const PLAIN: Method = Method::Zstd { level: 1 };
+    const SLOW: Method = Method::Zstd { level: 3 };
+    const BY_TWO: Method = Method::Shuffled { width: Width::Two, level: 1 };
+
+    /// 16-bit samples with four bits of noise, as measured on one core.
+    fn sensor() -> Vec<Measured> {
+        vec![measured(PLAIN, 1.22, 610.0), measured(BY_TWO, 1.95, 1080.0), measured(SLOW, 1.6, 140.0)]
+    }
+
+    fn noise() -> Vec<Measured> {
+        vec![measured(PLAIN, 1.0, 4000.0), measured(BY_TWO, 1.0, 3000.0)]
+    }
+
+    fn chosen(measured: &[Measured], facts: &PathFacts) -> Method {
+        choose(Wish::Auto, measured, facts, None).value
+    }
+
+    #[test]
+    fn a_path_faster_than_the_cores_compress_gets_the_files_as_they_are() {
+        assert_eq!(chosen(&sensor(), &facts(50, 2.0)), BY_TWO);
+        assert_eq!(chosen(&sensor(), &facts(1000, 2.0)), BY_TWO);
+        assert_eq!(chosen(&sensor(), &facts(25_000, 2.0)), Method::Raw);
+        // Thirty cores compress for it.
+        assert_eq!(chosen(&sensor(), &facts(25_000, 32.0)), BY_TWO);
+        assert_eq!(chosen(&noise(), &facts(1, 32.0)), Method::Raw);
+        assert_eq!(chosen(&[], &facts(1, 32.0)), Method::Raw);
+    }
+
+    #[test]
+    fn idle_cores_are_worth_a_thorough_level_and_busy_ones_a_fast_one() {
+        let text =
+            [measured(Method::Zstd { level: -1 }, 2.0, 900.0), measured(PLAIN, 2.5, 400.0), measured(SLOW, 3.0, 150.0)];
+        assert_eq!(chosen(&text, &facts(100, 2.0)), SLOW);
+        assert_eq!(chosen(&text, &facts(1500, 2.0)), PLAIN);
+        assert_eq!(chosen(&text, &facts(4000, 2.0)), Method::Zstd { level: -1 });
+    }
+
+    #[test]
+    fn what_is_as_good_costs_the_cores_least() {
+        let alike = [measured(SLOW, 2.02, 140.0), measured(PLAIN, 2.0, 500.0)];
+        assert_eq!(chosen(&alike, &facts(50, 2.0)), PLAIN);
+    }
+
+    #[test]
+    fn always_means_wherever_it_is_smaller() {
+        let always = |measured: &[Measured]| choose(Wish::Always, measured, &facts(25_000, 2.0), None).value;
+        assert_eq!((always(&sensor()), always(&noise())), (BY_TWO, Method::Raw));
+        assert_eq!(choose(Wish::Never, &sensor(), &facts(1, 2.0), None).value, Method::Raw);
+    }
+
+    #[test]
+    fn rates_that_swing_change_nothing() {
+        let near = [measured(PLAIN, 2.0, 500.0), measured(SLOW, 2.1, 300.0)];
+        assert_eq!(choose(Wish::Auto, &near, &facts(50, 2.0), None).value, SLOW);
+        assert_eq!(choose(Wish::Auto, &near, &facts(50, 2.0), Some(PLAIN)).value, PLAIN);
+    }
+
+    #[test]
+    fn a_rationale_says_what_the_path_brings() {
+        let said = |megabits| choose(Wish::Auto, &sensor(), &facts(megabits, 2.0), None).rationale;
+        assert_eq!(said(100), "shuffle 2 and zstd 1, 1.95 : 1, so that a path of 100 Mbit/s brings 195 Mbit/s");
+        assert_eq!(said(20_000), "none, since the path takes 20.0 Gbit/s and these cores would compress 9.84 Gbit/s");
+        let none = choose(Wish::Auto, &noise(), &facts(100, 2.0), None).rationale;
+        assert_eq!(none, "none, since the data does not compress (1.00 : 1 at best)");
+    }
+
+    fn entry(name: &str, size: u64) -> FileEntry {
+        let (path, mtime) = (RelPath::new(name.as_bytes()).unwrap(), FileTime { seconds: 1, nanoseconds: 0 });
+        FileEntry { path, kind: EntryKind::File, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 }
+    }
+
+    /// How many of the blocks of a file of `size` were sampled, and how the last one was encoded.
+    fn run(chooser: &mut Chooser, id: u64, name: &str, size: u64, shows: &[Measured]) -> (u32, Method) {
+        let (entry, id, mut samples, mut last) = (entry(name, size), FileId(id), 0, Method::Raw);
+        for block in 0..size.div_ceil(1 << 20) {
+            let length = (size - (block << 20)).min(1 << 20);
+            loop {
+                match chooser.plan(id, &entry, length, &facts(100, 2.0)) {
+                    Plan::Encode(method) => {
+                        last = method;
+                        break;
+                    }
+                    Plan::Sample => {
+                        samples += 1;
+                        chooser.handle_measured(id, &entry.path, shows.to_vec());
+                    }
+                }
+            }
+        }
+        chooser.forget(id);
+        (samples, last)
+    }
+
+    #[test]
+    fn samples_are_seldom_and_fewer_where_nothing_compresses() {
+        let mut chooser = Chooser::new(Wish::Auto);
+        assert_eq!(run(&mut chooser, 0, "a.h5", 1 << 30, &sensor()), (4, BY_TWO));
+        // 16 MiB, then 64, 256, 1024.
+        let mut chooser = Chooser::new(Wish::Auto);
+        assert_eq!(run(&mut chooser, 0, "a.bin", 1 << 30, &noise()), (4, Method::Raw));
+    }
+
+    #[test]
+    fn files_of_one_kind_follow_each_other() {
+        let mut chooser = Chooser::new(Wish::Auto);
+        let mut samples = 0;
+        for id in 0..100 {
+            let (sampled, method) = run(&mut chooser, id, &format!("d/{id}.i16"), 1 << 20, &sensor());
+            samples += sampled;
+            assert_eq!(method, BY_TWO);
+        }
+        assert_eq!(samples, 1);
+        // Another kind is looked at by itself, and so is a large file of any kind.
+        assert_eq!(run(&mut chooser, 100, "d/x.jpg", 1 << 20, &noise()), (1, Method::Raw));
+        assert_eq!(run(&mut chooser, 101, "d/y.i16", 64 << 20, &noise()).1, Method::Raw);
+        assert_eq!(chooser.files.len(), 0, "what has settled is forgotten");
+    }
+
+    #[test]
+    fn data_that_turns_to_noise_is_sampled_soon() {
+        let mut chooser = Chooser::new(Wish::Auto);
+        let (file, entry) = (FileId(0), entry("a.h5", 1 << 40));
+        let block = 1 << 24;
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
+        chooser.handle_measured(file, &entry.path, sensor());
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
+        chooser.handle_encoded(file, block, block);
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
+    }
+
+    #[test]
+    fn each_choice_is_told_once() {
+        let mut chooser = Chooser::new(Wish::Auto);
+        for id in 0..200 {
+            run(&mut chooser, 2 * id, "a.i16", 1 << 20, &sensor());
+            run(&mut chooser, 2 * id + 1, &format!("a.{id}"), 1 << 20, &noise());
+        }
+        let told = std::iter::from_fn(|| chooser.poll_decision()).collect::<Vec<_>>();
+        assert_eq!(told.len(), TOLD_MAX);
+        assert!(told[0].rationale.ends_with("brings 195 Mbit/s (*.i16)"), "{}", told[0].rationale);
+        assert!(chooser.kinds.len() <= KINDS_KEPT);
+    }
+
+    #[test]
+    fn samples_lie_within_their_block() {
+        for length in [1, SAMPLE_BYTES - 1, SAMPLE_BYTES, SAMPLES * SAMPLE_BYTES - 1, SAMPLES * SAMPLE_BYTES, 1 << 24] {
+            let offsets = sample_offsets(length);
+            assert!(offsets.windows(2).all(|two| two[0] + SAMPLE_BYTES <= two[1]), "{length}: {offsets:?}");
+            assert!(offsets.iter().all(|offset| offset + SAMPLE_BYTES.min(length) <= length), "{length}: {offsets:?}");
+        }
+    }
+
+    #[test]
+    fn noise_is_known_by_few_samples() {
+        let mut state = 1_u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as u8
+        })
+        .take(SAMPLES * SAMPLE_BYTES)
+        .collect();
+        let samples: Vec<&[u8]> = noise.chunks(SAMPLE_BYTES).collect();
+        let mut reads = 0;
+        let found = measure(&mut Encoder::default(), &samples, &mut vec![0; SAMPLE_BYTES], || {
+            reads += 1;
+            Duration::from_millis(reads)
+        });
+        assert!(found.iter().all(|measured| measured.ratio() < 1.01), "{found:?}");
+        // Plain zstd on the middle one and on all, each shuffle on the middle one.
+        assert_eq!((found.len(), reads), (1, 10));
+    }
 }

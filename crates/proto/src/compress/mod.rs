@@ -241,3 +241,6 @@ impl Decoder {
 fn other_length(length: usize, expected: usize) -> Error {
     Error::protocol(format!("decode a piece of a block from the peer: {length} bytes where {expected} belong"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,8 +16,9 @@ const WAITING: f64 = 0.5;
 /// Share of their time below which they do not wait for it at all.
 const NOT_WAITING: f64 = 0.2;
 
-/// Share of a window in which some lane has something to do; below it the window says nothing.
-const BUSY: f64 = 0.5;
+/// Time in which no lane has anything to do after which a window begins anew: what was carried before and after it says nothing of
+/// the path.
+const IDLE: Duration = Duration::from_millis(20);
 
 /// Rate that a path is taken to have while nothing is known. Reason: few paths between sites are faster, and on one that is a
 /// quarter of a second goes by before that shows.
@@ -95,6 +96,8 @@ pub struct PathMeter {
     cores: Option<(f64, Instant)>,
     base: f64,
     window: Option<(Instant, LaneWork)>,
+    /// When a lane last said what it had done.
+    heard: Option<Instant>,
     /// Blocks go as they are, from one window's end to another's.
     looks: Looks,
     look_interval: Duration,
@@ -121,6 +124,7 @@ impl PathMeter {
             cores: None,
             base: UNKNOWN_BASE,
             window: None,
+            heard: None,
             looks: Looks::No,
             look_interval: LOOK_FIRST,
             net_seen: None,
@@ -129,7 +133,11 @@ impl PathMeter {
 
     /// A lane has done `work`, which ends `now`.
     pub fn handle_work(&mut self, work: &LaneWork, now: Instant) {
-        let (start, sum) = self.window.get_or_insert((now, LaneWork::default()));
+        let began = now.checked_sub(work.waited + work.worked).unwrap_or(now);
+        if self.heard.replace(now).is_some_and(|heard| began.saturating_duration_since(heard) > IDLE) {
+            self.window = None;
+        }
+        let (start, sum) = self.window.get_or_insert((began, LaneWork::default()));
         sum.add(work);
         let elapsed = now.saturating_duration_since(*start);
         if elapsed >= WINDOW {
@@ -141,7 +149,7 @@ impl PathMeter {
 
     fn close_window(&mut self, sum: &LaneWork, elapsed_s: f64, now: Instant) {
         let (waited, worked) = (sum.waited.as_secs_f64(), sum.worked.as_secs_f64());
-        if waited + worked < elapsed_s * BUSY || sum.carried_bytes == 0 {
+        if waited + worked == 0.0 || sum.carried_bytes == 0 {
             return;
         }
         if sum.file_bytes > 0 {
@@ -195,5 +203,91 @@ impl PathMeter {
             base_seconds_per_byte: self.base,
             looks: self.looks != Looks::No,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `meter` for `time` with lanes that carry `megabits`, wait for `waiting` of their time and use `cores`.
+    fn run(meter: &mut PathMeter, now: &mut Instant, time: Duration, (megabits, waiting, cores): (u64, f64, f64)) {
+        let step = Duration::from_millis(10);
+        let end = *now + time;
+        while *now < end {
+            *now += step;
+            let bytes = BitRate::megabits(megabits).bytes_in(step).0;
+            let core_time = step.mul_f64(cores);
+            let work = LaneWork {
+                carried_bytes: bytes,
+                // Two lanes.
+                waited: step.mul_f64(2.0 * waiting),
+                worked: step.mul_f64(2.0 * (1.0 - waiting)),
+                core_time,
+                encoding_time: core_time / 2,
+                file_bytes: 2 * bytes,
+            };
+            meter.handle_work(&work, *now);
+        }
+    }
+
+    fn net(meter: &PathMeter, now: Instant) -> Option<u64> {
+        meter.facts(now).net.map(|rate| rate.0 / 1_000_000)
+    }
+
+    #[test]
+    fn a_path_that_lanes_wait_for_is_as_fast_as_what_they_carry() {
+        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        assert_eq!(net(&meter, now), None);
+        run(&mut meter, &mut now, Duration::from_secs(2), (100, 0.9, 0.1));
+        assert_eq!(net(&meter, now), Some(100));
+        // It becomes slower, which shows within a window.
+        run(&mut meter, &mut now, Duration::from_secs(1), (30, 0.95, 0.1));
+        assert_eq!(net(&meter, now), Some(30));
+        assert!(!meter.facts(now).looks);
+        let slow = PathMeter::new(2, Some(BitRate::megabits(5)));
+        assert_eq!(net(&slow, now), Some(5), "what is given is known at once");
+    }
+
+    #[test]
+    fn cores_that_are_the_bound_are_counted_for_a_while() {
+        let (mut meter, mut now) = (PathMeter::new(8, None), Instant::now());
+        assert_eq!(meter.facts(now).cores, 8.0);
+        run(&mut meter, &mut now, Duration::from_secs(1), (500, 0.1, 1.5));
+        assert!((meter.facts(now).cores - 1.5).abs() < 0.1, "{}", meter.facts(now).cores);
+        assert_eq!(meter.facts(now + CORES_BELIEVED * 2).cores, 8.0);
+    }
+
+    #[test]
+    fn a_path_that_nobody_waits_for_is_looked_at_now_and_then() {
+        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        run(&mut meter, &mut now, Duration::from_secs(1), (100, 0.9, 0.1));
+        let (mut looked, mut looks) = (Duration::ZERO, 0);
+        let mut before = false;
+        for _ in 0..6000 {
+            // Compressed, the cores give 400 Mbit/s on the wire; as they are, blocks fill the path's 900.
+            let now_looks = meter.facts(now).looks;
+            let does = if now_looks { (900, 0.9, 0.4) } else { (400, 0.05, 1.9) };
+            run(&mut meter, &mut now, Duration::from_millis(10), does);
+            looked += if now_looks { Duration::from_millis(10) } else { Duration::ZERO };
+            looks += u32::from(now_looks && !before);
+            before = now_looks;
+        }
+        assert_eq!(net(&meter, now), Some(900));
+        // Half a second, one, two, and so on, of a minute.
+        assert!((4..8).contains(&looks), "{looks}");
+        assert!(looked < Duration::from_secs(4), "{looked:?}");
+    }
+
+    #[test]
+    fn lanes_without_work_say_nothing_of_the_path() {
+        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        run(&mut meter, &mut now, Duration::from_secs(1), (100, 0.9, 0.1));
+        for _ in 0..100 {
+            now += Duration::from_millis(240);
+            let work = LaneWork { carried_bytes: 1000, waited: Duration::from_millis(10), ..LaneWork::default() };
+            meter.handle_work(&work, now);
+        }
+        assert_eq!(net(&meter, now), Some(100));
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{ConnectOptions, connect};
 use sterna_net::lane::{Lane, LaneSink};
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::{Encoder, Method, Piece, PieceEncoding, Width, Wish};
 use sterna_proto::session::{BlockData, BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
 use sterna_proto::{Checks, EntryKind, Error, FileEntry, FileTime, RelPath};
 
@@ -210,6 +210,54 @@ fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
     claim(0, entry(b"wrong-digest", 2 * MIB as u64), 0, MIB as u64);
     claim(0, entry(b"huge", 1 << 61), (1 << 37) - 1, 16 * MIB as u64);
     assert!(!victim.site.root().join("wrong-digest").exists());
+    victim.check();
+}
+
+/// Pieces whose header lies end the lane; pieces whose frame lies are sent again some times, and nothing of them gets a name.
+#[test]
+fn pieces_that_lie_write_no_more_than_their_block() {
+    let victim = Victim::new();
+    let piece = |encoding, length| Piece { encoding, length };
+    let push = |name: &[u8], files: u64, pieces: Vec<Piece>, bytes: &[u8]| {
+        let data_len = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        let claim = entry(name, 2 * MIB as u64);
+        until_cut_off(victim.joined(), |tx| {
+            for index in 0..files {
+                let (file, entry, data) = (FileId(0), claim.clone(), BlockData::Pieces(pieces.clone()));
+                let header = BlockHeader::Single { file, entry, index: index % 2, data }.encode();
+                tx.block_begin(&header, data_len)?;
+                for data in bytes.chunks(1000) {
+                    tx.block_data(Bytes::copy_from_slice(data))?;
+                }
+                tx.block_end(&[0; 32])?;
+            }
+            tx.control(b"\xff\xff")
+        });
+        assert!(!victim.site.root().join(std::str::from_utf8(name).unwrap()).exists());
+    };
+    let zeros = vec![0; MIB];
+    let mut frame = vec![0; MIB];
+    let bomb = Encoder::default().encode(Method::Zstd { level: 1 }, &zeros, &mut frame);
+    let frame = &frame[..bomb.length as usize];
+    // Bombs with other bytes than their digest says, many times; then two in one piece, which decode to more than it has.
+    push(b"bomb", 2000, vec![bomb], frame);
+    push(b"twice", 20, vec![piece(bomb.encoding, 2 * bomb.length)], &[frame, frame].concat());
+    push(b"cut", 20, vec![piece(bomb.encoding, bomb.length - 3)], &frame[..frame.len() - 3]);
+    let garbage = Seeded::new(4).bytes(100_000);
+    for encoding in [PieceEncoding::Zstd, PieceEncoding::Shuffled(Width::Eight)] {
+        push(b"garbage", 20, vec![piece(encoding, 100_000)], &garbage);
+    }
+    // As long as the block, and longer: refused by their header.
+    push(b"long", 1, vec![piece(PieceEncoding::Zstd, MIB as u32)], &zeros);
+    push(b"many", 1, vec![bomb, bomb], &[frame, frame].concat());
+    let packed = BlockHeader::Packed { files: vec![(FileId(0), entry(b"packed", 200 << 10))], piece: Some(bomb) };
+    until_cut_off(victim.joined(), |tx| {
+        tx.block_begin(&packed.encode(), u64::from(bomb.length))?;
+        tx.block_data(Bytes::copy_from_slice(frame))?;
+        tx.block_end(&[0; 32])?;
+        tx.control(b"\xff\xff")
+    });
+    assert!(!victim.site.root().join("packed").exists());
     victim.check();
 }
 
