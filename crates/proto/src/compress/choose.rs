@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::path::PathFacts;
-use super::{Encoder, Method, Width};
+use super::{Encoder, Method, PieceEncoding, Width};
 use crate::file::{FileEntry, RelPath};
 use crate::plan::Decision;
 use crate::quantity::BitRate;
@@ -30,6 +30,9 @@ pub const SAMPLE_BYTES: usize = 128 << 10;
 
 /// Samples of a block: its first, middle and last bytes. Reason: a header of another kind than the data spoils one of three.
 pub const SAMPLES: usize = 3;
+
+/// Blocks shorter than this are not sampled but encoded. Reason: it costs a tenth of a millisecond, and they say little of others.
+const SAMPLED_MIN: u64 = 64 << 10;
 
 /// File bytes after which samples are taken again where encoding pays. Reason: a tenth of a second at 20 Gbit/s, and six
 /// milliseconds of samples.
@@ -186,7 +189,7 @@ pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Opt
     let best = as_good.min_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte));
     let densest = measured.iter().map(Measured::ratio).fold(1.0, f64::max);
     let Some(best) = best.filter(|_| densest >= BARREN) else {
-        return none(format!("since the data does not compress ({densest:.2} : 1 at best)"));
+        return none(format!("since the data does not compress ({} at best)", shown(densest)));
     };
     let kept = measured.iter().find(|method| Some(method.method) == current);
     let best = kept.filter(|kept| rate(best) < rate(kept) * CHANGE_MIN).unwrap_or(best);
@@ -197,14 +200,19 @@ pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Opt
     if wish == Wish::Auto && bytes_per_second < plain * needed {
         return none(match bound {
             Bound::Cores => format!("since the path takes {path} and these cores would compress {brings}"),
-            Bound::Path => format!("since {:.2} : 1 is not worth it", best.ratio()),
+            Bound::Path => format!("since {} is not worth it", shown(best.ratio())),
         });
     }
     let why = match bound {
         Bound::Path => format!("so that a path of {path} brings {brings}"),
         Bound::Cores => format!("so that these cores bring {brings} over a path of {path}"),
     };
-    Decision { value: best.method, rationale: format!("{}, {:.2} : 1, {why}", best.method, best.ratio()) }
+    Decision { value: best.method, rationale: format!("{}, {}, {why}", best.method, shown(best.ratio())) }
+}
+
+/// A ratio as people read it, with two or three digits.
+fn shown(ratio: f64) -> String {
+    if ratio < 9.995 { format!("{ratio:.2} : 1") } else { format!("{ratio:.0} : 1") }
 }
 
 fn as_rate(bytes_per_second: f64) -> BitRate {
@@ -239,7 +247,7 @@ pub struct Chooser {
     wish: Wish,
     files: BTreeMap<FileId, Track>,
     kinds: HashMap<Vec<u8>, Track>,
-    told: HashMap<Vec<u8>, Method>,
+    told: HashMap<Vec<u8>, PieceEncoding>,
     decisions: Vec<Decision<Method>>,
     told_count: usize,
 }
@@ -269,6 +277,9 @@ impl Chooser {
             track.left = if entry.size < SAMPLED_ITSELF { track.left } else { 0 };
             track
         });
+        if bytes < SAMPLED_MIN && track.left < bytes {
+            return Plan::Encode(Method::Zstd { level: LEVEL });
+        }
         if track.left < bytes {
             // Other lanes that ask before the samples are measured go on as before, if there was something before.
             track.left = if track.measured.is_empty() { 0 } else { SAMPLED_EVERY };
@@ -322,11 +333,11 @@ impl Chooser {
     }
 
     fn tell(&mut self, kind: &[u8], decision: Decision<Method>) {
-        if self.told_count >= TOLD_MAX || self.told.get(kind) == Some(&decision.value) {
+        if self.told_count >= TOLD_MAX || self.told.get(kind) == Some(&decision.value.encoding()) {
             return;
         }
         self.told_count += 1;
-        self.told.insert(kind.to_vec(), decision.value);
+        self.told.insert(kind.to_vec(), decision.value.encoding());
         let of = if kind.is_empty() { String::new() } else { format!(" (*.{})", String::from_utf8_lossy(kind)) };
         self.decisions.push(Decision { value: decision.value, rationale: format!("{}{of}", decision.rationale) });
     }
@@ -484,6 +495,16 @@ mod tests {
         chooser.handle_encoded(file, block, block);
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
+    }
+
+    #[test]
+    fn the_last_bytes_of_a_file_say_nothing_of_others() {
+        let mut chooser = Chooser::new(Wish::Auto);
+        let size = (1 << 20) + 1;
+        assert_eq!(run(&mut chooser, 0, "a.i16", size, &sensor()), (1, BY_TWO));
+        let (file, entry) = (FileId(1), entry("b.xyz", size));
+        assert_eq!(chooser.plan(file, &entry, 1, &facts(100, 2.0)), Plan::Encode(PLAIN));
+        assert_eq!(chooser.plan(file, &entry, 1 << 20, &facts(100, 2.0)), Plan::Sample);
     }
 
     #[test]

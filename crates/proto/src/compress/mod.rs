@@ -148,6 +148,25 @@ pub enum Method {
     },
 }
 
+impl Method {
+    /// What a piece becomes by it, if it becomes smaller.
+    pub fn encoding(self) -> PieceEncoding {
+        match self {
+            Self::Raw => PieceEncoding::Raw,
+            Self::Zstd { .. } => PieceEncoding::Zstd,
+            Self::Shuffled { width, .. } => PieceEncoding::Shuffled(width),
+        }
+    }
+
+    /// zstd's level; of no meaning for [`Method::Raw`].
+    fn level(self) -> i32 {
+        match self {
+            Self::Raw => 0,
+            Self::Zstd { level } | Self::Shuffled { level, .. } => i32::from(level),
+        }
+    }
+}
+
 impl std::fmt::Display for Method {
     /// As people read it: `none`, `zstd 1`, `shuffle 4 and zstd 1`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -173,23 +192,20 @@ impl Encoder {
     /// `encoded` is then of no use. `encoded` must be as long as `raw` at least.
     pub fn encode(&mut self, method: Method, raw: &[u8], encoded: &mut [u8]) -> Piece {
         let travels_raw = Piece { encoding: PieceEncoding::Raw, length: raw.len() as u32 };
-        let (encoding, level) = match method {
-            Method::Raw => return travels_raw,
-            Method::Zstd { level } => (PieceEncoding::Zstd, level),
-            Method::Shuffled { width, level } => (PieceEncoding::Shuffled(width), level),
-        };
+        let encoding = method.encoding();
         let bytes = match encoding {
+            PieceEncoding::Raw => return travels_raw,
+            PieceEncoding::Zstd => raw,
             PieceEncoding::Shuffled(width) => {
                 self.shuffled.resize(raw.len(), 0);
                 shuffle(width, raw, &mut self.shuffled);
                 &self.shuffled
             }
-            _ => raw,
         };
         let length_max = raw.len() - raw.len().div_ceil(SAVING_DIVISOR);
         let context = self.context.get_or_insert_with(CCtx::create);
         // An error says that the room does not suffice: nothing else can go wrong with a fresh frame and no dictionary.
-        match context.compress(&mut encoded[..length_max], bytes, i32::from(level)) {
+        match context.compress(&mut encoded[..length_max], bytes, method.level()) {
             Ok(length) if length > 0 => Piece { encoding, length: length as u32 },
             _ => travels_raw,
         }
