@@ -239,13 +239,13 @@ impl Encoding {
             self.append(bench.bytes_of(&piece), &mut encoded);
         }
         self.return_bench(bench);
-        self.handle_encoded(*file, data.len() as u64, u64::from(piece.length));
+        self.handle_encoded(*file, method, data.len() as u64, u64::from(piece.length));
         (!encoded.is_empty()).then_some((piece, encoded))
     }
 
-    /// A block was encoded: `bytes` of a file have become `encoded`.
-    pub(super) fn handle_encoded(&self, file: FileId, bytes: u64, encoded: u64) {
-        lock(&self.chooser).handle_encoded(file, bytes, encoded);
+    /// A block was encoded by `method`: `bytes` of a file have become `encoded`.
+    pub(super) fn handle_encoded(&self, file: FileId, method: Method, bytes: u64, encoded: u64) {
+        lock(&self.chooser).handle_encoded(file, method, bytes, encoded);
     }
 
     /// A file has its outcome.

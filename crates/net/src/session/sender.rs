@@ -371,7 +371,7 @@ impl Sender {
             return Ok(Err(error));
         }
         let data_len = encoded.length();
-        self.encoding.handle_encoded(*id, *length, data_len);
+        self.encoding.handle_encoded(*id, method, *length, data_len);
         let data =
             if encoded.is_raw() { BlockData::Raw } else { BlockData::Pieces(std::mem::take(&mut encoded.pieces)) };
         tx.block_begin(&block.header(data), data_len)?;

@@ -49,6 +49,9 @@ const BARREN_SAMPLED_LAST: u64 = 4 << 30;
 /// the rest of such a file does.
 const SAMPLED_ITSELF: u64 = 64 << 20;
 
+/// How much a block corrects what samples have promised, as an exponent. Reason: a file whose parts alternate settles near their mean.
+const LEARNING: f64 = 0.25;
+
 /// Ratio below which samples count as data that does not compress.
 const BARREN: f64 = 1.05;
 
@@ -229,15 +232,36 @@ struct Track {
     left: u64,
     /// How long the last stretch between samples was, while the data did not compress.
     barren: u64,
+    /// The last samples did not compress, those before them did.
+    doubted: bool,
 }
 
 impl Track {
     fn handle_measured(&mut self, measured: Vec<Measured>) {
-        let densest = measured.iter().map(Measured::ratio).fold(1.0, f64::max);
-        self.barren =
-            if densest >= BARREN { 0 } else { (self.barren * 4).clamp(BARREN_SAMPLED_FIRST, BARREN_SAMPLED_LAST) };
+        let is_barren = |measured: &[Measured]| measured.iter().all(|method| method.ratio() < BARREN);
+        if is_barren(&measured) && !self.doubted && !is_barren(&self.measured) {
+            // One picture among fields: pieces that do not shrink travel as they are, and the next samples decide.
+            self.doubted = true;
+            self.left = BARREN_SAMPLED_FIRST;
+            return;
+        }
+        self.doubted = false;
+        let barren = (self.barren * 4).clamp(BARREN_SAMPLED_FIRST, BARREN_SAMPLED_LAST);
+        self.barren = if is_barren(&measured) { barren } else { 0 };
         self.left = if self.barren > 0 { self.barren } else { SAMPLED_EVERY };
         self.measured = measured;
+    }
+
+    /// What was encoded by `method` has shrunk to `shrunk`: where samples promised something else, all of them did.
+    fn handle_encoded(&mut self, method: Method, shrunk: f64) {
+        let Some(promised) = self.measured.iter().find(|measured| measured.method == method) else { return };
+        let error = (shrunk / promised.shrunk).powf(LEARNING);
+        for measured in &mut self.measured {
+            measured.shrunk = (measured.shrunk * error).min(1.0);
+        }
+        if shrunk * BARREN > 1.0 {
+            self.left = self.left.min(BARREN_SAMPLED_FIRST);
+        }
     }
 }
 
@@ -313,12 +337,12 @@ impl Chooser {
         }
     }
 
-    /// A block of `file` was encoded as planned: `bytes` of it have become `encoded`. Data that has changed its nature is sampled soon.
-    pub fn handle_encoded(&mut self, file: FileId, bytes: u64, encoded: u64) {
+    /// A block of `file` was encoded by `method`: `bytes` of it have become `encoded`. Data that has changed its nature is sampled soon.
+    pub fn handle_encoded(&mut self, file: FileId, method: Method, bytes: u64, encoded: u64) {
         if let Some(track) = self.files.get_mut(&file)
-            && encoded as f64 * BARREN > bytes as f64
+            && bytes >= SAMPLED_MIN
         {
-            track.left = track.left.min(BARREN_SAMPLED_FIRST);
+            track.handle_encoded(method, encoded as f64 / bytes as f64);
         }
     }
 
@@ -480,7 +504,7 @@ mod tests {
         assert_eq!(samples, 1);
         // Another kind is looked at by itself, and so is a large file of any kind.
         assert_eq!(run(&mut chooser, 100, "d/x.jpg", 1 << 20, &noise()), (1, Method::Raw));
-        assert_eq!(run(&mut chooser, 101, "d/y.i16", 64 << 20, &noise()).1, Method::Raw);
+        assert_eq!(run(&mut chooser, 101, "d/y.jpg", 64 << 20, &sensor()).1, BY_TWO);
         assert_eq!(chooser.files.len(), 0, "what has settled is forgotten");
     }
 
@@ -492,9 +516,30 @@ mod tests {
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
         chooser.handle_measured(file, &entry.path, sensor());
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
-        chooser.handle_encoded(file, block, block);
+        chooser.handle_encoded(file, BY_TWO, block, block);
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
+        // A second look decides.
+        chooser.handle_measured(file, &entry.path, noise());
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
+        chooser.handle_measured(file, &entry.path, noise());
+        assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(Method::Raw));
+    }
+
+    #[test]
+    fn blocks_correct_what_samples_have_promised() {
+        let mut chooser = Chooser::new(Wish::Auto);
+        let (file, entry) = (FileId(0), entry("a.grib", 1 << 40));
+        assert_eq!(chooser.plan(file, &entry, 1 << 20, &facts(100, 2.0)), Plan::Sample);
+        chooser.handle_measured(file, &entry.path, sensor());
+        // Every other block is noise: 1.95 : 1 becomes 1.32 : 1.
+        for block in 0..64 {
+            let encoded = if block % 2 == 0 { 1 << 20 } else { (1 << 20) * 20 / 39 };
+            chooser.handle_encoded(file, BY_TWO, 1 << 20, encoded);
+        }
+        let ratio = chooser.files[&file].measured[1].ratio();
+        assert!((1.2..1.5).contains(&ratio), "{ratio}");
     }
 
     #[test]

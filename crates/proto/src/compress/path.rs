@@ -10,6 +10,9 @@ use crate::quantity::BitRate;
 /// Time over which rates are averaged. Reason: ten of the intervals in which paths of 25 ms swing.
 const WINDOW: Duration = Duration::from_millis(250);
 
+/// The same while nothing is known of the path. Reason: what is lost on one that turns out fast is a part of this.
+const FIRST_WINDOW: Duration = Duration::from_millis(100);
+
 /// Share of their time that lanes wait for the path from which the path is what bounds them.
 const WAITING: f64 = 0.5;
 
@@ -20,8 +23,8 @@ const NOT_WAITING: f64 = 0.2;
 /// the path.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// Rate that a path is taken to have while nothing is known. Reason: few paths between sites are faster, and on one that is a
-/// quarter of a second goes by before that shows.
+/// Rate that a path is taken to have while nothing is known. Reason: few paths between sites are faster, and one that is shows so in
+/// two tenths of a second; blocks that a slow path was given as they are take it minutes.
 const UNKNOWN_PATH: BitRate = BitRate::megabits(1000);
 
 /// What a byte costs beside its encoding while nothing is known: reading, hashing and sealing at 1.5 GB/s.
@@ -140,7 +143,7 @@ impl PathMeter {
         let (start, sum) = self.window.get_or_insert((began, LaneWork::default()));
         sum.add(work);
         let elapsed = now.saturating_duration_since(*start);
-        if elapsed >= WINDOW {
+        if elapsed >= if self.net.is_some() { WINDOW } else { FIRST_WINDOW } {
             let sum = *sum;
             self.window = Some((now, LaneWork::default()));
             self.close_window(&sum, elapsed.as_secs_f64(), now);
@@ -177,7 +180,7 @@ impl PathMeter {
         match self.looks {
             Looks::No => {
                 let unseen = self.net_seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
-                if waiting < WAITING && unseen >= self.look_interval {
+                if waiting < WAITING && (self.net.is_none() || unseen >= self.look_interval) {
                     self.looks = Looks::Begun;
                 }
             }
@@ -277,6 +280,18 @@ mod tests {
         // Half a second, one, two, and so on, of a minute.
         assert!((4..8).contains(&looks), "{looks}");
         assert!(looked < Duration::from_secs(4), "{looked:?}");
+    }
+
+    #[test]
+    fn a_path_of_which_nothing_is_known_is_looked_at_soon() {
+        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        let start = now;
+        while net(&meter, now).is_none() {
+            let does = if meter.facts(now).looks { (9000, 0.3, 1.9) } else { (3000, 0.05, 1.9) };
+            run(&mut meter, &mut now, Duration::from_millis(10), does);
+        }
+        assert!(net(&meter, now) >= Some(8900), "{:?}", net(&meter, now));
+        assert!(now - start < Duration::from_millis(400), "{:?}", now - start);
     }
 
     #[test]
