@@ -84,7 +84,7 @@ def main() -> int:
     options = read_options()
     subprocess.run([str(ROOT / "bench/sensor_data.sh"), str(options.data), str(options.megabytes)], check=True)
     options.into.mkdir(parents=True, exist_ok=True)
-    environment.write(options.into / "environment-compress.json", [STERNA, "lab"], BUFFERS)
+    environment.write(options.into / "environment.json", [STERNA, "lab"], BUFFERS)
     with (options.into / "compress.jsonl").open("a") as results:
         for path in options.paths.split(","):
             for kind in options.kinds.split(","):

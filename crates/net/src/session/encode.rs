@@ -187,6 +187,7 @@ impl Encoding {
         let mut left = length;
         while left > 0 {
             let size = left.min(PIECE_BYTES) as usize;
+            let began = clock.begin_work();
             bench.raw.resize(PIECE_BYTES as usize, 0);
             if let Err(error) = bench.raw[..size].chunks_mut(READ_BYTES).try_for_each(&mut read) {
                 self.return_bench(bench);
@@ -195,6 +196,7 @@ impl Encoding {
             let piece = bench.encode(method, size, clock);
             pieces.push(piece);
             self.append(bench.bytes_of(&piece), &mut data);
+            clock.end_work(size as u64, began);
             left -= size as u64;
             if let Err(error) = between() {
                 self.return_bench(bench);
@@ -263,12 +265,11 @@ impl Encoding {
         LaneClock { runs: (self.wish != Wish::Never).then(|| Lap::start()) }
     }
 
-    /// The transport took `bytes` in a call that began at `since`.
-    pub(super) fn handle_carried(&self, clock: &mut LaneClock, bytes: u64, since: Option<Instant>) {
-        let (Some(lap), Some(since)) = (&mut clock.runs, since) else { return };
+    /// The transport took `bytes`.
+    pub(super) fn handle_carried(&self, clock: &mut LaneClock, bytes: u64) {
+        let Some(lap) = &mut clock.runs else { return };
         let now = Instant::now();
         lap.work.carried_bytes += bytes;
-        lap.in_calls += now.saturating_duration_since(since);
         if lap.work.carried_bytes >= LAP_BYTES || now.saturating_duration_since(lap.began) >= LAP_TIME {
             self.end_lap(clock, now);
         }
@@ -285,10 +286,10 @@ impl Encoding {
         let whole = now.saturating_duration_since(lap.began);
         let mut work = lap.work;
         work.core_time = core.saturating_sub(lap.core_began);
-        // A call of the transport also seals and copies: that is time of a core and no waiting.
-        work.waited = lap.in_calls.min(whole.saturating_sub(work.core_time));
+        // All the rest are calls of the transport, which also seal and copy: that is time of a core and no waiting.
+        work.waited = whole.saturating_sub(lap.own.max(work.core_time));
         work.worked = whole.saturating_sub(work.waited);
-        *lap = Lap { work: LaneWork::default(), in_calls: Duration::ZERO, began: now, core_began: core };
+        *lap = Lap { work: LaneWork::default(), own: Duration::ZERO, began: now, core_began: core };
         lock(&self.meter).handle_work(&work, now);
     }
 
@@ -346,8 +347,8 @@ pub(super) struct LaneClock {
 
 struct Lap {
     work: LaneWork,
-    /// Time within calls of the transport.
-    in_calls: Duration,
+    /// Time in which the lane read, hashed and encoded.
+    own: Duration,
     began: Instant,
     core_began: Duration,
 }
@@ -355,21 +356,22 @@ struct Lap {
 impl Lap {
     fn start() -> Self {
         let (began, core_began) = (Instant::now(), core_time());
-        Self { work: LaneWork::default(), in_calls: Duration::ZERO, began, core_began }
+        Self { work: LaneWork::default(), own: Duration::ZERO, began, core_began }
     }
 }
 
 impl LaneClock {
-    /// File bytes were read and hashed.
-    pub(super) fn read(&mut self, bytes: u64) {
-        if let Some(lap) = &mut self.runs {
-            lap.work.file_bytes += bytes;
-        }
+    /// The lane begins to read, hash or encode. For [`LaneClock::end_work`].
+    pub(super) fn begin_work(&self) -> Option<Instant> {
+        self.runs.as_ref().map(|_| Instant::now())
     }
 
-    /// The time, where it is measured.
-    pub(super) fn now(&self) -> Option<Instant> {
-        self.runs.as_ref().map(|_| Instant::now())
+    /// It has done so for `bytes` of a file since `began`.
+    pub(super) fn end_work(&mut self, bytes: u64, began: Option<Instant>) {
+        if let (Some(lap), Some(began)) = (&mut self.runs, began) {
+            lap.work.file_bytes += bytes;
+            lap.own += began.elapsed();
+        }
     }
 }
 

@@ -273,7 +273,10 @@ impl Sender {
         }
         let mut clock = self.encoding.clock();
         let sample = |offset, bytes: &mut [u8]| block.source.read_at(block.offset + offset, bytes);
-        let sent = match self.encoding.method(id, &block.entry, block.length, sample) {
+        let began = clock.begin_work();
+        let method = self.encoding.method(id, &block.entry, block.length, sample);
+        clock.end_work(0, began);
+        let sent = match method {
             Err(error) => Ok(Err(error)),
             Ok(Method::Raw) => self.send_raw(lane, &block, &mut clock, tx),
             Ok(method) => self.send_encoded(lane, &block, method, &mut clock, tx),
@@ -322,6 +325,7 @@ impl Sender {
         tx.block_begin(&block.header(BlockData::Raw), *length)?;
         let mut done = 0;
         while done < *length {
+            let began = clock.begin_work();
             let mut piece = self.pool.take();
             let size = (length - done).min(READ_BYTES as u64) as usize;
             if let Err(error) = piece.fill(size, |bytes| source.read_at(offset + done, bytes)) {
@@ -329,7 +333,7 @@ impl Sender {
                 return Ok(Err(error));
             }
             hasher.update(&piece);
-            clock.read(size as u64);
+            clock.end_work(size as u64, began);
             done += size as u64;
             self.send_data(lane, piece.freeze(), clock, tx)?;
         }
@@ -385,9 +389,9 @@ impl Sender {
 
     /// Hands data to the lane, and the control frames that wait behind it.
     fn send_data(&self, lane: LaneId, data: Bytes, clock: &mut LaneClock, tx: &mut dyn LaneTx) -> Result<(), Error> {
-        let (since, bytes) = (clock.now(), data.len() as u64);
+        let bytes = data.len() as u64;
         tx.block_data(data)?;
-        self.encoding.handle_carried(clock, bytes, since);
+        self.encoding.handle_carried(clock, bytes);
         self.send_waiting_frames(lane, tx)
     }
 
@@ -401,6 +405,7 @@ impl Sender {
     /// Sends small files, whole. Those that cannot be read are told to the session and left out.
     fn send_packed(&self, lane: LaneId, files: Vec<(FileId, FileEntry)>, tx: &mut dyn LaneTx) -> Result<(), Error> {
         let mut clock = self.encoding.clock();
+        let began = clock.begin_work();
         let mut packed = Vec::with_capacity(files.len());
         let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
         for (id, entry) in files {
@@ -416,8 +421,8 @@ impl Sender {
         // The largest speaks for all of them.
         let Some(largest) = packed.iter().max_by_key(|(_, entry)| entry.size) else { return Ok(()) };
         let file_bytes = data.len() as u64;
-        clock.read(file_bytes);
         let encoded = self.encoding.encode_packed(largest, &data, &mut clock);
+        clock.end_work(file_bytes, began);
         self.tell_decisions();
         let (piece, data) = match encoded {
             Some((piece, data)) => (Some(piece), data),

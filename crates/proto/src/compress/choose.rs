@@ -56,7 +56,10 @@ const LEARNING: f64 = 0.25;
 const BARREN: f64 = 1.05;
 
 /// Gain for which it is worth to encode at all. Reason: the receiver's cores pay too, and the estimate errs by some percent.
-const GAIN_MIN: f64 = 1.05;
+const GAIN_MIN: f64 = 1.08;
+
+/// Share of what blocks would deliver as they are from which blocks that are encoded go on to be. Reason: the same errors, the other way.
+const GAIN_KEPT: f64 = 0.9;
 
 /// Gain for which another way takes the place of the one in use. Reason: rates that swing by some percent change nothing.
 const CHANGE_MIN: f64 = 1.1;
@@ -198,7 +201,7 @@ pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Opt
     let best = kept.filter(|kept| rate(best) < rate(kept) * CHANGE_MIN).unwrap_or(best);
     let (bytes_per_second, bound) = delivered(best, facts);
     let plain = rate(&UNENCODED);
-    let needed = if current.is_some_and(|method| method != Method::Raw) { 1.0 } else { GAIN_MIN };
+    let needed = if current.is_some_and(|method| method != Method::Raw) { GAIN_KEPT } else { GAIN_MIN };
     let (path, brings) = (as_rate(facts.net_bytes_per_second()), as_rate(bytes_per_second));
     if wish == Wish::Auto && bytes_per_second < plain * needed {
         return none(match bound {

@@ -97,6 +97,8 @@ pub struct PathMeter {
     net: Option<f64>,
     /// What the cores gave when they were the bound, and when that was.
     cores: Option<(f64, Instant)>,
+    /// What they gave in the window before, if they were the bound then.
+    given_before: Option<f64>,
     base: f64,
     window: Option<(Instant, LaneWork)>,
     /// When a lane last said what it had done.
@@ -125,6 +127,7 @@ impl PathMeter {
             rate_given: rate,
             net: None,
             cores: None,
+            given_before: None,
             base: UNKNOWN_BASE,
             window: None,
             heard: None,
@@ -168,9 +171,11 @@ impl PathMeter {
         } else {
             self.net = self.net.map(|net| net.max(carried));
         }
-        if waiting < NOT_WAITING && !sum.encoding_time.is_zero() {
-            let given = sum.core_time.as_secs_f64() / elapsed_s;
-            self.cores = Some((given.min(self.cores_max), now));
+        let given = (sum.core_time.as_secs_f64() / elapsed_s).min(self.cores_max);
+        let bound = waiting < NOT_WAITING && !sum.encoding_time.is_zero();
+        // One window says little: lanes come up, or a file ends.
+        if let Some(before) = std::mem::replace(&mut self.given_before, bound.then_some(given)).filter(|_| bound) {
+            self.cores = Some((given.max(before), now));
         }
         self.turn_looks(waiting, carried, now);
     }
