@@ -1,6 +1,6 @@
 //! Every frame, message and header reads back as it was written, and no bytes make the readers panic.
 
-use sterna_proto::compress::{Piece, PieceEncoding, Wish};
+use sterna_proto::compress::{Slab, SlabEncoding, Wish};
 use sterna_proto::session::{
     BlockData, BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite,
     PACK_BYTES_MAX, PACK_FILES_MAX, Request, SOURCES_MAX, SendSession, SessionId,
@@ -133,7 +133,7 @@ fn frames() -> Vec<Frame> {
 fn headers() -> Vec<(BlockHeader, u64)> {
     let single =
         |size: u64, index, data| BlockHeader::Single { file: FileId(3), entry: entry(b"b", size), index, data };
-    let piece = |code, length| Piece { encoding: PieceEncoding::from_code(code).unwrap(), length };
+    let slab = |code, length| Slab { encoding: SlabEncoding::from_code(code).unwrap(), length };
     let longest = [b"n".repeat(255), b"n".repeat(255)].join(&b'/');
     let packed: Vec<(FileId, FileEntry)> =
         (0..PACK_FILES_MAX as u64).map(|i| (FileId(i), entry(b"p", i % 2 * 4096))).collect();
@@ -142,27 +142,27 @@ fn headers() -> Vec<(BlockHeader, u64)> {
         (single(MIB + 1, 0, BlockData::Raw), MIB),
         (single(MIB + 1, 1, BlockData::Raw), 1),
         (single(MIB + 1, 1, BlockData::Hole), 0),
-        (single(MIB + 2, 1, BlockData::Pieces(vec![piece(8, 1)])), 1),
-        (single(MIB + 1, 1, BlockData::Pieces(vec![piece(0, 1)])), 1),
+        (single(MIB + 2, 1, BlockData::Slabs(vec![slab(8, 1)])), 1),
+        (single(MIB + 1, 1, BlockData::Slabs(vec![slab(0, 1)])), 1),
         (
             single(
                 768 * MIB,
                 5,
-                BlockData::Pieces([1, 2, 0, 4].map(|code| piece(code, if code == 0 { 1 << 20 } else { 300 })).to_vec()),
+                BlockData::Slabs([1, 2, 0, 4].map(|code| slab(code, if code == 0 { 1 << 20 } else { 300 })).to_vec()),
             ),
             MIB + 900,
         ),
         (single(5_000_000_000_000, 298_023, BlockData::Raw), 5_000_000_000_000 % (16 * MIB)),
-        (BlockHeader::Packed { files: packed.clone(), piece: None }, bytes),
-        (BlockHeader::Packed { files: packed, piece: Some(piece(2, 4096)) }, 4096),
+        (BlockHeader::Packed { files: packed.clone(), slab: None }, bytes),
+        (BlockHeader::Packed { files: packed, slab: Some(slab(2, 4096)) }, 4096),
         (
             BlockHeader::Packed {
                 files: vec![(FileId(1), directory()), (FileId(2), entry(&longest, 256 << 10))],
-                piece: None,
+                slab: None,
             },
             256 << 10,
         ),
-        (BlockHeader::Packed { files: Vec::new(), piece: None }, 0),
+        (BlockHeader::Packed { files: Vec::new(), slab: None }, 0),
     ]
 }
 
@@ -218,7 +218,7 @@ fn headers_of_blocks_that_cannot_be_are_errors() {
     assert!(BlockHeader::decode(&single(entry(b"a", 100), 0), 100).is_err(), "small files travel packed");
     assert!(BlockHeader::decode(&single(directory(), 0), 0).is_err(), "a directory has no blocks");
     let packed = |files: Vec<FileEntry>| {
-        BlockHeader::Packed { files: files.into_iter().map(|entry| (FileId(0), entry)).collect(), piece: None }.encode()
+        BlockHeader::Packed { files: files.into_iter().map(|entry| (FileId(0), entry)).collect(), slab: None }.encode()
     };
     assert!(BlockHeader::decode(&packed(vec![entry(b"a", 5 * MIB)]), 5 * MIB).is_err(), "a large file is not packed");
     let many = vec![entry(b"a", 0); PACK_FILES_MAX + 1];
@@ -228,36 +228,35 @@ fn headers_of_blocks_that_cannot_be_are_errors() {
 }
 
 #[test]
-fn pieces_that_would_cost_more_than_their_block_are_errors() {
-    let piece = |code, length| Piece { encoding: PieceEncoding::from_code(code).unwrap(), length };
-    let refused = |pieces: Vec<Piece>, why: &str| {
-        let data_len = pieces.iter().map(|piece| u64::from(piece.length)).sum();
-        // Blocks of 4 MiB: the last one has a piece and a half.
+fn slabs_that_would_cost_more_than_their_block_are_errors() {
+    let slab = |code, length| Slab { encoding: SlabEncoding::from_code(code).unwrap(), length };
+    let refused = |slabs: Vec<Slab>, why: &str| {
+        let data_len = slabs.iter().map(|slab| u64::from(slab.length)).sum();
+        // Blocks of 4 MiB: the last one has a slab and a half.
         let size = 768 * MIB + 3 * (MIB / 2);
         let header = BlockHeader::Single {
             file: FileId(0),
             entry: entry(b"a", size),
             index: 192,
-            data: BlockData::Pieces(pieces),
+            data: BlockData::Slabs(slabs),
         };
         assert_eq!(BlockHeader::decode(&header.encode(), data_len).is_err(), !why.is_empty(), "{why}");
     };
-    refused(vec![piece(1, 100), piece(2, 100)], "");
-    refused(vec![piece(0, 1 << 20), piece(1, 1)], "");
-    refused(vec![piece(1, 100)], "too few");
-    refused(vec![piece(1, 100), piece(1, 100), piece(1, 100)], "too many");
-    refused(vec![piece(1, 100), piece(1, 0)], "encoded as nothing");
-    refused(vec![piece(1, 1 << 20), piece(1, 100)], "no shorter than its bytes");
-    refused(vec![piece(1, 100), piece(4, 1 << 19)], "the last, no shorter than its bytes");
-    refused(vec![piece(0, (1 << 20) - 1), piece(1, 100)], "raw and cut short");
+    refused(vec![slab(1, 100), slab(2, 100)], "");
+    refused(vec![slab(0, 1 << 20), slab(1, 1)], "");
+    refused(vec![slab(1, 100)], "too few");
+    refused(vec![slab(1, 100), slab(1, 100), slab(1, 100)], "too many");
+    refused(vec![slab(1, 100), slab(1, 0)], "encoded as nothing");
+    refused(vec![slab(1, 1 << 20), slab(1, 100)], "no shorter than its bytes");
+    refused(vec![slab(1, 100), slab(4, 1 << 19)], "the last, no shorter than its bytes");
+    refused(vec![slab(0, (1 << 20) - 1), slab(1, 100)], "raw and cut short");
     for code in [3, 5, 7, 9, 16, 255] {
-        assert!(PieceEncoding::from_code(code).is_err(), "{code}");
+        assert!(SlabEncoding::from_code(code).is_err(), "{code}");
     }
-    let packed =
-        |piece| BlockHeader::Packed { files: vec![(FileId(0), entry(b"a", 100))], piece: Some(piece) }.encode();
-    assert!(BlockHeader::decode(&packed(piece(1, 99)), 99).is_ok());
-    assert!(BlockHeader::decode(&packed(piece(1, 100)), 100).is_err(), "packed, no shorter than its bytes");
-    assert!(BlockHeader::decode(&packed(piece(0, 100)), 100).is_err(), "packed, two ways to say raw");
+    let packed = |slab| BlockHeader::Packed { files: vec![(FileId(0), entry(b"a", 100))], slab: Some(slab) }.encode();
+    assert!(BlockHeader::decode(&packed(slab(1, 99)), 99).is_ok());
+    assert!(BlockHeader::decode(&packed(slab(1, 100)), 100).is_err(), "packed, no shorter than its bytes");
+    assert!(BlockHeader::decode(&packed(slab(0, 100)), 100).is_err(), "packed, two ways to say raw");
 }
 
 #[test]
@@ -299,7 +298,7 @@ fn packed_blocks_of_a_sender_fit_their_header_and_their_data() {
     while let Some(BlockTask::Packed { files }) = sender.next_block(LaneId(0)) {
         sent += files.len();
         let bytes = files.iter().map(|(_, entry)| entry.size).sum();
-        let header = BlockHeader::Packed { files, piece: None }.encode();
+        let header = BlockHeader::Packed { files, slab: None }.encode();
         // A lane refuses headers above 128 KiB.
         assert!(header.len() <= 128 << 10 && bytes <= PACK_BYTES_MAX, "{} {bytes}", header.len());
         BlockHeader::decode(&header, bytes).unwrap();

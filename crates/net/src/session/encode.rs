@@ -1,6 +1,6 @@
 //! Blocks on their way out: chooses how each is encoded, measures what that costs, and encodes it.
 //!
-//! A block that is not encoded never comes here but for the choice and the clock. One that is becomes whole pieces before its
+//! A block that is not encoded never comes here but for the choice and the clock. One that is becomes whole slabs before its
 //! lane hears of it, since a lane announces how long its data is; that memory has an end ([`ENCODED_BYTES_MAX`]), and what would
 //! exceed it travels as it is. Refuses: to decide; `sterna_proto::compress` does.
 
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use sterna_proto::compress::{
-    Chooser, Encoder, LaneWork, Method, PIECE_BYTES, PathMeter, Piece, PieceEncoding, Plan, SAMPLE_BYTES, Wish,
-    measure, sample_offsets,
+    Chooser, Encoder, LaneWork, Method, PathMeter, Plan, SAMPLE_BYTES, SLAB_BYTES, Slab, SlabEncoding, Wish, measure,
+    sample_offsets,
 };
 use sterna_proto::session::FileId;
 use sterna_proto::{BitRate, Error, FileEntry};
@@ -85,8 +85,8 @@ pub(super) struct Encoding {
 
 /// A block, ready for a lane.
 pub(super) struct EncodedBlock<'a> {
-    /// Its pieces, in order.
-    pub(super) pieces: Vec<Piece>,
+    /// Its slabs, in order.
+    pub(super) slabs: Vec<Slab>,
     /// Their bytes, one behind the other.
     pub(super) data: VecDeque<Bytes>,
     _held: HeldBytes<'a>,
@@ -95,12 +95,12 @@ pub(super) struct EncodedBlock<'a> {
 impl EncodedBlock<'_> {
     /// How many bytes it has become.
     pub(super) fn length(&self) -> u64 {
-        self.pieces.iter().map(|piece| u64::from(piece.length)).sum()
+        self.slabs.iter().map(|slab| u64::from(slab.length)).sum()
     }
 
-    /// Whether no piece became smaller.
+    /// Whether no slab became smaller.
     pub(super) fn is_raw(&self) -> bool {
-        self.pieces.iter().all(|piece| piece.encoding == PieceEncoding::Raw)
+        self.slabs.iter().all(|slab| slab.encoding == SlabEncoding::Raw)
     }
 }
 
@@ -160,7 +160,7 @@ impl Encoding {
             }
             let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
             let mut bench = self.take_bench();
-            bench.encoded.resize(PIECE_BYTES as usize, 0);
+            bench.encoded.resize(SLAB_BYTES as usize, 0);
             let Bench { encoder, encoded, .. } = &mut *bench;
             let measured = measure(encoder, &samples, encoded, core_time);
             self.return_bench(bench);
@@ -169,7 +169,7 @@ impl Encoding {
         }
     }
 
-    /// Reads and encodes a block of `length` bytes. `read` is called for all of it in order; `between` whenever a piece is done.
+    /// Reads and encodes a block of `length` bytes. `read` is called for all of it in order; `between` whenever a slab is done.
     ///
     /// `None` when too much is held already: the block is then to travel as it is, and nothing of it was read. The outer error is
     /// that of `between`, the inner one that of `read`.
@@ -183,19 +183,19 @@ impl Encoding {
     ) -> Result<Option<Result<EncodedBlock<'_>, Error>>, Error> {
         let Some(mut held) = self.hold(length) else { return Ok(None) };
         let mut bench = self.take_bench();
-        let (mut pieces, mut data) = (Vec::new(), VecDeque::new());
+        let (mut slabs, mut data) = (Vec::new(), VecDeque::new());
         let mut left = length;
         while left > 0 {
-            let size = left.min(PIECE_BYTES) as usize;
+            let size = left.min(SLAB_BYTES) as usize;
             let began = clock.begin_work();
-            bench.raw.resize(PIECE_BYTES as usize, 0);
+            bench.raw.resize(SLAB_BYTES as usize, 0);
             if let Err(error) = bench.raw[..size].chunks_mut(READ_BYTES).try_for_each(&mut read) {
                 self.return_bench(bench);
                 return Ok(Some(Err(error)));
             }
-            let piece = bench.encode(method, size, clock);
-            pieces.push(piece);
-            self.append(bench.bytes_of(&piece), &mut data);
+            let slab = bench.encode(method, size, clock);
+            slabs.push(slab);
+            self.append(bench.bytes_of(&slab), &mut data);
             clock.end_work(size as u64, began);
             left -= size as u64;
             if let Err(error) = between() {
@@ -204,7 +204,7 @@ impl Encoding {
             }
         }
         self.return_bench(bench);
-        let mut block = EncodedBlock { pieces, data, _held: HeldBytes { total: &self.held_bytes, bytes: 0 } };
+        let mut block = EncodedBlock { slabs, data, _held: HeldBytes { total: &self.held_bytes, bytes: 0 } };
         // What has become smaller holds less.
         let encoded = block.length();
         self.held_bytes.fetch_sub(held.bytes - encoded, Ordering::Relaxed);
@@ -213,13 +213,13 @@ impl Encoding {
         Ok(Some(Ok(block)))
     }
 
-    /// Encodes small files that share a block, as one piece, by what is known of one of them; `None` when that does not pay.
+    /// Encodes small files that share a block, as one slab, by what is known of one of them; `None` when that does not pay.
     pub(super) fn encode_packed(
         &self,
         one: &(FileId, FileEntry),
         data: &[u8],
         clock: &mut LaneClock,
-    ) -> Option<(Piece, VecDeque<Bytes>)> {
+    ) -> Option<(Slab, VecDeque<Bytes>)> {
         if data.len() < PACKED_BYTES_MIN {
             return None;
         }
@@ -233,16 +233,16 @@ impl Encoding {
             return None;
         }
         let mut bench = self.take_bench();
-        bench.raw.resize(PIECE_BYTES as usize, 0);
+        bench.raw.resize(SLAB_BYTES as usize, 0);
         bench.raw[..data.len()].copy_from_slice(data);
-        let piece = bench.encode(method, data.len(), clock);
+        let slab = bench.encode(method, data.len(), clock);
         let mut encoded = VecDeque::new();
-        if piece.encoding != PieceEncoding::Raw {
-            self.append(bench.bytes_of(&piece), &mut encoded);
+        if slab.encoding != SlabEncoding::Raw {
+            self.append(bench.bytes_of(&slab), &mut encoded);
         }
         self.return_bench(bench);
-        self.handle_encoded(*file, method, data.len() as u64, u64::from(piece.length));
-        (!encoded.is_empty()).then_some((piece, encoded))
+        self.handle_encoded(*file, method, data.len() as u64, u64::from(slab.length));
+        (!encoded.is_empty()).then_some((slab, encoded))
     }
 
     /// A block was encoded by `method`: `bytes` of a file have become `encoded`.
@@ -323,20 +323,20 @@ impl Encoding {
 
 impl Bench {
     /// Encodes the first `size` bytes of `raw`.
-    fn encode(&mut self, method: Method, size: usize, clock: &mut LaneClock) -> Piece {
-        self.encoded.resize(PIECE_BYTES as usize, 0);
+    fn encode(&mut self, method: Method, size: usize, clock: &mut LaneClock) -> Slab {
+        self.encoded.resize(SLAB_BYTES as usize, 0);
         let began = clock.runs.as_ref().map(|_| core_time());
-        let piece = self.encoder.encode(method, &self.raw[..size], &mut self.encoded[..size]);
+        let slab = self.encoder.encode(method, &self.raw[..size], &mut self.encoded[..size]);
         if let (Some(lap), Some(began)) = (&mut clock.runs, began) {
             lap.work.encoding_time += core_time().saturating_sub(began);
         }
-        piece
+        slab
     }
 
-    /// The bytes of the piece that was encoded last.
-    fn bytes_of(&self, piece: &Piece) -> &[u8] {
-        let bytes = if piece.encoding == PieceEncoding::Raw { &self.raw } else { &self.encoded };
-        &bytes[..piece.length as usize]
+    /// The bytes of the slab that was encoded last.
+    fn bytes_of(&self, slab: &Slab) -> &[u8] {
+        let bytes = if slab.encoding == SlabEncoding::Raw { &self.raw } else { &self.encoded };
+        &bytes[..slab.length as usize]
     }
 }
 

@@ -10,10 +10,10 @@
 mod encode;
 mod holes;
 mod names;
-mod pieces;
 mod receiver;
 mod recheck;
 mod sender;
+mod slabs;
 mod slot;
 #[cfg(test)]
 mod tests;

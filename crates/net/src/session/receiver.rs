@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::compress::Piece;
+use sterna_proto::compress::Slab;
 use sterna_proto::session::{
     ActiveFile, BlockClaim, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, Overwrite, PrepareOutcome,
     RecvEvent, RecvSession, corrupt_block,
@@ -22,8 +22,8 @@ use sterna_proto::{
 
 use super::encode::Carried;
 use super::holes::HoleCount;
-use super::pieces::{BlockPieces, Decoding};
 use super::recheck::recheck;
+use super::slabs::{BlockSlabs, Decoding};
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
@@ -666,7 +666,7 @@ enum OpenBlock {
     Single {
         writer: Box<BlockWriter>,
         /// What its data is encoded as.
-        pieces: Option<BlockPieces>,
+        slabs: Option<BlockSlabs>,
         entry: FileEntry,
         data_len: u64,
         /// The disk refused it; the file has failed and the rest is read past.
@@ -676,7 +676,7 @@ enum OpenBlock {
         /// Each with whether this lane may write it.
         files: Vec<(FileId, FileEntry, BlockClaim)>,
         /// What its data is encoded as.
-        piece: Option<Piece>,
+        slab: Option<Slab>,
         data: Vec<u8>,
     },
 }
@@ -728,17 +728,17 @@ impl ReceiverLane {
                 broken = true;
             }
         }
-        let pieces = match data {
-            BlockData::Pieces(pieces) => Some(BlockPieces::new(pieces, entry.blocks().length(index))),
+        let slabs = match data {
+            BlockData::Slabs(slabs) => Some(BlockSlabs::new(slabs, entry.blocks().length(index))),
             BlockData::Raw | BlockData::Hole => None,
         };
-        Ok(OpenBlock::Single { writer: Box::new(writer), pieces, entry, data_len, broken })
+        Ok(OpenBlock::Single { writer: Box::new(writer), slabs, entry, data_len, broken })
     }
 
     fn begin_packed(
         &self,
         files: Vec<(FileId, FileEntry)>,
-        piece: Option<Piece>,
+        slab: Option<Slab>,
         data_len: u64,
     ) -> Result<OpenBlock, Error> {
         let receiver = &self.receiver;
@@ -752,19 +752,19 @@ impl ReceiverLane {
             let claim = lock(&receiver.session).claim(self.lane, file, 0);
             claimed.push((file, entry, claim));
         }
-        Ok(OpenBlock::Packed { files: claimed, piece, data: vec![0; data_len as usize] })
+        Ok(OpenBlock::Packed { files: claimed, slab, data: vec![0; data_len as usize] })
     }
 
     fn end_single(
         &self,
         writer: BlockWriter,
-        pieces: Option<&BlockPieces>,
+        slabs: Option<&BlockSlabs>,
         entry: &FileEntry,
         trailer: &[u8],
     ) -> Result<(), Error> {
         let (file, index) = (writer.file, writer.index);
         let incoming = Arc::clone(writer.incoming());
-        let malformed = pieces.is_some_and(BlockPieces::is_malformed);
+        let malformed = slabs.is_some_and(BlockSlabs::is_malformed);
         // What does not decode is as corrupt as what has another digest, and is sent again as often.
         let finished = if malformed { Ok(None) } else { writer.finish().map(Some) };
         let outcome = finished.and_then(|digest| match digest.filter(|digest| trailer == digest.chaining_value) {
@@ -786,7 +786,7 @@ impl ReceiverLane {
     fn end_packed(
         &mut self,
         files: Vec<(FileId, FileEntry, BlockClaim)>,
-        piece: Option<Piece>,
+        slab: Option<Slab>,
         data: Vec<u8>,
         trailer: &[u8],
     ) -> Result<(), Error> {
@@ -796,10 +796,10 @@ impl ReceiverLane {
         }
         let length = files.iter().map(|(_, entry, _)| entry.size).sum::<u64>();
         self.receiver.carried.add(length, data.len() as u64);
-        let data = match &piece {
+        let data = match &slab {
             None => &data,
             // What does not decode has other digests than the files should have: they are sent again.
-            Some(piece) => self.decoding.decode_or_zeros(piece, &data, length as usize),
+            Some(slab) => self.decoding.decode_or_zeros(slab, &data, length as usize),
         };
         let (mut verified, mut kept, mut offset) = (Vec::new(), Vec::new(), 0);
         let mut session = lock(&self.receiver.session);
@@ -831,7 +831,7 @@ impl BlockSink for ReceiverLane {
             BlockHeader::Single { file, entry, index, data } => {
                 self.begin_single((file, entry, index), data, data_len)?
             }
-            BlockHeader::Packed { files, piece } => self.begin_packed(files, piece, data_len)?,
+            BlockHeader::Packed { files, slab } => self.begin_packed(files, slab, data_len)?,
         };
         self.open.insert(block, open);
         Ok(())
@@ -839,10 +839,10 @@ impl BlockSink for ReceiverLane {
 
     fn data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.open.get_mut(&block) {
-            Some(OpenBlock::Single { writer, pieces, broken, .. }) if !*broken => {
-                let written = match pieces {
+            Some(OpenBlock::Single { writer, slabs, broken, .. }) if !*broken => {
+                let written = match slabs {
                     None => writer.write(offset, data),
-                    Some(pieces) => pieces.write(offset, data, writer, &mut self.decoding),
+                    Some(slabs) => slabs.write(offset, data, writer, &mut self.decoding),
                 };
                 if let Err(error) = written {
                     *broken = true;
@@ -862,13 +862,13 @@ impl BlockSink for ReceiverLane {
 
     fn end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
         match self.open.remove(&block) {
-            Some(OpenBlock::Single { writer, pieces, entry, data_len, broken: false }) => {
+            Some(OpenBlock::Single { writer, slabs, entry, data_len, broken: false }) => {
                 if data_len > 0 {
                     self.receiver.carried.add(entry.blocks().length(writer.index), data_len);
                 }
-                self.end_single(*writer, pieces.as_ref(), &entry, trailer)
+                self.end_single(*writer, slabs.as_ref(), &entry, trailer)
             }
-            Some(OpenBlock::Packed { files, piece, data }) => self.end_packed(files, piece, data, trailer),
+            Some(OpenBlock::Packed { files, slab, data }) => self.end_packed(files, slab, data, trailer),
             _ => Ok(()),
         }
     }

@@ -376,8 +376,7 @@ impl Sender {
         }
         let data_len = encoded.length();
         self.encoding.handle_encoded(*id, method, *length, data_len);
-        let data =
-            if encoded.is_raw() { BlockData::Raw } else { BlockData::Pieces(std::mem::take(&mut encoded.pieces)) };
+        let data = if encoded.is_raw() { BlockData::Raw } else { BlockData::Slabs(std::mem::take(&mut encoded.slabs)) };
         tx.block_begin(&block.header(data), data_len)?;
         while let Some(data) = encoded.data.pop_front() {
             self.send_data(lane, data, clock, tx)?;
@@ -424,8 +423,8 @@ impl Sender {
         let encoded = self.encoding.encode_packed(largest, &data, &mut clock);
         clock.end_work(file_bytes, began);
         self.tell_decisions();
-        let (piece, data) = match encoded {
-            Some((piece, data)) => (Some(piece), data),
+        let (slab, data) = match encoded {
+            Some((slab, data)) => (Some(slab), data),
             None => {
                 let mut data = Bytes::from(data);
                 let count = data.len().div_ceil(READ_BYTES);
@@ -433,7 +432,7 @@ impl Sender {
             }
         };
         let data_len = data.iter().map(|bytes| bytes.len() as u64).sum();
-        let header = BlockHeader::Packed { files: packed, piece }.encode();
+        let header = BlockHeader::Packed { files: packed, slab }.encode();
         tx.block_begin(&header, data_len)?;
         for bytes in data {
             self.send_data(lane, bytes, &mut clock, tx)?;

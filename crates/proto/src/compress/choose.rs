@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::path::PathFacts;
-use super::{Encoder, Method, PieceEncoding, Width};
+use super::{Encoder, Method, SlabEncoding, Width};
 use crate::file::{FileEntry, RelPath};
 use crate::plan::Decision;
 use crate::quantity::BitRate;
@@ -25,7 +25,7 @@ pub enum Wish {
     Always,
 }
 
-/// Bytes of one sample. Reason: what zstd makes of 128 KiB is within some percent of what it makes of a piece.
+/// Bytes of one sample. Reason: what zstd makes of 128 KiB is within some percent of what it makes of a slab.
 pub const SAMPLE_BYTES: usize = 128 << 10;
 
 /// Samples of a block: its first, middle and last bytes. Reason: a header of another kind than the data spoils one of three.
@@ -243,7 +243,7 @@ impl Track {
     fn handle_measured(&mut self, measured: Vec<Measured>) {
         let is_barren = |measured: &[Measured]| measured.iter().all(|method| method.ratio() < BARREN);
         if is_barren(&measured) && !self.doubted && !is_barren(&self.measured) {
-            // One picture among fields: pieces that do not shrink travel as they are, and the next samples decide.
+            // One picture among fields: slabs that do not shrink travel as they are, and the next samples decide.
             self.doubted = true;
             self.left = BARREN_SAMPLED_FIRST;
             return;
@@ -274,7 +274,7 @@ pub struct Chooser {
     wish: Wish,
     files: BTreeMap<FileId, Track>,
     kinds: HashMap<Vec<u8>, Track>,
-    told: HashMap<Vec<u8>, PieceEncoding>,
+    told: HashMap<Vec<u8>, SlabEncoding>,
     decisions: Vec<Decision<Method>>,
     told_count: usize,
 }

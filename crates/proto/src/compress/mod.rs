@@ -1,7 +1,7 @@
-//! Compression of blocks: what a piece is, how it is encoded and decoded, and which way of encoding pays.
+//! Compression of blocks: what a slab is, how it is encoded and decoded, and which way of encoding pays.
 //!
-//! A block that is compressed is cut into *pieces* of [`PIECE_BYTES`], each encoded by itself: raw, zstd, or its bytes shuffled by
-//! their place in an element of 2, 4 or 8 bytes and then zstd. The header of the block says how each piece is encoded and how long
+//! A block that is compressed is cut into *slabs* of [`SLAB_BYTES`], each encoded by itself: raw, zstd, or its bytes shuffled by
+//! their place in an element of 2, 4 or 8 bytes and then zstd. The header of the block says how each slab is encoded and how long
 //! it is then; how long it is decoded follows from the file's entry, so that no peer can make us write or hold more than that.
 //!
 //! Refuses: to read the clock (costs are arguments) and to keep what it has encoded; bytes go from slice to slice.
@@ -18,17 +18,17 @@ pub use self::choose::{Chooser, Measured, Plan, SAMPLE_BYTES, SAMPLES, Wish, cho
 pub use self::path::{LaneWork, PathFacts, PathMeter};
 pub use self::shuffle::{shuffle, unshuffle};
 
-/// Bytes of a block that are encoded together; the last piece of a block is shorter. Reason: one piece encoded and one decoded are
+/// Bytes of a block that are encoded together; the last slab of a block is shorter. Reason: one slab encoded and one decoded are
 /// all that a receiver holds of a block in order, and zstd gains nothing more from larger ones at the levels in use.
-pub const PIECE_BYTES: u64 = 1 << 20;
+pub const SLAB_BYTES: u64 = 1 << 20;
 
-/// Share of a piece that encoding must save, as a divisor; below that it travels raw. Reason: decoding costs the receiver more
+/// Share of a slab that encoding must save, as a divisor; below that it travels raw. Reason: decoding costs the receiver more
 /// than a path of any rate gains from 3 %.
 const SAVING_DIVISOR: usize = 32;
 
-/// How the bytes of a piece are encoded.
+/// How the bytes of a slab are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PieceEncoding {
+pub enum SlabEncoding {
     /// As they are in the file.
     Raw,
     /// A zstd frame.
@@ -62,7 +62,7 @@ impl Width {
     }
 }
 
-impl PieceEncoding {
+impl SlabEncoding {
     /// Its code on the wire.
     pub fn code(self) -> u8 {
         match self {
@@ -80,48 +80,48 @@ impl PieceEncoding {
             2 => Ok(Self::Shuffled(Width::Two)),
             4 => Ok(Self::Shuffled(Width::Four)),
             8 => Ok(Self::Shuffled(Width::Eight)),
-            code => Err(Error::protocol(format!("piece of a block from the peer: unknown encoding {code}"))),
+            code => Err(Error::protocol(format!("slab of a block from the peer: unknown encoding {code}"))),
         }
     }
 }
 
-/// A piece as it travels.
+/// A slab as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Slab {
     /// How its bytes are encoded.
-    pub encoding: PieceEncoding,
+    pub encoding: SlabEncoding,
     /// How many they are then.
     pub length: u32,
 }
 
-/// How many pieces `block_bytes` are cut into.
-pub fn piece_count(block_bytes: u64) -> u64 {
-    block_bytes.div_ceil(PIECE_BYTES)
+/// How many slabs `block_bytes` are cut into.
+pub fn slab_count(block_bytes: u64) -> u64 {
+    block_bytes.div_ceil(SLAB_BYTES)
 }
 
-/// Length of piece `index` of a block of `block_bytes`, decoded.
+/// Length of slab `index` of a block of `block_bytes`, decoded.
 pub fn decoded_length(block_bytes: u64, index: u64) -> u64 {
-    block_bytes.saturating_sub(index * PIECE_BYTES).min(PIECE_BYTES)
+    block_bytes.saturating_sub(index * SLAB_BYTES).min(SLAB_BYTES)
 }
 
-/// What all pieces of a block of `block_bytes` take on a lane.
+/// What all slabs of a block of `block_bytes` take on a lane.
 ///
-/// Errors: another number of pieces than belong to it; a raw piece of another length than its bytes have; an encoded one that is
+/// Errors: another number of slabs than belong to it; a raw slab of another length than its bytes have; an encoded one that is
 /// empty or no shorter than its bytes, which would only cost memory.
-pub fn encoded_length(pieces: &[Piece], block_bytes: u64) -> Result<u64, Error> {
-    if pieces.len() as u64 != piece_count(block_bytes) {
-        let (pieces, expected) = (pieces.len(), piece_count(block_bytes));
-        return Err(Error::protocol(format!("block from the peer: {pieces} pieces where {expected} belong")));
+pub fn encoded_length(slabs: &[Slab], block_bytes: u64) -> Result<u64, Error> {
+    if slabs.len() as u64 != slab_count(block_bytes) {
+        let (slabs, expected) = (slabs.len(), slab_count(block_bytes));
+        return Err(Error::protocol(format!("block from the peer: {slabs} slabs where {expected} belong")));
     }
     let mut total = 0;
-    for (index, piece) in pieces.iter().enumerate() {
-        let (length, decoded) = (u64::from(piece.length), decoded_length(block_bytes, index as u64));
-        let fits = match piece.encoding {
-            PieceEncoding::Raw => length == decoded,
-            PieceEncoding::Zstd | PieceEncoding::Shuffled(_) => 0 < length && length < decoded,
+    for (index, slab) in slabs.iter().enumerate() {
+        let (length, decoded) = (u64::from(slab.length), decoded_length(block_bytes, index as u64));
+        let fits = match slab.encoding {
+            SlabEncoding::Raw => length == decoded,
+            SlabEncoding::Zstd | SlabEncoding::Shuffled(_) => 0 < length && length < decoded,
         };
         if !fits {
-            let text = format!("piece {index} of a block from the peer: {length} bytes for {decoded}");
+            let text = format!("slab {index} of a block from the peer: {length} bytes for {decoded}");
             return Err(Error::protocol(text));
         }
         total += length;
@@ -129,7 +129,7 @@ pub fn encoded_length(pieces: &[Piece], block_bytes: u64) -> Result<u64, Error> 
     Ok(total)
 }
 
-/// A way to encode a piece, as the sender tries it.
+/// A way to encode a slab, as the sender tries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
     /// Not at all.
@@ -149,12 +149,12 @@ pub enum Method {
 }
 
 impl Method {
-    /// What a piece becomes by it, if it becomes smaller.
-    pub fn encoding(self) -> PieceEncoding {
+    /// What a slab becomes by it, if it becomes smaller.
+    pub fn encoding(self) -> SlabEncoding {
         match self {
-            Self::Raw => PieceEncoding::Raw,
-            Self::Zstd { .. } => PieceEncoding::Zstd,
-            Self::Shuffled { width, .. } => PieceEncoding::Shuffled(width),
+            Self::Raw => SlabEncoding::Raw,
+            Self::Zstd { .. } => SlabEncoding::Zstd,
+            Self::Shuffled { width, .. } => SlabEncoding::Shuffled(width),
         }
     }
 
@@ -178,7 +178,7 @@ impl std::fmt::Display for Method {
     }
 }
 
-/// Encodes pieces. Memory: zstd's tables (about 1 MB at the levels in use) and one piece shuffled.
+/// Encodes slabs. Memory: zstd's tables (about 1 MB at the levels in use) and one slab shuffled.
 #[derive(Default)]
 pub struct Encoder {
     context: Option<CCtx<'static>>,
@@ -188,15 +188,15 @@ pub struct Encoder {
 impl Encoder {
     /// Encodes `raw` to the front of `encoded`; returns what it has become.
     ///
-    /// A piece of which [`Method`] saves less than a thirty-second part is [`PieceEncoding::Raw`] with the length of `raw`, and
+    /// A slab of which [`Method`] saves less than a thirty-second part is [`SlabEncoding::Raw`] with the length of `raw`, and
     /// `encoded` is then of no use. `encoded` must be as long as `raw` at least.
-    pub fn encode(&mut self, method: Method, raw: &[u8], encoded: &mut [u8]) -> Piece {
-        let travels_raw = Piece { encoding: PieceEncoding::Raw, length: raw.len() as u32 };
+    pub fn encode(&mut self, method: Method, raw: &[u8], encoded: &mut [u8]) -> Slab {
+        let travels_raw = Slab { encoding: SlabEncoding::Raw, length: raw.len() as u32 };
         let encoding = method.encoding();
         let bytes = match encoding {
-            PieceEncoding::Raw => return travels_raw,
-            PieceEncoding::Zstd => raw,
-            PieceEncoding::Shuffled(width) => {
+            SlabEncoding::Raw => return travels_raw,
+            SlabEncoding::Zstd => raw,
+            SlabEncoding::Shuffled(width) => {
                 self.shuffled.resize(raw.len(), 0);
                 shuffle(width, raw, &mut self.shuffled);
                 &self.shuffled
@@ -206,13 +206,13 @@ impl Encoder {
         let context = self.context.get_or_insert_with(CCtx::create);
         // An error says that the room does not suffice: nothing else can go wrong with a fresh frame and no dictionary.
         match context.compress(&mut encoded[..length_max], bytes, method.level()) {
-            Ok(length) if length > 0 => Piece { encoding, length: length as u32 },
+            Ok(length) if length > 0 => Slab { encoding, length: length as u32 },
             _ => travels_raw,
         }
     }
 }
 
-/// Decodes pieces. Memory: zstd's tables (about 160 kB) and one piece shuffled.
+/// Decodes slabs. Memory: zstd's tables (about 160 kB) and one slab shuffled.
 #[derive(Default)]
 pub struct Decoder {
     context: Option<DCtx<'static>>,
@@ -224,15 +224,15 @@ impl Decoder {
     ///
     /// Errors: it is no zstd frame, or decodes to another length than `raw` has; nothing is written beyond `raw`, whose bytes
     /// are then of no use.
-    pub fn decode(&mut self, encoding: PieceEncoding, encoded: &[u8], raw: &mut [u8]) -> Result<(), Error> {
+    pub fn decode(&mut self, encoding: SlabEncoding, encoded: &[u8], raw: &mut [u8]) -> Result<(), Error> {
         let width = match encoding {
-            PieceEncoding::Raw if encoded.len() == raw.len() => {
+            SlabEncoding::Raw if encoded.len() == raw.len() => {
                 raw.copy_from_slice(encoded);
                 return Ok(());
             }
-            PieceEncoding::Raw => return Err(other_length(encoded.len(), raw.len())),
-            PieceEncoding::Zstd => None,
-            PieceEncoding::Shuffled(width) => Some(width),
+            SlabEncoding::Raw => return Err(other_length(encoded.len(), raw.len())),
+            SlabEncoding::Zstd => None,
+            SlabEncoding::Shuffled(width) => Some(width),
         };
         let context = self.context.get_or_insert_with(DCtx::create);
         if width.is_some() {
@@ -242,7 +242,7 @@ impl Decoder {
         let expected = target.len();
         let length = context.decompress(target, encoded).map_err(|code| {
             let what = zstd_safe::get_error_name(code);
-            Error::protocol(format!("decode a piece of a block from the peer: {what}"))
+            Error::protocol(format!("decode a slab of a block from the peer: {what}"))
         })?;
         if length != expected {
             return Err(other_length(length, expected));
@@ -255,7 +255,7 @@ impl Decoder {
 }
 
 fn other_length(length: usize, expected: usize) -> Error {
-    Error::protocol(format!("decode a piece of a block from the peer: {length} bytes where {expected} belong"))
+    Error::protocol(format!("decode a slab of a block from the peer: {length} bytes where {expected} belong"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What a path takes and what cores give, measured while blocks go: the arguments of the choice.
 //!
-//! Lanes say of every piece of data how long they waited for the transport and how long they worked. Where they mostly wait, what
+//! Lanes say of every slab of data how long they waited for the transport and how long they worked. Where they mostly wait, what
 //! they carry is the rate of the path; where they do not, the cores (or the disk) are what bounds, and the rate is at least that.
 
 use std::time::{Duration, Instant};

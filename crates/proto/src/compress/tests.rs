@@ -43,14 +43,14 @@ fn methods() -> Vec<Method> {
 
 /// What is encoded decodes to what it was, whatever the data, the method and the length.
 #[test]
-fn every_piece_comes_back() {
+fn every_slab_comes_back() {
     let mut seeded = Seeded(1);
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
     for round in 0..200 {
-        // Around nothing, one byte, and the whole of a piece.
+        // Around nothing, one byte, and the whole of a slab.
         let length = match round % 8 {
             0 => seeded.below(3),
-            1 => PIECE_BYTES as usize - seeded.below(3),
+            1 => SLAB_BYTES as usize - seeded.below(3),
             _ => 1 + seeded.below(200_000),
         };
         let raw = match seeded.below(4) {
@@ -61,17 +61,17 @@ fn every_piece_comes_back() {
         };
         for method in methods() {
             let mut encoded = vec![0xa5; length];
-            let piece = encoder.encode(method, &raw, &mut encoded);
-            let bytes = match piece.encoding {
-                PieceEncoding::Raw => &raw,
-                _ => &encoded[..piece.length as usize],
+            let slab = encoder.encode(method, &raw, &mut encoded);
+            let bytes = match slab.encoding {
+                SlabEncoding::Raw => &raw,
+                _ => &encoded[..slab.length as usize],
             };
-            assert_eq!(bytes.len(), piece.length as usize);
+            assert_eq!(bytes.len(), slab.length as usize);
             if length > 0 {
-                assert_eq!(encoded_length(&[piece], length as u64).unwrap(), u64::from(piece.length), "{method}");
+                assert_eq!(encoded_length(&[slab], length as u64).unwrap(), u64::from(slab.length), "{method}");
             }
             let mut back = vec![0x5a; length];
-            decoder.decode(piece.encoding, bytes, &mut back).unwrap();
+            decoder.decode(slab.encoding, bytes, &mut back).unwrap();
             assert!(back == raw, "round {round}: {length} bytes by {method}");
         }
     }
@@ -84,10 +84,7 @@ fn noise_travels_as_it_is_and_samples_gain_by_the_shuffle_of_their_width() {
     let mut encoder = Encoder::default();
     let mut encoded = vec![0; 1 << 20];
     for method in methods() {
-        assert_eq!(
-            encoder.encode(method, &noise, &mut encoded),
-            Piece { encoding: PieceEncoding::Raw, length: 1 << 20 }
-        );
+        assert_eq!(encoder.encode(method, &noise, &mut encoded), Slab { encoding: SlabEncoding::Raw, length: 1 << 20 });
     }
     let mut length = |method| encoder.encode(method, &samples, &mut encoded).length;
     let plain = length(Method::Zstd { level: 1 });
@@ -95,36 +92,36 @@ fn noise_travels_as_it_is_and_samples_gain_by_the_shuffle_of_their_width() {
     assert!(shuffled * 5 < plain * 4, "{shuffled} and {plain}");
 }
 
-/// A peer that lies about what a piece decodes to writes no byte beyond it.
+/// A peer that lies about what a slab decodes to writes no byte beyond it.
 #[test]
 fn what_decodes_to_another_length_is_an_error() {
-    let zeros = vec![0; PIECE_BYTES as usize];
-    let mut encoded = vec![0; PIECE_BYTES as usize];
+    let zeros = vec![0; SLAB_BYTES as usize];
+    let mut encoded = vec![0; SLAB_BYTES as usize];
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
     // A bomb: 1 MiB in some tens of bytes.
     for method in [Method::Zstd { level: 1 }, Method::Shuffled { width: Width::Four, level: 1 }] {
-        let piece = encoder.encode(method, &zeros, &mut encoded);
-        assert!(piece.length < 200, "{}", piece.length);
-        let bytes = &encoded[..piece.length as usize];
-        for expected in [0, 1, 1000, PIECE_BYTES as usize - 1] {
-            let mut guarded = vec![7; PIECE_BYTES as usize];
-            assert!(decoder.decode(piece.encoding, bytes, &mut guarded[..expected]).is_err(), "{expected} bytes");
+        let slab = encoder.encode(method, &zeros, &mut encoded);
+        assert!(slab.length < 200, "{}", slab.length);
+        let bytes = &encoded[..slab.length as usize];
+        for expected in [0, 1, 1000, SLAB_BYTES as usize - 1] {
+            let mut guarded = vec![7; SLAB_BYTES as usize];
+            assert!(decoder.decode(slab.encoding, bytes, &mut guarded[..expected]).is_err(), "{expected} bytes");
             assert!(guarded[expected..].iter().all(|byte| *byte == 7));
         }
-        let mut larger = vec![0; PIECE_BYTES as usize + 1];
-        assert!(decoder.decode(piece.encoding, bytes, &mut larger).is_err(), "too short");
+        let mut larger = vec![0; SLAB_BYTES as usize + 1];
+        assert!(decoder.decode(slab.encoding, bytes, &mut larger).is_err(), "too short");
         // The same frame twice is twice as long.
-        assert!(decoder.decode(piece.encoding, &[bytes, bytes].concat(), &mut larger).is_err());
+        assert!(decoder.decode(slab.encoding, &[bytes, bytes].concat(), &mut larger).is_err());
         for cut in 0..bytes.len() {
-            assert!(decoder.decode(piece.encoding, &bytes[..cut], &mut larger[..zeros.len()]).is_err(), "cut at {cut}");
+            assert!(decoder.decode(slab.encoding, &bytes[..cut], &mut larger[..zeros.len()]).is_err(), "cut at {cut}");
         }
         // It still works after all that.
         let mut back = vec![1; zeros.len()];
-        decoder.decode(piece.encoding, bytes, &mut back).unwrap();
+        decoder.decode(slab.encoding, bytes, &mut back).unwrap();
         assert!(back == zeros);
     }
-    assert!(decoder.decode(PieceEncoding::Raw, b"abc", &mut [0; 2]).is_err());
-    assert!(decoder.decode(PieceEncoding::Raw, b"abc", &mut [0; 4]).is_err());
+    assert!(decoder.decode(SlabEncoding::Raw, b"abc", &mut [0; 2]).is_err());
+    assert!(decoder.decode(SlabEncoding::Raw, b"abc", &mut [0; 4]).is_err());
 }
 
 #[test]
@@ -136,8 +133,8 @@ fn no_bytes_make_the_decoder_panic_or_write_elsewhere() {
     let mut failed = 0;
     for round in 0..3000 {
         let width = Width::ALL[round % 3];
-        let piece = encoder.encode(Method::Shuffled { width, level: 1 }, &raw, &mut encoded);
-        let mut bytes = encoded[..piece.length as usize].to_vec();
+        let slab = encoder.encode(Method::Shuffled { width, level: 1 }, &raw, &mut encoded);
+        let mut bytes = encoded[..slab.length as usize].to_vec();
         for _ in 0..1 + seeded.below(4) {
             let at = seeded.below(bytes.len());
             match seeded.below(3) {
@@ -147,7 +144,7 @@ fn no_bytes_make_the_decoder_panic_or_write_elsewhere() {
             }
         }
         let mut back = vec![0; raw.len()];
-        failed += u32::from(decoder.decode(piece.encoding, &bytes, &mut back).is_err());
+        failed += u32::from(decoder.decode(slab.encoding, &bytes, &mut back).is_err());
     }
     // The rest has other bytes, which the digest of the block finds.
     assert!(failed > 500, "{failed} of 3000");

@@ -4,7 +4,7 @@
 //! the control log. Block headers and trailers travel with the data of their block. See `docs/protocol.md`.
 
 use super::{FileId, SessionId};
-use crate::compress::{PIECE_BYTES, Piece, PieceEncoding, Wish, encoded_length, piece_count};
+use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, Wish, encoded_length, slab_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
@@ -209,8 +209,8 @@ pub enum BlockHeader {
     Packed {
         /// Files with their entries, in the order of their data.
         files: Vec<(FileId, FileEntry)>,
-        /// How their data is encoded, all of it as one piece; never [`PieceEncoding::Raw`]. `None`: it is not.
-        piece: Option<Piece>,
+        /// How their data is encoded, all of it as one slab; never [`SlabEncoding::Raw`]. `None`: it is not.
+        slab: Option<Slab>,
     },
 }
 
@@ -221,8 +221,8 @@ pub enum BlockData {
     Raw,
     /// Nothing: the block is all zero, and a hole at the source.
     Hole,
-    /// Its pieces, each encoded by itself, one behind the other.
-    Pieces(Vec<Piece>),
+    /// Its slabs, each encoded by itself, one behind the other.
+    Slabs(Vec<Slab>),
 }
 
 impl Frame {
@@ -565,18 +565,18 @@ impl BlockHeader {
                 w.byte(match data {
                     BlockData::Raw => 1,
                     BlockData::Hole => 2,
-                    BlockData::Pieces(_) => 4,
+                    BlockData::Slabs(_) => 4,
                 });
                 w.integer(file.0);
                 w.entry(entry);
                 w.integer(*index);
-                if let BlockData::Pieces(pieces) = data {
-                    pieces.iter().for_each(|piece| write_piece(&mut w, piece));
+                if let BlockData::Slabs(slabs) = data {
+                    slabs.iter().for_each(|slab| write_slab(&mut w, slab));
                 }
             }
-            Self::Packed { files, piece } => {
-                w.byte(if piece.is_some() { 5 } else { 3 });
-                piece.iter().for_each(|piece| write_piece(&mut w, piece));
+            Self::Packed { files, slab } => {
+                w.byte(if slab.is_some() { 5 } else { 3 });
+                slab.iter().for_each(|slab| write_slab(&mut w, slab));
                 w.integer(files.len() as u64);
                 for (file, entry) in files {
                     w.integer(file.0);
@@ -619,9 +619,9 @@ fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error
         1 => (BlockData::Raw, length),
         2 => (BlockData::Hole, 0),
         _ => {
-            let pieces = (0..piece_count(length)).map(|_| read_piece(r)).collect::<Result<Vec<_>, _>>()?;
-            let expected = encoded_length(&pieces, length)?;
-            (BlockData::Pieces(pieces), expected)
+            let slabs = (0..slab_count(length)).map(|_| read_slab(r)).collect::<Result<Vec<_>, _>>()?;
+            let expected = encoded_length(&slabs, length)?;
+            (BlockData::Slabs(slabs), expected)
         }
     };
     Ok((BlockHeader::Single { file, entry, index, data }, expected))
@@ -629,7 +629,7 @@ fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error
 
 /// The same of a block of small files.
 fn read_packed(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
-    let piece = (kind == 5).then(|| read_piece(r)).transpose()?;
+    let slab = (kind == 5).then(|| read_slab(r)).transpose()?;
     let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
     let mut files = Vec::new();
     for _ in 0..count {
@@ -643,24 +643,24 @@ fn read_packed(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error
     if bytes > PACK_BYTES_MAX.max(PACKED_FILE_BYTES_MAX) {
         return Err(Error::protocol(format!("packed block from the peer: {bytes} bytes are too many")));
     }
-    let expected = match piece {
+    let expected = match slab {
         None => bytes,
-        Some(Piece { encoding: PieceEncoding::Raw, .. }) => {
+        Some(Slab { encoding: SlabEncoding::Raw, .. }) => {
             return Err(Error::protocol("packed block from the peer: encoded as nothing"));
         }
-        Some(piece) => encoded_length(&[piece], bytes)?,
+        Some(slab) => encoded_length(&[slab], bytes)?,
     };
-    Ok((BlockHeader::Packed { files, piece }, expected))
+    Ok((BlockHeader::Packed { files, slab }, expected))
 }
 
-fn write_piece(w: &mut Writer, piece: &Piece) {
-    w.byte(piece.encoding.code());
-    w.integer(u64::from(piece.length));
+fn write_slab(w: &mut Writer, slab: &Slab) {
+    w.byte(slab.encoding.code());
+    w.integer(u64::from(slab.length));
 }
 
-fn read_piece(r: &mut Reader<'_>) -> Result<Piece, Error> {
-    Ok(Piece { encoding: PieceEncoding::from_code(r.byte()?)?, length: r.integer_up_to(PIECE_BYTES)? as u32 })
+fn read_slab(r: &mut Reader<'_>) -> Result<Slab, Error> {
+    Ok(Slab { encoding: SlabEncoding::from_code(r.byte()?)?, length: r.integer_up_to(SLAB_BYTES)? as u32 })
 }
 
-// One piece holds a packed block, and no block has more pieces than its header has room for.
-const _: () = assert!(PACK_BYTES_MAX <= PIECE_BYTES && PACKED_FILE_BYTES_MAX <= PIECE_BYTES);
+// One slab holds a packed block, and no block has more slabs than its header has room for.
+const _: () = assert!(PACK_BYTES_MAX <= SLAB_BYTES && PACKED_FILE_BYTES_MAX <= SLAB_BYTES);

@@ -107,7 +107,7 @@ impl World {
                 BlockHeader::Single { file: *file, entry: entry.clone(), index: *index, data: BlockData::Raw }
             }
             BlockTask::Packed { files } if files.is_empty() => return,
-            BlockTask::Packed { files } => BlockHeader::Packed { files: files.clone(), piece: None },
+            BlockTask::Packed { files } => BlockHeader::Packed { files: files.clone(), slab: None },
         };
         let now = self.now;
         let lane = &mut self.session.lanes[index];

@@ -87,14 +87,14 @@ fn a_slow_path_is_told_to_bring_more_than_it_carries() {
     }
 }
 
-/// Blocks of several pieces, over streams that overtake each other.
+/// Blocks of several slabs, over streams that overtake each other.
 #[test]
-fn blocks_of_many_pieces_arrive_by_both_transports() {
+fn blocks_of_many_slabs_arrive_by_both_transports() {
     let site = Site::new();
     let agent = site.agent();
     let mut seeded = Seeded::new(3);
     let some = [samples(&mut seeded, 3 * MIB + 7), seeded.bytes(MIB)].concat();
-    // Above 256 MiB blocks have two pieces.
+    // Above 256 MiB blocks have two slabs.
     let bytes: Vec<u8> = some.iter().copied().cycle().take(257 * MIB + 5).collect();
     write(&site.local().join("pass"), &bytes);
     for via in ["tcp", "quic"] {

@@ -144,7 +144,7 @@ fn send(tx: &mut dyn LaneTx, files: &[(&[u8], Vec<u8>)]) -> Result<(), Error> {
     tx.control(&Frame::Messages { first: 0, encoded }.encode())?;
     if entries.iter().all(|(_, entry)| entry.is_packed()) {
         let trailer: Vec<u8> = files.iter().flat_map(|(_, data)| *blake3::hash(data).as_bytes()).collect();
-        tx.block_begin(&BlockHeader::Packed { files: entries, piece: None }.encode(), bytes)?;
+        tx.block_begin(&BlockHeader::Packed { files: entries, slab: None }.encode(), bytes)?;
         tx.block_data(files.iter().flat_map(|(_, data)| data.clone()).collect::<Vec<u8>>().into())?;
         return tx.block_end(&trailer);
     }

@@ -1,17 +1,17 @@
-//! The pieces of a block on their way in: gathered as their bytes come, in any order, and decoded when they are whole.
+//! The slabs of a block on their way in: gathered as their bytes come, in any order, and decoded when they are whole.
 //!
-//! Over TCP one piece is gathered at a time; over QUIC as many as are in flight. What a lane gathers in memory has an end
-//! ([`GATHERED_BYTES_MAX`]); beyond it the encoded bytes of a piece wait where the piece itself will be written, which is longer.
+//! Over TCP one slab is gathered at a time; over QUIC as many as are in flight. What a lane gathers in memory has an end
+//! ([`GATHERED_BYTES_MAX`]); beyond it the encoded bytes of a slab wait where the slab itself will be written, which is longer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sterna_proto::Error;
-use sterna_proto::compress::{Decoder, PIECE_BYTES, Piece, PieceEncoding, decoded_length};
+use sterna_proto::compress::{Decoder, SLAB_BYTES, Slab, SlabEncoding, decoded_length};
 
 use super::writer::BlockWriter;
 
-/// Encoded bytes of pieces that are not whole which a lane holds in memory. Reason: a QUIC lane's 250 Mbit/s over half a second.
+/// Encoded bytes of slabs that are not whole which a lane holds in memory. Reason: a QUIC lane's 250 Mbit/s over half a second.
 const GATHERED_BYTES_MAX: usize = 16 << 20;
 
 /// What the blocks of one lane share.
@@ -24,18 +24,18 @@ pub(super) struct Decoding {
 
 impl Decoding {
     /// Decodes `encoded` to `length` bytes. Errors: it does not decode to that.
-    pub(super) fn decode(&mut self, piece: &Piece, encoded: &[u8], length: usize) -> Result<&[u8], Error> {
+    pub(super) fn decode(&mut self, slab: &Slab, encoded: &[u8], length: usize) -> Result<&[u8], Error> {
         if self.decoded.len() < length {
-            self.decoded.resize(length.max(PIECE_BYTES as usize), 0);
+            self.decoded.resize(length.max(SLAB_BYTES as usize), 0);
         }
         let decoded = &mut self.decoded[..length];
-        self.decoder.decode(piece.encoding, encoded, decoded)?;
+        self.decoder.decode(slab.encoding, encoded, decoded)?;
         Ok(decoded)
     }
 
     /// The same; zeros where it does not decode.
-    pub(super) fn decode_or_zeros(&mut self, piece: &Piece, encoded: &[u8], length: usize) -> &[u8] {
-        if self.decode(piece, encoded, length).is_err() {
+    pub(super) fn decode_or_zeros(&mut self, slab: &Slab, encoded: &[u8], length: usize) -> &[u8] {
+        if self.decode(slab, encoded, length).is_err() {
             self.decoded[..length].fill(0);
         }
         &self.decoded[..length]
@@ -49,7 +49,7 @@ impl Decoding {
     }
 }
 
-/// Encoded bytes of a piece, in memory.
+/// Encoded bytes of a slab, in memory.
 struct Gathered {
     bytes: Vec<u8>,
     total: Arc<AtomicUsize>,
@@ -61,17 +61,17 @@ impl Drop for Gathered {
     }
 }
 
-/// Where the encoded bytes of a piece are until it is whole.
+/// Where the encoded bytes of a slab are until it is whole.
 enum Place {
     /// None have come.
     Nowhere,
     Memory(Gathered),
-    /// Where the piece will be written.
+    /// Where the slab will be written.
     Disk,
 }
 
-struct OpenPiece {
-    piece: Piece,
+struct OpenSlab {
+    slab: Slab,
     /// Where it begins in the data of the block.
     data_offset: u64,
     /// Encoded bytes that have come; each comes once.
@@ -79,31 +79,31 @@ struct OpenPiece {
     place: Place,
 }
 
-/// The pieces of one block.
-pub(super) struct BlockPieces {
-    pieces: Vec<OpenPiece>,
+/// The slabs of one block.
+pub(super) struct BlockSlabs {
+    slabs: Vec<OpenSlab>,
     block_bytes: u64,
     malformed: bool,
 }
 
-impl BlockPieces {
-    /// For a block of `block_bytes` that comes as `pieces`, which belong to it.
-    pub(super) fn new(pieces: Vec<Piece>, block_bytes: u64) -> Self {
+impl BlockSlabs {
+    /// For a block of `block_bytes` that comes as `slabs`, which belong to it.
+    pub(super) fn new(slabs: Vec<Slab>, block_bytes: u64) -> Self {
         let mut data_offset = 0;
-        let open = |piece: Piece| {
-            let open = OpenPiece { piece, data_offset, come: 0, place: Place::Nowhere };
-            data_offset += u64::from(piece.length);
+        let open = |slab: Slab| {
+            let open = OpenSlab { slab, data_offset, come: 0, place: Place::Nowhere };
+            data_offset += u64::from(slab.length);
             open
         };
-        Self { pieces: pieces.into_iter().map(open).collect(), block_bytes, malformed: false }
+        Self { slabs: slabs.into_iter().map(open).collect(), block_bytes, malformed: false }
     }
 
-    /// Whether a piece did not decode to its bytes: the block is then as corrupt as one with another digest.
+    /// Whether a slab did not decode to its bytes: the block is then as corrupt as one with another digest.
     pub(super) fn is_malformed(&self) -> bool {
         self.malformed
     }
 
-    /// Takes bytes at `offset` of the block's data; pieces that are whole go to `writer`. Errors: of the disk.
+    /// Takes bytes at `offset` of the block's data; slabs that are whole go to `writer`. Errors: of the disk.
     pub(super) fn write(
         &mut self,
         mut offset: u64,
@@ -112,17 +112,17 @@ impl BlockPieces {
         decoding: &mut Decoding,
     ) -> Result<(), Error> {
         while !data.is_empty() && !self.malformed {
-            let index = self.pieces.partition_point(|open| open.data_offset <= offset) - 1;
-            let open = &mut self.pieces[index];
+            let index = self.slabs.partition_point(|open| open.data_offset <= offset) - 1;
+            let open = &mut self.slabs[index];
             let within = (offset - open.data_offset) as usize;
-            let here = (open.piece.length as usize - within).min(data.len());
+            let here = (open.slab.length as usize - within).min(data.len());
             let (now, later) = data.split_at(here);
-            let start = index as u64 * PIECE_BYTES;
-            if open.piece.encoding == PieceEncoding::Raw {
+            let start = index as u64 * SLAB_BYTES;
+            if open.slab.encoding == SlabEncoding::Raw {
                 writer.write(start + within as u64, now)?;
             } else {
                 open.take(within, now, start, writer, decoding)?;
-                if open.come == open.piece.length as usize {
+                if open.come == open.slab.length as usize {
                     let length = decoded_length(self.block_bytes, index as u64) as usize;
                     self.malformed = !open.finish(start, length, writer, decoding)?;
                 }
@@ -134,8 +134,8 @@ impl BlockPieces {
     }
 }
 
-impl OpenPiece {
-    /// Takes encoded bytes at `within`; `start` is where the piece begins in its block.
+impl OpenSlab {
+    /// Takes encoded bytes at `within`; `start` is where the slab begins in its block.
     fn take(
         &mut self,
         within: usize,
@@ -145,7 +145,7 @@ impl OpenPiece {
         decoding: &Decoding,
     ) -> Result<(), Error> {
         if matches!(self.place, Place::Nowhere) {
-            self.place = decoding.gather(self.piece.length as usize).map_or(Place::Disk, Place::Memory);
+            self.place = decoding.gather(self.slab.length as usize).map_or(Place::Disk, Place::Memory);
         }
         match &mut self.place {
             Place::Memory(gathered) => gathered.bytes[within..within + data.len()].copy_from_slice(data),
@@ -155,7 +155,7 @@ impl OpenPiece {
         Ok(())
     }
 
-    /// Decodes a piece that is whole and writes its `length` bytes at `start`; whether it could be decoded.
+    /// Decodes a slab that is whole and writes its `length` bytes at `start`; whether it could be decoded.
     fn finish(
         &mut self,
         start: u64,
@@ -170,11 +170,11 @@ impl OpenPiece {
                 &gathered.bytes
             }
             _ => {
-                parked = writer.fetch(start, self.piece.length as usize)?;
+                parked = writer.fetch(start, self.slab.length as usize)?;
                 &parked
             }
         };
-        match decoding.decode(&self.piece, encoded, length) {
+        match decoding.decode(&self.slab, encoded, length) {
             Ok(decoded) => writer.write(start, decoded).map(|()| true),
             Err(_) => Ok(false),
         }
@@ -194,7 +194,7 @@ mod tests {
     /// Bytes of a packet's payload, as QUIC brings them.
     const PACKET_BYTES: usize = 1371;
 
-    /// The file has blocks of 4 MiB; this one has three pieces and a bit.
+    /// The file has blocks of 4 MiB; this one has three slabs and a bit.
     const BLOCK_BYTES: u64 = 4 << 20;
 
     fn incoming(directory: &TempDir) -> Arc<IncomingFile> {
@@ -237,32 +237,26 @@ mod tests {
         bytes
     }
 
-    fn encoded(block: &[u8]) -> (Vec<Piece>, Vec<u8>) {
-        let (mut encoder, mut room) = (Encoder::default(), vec![0; PIECE_BYTES as usize]);
-        let (mut pieces, mut data) = (Vec::new(), Vec::new());
-        for raw in block.chunks(PIECE_BYTES as usize) {
-            let piece = encoder.encode(Method::Shuffled { width: Width::Four, level: 1 }, raw, &mut room);
-            let bytes = if piece.encoding == PieceEncoding::Raw { raw } else { &room[..piece.length as usize] };
-            pieces.push(piece);
+    fn encoded(block: &[u8]) -> (Vec<Slab>, Vec<u8>) {
+        let (mut encoder, mut room) = (Encoder::default(), vec![0; SLAB_BYTES as usize]);
+        let (mut slabs, mut data) = (Vec::new(), Vec::new());
+        for raw in block.chunks(SLAB_BYTES as usize) {
+            let slab = encoder.encode(Method::Shuffled { width: Width::Four, level: 1 }, raw, &mut room);
+            let bytes = if slab.encoding == SlabEncoding::Raw { raw } else { &room[..slab.length as usize] };
+            slabs.push(slab);
             data.extend_from_slice(bytes);
         }
-        (pieces, data)
+        (slabs, data)
     }
 
     /// Brings the data of a block in packets, in an order that `seed` says; returns its digest, and whether it was malformed.
-    fn bring(
-        directory: &TempDir,
-        pieces: &[Piece],
-        data: &[u8],
-        decoding: &mut Decoding,
-        seed: u64,
-    ) -> Option<Vec<u8>> {
+    fn bring(directory: &TempDir, slabs: &[Slab], data: &[u8], decoding: &mut Decoding, seed: u64) -> Option<Vec<u8>> {
         let incoming = incoming(directory);
         let index = 3;
         let blocks = incoming.blocks().clone();
         assert_eq!(blocks.length(index), BLOCK_BYTES);
         let mut writer = BlockWriter::new(FileId(0), index, &blocks, Checks::NONE, incoming);
-        let mut open = BlockPieces::new(pieces.to_vec(), BLOCK_BYTES);
+        let mut open = BlockSlabs::new(slabs.to_vec(), BLOCK_BYTES);
         let mut packets: Vec<(usize, &[u8])> =
             data.chunks(PACKET_BYTES).enumerate().map(|(number, bytes)| (number * PACKET_BYTES, bytes)).collect();
         if seed > 0 {
@@ -284,18 +278,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_in_any_order_make_the_block_with_and_without_room_in_memory() {
+    fn slabs_in_any_order_make_the_block_with_and_without_room_in_memory() {
         let directory = tempfile::tempdir().unwrap();
         let block = block();
-        let (pieces, data) = encoded(&block);
-        let kinds: Vec<bool> = pieces.iter().map(|piece| piece.encoding == PieceEncoding::Raw).collect();
+        let (slabs, data) = encoded(&block);
+        let kinds: Vec<bool> = slabs.iter().map(|slab| slab.encoding == SlabEncoding::Raw).collect();
         assert_eq!(kinds, [false, true, false, false]);
         let expected = digest(&directory, &block);
         for seed in [0, 1, 2] {
             for gathered in [0, GATHERED_BYTES_MAX - (1 << 20), GATHERED_BYTES_MAX] {
                 let mut decoding = Decoding::default();
                 decoding.gathered_bytes.store(gathered, Ordering::Relaxed);
-                let found = bring(&directory, &pieces, &data, &mut decoding, seed);
+                let found = bring(&directory, &slabs, &data, &mut decoding, seed);
                 assert_eq!(found.as_ref(), Some(&expected), "order {seed}, {gathered} bytes gathered elsewhere");
                 assert_eq!(
                     decoding.gathered_bytes.load(Ordering::Relaxed),
@@ -307,34 +301,34 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_decodes_to_something_else_spoils_its_block_and_nothing_more() {
+    fn a_slab_that_decodes_to_something_else_spoils_its_block_and_nothing_more() {
         let directory = tempfile::tempdir().unwrap();
         let block = block();
-        let (pieces, mut data) = encoded(&block);
+        let (slabs, mut data) = encoded(&block);
         let mut decoding = Decoding::default();
         data[20] ^= 0xff;
         data[21..2000].fill(0);
         // It may decode to other bytes, which have another digest.
-        assert_ne!(bring(&directory, &pieces, &data, &mut decoding, 1), Some(digest(&directory, &block)));
-        // A frame of less than a piece: whole, but short.
+        assert_ne!(bring(&directory, &slabs, &data, &mut decoding, 1), Some(digest(&directory, &block)));
+        // A frame of less than a slab: whole, but short.
         let (shorter, frame) = encoded(&block[..1000 << 10]);
-        let mut lying = pieces.clone();
+        let mut lying = slabs.clone();
         lying[0] = shorter[0];
-        let rest = pieces[0].length as usize;
+        let rest = slabs[0].length as usize;
         let lie = [&frame[..], &data[rest..]].concat();
         assert_eq!(bring(&directory, &lying, &lie, &mut decoding, 0), None);
-        let (pieces, data) = encoded(&block);
-        assert_eq!(bring(&directory, &pieces, &data, &mut decoding, 1), Some(digest(&directory, &block)));
+        let (slabs, data) = encoded(&block);
+        assert_eq!(bring(&directory, &slabs, &data, &mut decoding, 1), Some(digest(&directory, &block)));
         assert_eq!(decoding.gathered_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn a_block_that_ends_early_gives_its_memory_back() {
-        let (pieces, data) = encoded(&block());
+        let (slabs, data) = encoded(&block());
         let directory = tempfile::tempdir().unwrap();
         let incoming = incoming(&directory);
         let mut writer = BlockWriter::new(FileId(0), 3, &incoming.blocks().clone(), Checks::NONE, incoming);
-        let (mut open, mut decoding) = (BlockPieces::new(pieces, BLOCK_BYTES), Decoding::default());
+        let (mut open, mut decoding) = (BlockSlabs::new(slabs, BLOCK_BYTES), Decoding::default());
         open.write(0, &data[..5000], &mut writer, &mut decoding).unwrap();
         assert!(decoding.gathered_bytes.load(Ordering::Relaxed) > 0);
         drop(open);
