@@ -77,7 +77,7 @@ pub(super) struct Encoding {
     wish: Wish,
     chooser: Mutex<Chooser>,
     meter: Mutex<PathMeter>,
-    benches: Mutex<Vec<Box<Bench>>>,
+    benches: Mutex<Vec<Bench>>,
     held_bytes: AtomicU64,
     pool: Arc<BufferPool>,
     pub(super) carried: Carried,
@@ -161,7 +161,7 @@ impl Encoding {
             let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
             let mut bench = self.take_bench();
             bench.encoded.resize(SLAB_BYTES as usize, 0);
-            let Bench { encoder, encoded, .. } = &mut *bench;
+            let Bench { encoder, encoded, .. } = &mut bench;
             let measured = measure(encoder, &samples, encoded, core_time);
             self.return_bench(bench);
             lock(&self.chooser).handle_measured(file, &entry.path, measured);
@@ -262,7 +262,7 @@ impl Encoding {
 
     /// Measures the work of a lane on a block that begins now.
     pub(super) fn clock(&self) -> LaneClock {
-        LaneClock { runs: (self.wish != Wish::Never).then(|| Lap::start()) }
+        LaneClock { runs: (self.wish != Wish::Never).then(Lap::start) }
     }
 
     /// The transport took `bytes`.
@@ -312,11 +312,11 @@ impl Encoding {
         }
     }
 
-    fn take_bench(&self) -> Box<Bench> {
+    fn take_bench(&self) -> Bench {
         lock(&self.benches).pop().unwrap_or_default()
     }
 
-    fn return_bench(&self, bench: Box<Bench>) {
+    fn return_bench(&self, bench: Bench) {
         lock(&self.benches).push(bench);
     }
 }
