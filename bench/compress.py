@@ -11,6 +11,7 @@ import argparse
 import filecmp
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--paths", default=",".join(PATHS), help="which paths")
     parser.add_argument("--kinds", default=",".join(KINDS), help="which files")
     parser.add_argument("--via", default="tcp,quic", help="which transports")
+    parser.add_argument("--flags", default="", help="more flags of the copy, such as '--lanes 1'")
     parser.add_argument("--repeat", type=int, default=1)
     return parser.parse_args()
 
@@ -88,7 +90,7 @@ def main() -> int:
     with (options.into / "compress.jsonl").open("a") as results:
         for path in options.paths.split(","):
             for kind in options.kinds.split(","):
-                for flags in ([["--via", via, "--compress", wish] for via in options.via.split(",")
+                for flags in ([["--via", via, "--compress", wish, *shlex.split(options.flags)] for via in options.via.split(",")
                                for _ in range(options.repeat) for wish in ("never", "auto")]):
                     work = Path(tempfile.mkdtemp(prefix="sterna-compress-", dir="/dev/shm"))
                     try:

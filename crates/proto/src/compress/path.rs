@@ -36,10 +36,10 @@ const COST_WEIGHT: f64 = 0.25;
 /// How long what the cores gave while they were the bound is believed. Reason: other work on a host comes and goes in minutes.
 const CORES_BELIEVED: Duration = Duration::from_secs(60);
 
-/// After how long blocks are sent as they are for one window, to see what the path takes, while the cores are the bound; doubled
-/// each time, up to the second. Reason: what one look costs is a thirtieth of the time from then on.
-const LOOK_FIRST: Duration = Duration::from_millis(500);
-const LOOK_LAST: Duration = Duration::from_secs(64);
+/// After how long blocks are sent as they are for two windows, to see what the path takes, while the cores are the bound; four times as
+/// long each time, up to the second. Reason: a look at a path that has changed nothing costs half a second of half the goodput.
+const LOOK_FIRST: Duration = Duration::from_secs(2);
+const LOOK_LAST: Duration = Duration::from_secs(128);
 
 /// What the choice is made from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -195,7 +195,7 @@ impl PathMeter {
                 self.net = Some(self.net.filter(|_| waiting >= WAITING).unwrap_or(carried));
                 self.net_seen = Some(now);
                 self.looks = Looks::No;
-                self.look_interval = (self.look_interval * 2).min(LOOK_LAST);
+                self.look_interval = (self.look_interval * 4).min(LOOK_LAST);
             }
         }
     }
@@ -282,9 +282,9 @@ mod tests {
             before = now_looks;
         }
         assert_eq!(net(&meter, now), Some(900));
-        // Half a second, one, two, and so on, of a minute.
-        assert!((4..8).contains(&looks), "{looks}");
-        assert!(looked < Duration::from_secs(4), "{looked:?}");
+        // After two seconds, eight, and thirty-two, of a minute.
+        assert_eq!(looks, 3);
+        assert!(looked < Duration::from_secs(3), "{looked:?}");
     }
 
     #[test]
