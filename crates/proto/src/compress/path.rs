@@ -24,7 +24,7 @@ const NOT_WAITING: f64 = 0.2;
 const IDLE: Duration = Duration::from_millis(20);
 
 /// Rate that a path is taken to have while nothing is known. Reason: few paths between sites are faster, and one that is shows so in
-/// two tenths of a second; blocks that a slow path was given as they are take it minutes.
+/// some tenths of a second; blocks that a slow path was given as they are take it minutes.
 const UNKNOWN_PATH: BitRate = BitRate::megabits(1000);
 
 /// What a byte costs beside its encoding while nothing is known: reading, hashing and sealing at 1.5 GB/s.
