@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
@@ -22,8 +23,8 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, Source,
-    all_within, close_all, spawn_feeder,
+    ALIVE_EVERY, AskedNames, Compression, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink,
+    Source, all_within, close_all, spawn_feeder,
 };
 
 pub use self::log::AgentLog;
@@ -366,7 +367,7 @@ impl Shared {
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
         session
-            .start(|| self.start_session(session, &key, from, places))
+            .start(|| self.start_session(session, &key, from, places, hello.contract))
             .inspect_err(|_| self.sessions.remove(session))?;
         Ok(seat)
     }
@@ -377,6 +378,7 @@ impl Shared {
         (peer, id): &SessionKey,
         from: SocketAddr,
         places: Vec<Source>,
+        contract: RateContract,
     ) -> Result<Started, Error> {
         let AgentSession { request, .. } = session;
         let peer = *peer;
@@ -407,10 +409,11 @@ impl Shared {
                 )?;
                 Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log })
             }
-            Request::Pull { dry_run, .. } => {
+            Request::Pull { dry_run, compress, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
-                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), pool, observer)?;
+                let compression = Compression { wish: *compress, rate: contract.target };
+                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), compression, pool, observer)?;
                 Ok(Started { end, receiver: None, log })
             }
         }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::compress::Wish;
 use sterna_proto::limit::{LimitReport, LimitTimes};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
@@ -31,8 +32,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::SharedBudget;
 use crate::lane::{Lane, LaneStats, Transport};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, LimitsNow, Observer, Progress, Receiver, ReceiverOptions, Sender,
-    SessionEvent, SettledPaths, Source, attach, close_all, lock,
+    ALIVE_EVERY, AskedNames, Compression, End, LaneIds, Lanes, LimitsNow, Observer, Progress, Receiver,
+    ReceiverOptions, Sender, SessionEvent, SettledPaths, Source, attach, close_all, lock,
 };
 
 use self::dial::{FirstLane, dial, dial_first, lane_memory};
@@ -91,6 +92,8 @@ pub struct CopyOptions {
     pub checks: Checks,
     /// The digest that the one file must have.
     pub expect: Option<Digest>,
+    /// Whether what is sent is compressed.
+    pub compress: Wish,
     /// Most that transports may hold.
     pub memory: ByteCount,
     /// Nothing is written.
@@ -118,7 +121,7 @@ pub trait CopyObserver: Send + Sync {
 pub enum CopyEvent {
     /// A decision, with its reason.
     Decision {
-        /// What about: `transport`, `lanes` or `congestion`.
+        /// What about: `transport`, `lanes`, `congestion` or `compression`.
         subject: &'static str,
         /// Why.
         rationale: String,
@@ -177,6 +180,10 @@ pub struct CopySummary {
     pub bytes_held: u64,
     /// Bytes of holes that this run told instead of carrying; goodput does not count them either.
     pub bytes_holes: u64,
+    /// File bytes that lanes carried, those of blocks that travelled again included.
+    pub bytes_carried: u64,
+    /// What these bytes became on the lanes: fewer where they were compressed.
+    pub bytes_encoded: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
     /// Time from the start to the last outcome.
@@ -311,7 +318,9 @@ impl Job {
                 expect: options.expect,
                 dry_run: options.dry_run,
             },
-            Direction::Pull { sources, .. } => Request::Pull { sources: sources.clone(), dry_run: options.dry_run },
+            Direction::Pull { sources, .. } => {
+                Request::Pull { sources: sources.clone(), dry_run: options.dry_run, compress: options.compress }
+            }
         }
     }
 
@@ -328,7 +337,9 @@ impl Job {
                 }
                 let settled = tally.settled();
                 let pool = BufferPool::new();
-                let sender = Sender::start(sources, options.linger, options.dry_run, settled, pool, observer)?;
+                let compression = Compression { wish: options.compress, rate: options.contract.target };
+                let sender =
+                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
                 missing.into_iter().for_each(|error| sender.unreadable(error));
                 Ok((sender, None))
             }
@@ -419,7 +430,7 @@ impl Observer for Tally {
             SessionEvent::Aborted(error) => {
                 state.aborted.get_or_insert_with(|| crate::copy_of(error));
             }
-            SessionEvent::Notice(_) => {}
+            SessionEvent::Notice(_) | SessionEvent::Decision { .. } => {}
         }
         drop(state);
         self.observer.event(CopyEvent::Session(event));
@@ -560,6 +571,8 @@ fn run_session(
     let mut state = lock(&tally.state);
     let progress = keeper.session_progress();
     state.summary.blocks_again += progress.blocks_again;
+    state.summary.bytes_carried += progress.bytes_carried;
+    state.summary.bytes_encoded += progress.bytes_encoded;
     state.summary.bytes_held = progress.bytes_held;
     state.summary.bytes_holes = progress.bytes_holes;
     state.summary.limits = keeper.limits().report;

@@ -4,6 +4,7 @@
 //! What it refuses to do: read a clock, open a socket or a file, spawn, log. Time is an argument (`now: Instant`), bytes
 //! come in as slices and leave as values; every state machine here can be run in virtual time.
 
+pub mod compress;
 pub mod digest;
 pub mod error;
 pub mod file;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use sterna_proto::compress::{Slab, SlabEncoding, Wish};
 use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
-    BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite, PACK_BYTES_MAX,
-    PACK_FILES_MAX, PATHS_MAX, PathNumber, Request, SOURCES_MAX, SendSession, SessionId,
+    BlockData, BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite,
+    PACK_BYTES_MAX, PACK_FILES_MAX, PATHS_MAX, PathNumber, Request, SOURCES_MAX, SendSession, SessionId,
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
@@ -81,7 +82,11 @@ fn requests() -> Vec<Request> {
     };
     let sha256 = FileDigests::of(b"x", Checks { sha256: true, ..Checks::NONE }).digest(Algorithm::Sha256);
     let blake3: Option<Digest> = FileDigests::of(b"x", Checks::NONE).digest(Algorithm::Blake3);
-    let pull = |count: usize| Request::Pull { sources: vec![b"run/*.h5".to_vec(); count], dry_run: true };
+    let pull = |count: usize| Request::Pull {
+        sources: vec![b"run/*.h5".to_vec(); count],
+        dry_run: true,
+        compress: [Wish::Auto, Wish::Never, Wish::Always][count % 3],
+    };
     vec![
         push(Overwrite::Never, None, true),
         push(Overwrite::Always, sha256, false),
@@ -200,22 +205,37 @@ fn reports_read_back_and_absurd_times_are_held_within_a_year() {
 
 fn headers() -> Vec<(BlockHeader, u64)> {
     let single =
-        |size: u64, index, hole| BlockHeader::Single { file: FileId(3), entry: entry(b"b", size), index, hole };
+        |size: u64, index, data| BlockHeader::Single { file: FileId(3), entry: entry(b"b", size), index, data };
+    let slab = |code, length| Slab { encoding: SlabEncoding::from_code(code).unwrap(), length };
     let longest = [b"n".repeat(255), b"n".repeat(255)].join(&b'/');
     let packed: Vec<(FileId, FileEntry)> =
         (0..PACK_FILES_MAX as u64).map(|i| (FileId(i), entry(b"p", i % 2 * 4096))).collect();
     let bytes = packed.iter().map(|(_, entry)| entry.size).sum();
     vec![
-        (single(MIB + 1, 0, false), MIB),
-        (single(MIB + 1, 1, false), 1),
-        (single(MIB + 1, 1, true), 0),
-        (single(5_000_000_000_000, 298_023, false), 5_000_000_000_000 % (16 * MIB)),
-        (BlockHeader::Packed { files: packed }, bytes),
+        (single(MIB + 1, 0, BlockData::Raw), MIB),
+        (single(MIB + 1, 1, BlockData::Raw), 1),
+        (single(MIB + 1, 1, BlockData::Hole), 0),
+        (single(MIB + 2, 1, BlockData::Slabs(vec![slab(8, 1)])), 1),
+        (single(MIB + 1, 1, BlockData::Slabs(vec![slab(0, 1)])), 1),
         (
-            BlockHeader::Packed { files: vec![(FileId(1), directory()), (FileId(2), entry(&longest, 256 << 10))] },
+            single(
+                768 * MIB,
+                5,
+                BlockData::Slabs([1, 2, 0, 4].map(|code| slab(code, if code == 0 { 1 << 20 } else { 300 })).to_vec()),
+            ),
+            MIB + 900,
+        ),
+        (single(5_000_000_000_000, 298_023, BlockData::Raw), 5_000_000_000_000 % (16 * MIB)),
+        (BlockHeader::Packed { files: packed.clone(), slab: None }, bytes),
+        (BlockHeader::Packed { files: packed, slab: Some(slab(2, 4096)) }, 4096),
+        (
+            BlockHeader::Packed {
+                files: vec![(FileId(1), directory()), (FileId(2), entry(&longest, 256 << 10))],
+                slab: None,
+            },
             256 << 10,
         ),
-        (BlockHeader::Packed { files: Vec::new() }, 0),
+        (BlockHeader::Packed { files: Vec::new(), slab: None }, 0),
     ]
 }
 
@@ -264,19 +284,52 @@ fn every_header_reads_back_and_only_with_its_own_length() {
 
 #[test]
 fn headers_of_blocks_that_cannot_be_are_errors() {
-    let single = |entry: FileEntry, index| BlockHeader::Single { file: FileId(0), entry, index, hole: false }.encode();
+    let single =
+        |entry: FileEntry, index| BlockHeader::Single { file: FileId(0), entry, index, data: BlockData::Raw }.encode();
     assert!(BlockHeader::decode(&single(entry(b"a", 5 * MIB), 5), MIB).is_err(), "beyond the end");
     assert!(BlockHeader::decode(&single(entry(b"a", 5 * MIB), u64::MAX), MIB).is_err(), "far beyond the end");
     assert!(BlockHeader::decode(&single(entry(b"a", 100), 0), 100).is_err(), "small files travel packed");
     assert!(BlockHeader::decode(&single(directory(), 0), 0).is_err(), "a directory has no blocks");
     let packed = |files: Vec<FileEntry>| {
-        BlockHeader::Packed { files: files.into_iter().map(|entry| (FileId(0), entry)).collect() }.encode()
+        BlockHeader::Packed { files: files.into_iter().map(|entry| (FileId(0), entry)).collect(), slab: None }.encode()
     };
     assert!(BlockHeader::decode(&packed(vec![entry(b"a", 5 * MIB)]), 5 * MIB).is_err(), "a large file is not packed");
     let many = vec![entry(b"a", 0); PACK_FILES_MAX + 1];
     assert!(BlockHeader::decode(&packed(many), 0).is_err(), "too many files");
     let heavy = vec![entry(b"a", 256 << 10); 5];
     assert!(BlockHeader::decode(&packed(heavy), 5 * (256 << 10)).is_err(), "more than a packed block holds");
+}
+
+#[test]
+fn slabs_that_would_cost_more_than_their_block_are_errors() {
+    let slab = |code, length| Slab { encoding: SlabEncoding::from_code(code).unwrap(), length };
+    let refused = |slabs: Vec<Slab>, why: &str| {
+        let data_len = slabs.iter().map(|slab| u64::from(slab.length)).sum();
+        // Blocks of 4 MiB: the last one has a slab and a half.
+        let size = 768 * MIB + 3 * (MIB / 2);
+        let header = BlockHeader::Single {
+            file: FileId(0),
+            entry: entry(b"a", size),
+            index: 192,
+            data: BlockData::Slabs(slabs),
+        };
+        assert_eq!(BlockHeader::decode(&header.encode(), data_len).is_err(), !why.is_empty(), "{why}");
+    };
+    refused(vec![slab(1, 100), slab(2, 100)], "");
+    refused(vec![slab(0, 1 << 20), slab(1, 1)], "");
+    refused(vec![slab(1, 100)], "too few");
+    refused(vec![slab(1, 100), slab(1, 100), slab(1, 100)], "too many");
+    refused(vec![slab(1, 100), slab(1, 0)], "encoded as nothing");
+    refused(vec![slab(1, 1 << 20), slab(1, 100)], "no shorter than its bytes");
+    refused(vec![slab(1, 100), slab(4, 1 << 19)], "the last, no shorter than its bytes");
+    refused(vec![slab(0, (1 << 20) - 1), slab(1, 100)], "raw and cut short");
+    for code in [3, 5, 7, 9, 16, 255] {
+        assert!(SlabEncoding::from_code(code).is_err(), "{code}");
+    }
+    let packed = |slab| BlockHeader::Packed { files: vec![(FileId(0), entry(b"a", 100))], slab: Some(slab) }.encode();
+    assert!(BlockHeader::decode(&packed(slab(1, 99)), 99).is_ok());
+    assert!(BlockHeader::decode(&packed(slab(1, 100)), 100).is_err(), "packed, no shorter than its bytes");
+    assert!(BlockHeader::decode(&packed(slab(0, 100)), 100).is_err(), "packed, two ways to say raw");
 }
 
 #[test]
@@ -318,7 +371,7 @@ fn packed_blocks_of_a_sender_fit_their_header_and_their_data() {
     while let Some(BlockTask::Packed { files }) = sender.next_block(LaneId(0)) {
         sent += files.len();
         let bytes = files.iter().map(|(_, entry)| entry.size).sum();
-        let header = BlockHeader::Packed { files }.encode();
+        let header = BlockHeader::Packed { files, slab: None }.encode();
         // A lane refuses headers above 128 KiB.
         assert!(header.len() <= 128 << 10 && bytes <= PACK_BYTES_MAX, "{} {bytes}", header.len());
         BlockHeader::decode(&header, bytes).unwrap();

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
+use sterna_proto::compress::Wish;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RateContract};
@@ -17,9 +18,9 @@ use sterna_proto::session::{FileOutcome, Overwrite};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::brevity::{AlikeFailures, LanesDown};
-use crate::flags::{CopyFlags, Lanes, OverwriteFlag, ViaFlag};
+use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag};
 use crate::log::SampleLog;
-use crate::progress::Display;
+use crate::progress::{Display, compression_ratio};
 use crate::{json, limits, print_line, say, state};
 
 /// Runs one copy; the exit code says how it ended.
@@ -126,6 +127,11 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         contract: contract(flags)?,
         memory_dir: state::directory(flags.state.as_deref()).ok(),
         congestion: flags.congestion.clone(),
+        compress: match flags.compress {
+            CompressFlag::Auto => Wish::Auto,
+            CompressFlag::Never => Wish::Never,
+            CompressFlag::Always => Wish::Always,
+        },
         overwrite: match flags.overwrite {
             OverwriteFlag::Never => Overwrite::Never,
             OverwriteFlag::Always => Overwrite::Always,
@@ -311,7 +317,10 @@ impl Person {
             CopyEvent::LaneUp { lane, transport, peer } => {
                 self.verbose.then(|| format!("lane {lane} is up: {transport} to {peer}"))
             }
-            CopyEvent::Decision { subject, rationale } => self.verbose.then(|| format!("{subject}: {rationale}")),
+            CopyEvent::Decision { subject, rationale }
+            | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
+                self.verbose.then(|| format!("{subject}: {rationale}"))
+            }
         }
     }
 
@@ -469,6 +478,9 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
     if summary.bytes_holes > 0 && !dry_run {
         line.push_str(&format!(", {} of them holes", ByteCount(summary.bytes_holes)));
     }
+    if let Some(ratio) = compression_ratio(summary.bytes_carried, summary.bytes_encoded).filter(|_| !dry_run) {
+        line.push_str(&format!(", compressed {ratio:.1} : 1"));
+    }
     if summary.skipped > 0 {
         let size = if dry_run { format!(" ({})", ByteCount(summary.bytes_skipped)) } else { String::new() };
         line.push_str(&format!(", {} up to date{size}", files(summary.skipped)));
@@ -521,6 +533,9 @@ mod tests {
         assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date (2.00 kB)");
         assert_eq!(said(1, 0, 0, true), "would copy 1 file, 1.00 kB");
         assert_eq!(said(0, 1, 2, false), "copied nothing, 1 file up to date, 2 files failed");
+        let dense =
+            CopySummary { done: 1, bytes: 9000, bytes_carried: 9000, bytes_encoded: 4286, ..CopySummary::default() };
+        assert!(summary_line(&dense, false).ends_with(" goodput), compressed 2.1 : 1"));
         let sparse = CopySummary { done: 1, bytes: 9000, bytes_holes: 8000, ..CopySummary::default() };
         assert!(summary_line(&sparse, false).ends_with(" goodput), 8.00 kB of them holes"));
         assert!(said(2, 1, 0, false).starts_with("copied 2 files, 2.00 kB in 0.0 s"), "{}", said(2, 1, 0, false));

@@ -133,6 +133,17 @@ pub enum OverwriteFlag {
     IfChanged,
 }
 
+/// `--compress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompressFlag {
+    /// where it makes the copy faster: by samples of the files, the path and the cores
+    Auto,
+    /// nowhere
+    Never,
+    /// wherever the data becomes smaller
+    Always,
+}
+
 /// Flags of `sterna copy`.
 #[derive(Debug, Args)]
 pub struct CopyFlags {
@@ -169,6 +180,9 @@ pub struct CopyFlags {
     /// Accept the agent with this fingerprint (as `sterna id` prints it there) and remember it
     #[arg(long, value_name = "FINGERPRINT")]
     pub trust: Option<sterna_net::identity::Fingerprint>,
+    /// Whether the sending end compresses; the receiving end always gets the files as they are
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub compress: CompressFlag,
     /// What to do with files that exist
     #[arg(long, value_name = "WHEN", default_value = "if-changed")]
     pub overwrite: OverwriteFlag,

@@ -12,7 +12,8 @@ use crate::progress::path_figures;
 /// An event; `None` for those that have no line of their own.
 pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
     let value = match event {
-        CopyEvent::Decision { subject, rationale } => {
+        CopyEvent::Decision { subject, rationale }
+        | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
             json!({"event": "decision", "subject": subject, "rationale": rationale})
         }
         CopyEvent::LaneUp { lane, transport, peer } => {
@@ -96,6 +97,8 @@ pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
         "bytes_held": bytes_held,
         "bytes_holes": session.bytes_holes,
         "goodput_bps": BitRate::mean(carried, progress.elapsed).0,
+        "bytes_carried": session.bytes_carried,
+        "bytes_encoded": session.bytes_encoded,
         "lanes": session.lanes,
         "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
         "loss": loss,
@@ -129,6 +132,8 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
         "bytes_held": summary.bytes_held,
         "bytes_holes": summary.bytes_holes,
         "goodput_bps": summary.goodput().0,
+        "bytes_carried": summary.bytes_carried,
+        "bytes_encoded": summary.bytes_encoded,
         "blocks_again": summary.blocks_again,
         "limits": limits::value(&summary.limits),
     })

@@ -152,6 +152,9 @@ fn total_words(progress: &CopyProgress, goodput: BitRate) -> String {
         let left = goodput.time_for(ByteCount(session.bytes_known.saturating_sub(session.bytes_done)));
         words.push_str(&format!("  ETA {}", clock(left)));
     }
+    if let Some(ratio) = compression_ratio(session.bytes_carried, session.bytes_encoded) {
+        words.push_str(&format!("  compressed {ratio:.1} : 1"));
+    }
     let (rtt, loss) = path_figures(&progress.lanes);
     words.push_str(&format!("  {} lane{}", session.lanes, if session.lanes == 1 { "" } else { "s" }));
     if let Some(rtt) = rtt {
@@ -173,6 +176,12 @@ pub fn path_figures(lanes: &[LaneStats]) -> (Option<Duration>, Option<f64>) {
     let sent: u64 = lanes.iter().map(|lane| lane.packets_sent).sum();
     let lost: u64 = lanes.iter().map(|lane| lane.packets_lost).sum();
     (rtt, (sent > 0).then(|| lost as f64 / sent as f64))
+}
+
+/// File bytes for each byte that lanes carried of them; `None` where that is no more than one, to the digit that is shown.
+pub fn compression_ratio(bytes_carried: u64, bytes_encoded: u64) -> Option<f64> {
+    let ratio = bytes_carried as f64 / bytes_encoded.max(1) as f64;
+    (bytes_encoded > 0 && ratio >= 1.05).then_some(ratio)
 }
 
 /// `1:02:03` or `2:03`.

@@ -241,6 +241,10 @@ impl Observer for SessionLog {
         let line = match event {
             SessionEvent::Settled { entry, outcome } => tally.count(&entry, &outcome, self.is_dry_run),
             SessionEvent::Notice(text) => text,
+            SessionEvent::Decision { subject, rationale } => {
+                drop(tally);
+                return self.detail(&format!("{subject}: {rationale}"));
+            }
             SessionEvent::Unreadable(error) => {
                 tally.failed += 1;
                 error.chain()
@@ -277,6 +281,7 @@ fn described(request: &Request) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sterna_proto::compress::Wish;
     use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
 
     use super::*;
@@ -296,7 +301,7 @@ mod tests {
     fn started(lines: &Arc<Lines>) -> SessionLog {
         let log = Arc::clone(lines) as Arc<dyn AgentLog>;
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
-        let request = Request::Pull { sources, dry_run: false };
+        let request = Request::Pull { sources, dry_run: false, compress: Wish::Never };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
         SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &request, Duration::from_secs(600))
     }

@@ -246,10 +246,12 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
 
+    use sterna_proto::compress::Wish;
+
     use super::*;
     use crate::agent::log::AgentLog;
     use crate::buffer::BufferPool;
-    use crate::session::{Observer, Sender};
+    use crate::session::{Compression, Observer, Sender};
 
     struct Deaf;
 
@@ -259,7 +261,7 @@ mod tests {
     }
 
     fn hello(number: u8) -> Hello {
-        let request = Request::Pull { sources: Vec::new(), dry_run: true };
+        let request = Request::Pull { sources: Vec::new(), dry_run: true, compress: Wish::Never };
         Hello::new(SessionId([number; 16]), request)
     }
 
@@ -272,7 +274,15 @@ mod tests {
         let deaf = Arc::new(Deaf) as Arc<dyn AgentLog>;
         let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1).request, Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
-        let end = Sender::start(Vec::new(), Duration::MAX, true, Arc::default(), BufferPool::new(), observer)?;
+        let end = Sender::start(
+            Vec::new(),
+            Duration::MAX,
+            true,
+            Arc::default(),
+            Compression::default(),
+            BufferPool::new(),
+            observer,
+        )?;
         Ok(Started { end, receiver: None, log })
     }
 

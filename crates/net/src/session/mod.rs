@@ -7,17 +7,20 @@
 //! The loop of a lane: started by [`attach`]; woken by the machine having something for the lane; one turn sends one
 //! control frame or one block; it ends when the lane dies or the session is over.
 
+mod encode;
 mod holes;
 pub mod limits;
 mod names;
 mod receiver;
 mod recheck;
 mod sender;
+mod slabs;
 mod slot;
 #[cfg(test)]
 mod tests;
 mod writer;
 
+pub use encode::Compression;
 pub use limits::{LimitWatch, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use receiver::{Receiver, ReceiverOptions};
@@ -59,6 +62,13 @@ pub enum SessionEvent {
     },
     /// A remark for the person.
     Notice(String),
+    /// A decision, with its reason.
+    Decision {
+        /// What about: `compression`.
+        subject: &'static str,
+        /// Why.
+        rationale: String,
+    },
     /// Something in the sources could not be read.
     Unreadable(Error),
     /// The session ended early.
@@ -89,6 +99,10 @@ pub struct Progress {
     /// Bytes of holes that this session told instead of carrying. At a sender those that are told, which may be ahead of
     /// `bytes_done` by what is in flight.
     pub bytes_holes: u64,
+    /// File bytes that lanes carried, those of blocks that travelled again included.
+    pub bytes_carried: u64,
+    /// What these bytes became on the lanes: fewer where they were compressed.
+    pub bytes_encoded: u64,
     /// Blocks that were sent or asked for again.
     pub blocks_again: u64,
     /// Lanes that are up; at a client, those that the agent has welcomed.

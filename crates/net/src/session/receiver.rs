@@ -11,17 +11,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::compress::Slab;
 use sterna_proto::session::{
-    ActiveFile, BlockClaim, BlockHeader, BlockTask, FileId, Frame, LaneId, Overwrite, PrepareOutcome, RecvEvent,
-    RecvSession, corrupt_block,
+    ActiveFile, BlockClaim, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, Overwrite, PrepareOutcome,
+    RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
     Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, RelPath, Retry, Scope,
 };
 
+use super::encode::Carried;
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
 use super::recheck::recheck;
+use super::slabs::{BlockSlabs, Decoding};
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
@@ -144,6 +147,7 @@ pub struct Receiver {
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
     holes: HoleCount,
     limits: Arc<LimitWatch>,
+    carried: Carried,
     observer: Arc<dyn Observer>,
 }
 
@@ -176,6 +180,7 @@ impl Receiver {
             checkpointer: Mutex::new(None),
             holes: HoleCount::default(),
             limits: LimitWatch::start(Role::Receiver)?,
+            carried: Carried::default(),
             observer,
         });
         // The threads that did start end with the queues.
@@ -619,7 +624,7 @@ impl End for Receiver {
     }
 
     fn block_sink(self: Arc<Self>, lane: LaneId) -> Box<dyn BlockSink> {
-        Box::new(ReceiverLane { receiver: self, lane, open: HashMap::new() })
+        Box::new(ReceiverLane { receiver: self, lane, open: HashMap::new(), decoding: Decoding::default() })
     }
 
     fn is_over(&self) -> bool {
@@ -638,6 +643,7 @@ impl End for Receiver {
     fn progress(&self) -> Progress {
         let session = lock(&self.session);
         let (files_known, bytes_known, manifest_complete) = session.offered();
+        let (bytes_carried, bytes_encoded) = self.carried.bytes();
         Progress {
             files_known,
             bytes_known,
@@ -646,6 +652,8 @@ impl End for Receiver {
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
             bytes_holes: self.holes.bytes(),
+            bytes_carried,
+            bytes_encoded,
             blocks_again: session.failed_blocks(),
             lanes: session.lane_count(),
         }
@@ -671,13 +679,18 @@ enum OpenBlock {
     Discard,
     Single {
         writer: Box<BlockWriter>,
+        /// What its data is encoded as.
+        slabs: Option<BlockSlabs>,
         entry: FileEntry,
+        data_len: u64,
         /// The disk refused it; the file has failed and the rest is read past.
         broken: bool,
     },
     Packed {
         /// Each with whether this lane may write it.
         files: Vec<(FileId, FileEntry, BlockClaim)>,
+        /// What its data is encoded as.
+        slab: Option<Slab>,
         data: Vec<u8>,
     },
 }
@@ -687,10 +700,16 @@ struct ReceiverLane {
     receiver: Arc<Receiver>,
     lane: LaneId,
     open: HashMap<u64, OpenBlock>,
+    decoding: Decoding,
 }
 
 impl ReceiverLane {
-    fn begin_single(&self, file: FileId, entry: FileEntry, index: u64, hole: bool) -> Result<OpenBlock, Error> {
+    fn begin_single(
+        &self,
+        (file, entry, index): (FileId, FileEntry, u64),
+        data: BlockData,
+        data_len: u64,
+    ) -> Result<OpenBlock, Error> {
         let receiver = &self.receiver;
         lock(&receiver.session).handle_entry(file, &entry)?;
         receiver.after_change();
@@ -711,7 +730,7 @@ impl ReceiverLane {
         slot.begin();
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming, meter);
         let mut broken = false;
-        if hole {
+        if data == BlockData::Hole {
             // Before the block counts as here: no byte of it ever counts as carried.
             let offset = entry.blocks().offset(index);
             let slots = lock(&receiver.slots);
@@ -726,10 +745,19 @@ impl ReceiverLane {
                 broken = true;
             }
         }
-        Ok(OpenBlock::Single { writer: Box::new(writer), entry, broken })
+        let slabs = match data {
+            BlockData::Slabs(slabs) => Some(BlockSlabs::new(slabs, entry.blocks().length(index))),
+            BlockData::Raw | BlockData::Hole => None,
+        };
+        Ok(OpenBlock::Single { writer: Box::new(writer), slabs, entry, data_len, broken })
     }
 
-    fn begin_packed(&self, files: Vec<(FileId, FileEntry)>, data_len: u64) -> Result<OpenBlock, Error> {
+    fn begin_packed(
+        &self,
+        files: Vec<(FileId, FileEntry)>,
+        slab: Option<Slab>,
+        data_len: u64,
+    ) -> Result<OpenBlock, Error> {
         let receiver = &self.receiver;
         let mut claimed = Vec::with_capacity(files.len());
         for (file, entry) in files {
@@ -741,17 +769,24 @@ impl ReceiverLane {
             let claim = lock(&receiver.session).claim(self.lane, file, 0);
             claimed.push((file, entry, claim));
         }
-        Ok(OpenBlock::Packed { files: claimed, data: vec![0; data_len as usize] })
+        Ok(OpenBlock::Packed { files: claimed, slab, data: vec![0; data_len as usize] })
     }
 
-    fn end_single(&self, writer: BlockWriter, entry: &FileEntry, trailer: &[u8]) -> Result<(), Error> {
+    fn end_single(
+        &self,
+        writer: BlockWriter,
+        slabs: Option<&BlockSlabs>,
+        entry: &FileEntry,
+        trailer: &[u8],
+    ) -> Result<(), Error> {
         let (file, index) = (writer.file, writer.index);
         let incoming = Arc::clone(writer.incoming());
-        let outcome = writer.finish().and_then(|digest| {
-            if trailer != digest.chaining_value {
-                return Ok(Err(corrupt_block(entry, index)));
-            }
-            incoming.record(index, digest).map(Ok)
+        let malformed = slabs.is_some_and(BlockSlabs::is_malformed);
+        // What does not decode is as corrupt as what has another digest, and is sent again as often.
+        let finished = if malformed { Ok(None) } else { writer.finish().map(Some) };
+        let outcome = finished.and_then(|digest| match digest.filter(|digest| trailer == digest.chaining_value) {
+            Some(digest) => incoming.record(index, digest).map(Ok),
+            None => Ok(Err(corrupt_block(entry, index))),
         });
         let mut session = lock(&self.receiver.session);
         match outcome {
@@ -766,8 +801,9 @@ impl ReceiverLane {
     }
 
     fn end_packed(
-        &self,
+        &mut self,
         files: Vec<(FileId, FileEntry, BlockClaim)>,
+        slab: Option<Slab>,
         data: Vec<u8>,
         trailer: &[u8],
     ) -> Result<(), Error> {
@@ -775,6 +811,13 @@ impl ReceiverLane {
         if digests.len() != files.len() || !left.is_empty() {
             return Err(Error::protocol("packed block from the peer: digests do not match its files"));
         }
+        let length = files.iter().map(|(_, entry, _)| entry.size).sum::<u64>();
+        self.receiver.carried.add(length, data.len() as u64);
+        let data = match &slab {
+            None => &data,
+            // What does not decode has other digests than the files should have: they are sent again.
+            Some(slab) => self.decoding.decode_or_zeros(slab, &data, length as usize),
+        };
         let (mut verified, mut kept, mut offset) = (Vec::new(), Vec::new(), 0);
         let mut session = lock(&self.receiver.session);
         for ((file, entry, claim), digest) in files.into_iter().zip(digests) {
@@ -806,8 +849,10 @@ impl ReceiverLane {
 impl BlockSink for ReceiverLane {
     fn begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
         let open = match BlockHeader::decode(header, data_len)? {
-            BlockHeader::Single { file, entry, index, hole } => self.begin_single(file, entry, index, hole)?,
-            BlockHeader::Packed { files } => self.begin_packed(files, data_len)?,
+            BlockHeader::Single { file, entry, index, data } => {
+                self.begin_single((file, entry, index), data, data_len)?
+            }
+            BlockHeader::Packed { files, slab } => self.begin_packed(files, slab, data_len)?,
         };
         self.open.insert(block, open);
         Ok(())
@@ -815,8 +860,12 @@ impl BlockSink for ReceiverLane {
 
     fn data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.open.get_mut(&block) {
-            Some(OpenBlock::Single { writer, broken, .. }) if !*broken => {
-                if let Err(error) = writer.write(offset, data) {
+            Some(OpenBlock::Single { writer, slabs, broken, .. }) if !*broken => {
+                let written = match slabs {
+                    None => writer.write(offset, data),
+                    Some(slabs) => slabs.write(offset, data, writer, &mut self.decoding),
+                };
+                if let Err(error) = written {
                     *broken = true;
                     lock(&self.receiver.session).fail(writer.file, error);
                     self.receiver.after_change();
@@ -834,8 +883,13 @@ impl BlockSink for ReceiverLane {
 
     fn end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
         match self.open.remove(&block) {
-            Some(OpenBlock::Single { writer, entry, broken: false }) => self.end_single(*writer, &entry, trailer),
-            Some(OpenBlock::Packed { files, data }) => self.end_packed(files, data, trailer),
+            Some(OpenBlock::Single { writer, slabs, entry, data_len, broken: false }) => {
+                if data_len > 0 {
+                    self.receiver.carried.add(entry.blocks().length(writer.index), data_len);
+                }
+                self.end_single(*writer, slabs.as_ref(), &entry, trailer)
+            }
+            Some(OpenBlock::Packed { files, slab, data }) => self.end_packed(files, slab, data, trailer),
             _ => Ok(()),
         }
     }

@@ -5,9 +5,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession};
+use bytes::Bytes;
+use sterna_proto::compress::Method;
+use sterna_proto::session::{
+    ActiveFile, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
+};
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 
+use super::encode::{Compression, Encoding, LaneClock};
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
 use super::names::{Admittance, FirstNames};
@@ -19,7 +24,7 @@ use crate::lane::LaneTx;
 
 /// Bytes that are read, hashed and handed to a lane at once. Reason: stays in a core's second-level cache from the read to the
 /// encryption (512 KiB on the smallest machine measured), and control frames wait for no more than this.
-pub const PIECE_BYTES: usize = 128 << 10;
+pub const READ_BYTES: usize = 128 << 10;
 
 /// Files kept open for reading. Reason: lanes work on neighbouring blocks of few files; the limit bounds descriptors.
 const OPEN_SOURCES_MAX: usize = 64;
@@ -77,6 +82,23 @@ struct OpenSources {
     used: u64,
 }
 
+/// A block of a large file on its way out.
+struct OutgoingBlock {
+    id: FileId,
+    entry: FileEntry,
+    index: u64,
+    /// Where it begins in the file, and how long it is.
+    offset: u64,
+    length: u64,
+    source: Arc<SourceFile>,
+}
+
+impl OutgoingBlock {
+    fn header(&self, data: BlockData) -> Vec<u8> {
+        BlockHeader::Single { file: self.id, entry: self.entry.clone(), index: self.index, data }.encode()
+    }
+}
+
 /// The sending end of a session.
 pub struct Sender {
     session: Mutex<SendSession>,
@@ -91,6 +113,7 @@ pub struct Sender {
     settled: Arc<SettledPaths>,
     holes: HoleCount,
     limits: Arc<LimitWatch>,
+    encoding: Encoding,
 }
 
 impl Sender {
@@ -101,6 +124,7 @@ impl Sender {
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
+        compression: Compression,
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
@@ -109,6 +133,7 @@ impl Sender {
             wake: Condvar::new(),
             names: Mutex::new(HashMap::new()),
             open: Mutex::new(OpenSources::default()),
+            encoding: Encoding::new(compression, Arc::clone(&pool)),
             pool,
             observer,
             dry_run,
@@ -195,6 +220,7 @@ impl Sender {
                     lock(&self.names).remove(&file);
                     lock(&self.open).files.remove(&file);
                     self.holes.settle(file, &outcome);
+                    self.encoding.forget(file);
                     SessionEvent::Settled { entry, outcome }
                 }
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
@@ -236,57 +262,160 @@ impl Sender {
             Ok(source) => source,
             Err(error) => return Ok(Err(error)),
         };
-        let blocks = entry.blocks();
-        let (offset, length) = (blocks.offset(index), blocks.length(index));
-        let hole = match meter.during(Wait::Storage, 0, || source.is_hole(offset, length)) {
-            Ok(hole) => hole,
-            Err(error) => return Ok(Err(error)),
+        let block = OutgoingBlock {
+            id,
+            offset: entry.blocks().offset(index),
+            length: entry.blocks().length(index),
+            entry,
+            index,
+            source,
         };
-        let mut hasher = BlockHasher::new(&blocks, index, Checks::NONE);
-        let header = BlockHeader::Single { file: id, entry: entry.clone(), index, hole }.encode();
-        tx.block_begin(&header, if hole { 0 } else { length })?;
-        let mut done = 0;
-        while done < length {
-            let mut piece = self.pool.take();
-            let size = (length - done).min(PIECE_BYTES as u64) as usize;
-            if hole {
-                piece.zeroed(size);
-            } else if let Err(error) =
-                meter.during(Wait::Storage, size, || piece.fill(size, |bytes| source.read_at(offset + done, bytes)))
-            {
-                tx.block_abandon()?;
-                return Ok(Err(error));
-            }
-            hasher.update(&piece);
-            done += size as u64;
-            if !hole {
-                meter.during(Wait::Transport, size, || tx.block_data(piece.freeze()))?;
-                self.send_waiting_frames(lane, tx)?;
-            }
+        match meter.during(Wait::Storage, 0, || block.source.is_hole(block.offset, block.length)) {
+            Ok(true) => return self.send_hole(&block, tx),
+            Ok(false) => {}
+            Err(error) => return Ok(Err(error)),
         }
-        // Every byte of this block was read while the file was as offered: this look comes after the reads.
-        if let Err(error) = meter.during(Wait::Storage, 0, || source.check_unchanged(&entry)) {
+        let mut clock = self.encoding.clock(meter);
+        let sample = |offset, bytes: &mut [u8]| block.source.read_at(block.offset + offset, bytes);
+        let began = clock.begin_work();
+        let method = self.encoding.method(id, &block.entry, block.length, sample);
+        clock.end_work(0, began);
+        let sent = match method {
+            Err(error) => Ok(Err(error)),
+            Ok(Method::Raw) => self.send_raw(lane, &block, &mut clock, tx),
+            Ok(method) => self.send_encoded(lane, &block, method, &mut clock, tx),
+        };
+        self.encoding.end_clock(clock);
+        self.tell_decisions();
+        sent
+    }
+
+    /// Tells that a block is all zero.
+    fn send_hole(&self, block: &OutgoingBlock, tx: &mut dyn LaneTx) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { id, entry, index, offset, length, source } = block;
+        tx.block_begin(&block.header(BlockData::Hole), 0)?;
+        let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
+        let mut zeros = self.pool.take();
+        zeros.zeroed(READ_BYTES);
+        let mut left = *length as usize;
+        while left > 0 {
+            let size = left.min(READ_BYTES);
+            hasher.update(&zeros[..size]);
+            left -= size;
+        }
+        if let Err(error) = source.check_unchanged(entry) {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
         tx.block_end(&hasher.finish().chaining_value)?;
         // Held: a file that has settled meanwhile, since it was up to date, is counted no more.
         let names = lock(&self.names);
-        if hole && names.contains_key(&id) {
-            self.holes.add(id, offset..offset + length);
+        if names.contains_key(id) {
+            self.holes.add(*id, *offset..offset + length);
         }
-        drop(names);
         Ok(Ok(()))
+    }
+
+    /// Sends a block as it is, while it is read.
+    fn send_raw(
+        &self,
+        lane: LaneId,
+        block: &OutgoingBlock,
+        clock: &mut LaneClock,
+        tx: &mut dyn LaneTx,
+    ) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { entry, index, offset, length, source, .. } = block;
+        let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
+        tx.block_begin(&block.header(BlockData::Raw), *length)?;
+        let mut done = 0;
+        while done < *length {
+            let began = clock.begin_work();
+            let mut piece = self.pool.take();
+            let size = (length - done).min(READ_BYTES as u64) as usize;
+            let read = |bytes: &mut [u8]| source.read_at(offset + done, bytes);
+            if let Err(error) = clock.meter.during(Wait::Storage, size, || piece.fill(size, read)) {
+                tx.block_abandon()?;
+                return Ok(Err(error));
+            }
+            hasher.update(&piece);
+            clock.end_work(size as u64, began);
+            done += size as u64;
+            self.send_data(lane, piece.freeze(), clock, tx)?;
+        }
+        // Every byte of this block was read while the file was as offered: this look comes after the reads.
+        if let Err(error) = clock.meter.during(Wait::Storage, 0, || source.check_unchanged(entry)) {
+            tx.block_abandon()?;
+            return Ok(Err(error));
+        }
+        tx.block_end(&hasher.finish().chaining_value)?;
+        self.encoding.carried.add(*length, *length);
+        Ok(Ok(()))
+    }
+
+    /// Reads and encodes a block, and then sends it.
+    fn send_encoded(
+        &self,
+        lane: LaneId,
+        block: &OutgoingBlock,
+        method: Method,
+        clock: &mut LaneClock,
+        tx: &mut dyn LaneTx,
+    ) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { id, entry, index, offset, length, source } = block;
+        let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
+        let mut done = 0;
+        let meter = Arc::clone(&clock.meter);
+        let read = |bytes: &mut [u8]| {
+            meter.during(Wait::Storage, bytes.len(), || source.read_at(offset + done, bytes))?;
+            hasher.update(bytes);
+            done += bytes.len() as u64;
+            Ok(())
+        };
+        let encoded = self.encoding.encode(method, *length, clock, read, || self.send_waiting_frames(lane, tx))?;
+        let mut encoded = match encoded {
+            None => return self.send_raw(lane, block, clock, tx),
+            Some(Err(error)) => return Ok(Err(error)),
+            Some(Ok(encoded)) => encoded,
+        };
+        if let Err(error) = source.check_unchanged(entry) {
+            return Ok(Err(error));
+        }
+        let data_len = encoded.length();
+        self.encoding.handle_encoded(*id, method, *length, data_len);
+        let data = if encoded.is_raw() { BlockData::Raw } else { BlockData::Slabs(std::mem::take(&mut encoded.slabs)) };
+        tx.block_begin(&block.header(data), data_len)?;
+        while let Some(data) = encoded.data.pop_front() {
+            self.send_data(lane, data, clock, tx)?;
+        }
+        tx.block_end(&hasher.finish().chaining_value)?;
+        self.encoding.carried.add(*length, data_len);
+        Ok(Ok(()))
+    }
+
+    /// Hands data to the lane, and the control frames that wait behind it.
+    fn send_data(&self, lane: LaneId, data: Bytes, clock: &mut LaneClock, tx: &mut dyn LaneTx) -> Result<(), Error> {
+        let bytes = data.len() as u64;
+        clock.meter.during(Wait::Transport, data.len(), || tx.block_data(data))?;
+        self.encoding.handle_carried(clock, bytes);
+        self.send_waiting_frames(lane, tx)
+    }
+
+    /// Passes on what has been decided of how files are encoded.
+    fn tell_decisions(&self) {
+        while let Some(rationale) = self.encoding.poll_decision() {
+            self.observer.session_event(SessionEvent::Decision { subject: "compression", rationale });
+        }
     }
 
     /// Sends small files, whole. Those that cannot be read are told to the session and left out.
     fn send_packed(&self, lane: LaneId, files: Vec<(FileId, FileEntry)>, tx: &mut dyn LaneTx) -> Result<(), Error> {
-        let meter = self.limits.feeder(lane);
+        let mut clock = self.encoding.clock(self.limits.feeder(lane));
+        let began = clock.begin_work();
         let mut packed = Vec::with_capacity(files.len());
         let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
         for (id, entry) in files {
             let size = entry.size as usize;
-            match meter.during(Wait::Storage, size, || self.read_whole(id, &entry, &mut data)) {
+            match clock.meter.during(Wait::Storage, size, || self.read_whole(id, &entry, &mut data)) {
                 Ok(()) => {
                     let start = data.len() - entry.size as usize;
                     trailer.extend_from_slice(blake3::hash(&data[start..]).as_bytes());
@@ -295,18 +424,30 @@ impl Sender {
                 Err(error) => self.withdraw(id, error),
             }
         }
-        if packed.is_empty() {
-            return Ok(());
+        // The largest speaks for all of them.
+        let Some(largest) = packed.iter().max_by_key(|(_, entry)| entry.size) else { return Ok(()) };
+        let file_bytes = data.len() as u64;
+        let encoded = self.encoding.encode_packed(largest, &data, &mut clock);
+        clock.end_work(file_bytes, began);
+        self.tell_decisions();
+        let (slab, data) = match encoded {
+            Some((slab, data)) => (Some(slab), data),
+            None => {
+                let mut data = Bytes::from(data);
+                let count = data.len().div_ceil(READ_BYTES);
+                (None, (0..count).map(|_| data.split_to(data.len().min(READ_BYTES))).collect())
+            }
+        };
+        let data_len = data.iter().map(|bytes| bytes.len() as u64).sum();
+        let header = BlockHeader::Packed { files: packed, slab }.encode();
+        tx.block_begin(&header, data_len)?;
+        for bytes in data {
+            self.send_data(lane, bytes, &mut clock, tx)?;
         }
-        let header = BlockHeader::Packed { files: packed }.encode();
-        tx.block_begin(&header, data.len() as u64)?;
-        let mut data = bytes::Bytes::from(data);
-        while !data.is_empty() {
-            let piece = data.split_to(data.len().min(PIECE_BYTES));
-            meter.during(Wait::Transport, piece.len(), || tx.block_data(piece))?;
-            self.send_waiting_frames(lane, tx)?;
-        }
-        tx.block_end(&trailer)
+        tx.block_end(&trailer)?;
+        self.encoding.end_clock(clock);
+        self.encoding.carried.add(file_bytes, data_len);
+        Ok(())
     }
 
     /// Appends a small file to `data`; leaves `data` as it was on an error.
@@ -427,6 +568,7 @@ impl End for Sender {
     fn progress(&self) -> Progress {
         let session = lock(&self.session);
         let (files_known, bytes_known, manifest_complete) = session.offered();
+        let (bytes_carried, bytes_encoded) = self.encoding.carried.bytes();
         Progress {
             files_known,
             bytes_known,
@@ -435,6 +577,8 @@ impl End for Sender {
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
             bytes_holes: self.holes.bytes(),
+            bytes_carried,
+            bytes_encoded,
             blocks_again: session.sent_again_blocks(),
             lanes: session.lane_count(),
         }

@@ -92,7 +92,9 @@ fn a_panic_of_either_half_takes_the_lane_down() {
     for panics in [true, false] {
         let pool = BufferPool::new();
         let linger = Duration::from_secs(600);
-        let end = Sender::start(Vec::new(), linger, false, Arc::default(), pool, Arc::new(Silent)).unwrap();
+        let end =
+            Sender::start(Vec::new(), linger, false, Arc::default(), Compression::default(), pool, Arc::new(Silent))
+                .unwrap();
         let handle = Arc::new(Unplugged::default());
         let lane = Lane {
             peer: Fingerprint([0; 32]),

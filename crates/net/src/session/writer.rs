@@ -97,6 +97,18 @@ impl BlockWriter {
         Ok(())
     }
 
+    /// Puts bytes that are not those of the file at `offset` within the block, where nothing was written yet. Errors: of the disk.
+    pub(super) fn park(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.meter.during(Wait::Storage, data.len(), || self.incoming.write_at(self.offset + offset, data))
+    }
+
+    /// What was put there. Errors: of the disk.
+    pub(super) fn fetch(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; length];
+        self.meter.during(Wait::Storage, length, || self.incoming.read_at(self.offset + offset, &mut bytes))?;
+        Ok(bytes)
+    }
+
     /// Ends the block: every byte has been given. Errors: of the disk, or bytes are missing.
     pub fn finish(mut self) -> Result<BlockDigest, Error> {
         self.write_run()?;

@@ -5,6 +5,7 @@
 
 use super::FileId;
 use super::hello::Hello;
+use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, Wish, encoded_length, slab_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
@@ -64,6 +65,8 @@ pub enum Request {
         sources: Vec<Vec<u8>>,
         /// Nothing is sent but the manifest.
         dry_run: bool,
+        /// Whether the agent compresses.
+        compress: Wish,
     },
 }
 
@@ -190,14 +193,27 @@ pub enum BlockHeader {
         entry: FileEntry,
         /// Index of the block.
         index: u64,
-        /// The block is a hole: it carries no data, and is all zero.
-        hole: bool,
+        /// What its data is.
+        data: BlockData,
     },
     /// Small files, whole, one behind the other.
     Packed {
         /// Files with their entries, in the order of their data.
         files: Vec<(FileId, FileEntry)>,
+        /// How their data is encoded, all of it as one slab; never [`SlabEncoding::Raw`]. `None`: it is not.
+        slab: Option<Slab>,
     },
+}
+
+/// What the data of one block of one file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockData {
+    /// The bytes of the block.
+    Raw,
+    /// Nothing: the block is all zero, and a hole at the source.
+    Hole,
+    /// Its slabs, each encoded by itself, one behind the other.
+    Slabs(Vec<Slab>),
 }
 
 impl Frame {
@@ -291,13 +307,18 @@ impl Request {
                 w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
                 w.byte(u8::from(*dry_run));
             }
-            Self::Pull { sources, dry_run } => {
+            Self::Pull { sources, dry_run, compress } => {
                 w.byte(2);
                 w.integer(sources.len() as u64);
                 for source in sources {
                     w.bytes(source);
                 }
                 w.byte(u8::from(*dry_run));
+                w.byte(match compress {
+                    Wish::Auto => 1,
+                    Wish::Never => 2,
+                    Wish::Always => 3,
+                });
             }
         }
     }
@@ -326,7 +347,16 @@ impl Request {
                 for _ in 0..count {
                     sources.push(r.bytes()?.to_vec());
                 }
-                Ok(Self::Pull { sources, dry_run: read_flag(r)? })
+                Ok(Self::Pull {
+                    sources,
+                    dry_run: read_flag(r)?,
+                    compress: match r.byte()? {
+                        1 => Wish::Auto,
+                        2 => Wish::Never,
+                        3 => Wish::Always,
+                        code => return Err(Error::protocol(format!("request from the peer: compression {code}"))),
+                    },
+                })
             }
             code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
         }
@@ -525,14 +555,22 @@ impl BlockHeader {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
-            Self::Single { file, entry, index, hole } => {
-                w.byte(if *hole { 2 } else { 1 });
+            Self::Single { file, entry, index, data } => {
+                w.byte(match data {
+                    BlockData::Raw => 1,
+                    BlockData::Hole => 2,
+                    BlockData::Slabs(_) => 4,
+                });
                 w.integer(file.0);
                 w.entry(entry);
                 w.integer(*index);
+                if let BlockData::Slabs(slabs) = data {
+                    slabs.iter().for_each(|slab| write_slab(&mut w, slab));
+                }
             }
-            Self::Packed { files } => {
-                w.byte(3);
+            Self::Packed { files, slab } => {
+                w.byte(if slab.is_some() { 5 } else { 3 });
+                slab.iter().for_each(|slab| write_slab(&mut w, slab));
                 w.integer(files.len() as u64);
                 for (file, entry) in files {
                     w.integer(file.0);
@@ -550,39 +588,8 @@ impl BlockHeader {
         let mut r = Reader::new(bytes);
         let kind = r.byte()?;
         let (header, expected) = match kind {
-            1 | 2 => {
-                let (file, entry) = (FileId(r.integer()?), r.entry()?);
-                let index = r.integer()?;
-                let blocks = entry.blocks();
-                if entry.is_packed() || index >= blocks.count() {
-                    return Err(Error::protocol(format!(
-                        "block {index} of {} from the peer: there is none",
-                        entry.path
-                    )));
-                }
-                let hole = kind == 2;
-                let expected = if hole { 0 } else { blocks.length(index) };
-                (Self::Single { file, entry, index, hole }, expected)
-            }
-            3 => {
-                let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
-                let mut files = Vec::new();
-                for _ in 0..count {
-                    let (file, entry) = (FileId(r.integer()?), r.entry()?);
-                    if !entry.is_packed() {
-                        return Err(Error::protocol(format!(
-                            "packed block from the peer: {} is too large",
-                            entry.path
-                        )));
-                    }
-                    files.push((file, entry));
-                }
-                let expected = files.iter().map(|(_, entry)| entry.size).sum();
-                if expected > PACK_BYTES_MAX.max(PACKED_FILE_BYTES_MAX) {
-                    return Err(Error::protocol(format!("packed block from the peer: {expected} bytes are too many")));
-                }
-                (Self::Packed { files }, expected)
-            }
+            1 | 2 | 4 => read_single(&mut r, kind)?,
+            3 | 5 => read_packed(&mut r, kind)?,
             code => return Err(Error::protocol(format!("block from the peer: unknown kind {code}"))),
         };
         r.finish()?;
@@ -592,3 +599,62 @@ impl BlockHeader {
         Ok(header)
     }
 }
+
+/// Reads what is behind the kind of a block of one file; returns the length of its data too.
+fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
+    let (file, entry) = (FileId(r.integer()?), r.entry()?);
+    let index = r.integer()?;
+    let blocks = entry.blocks();
+    if entry.is_packed() || index >= blocks.count() {
+        return Err(Error::protocol(format!("block {index} of {} from the peer: there is none", entry.path)));
+    }
+    let length = blocks.length(index);
+    let (data, expected) = match kind {
+        1 => (BlockData::Raw, length),
+        2 => (BlockData::Hole, 0),
+        _ => {
+            let slabs = (0..slab_count(length)).map(|_| read_slab(r)).collect::<Result<Vec<_>, _>>()?;
+            let expected = encoded_length(&slabs, length)?;
+            (BlockData::Slabs(slabs), expected)
+        }
+    };
+    Ok((BlockHeader::Single { file, entry, index, data }, expected))
+}
+
+/// The same of a block of small files.
+fn read_packed(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
+    let slab = (kind == 5).then(|| read_slab(r)).transpose()?;
+    let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
+    let mut files = Vec::new();
+    for _ in 0..count {
+        let (file, entry) = (FileId(r.integer()?), r.entry()?);
+        if !entry.is_packed() {
+            return Err(Error::protocol(format!("packed block from the peer: {} is too large", entry.path)));
+        }
+        files.push((file, entry));
+    }
+    let bytes = files.iter().map(|(_, entry)| entry.size).sum();
+    if bytes > PACK_BYTES_MAX.max(PACKED_FILE_BYTES_MAX) {
+        return Err(Error::protocol(format!("packed block from the peer: {bytes} bytes are too many")));
+    }
+    let expected = match slab {
+        None => bytes,
+        Some(Slab { encoding: SlabEncoding::Raw, .. }) => {
+            return Err(Error::protocol("packed block from the peer: encoded as nothing"));
+        }
+        Some(slab) => encoded_length(&[slab], bytes)?,
+    };
+    Ok((BlockHeader::Packed { files, slab }, expected))
+}
+
+fn write_slab(w: &mut Writer, slab: &Slab) {
+    w.byte(slab.encoding.code());
+    w.integer(u64::from(slab.length));
+}
+
+fn read_slab(r: &mut Reader<'_>) -> Result<Slab, Error> {
+    Ok(Slab { encoding: SlabEncoding::from_code(r.byte()?)?, length: r.integer_up_to(SLAB_BYTES)? as u32 })
+}
+
+// One slab holds a packed block, and no block has more slabs than its header has room for.
+const _: () = assert!(PACK_BYTES_MAX <= SLAB_BYTES && PACKED_FILE_BYTES_MAX <= SLAB_BYTES);

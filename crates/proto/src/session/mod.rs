@@ -14,7 +14,8 @@ mod send;
 pub use hello::{Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
 pub use message::{
-    BlockHeader, Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION, Request, SOURCES_MAX,
+    BlockData, BlockHeader, Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION, Request,
+    SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sterna_proto::session::{
-    BlockClaim, BlockHeader, BlockTask, FileId, FileOutcome, Frame, LaneId, RecvEvent, SendEvent, UNSETTLED_FILES_MAX,
-    corrupt_block,
+    BlockClaim, BlockData, BlockHeader, BlockTask, FileId, FileOutcome, Frame, LaneId, RecvEvent, SendEvent,
+    UNSETTLED_FILES_MAX, corrupt_block,
 };
 use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
 
@@ -104,10 +104,10 @@ impl World {
         };
         let header = match &task {
             BlockTask::Single { file, entry, index } => {
-                BlockHeader::Single { file: *file, entry: entry.clone(), index: *index, hole: false }
+                BlockHeader::Single { file: *file, entry: entry.clone(), index: *index, data: BlockData::Raw }
             }
             BlockTask::Packed { files } if files.is_empty() => return,
-            BlockTask::Packed { files } => BlockHeader::Packed { files: files.clone() },
+            BlockTask::Packed { files } => BlockHeader::Packed { files: files.clone(), slab: None },
         };
         let now = self.now;
         let lane = &mut self.session.lanes[index];
@@ -306,7 +306,7 @@ impl World {
         let lane = self.session.lanes[index].receiver_id.expect("a lane that is up has a number");
         let files: Vec<(FileId, FileEntry)> = match &header {
             BlockHeader::Single { file, entry, .. } => vec![(*file, entry.clone())],
-            BlockHeader::Packed { files } => files.clone(),
+            BlockHeader::Packed { files, .. } => files.clone(),
         };
         let mut waits_for = None;
         for (file, entry) in &files {
@@ -326,7 +326,7 @@ impl World {
                 let claim = self.claim(lane, file, &entry, index);
                 Open::Single { file, entry, index, claim }
             }
-            BlockHeader::Packed { files } => {
+            BlockHeader::Packed { files, .. } => {
                 let claimed = files.into_iter().map(|(file, entry)| {
                     let claim = self.claim(lane, file, &entry, 0);
                     (file, entry, claim)

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{ConnectOptions, connect};
 use sterna_net::lane::{Lane, LaneSink};
-use sterna_proto::session::{BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
+use sterna_proto::compress::{Encoder, Method, Slab, SlabEncoding, Width, Wish};
+use sterna_proto::session::{BlockData, BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
 use sterna_proto::{Checks, EntryKind, Error, FileEntry, FileTime, RelPath};
 
 use crate::site::{Agent, Site};
@@ -189,7 +190,7 @@ fn garbage_after_the_hello_ends_the_lane() {
 fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
     let victim = Victim::new();
     let claim = |file: u64, entry: FileEntry, index: u64, data_len: u64| {
-        let header = BlockHeader::Single { file: FileId(file), entry, index, hole: false }.encode();
+        let header = BlockHeader::Single { file: FileId(file), entry, index, data: BlockData::Raw }.encode();
         until_cut_off(victim.joined(), |tx| {
             tx.block_begin(&header, data_len)?;
             let mut left = data_len;
@@ -209,6 +210,54 @@ fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
     claim(0, entry(b"wrong-digest", 2 * MIB as u64), 0, MIB as u64);
     claim(0, entry(b"huge", 1 << 61), (1 << 37) - 1, 16 * MIB as u64);
     assert!(!victim.site.root().join("wrong-digest").exists());
+    victim.check();
+}
+
+/// Slabs whose header lies end the lane; slabs whose frame lies are sent again some times, and nothing of them gets a name.
+#[test]
+fn slabs_that_lie_write_no_more_than_their_block() {
+    let victim = Victim::new();
+    let slab = |encoding, length| Slab { encoding, length };
+    let push = |name: &[u8], files: u64, slabs: Vec<Slab>, bytes: &[u8]| {
+        let data_len = slabs.iter().map(|slab| u64::from(slab.length)).sum();
+        let claim = entry(name, 2 * MIB as u64);
+        until_cut_off(victim.joined(), |tx| {
+            for index in 0..files {
+                let (file, entry, data) = (FileId(0), claim.clone(), BlockData::Slabs(slabs.clone()));
+                let header = BlockHeader::Single { file, entry, index: index % 2, data }.encode();
+                tx.block_begin(&header, data_len)?;
+                for data in bytes.chunks(1000) {
+                    tx.block_data(Bytes::copy_from_slice(data))?;
+                }
+                tx.block_end(&[0; 32])?;
+            }
+            tx.control(b"\xff\xff")
+        });
+        assert!(!victim.site.root().join(std::str::from_utf8(name).unwrap()).exists());
+    };
+    let zeros = vec![0; MIB];
+    let mut frame = vec![0; MIB];
+    let bomb = Encoder::default().encode(Method::Zstd { level: 1 }, &zeros, &mut frame);
+    let frame = &frame[..bomb.length as usize];
+    // Bombs with other bytes than their digest says, many times; then two in one slab, which decode to more than it has.
+    push(b"bomb", 2000, vec![bomb], frame);
+    push(b"twice", 20, vec![slab(bomb.encoding, 2 * bomb.length)], &[frame, frame].concat());
+    push(b"cut", 20, vec![slab(bomb.encoding, bomb.length - 3)], &frame[..frame.len() - 3]);
+    let garbage = Seeded::new(4).bytes(100_000);
+    for encoding in [SlabEncoding::Zstd, SlabEncoding::Shuffled(Width::Eight)] {
+        push(b"garbage", 20, vec![slab(encoding, 100_000)], &garbage);
+    }
+    // As long as the block, and longer: refused by their header.
+    push(b"long", 1, vec![slab(SlabEncoding::Zstd, MIB as u32)], &zeros);
+    push(b"many", 1, vec![bomb, bomb], &[frame, frame].concat());
+    let packed = BlockHeader::Packed { files: vec![(FileId(0), entry(b"packed", 200 << 10))], slab: Some(bomb) };
+    until_cut_off(victim.joined(), |tx| {
+        tx.block_begin(&packed.encode(), u64::from(bomb.length))?;
+        tx.block_data(Bytes::copy_from_slice(frame))?;
+        tx.block_end(&[0; 32])?;
+        tx.control(b"\xff\xff")
+    });
+    assert!(!victim.site.root().join("packed").exists());
     victim.check();
 }
 
@@ -236,7 +285,7 @@ fn entries_that_would_leave_the_root_are_refused() {
         for size in [10, 2 * MIB as u64] {
             let offered = with_path(offer(0, entry(honest, size)), honest, lie);
             until_cut_off(victim.joined(), |tx| tx.control(&offered));
-            let header = BlockHeader::Packed { files: vec![(FileId(0), entry(honest, 10))] }.encode();
+            let header = BlockHeader::Packed { files: vec![(FileId(0), entry(honest, 10))], slab: None }.encode();
             let header = with_path(header, honest, lie);
             until_cut_off(victim.joined(), |tx| {
                 tx.block_begin(&header, 10)?;
@@ -246,7 +295,7 @@ fn entries_that_would_leave_the_root_are_refused() {
         }
     }
     // Our hidden names are taken for no file of a peer.
-    let hidden = BlockHeader::Packed { files: vec![(FileId(0), entry(b".sterna-00.part", 10))] }.encode();
+    let hidden = BlockHeader::Packed { files: vec![(FileId(0), entry(b".sterna-00.part", 10))], slab: None }.encode();
     until_cut_off(victim.joined(), |tx| {
         tx.block_begin(&hidden, 10)?;
         tx.block_data(vec![7; 10].into())?;
@@ -296,7 +345,8 @@ fn many_open_blocks_and_stalled_lanes_hold_little() {
     for index in 0..40u64 {
         let mut lane = victim.joined();
         let name = format!("stalled-{index}");
-        let header = BlockHeader::Packed { files: vec![(FileId(0), entry(name.as_bytes(), 200 << 10))] }.encode();
+        let header =
+            BlockHeader::Packed { files: vec![(FileId(0), entry(name.as_bytes(), 200 << 10))], slab: None }.encode();
         // Announced and never sent.
         let _ = lane.tx.block_begin(&header, 200 << 10).and_then(|()| lane.tx.flush());
         stalled.push(lane);
@@ -310,7 +360,7 @@ fn a_peer_that_never_reads_holds_nobody_up() {
     let victim = Victim::new();
     write(&victim.site.root().join("big"), &Seeded::new(4).bytes(40 * MIB));
     let mut lane = victim.lane();
-    let request = Request::Pull { sources: vec![b"big".to_vec()], dry_run: false };
+    let request = Request::Pull { sources: vec![b"big".to_vec()], dry_run: false, compress: Wish::Never };
     let hello = Frame::Hello(Hello::new(SessionId([200; 16]), request));
     lane.tx.control(&hello.encode()).and_then(|()| lane.tx.flush()).unwrap();
     victim.agent.wait_for_log("pull of");

@@ -6,6 +6,7 @@
 
 mod access;
 mod basics;
+mod compress;
 mod faults;
 mod hostile;
 mod kills;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{TcpOptions, accept};
 use sterna_net::lane::{Lane, LaneTx};
-use sterna_proto::session::{BlockHeader, FileId, Frame, Message};
+use sterna_proto::session::{BlockData, BlockHeader, FileId, Frame, Message};
 use sterna_proto::{Error, FileEntry};
 
 use crate::hostile::{Deaf, entry};
@@ -144,12 +144,12 @@ fn send(tx: &mut dyn LaneTx, files: &[(&[u8], Vec<u8>)]) -> Result<(), Error> {
     tx.control(&Frame::Messages { first: 0, encoded }.encode())?;
     if entries.iter().all(|(_, entry)| entry.is_packed()) {
         let trailer: Vec<u8> = files.iter().flat_map(|(_, data)| *blake3::hash(data).as_bytes()).collect();
-        tx.block_begin(&BlockHeader::Packed { files: entries }.encode(), bytes)?;
+        tx.block_begin(&BlockHeader::Packed { files: entries, slab: None }.encode(), bytes)?;
         tx.block_data(files.iter().flat_map(|(_, data)| data.clone()).collect::<Vec<u8>>().into())?;
         return tx.block_end(&trailer);
     }
     for ((file, entry), (_, data)) in entries.into_iter().zip(files) {
-        let header = BlockHeader::Single { file, entry, index: 0, hole: false };
+        let header = BlockHeader::Single { file, entry, index: 0, data: BlockData::Raw };
         tx.block_begin(&header.encode(), data.len() as u64)?;
         for piece in data.chunks(128 << 10) {
             tx.block_data(Bytes::copy_from_slice(piece))?;

@@ -43,7 +43,7 @@ pub(super) struct Reading {
 }
 
 impl Meter {
-    pub(super) fn new() -> Self {
+    pub(in crate::session) fn new() -> Self {
         Self {
             begun: Instant::now(),
             ended: [const { AtomicU64::new(0) }; 3],
