@@ -13,6 +13,7 @@ pub mod identity;
 pub mod lane;
 pub mod session;
 pub mod sys;
+pub mod web;
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 

@@ -9,6 +9,7 @@
 
 mod holes;
 mod names;
+mod origin;
 mod receiver;
 mod recheck;
 mod sender;
@@ -18,6 +19,7 @@ mod tests;
 mod writer;
 
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
+pub use origin::Origins;
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
 
@@ -350,7 +352,7 @@ pub(crate) fn spawn_feeder(
 }
 
 /// Feeds a lane until it dies or the session is over.
-fn feed(end: &dyn End, id: LaneId, mut tx: Box<dyn LaneTx>, first_frame: Option<Frame>) -> Result<(), Error> {
+pub(crate) fn feed(end: &dyn End, id: LaneId, mut tx: Box<dyn LaneTx>, first_frame: Option<Frame>) -> Result<(), Error> {
     if let Some(frame) = first_frame {
         tx.control(&frame.encode())?;
     }

@@ -5,16 +5,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{ActiveFile, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession};
+use sterna_proto::session::{
+    ActiveFile, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
+};
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
 
 use super::holes::HoleCount;
 use super::names::{Admittance, FirstNames};
+use super::origin::{OpenSource, Origin, Origins};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
 use crate::descriptors;
 use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
+use crate::web::{Web, WebFile};
 
 /// Bytes that are read, hashed and handed to a lane at once. Reason: stays in a core's second-level cache from the read to the
 /// encryption (512 KiB on the smallest machine measured), and control frames wait for no more than this.
@@ -64,12 +68,6 @@ impl Source {
     }
 }
 
-#[derive(Clone)]
-struct SourceName {
-    root: Root,
-    path: RelPath,
-}
-
 #[derive(Default)]
 struct OpenSources {
     files: HashMap<FileId, (Arc<SourceFile>, u64)>,
@@ -80,8 +78,9 @@ struct OpenSources {
 pub struct Sender {
     session: Mutex<SendSession>,
     wake: Condvar,
-    names: Mutex<HashMap<FileId, SourceName>>,
+    names: Mutex<HashMap<FileId, Origin>>,
     open: Mutex<OpenSources>,
+    web: Option<Arc<Web>>,
     pool: Arc<BufferPool>,
     observer: Arc<dyn Observer>,
     /// Only the manifest travels.
@@ -95,18 +94,20 @@ impl Sender {
     /// A sender of `sources`, but for the files that an earlier session of the same copy has `settled`; starts the thread that
     /// reads them.
     pub fn start(
-        sources: Vec<Source>,
+        sources: impl Into<Origins>,
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
+        let sources = sources.into();
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
             wake: Condvar::new(),
             names: Mutex::new(HashMap::new()),
             open: Mutex::new(OpenSources::default()),
+            web: sources.web(),
             pool,
             observer,
             dry_run,
@@ -122,7 +123,36 @@ impl Sender {
     }
 
     /// Reads the sources into the manifest; waits while the manifest is far enough ahead.
-    fn scan(&self, sources: &[Source]) {
+    fn scan(&self, sources: &Origins) {
+        match sources {
+            Origins::Roots(sources) => self.scan_roots(sources),
+            Origins::Web(web) => self.scan_web(web),
+        }
+        if self.is_over() {
+            return;
+        }
+        lock(&self.session).end_files();
+        self.after_change();
+    }
+
+    fn scan_web(&self, web: &Web) {
+        lock(&self.session).expect_lanes(web.connections());
+        let found = |found: Result<WebFile, Error>| match found {
+            Ok(file) if self.settled.contains(&file.entry().path) => {}
+            Ok(file) => {
+                if let Some(text) = file.notice() {
+                    web.notice(text.to_owned());
+                }
+                self.offer_in(file.entry().clone(), file.order(), Origin::Web(Arc::new(file)));
+            }
+            // A request that was broken off because the session is over says nothing of the file.
+            Err(_) if self.is_over() => {}
+            Err(error) => self.unreadable(error),
+        };
+        web.list(&found, &|| self.is_over());
+    }
+
+    fn scan_roots(&self, sources: &[Source]) {
         let mut names = FirstNames::new(sources);
         'sources: for (index, source) in sources.iter().enumerate() {
             let items = match source.items() {
@@ -148,8 +178,6 @@ impl Sender {
                 }
             }
         }
-        lock(&self.session).end_files();
-        self.after_change();
     }
 
     fn offer(&self, source: &Source, item: SourceItem) {
@@ -157,10 +185,15 @@ impl Sender {
         if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
             return;
         }
+        let origin = Origin::Disk { root: source.root.clone(), path: item.source };
+        self.offer_in(item.entry, BlockOrder::Next, origin);
+    }
+
+    fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) {
         let mut session = self.session_with_room();
-        let id = session.add_file(item.entry);
+        let id = session.add_file_in(entry, order);
         // Before a lane can take its blocks: the lock of the session is still held.
-        lock(&self.names).insert(id, SourceName { root: source.root.clone(), path: item.source });
+        lock(&self.names).insert(id, origin);
         drop(session);
         self.wake.notify_all();
     }
@@ -195,10 +228,26 @@ impl Sender {
                     SessionEvent::Settled { entry, outcome }
                 }
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
-                SendEvent::Aborted(error) => SessionEvent::Aborted(error),
+                SendEvent::Aborted(error) => {
+                    // Lanes that wait for a web server have nothing to wait for any more.
+                    self.web.iter().for_each(|web| web.stop());
+                    SessionEvent::Aborted(error)
+                }
             });
         }
         self.wake.notify_all();
+    }
+
+    /// What `lane` reads block `index` of a file from.
+    fn open_block(&self, lane: LaneId, id: FileId, entry: &FileEntry, index: u64) -> Result<OpenSource<'_>, Error> {
+        let origin = lock(&self.names).get(&id).cloned();
+        let (Some(Origin::Web(file)), Some(web)) = (origin, &self.web) else {
+            return self.open_source(id).map(OpenSource::Disk);
+        };
+        let blocks = entry.blocks();
+        let run = lock(&self.session).run_of(lane).filter(|(file, _)| *file == id);
+        let last = run.map_or(index, |(_, end)| end.saturating_sub(1).max(index));
+        Ok(OpenSource::Web(web.reader(lane, file, blocks.offset(last) + blocks.length(last))))
     }
 
     fn open_source(&self, id: FileId) -> Result<Arc<SourceFile>, Error> {
@@ -210,8 +259,9 @@ impl Sender {
             return Ok(Arc::clone(file));
         }
         drop(open);
-        let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))?;
-        let file = Arc::new(name.root.open_source(&name.path)?);
+        let name = lock(&self.names).get(&id).cloned();
+        let Some(Origin::Disk { root, path }) = name else { return Err(crate::internal("a block of a settled file")) };
+        let file = Arc::new(root.open_source(&path)?);
         let mut open = lock(&self.open);
         if open.files.len() >= OPEN_SOURCES_MAX.min(descriptors::limit() / DESCRIPTORS_DIVISOR) {
             let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id);
@@ -228,7 +278,7 @@ impl Sender {
         (id, entry, index): (FileId, FileEntry, u64),
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
-        let source = match self.open_source(id) {
+        let mut source = match self.open_block(lane, id, &entry, index) {
             Ok(source) => source,
             Err(error) => return Ok(Err(error)),
         };
@@ -278,7 +328,7 @@ impl Sender {
         let mut packed = Vec::with_capacity(files.len());
         let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
         for (id, entry) in files {
-            match self.read_whole(id, &entry, &mut data) {
+            match self.read_whole(lane, id, &entry, &mut data) {
                 Ok(()) => {
                     let start = data.len() - entry.size as usize;
                     trailer.extend_from_slice(blake3::hash(&data[start..]).as_bytes());
@@ -301,14 +351,19 @@ impl Sender {
     }
 
     /// Appends a small file to `data`; leaves `data` as it was on an error.
-    fn read_whole(&self, id: FileId, entry: &FileEntry, data: &mut Vec<u8>) -> Result<(), Error> {
+    fn read_whole(&self, lane: LaneId, id: FileId, entry: &FileEntry, data: &mut Vec<u8>) -> Result<(), Error> {
         if entry.size == 0 {
             return Ok(());
         }
         let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a settled file"))?;
         let start = data.len();
         data.resize(start + entry.size as usize, 0);
-        let read = name.root.open_source(&name.path).and_then(|source| {
+        let open = match (name, &self.web) {
+            (Origin::Disk { root, path }, _) => root.open_source(&path).map(|file| OpenSource::Disk(Arc::new(file))),
+            (Origin::Web(file), Some(web)) => Ok(OpenSource::Web(web.reader(lane, file, entry.size))),
+            (Origin::Web(_), None) => Err(crate::internal("a web file without a web")),
+        };
+        let read = open.and_then(|mut source| {
             source.read_at(0, &mut data[start..])?;
             source.check_unchanged(entry)
         });
@@ -345,9 +400,14 @@ impl End for Sender {
             return Work::Over;
         }
         if !self.dry_run
+            && self.web.as_ref().is_none_or(|web| web.takes_blocks(lane))
             && let Some(task) = session.next_block(lane)
         {
             return Work::Block(task);
+        }
+        drop(session);
+        if let Some(web) = &self.web {
+            web.rest(lane);
         }
         Work::Idle
     }

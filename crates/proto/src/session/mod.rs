@@ -8,6 +8,7 @@
 mod log;
 mod message;
 mod receive;
+mod runs;
 mod send;
 
 pub use log::{ControlLog, LOG_BYTES_MAX};
@@ -16,6 +17,7 @@ pub use message::{
     SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
+pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 
 use std::time::Duration;
