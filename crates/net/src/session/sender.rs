@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::session::{
     ActiveFile, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
 };
-use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
+use sterna_proto::{BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::holes::HoleCount;
 use super::names::{Admittance, FirstNames};
@@ -374,6 +374,10 @@ impl Sender {
     }
 
     fn withdraw(&self, id: FileId, error: Error) {
+        // The session is ending, and was when the file was left: it has not failed.
+        if error.kind == ErrorKind::Cancelled {
+            return;
+        }
         lock(&self.session).withdraw(id, error);
         self.after_change();
     }

@@ -64,7 +64,8 @@ impl Fault {
         Self { error, again: false }
     }
 
-    fn stopped() -> Self {
+    /// The session is over, and nobody waits for the answer.
+    pub(super) fn stopped() -> Self {
         let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the copy was stopped");
         Self { error, again: false }
     }

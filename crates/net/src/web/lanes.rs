@@ -71,9 +71,13 @@ impl WebReader<'_> {
                 Err(fault) => {
                     self.open = None;
                     let is_patient = fault.again && last.elapsed() < self.web.patience;
-                    if !is_patient || !self.web.exchange.hosts.wait(pause) {
+                    if self.web.exchange.hosts.is_stopped() {
+                        return Err(Fault::stopped().error);
+                    }
+                    if !is_patient {
                         return Err(fault.error);
                     }
+                    self.web.exchange.hosts.wait(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
             }

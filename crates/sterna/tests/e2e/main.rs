@@ -16,3 +16,5 @@ mod site;
 mod strait;
 mod strangers;
 mod tree;
+mod web;
+mod webserver;
