@@ -219,7 +219,7 @@ fn version_number(version: &Version) -> Result<u64, Error> {
     if version.tag.is_none() && version.modified.is_none() {
         return getrandom::u64().map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e));
     }
-    Ok(number_of(&[version.tag.as_deref().unwrap_or_default().as_bytes()]))
+    Ok(number_of(&[version.opaque_tag().unwrap_or_default().as_bytes()]))
 }
 
 /// Half of half a BLAKE3: numbers that are only compared.

@@ -23,6 +23,12 @@ impl Version {
         self.tag.as_deref().filter(|tag| tag.starts_with('"') && tag.len() > 2)
     }
 
+    /// The tag without its mark of weakness. Apache marks the tag of a file that is younger than a second, and the same tag is a
+    /// strong one from then on.
+    pub(super) fn opaque_tag(&self) -> Option<&str> {
+        self.tag.as_deref().map(|tag| tag.strip_prefix("W/").unwrap_or(tag))
+    }
+
     /// What `If-Range` is to carry: the server then sends a range of this version, or another version whole.
     pub(super) fn if_range(&self) -> Option<&str> {
         self.strong_tag().or_else(|| self.modified.as_deref().filter(|_| self.tag.is_none()))
@@ -30,7 +36,7 @@ impl Version {
 
     /// What differs in a later answer, in words.
     pub(super) fn difference(&self, later: &Self) -> Option<&'static str> {
-        match (&self.tag, &later.tag) {
+        match (self.opaque_tag(), later.opaque_tag()) {
             (Some(before), Some(now)) if before != now => Some("another ETag"),
             (Some(_), None) => Some("no ETag any more"),
             // The same tag vouches for the bytes, whatever servers behind one name say of the time.
@@ -196,6 +202,7 @@ mod tests {
         let weak = version(Some("W/\"a\""), Some("x"));
         assert_eq!((weak.strong_tag(), weak.if_range()), (None, None));
         assert!(weak.difference(&version(Some("W/\"a\""), Some("y"))).is_some());
+        assert_eq!(weak.difference(&version(Some("\"a\""), Some("x"))), None);
         let dated = version(None, Some("x"));
         assert_eq!(dated.if_range(), Some("x"));
         assert!(dated.difference(&version(None, Some("y"))).is_some());
