@@ -24,11 +24,9 @@ const REDIRECTS_MAX: usize = 10;
 /// How long a connection may take, of all addresses of a host together.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a server may take to begin its answer. Reason: some read the file from tape or from another site first.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
-
-/// How long a body may bring nothing. Reason: as long as a lane of ours may be silent before it counts as dead.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// How long a server may be silent, before its answer or within it. Reason: twice as long as a lane of ours, since a server may
+/// have to fetch the file from another site first and says nothing while it does.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// How long a connection without a request is kept. Reason: servers close theirs after 5 s (Apache) to 75 s (nginx); one that is
 /// closed already is noticed and costs nothing.
@@ -46,28 +44,41 @@ pub(super) struct Fault {
     pub(super) error: Error,
     /// The same request may bring it, soon.
     pub(super) again: bool,
+    /// What the server wants to be waited for before it; waited for when the next request is made.
+    pub(super) wait: Duration,
 }
 
 impl Fault {
     fn again(kind: ErrorKind, scope: Scope, text: String) -> Self {
-        Self { error: Error::new(kind, scope, Phase::Transfer, text).retry(Retry::After), again: true }
+        Self { error: Error::new(kind, scope, Phase::Transfer, text).retry(Retry::After), again: true, wait: Duration::ZERO }
     }
 
     pub(super) fn never(kind: ErrorKind, text: String) -> Self {
-        Self { error: Error::new(kind, Scope::Source, Phase::Transfer, text), again: false }
+        Self::from(Error::new(kind, Scope::Source, Phase::Transfer, text))
     }
 
     /// The file is another one than it was.
     pub(super) fn changed(at: &WebLocation, what: impl std::fmt::Display) -> Self {
         let text = format!("{at} changed while it was read: {what}; the next attempt starts it over");
-        let error = Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After);
-        Self { error, again: false }
+        Self::from(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
+    }
+
+    /// A body ended too early.
+    pub(super) fn cut(named: &WebLocation, offset: u64, why: &str) -> Self {
+        let text = format!("read {named}: cut at byte {offset}: {why}");
+        Self::again(ErrorKind::Unreachable, Scope::Source, text)
     }
 
     /// The session is over, and nobody waits for the answer.
     pub(super) fn stopped() -> Self {
-        let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the copy was stopped");
-        Self { error, again: false }
+        Self::from(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the copy was stopped"))
+    }
+}
+
+impl From<Error> for Fault {
+    /// A failure that another try would meet again.
+    fn from(error: Error) -> Self {
+        Self { error, again: false, wait: Duration::ZERO }
     }
 }
 
@@ -130,8 +141,8 @@ impl Exchange {
             .timeout_resolve(Some(CONNECT_TIME_MAX))
             .timeout_connect(Some(CONNECT_TIME_MAX))
             .timeout_send_request(Some(SILENCE_MAX))
-            .timeout_recv_response(Some(ANSWER_TIME_MAX))
-            .timeout_per_read(Some(ANSWER_TIME_MAX.min(SILENCE_MAX.saturating_mul(4))))
+            .timeout_recv_response(Some(SILENCE_MAX))
+            .timeout_per_read(Some(SILENCE_MAX))
             .build()
             .new_agent();
         Ok(Self {
@@ -166,7 +177,7 @@ impl Exchange {
         let mut is_renewed = false;
         for _ in 0..=REDIRECTS_MAX {
             let permit = self.hosts.enter(&at.origin()).ok_or_else(Fault::stopped)?;
-            let authorization = self.secrets.authorization(&at).map_err(|error| Fault { error, again: false })?;
+            let authorization = self.secrets.authorization(&at)?;
             let response = self.send(&at, ask, authorization.as_deref()).map_err(|error| self.unanswered(&at, error))?;
             let reply = Reply::read(response.status().as_u16(), response.headers(), SystemTime::now())
                 .map_err(|why| Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")))?;
@@ -271,7 +282,8 @@ impl Exchange {
             let plural = if connections == 1 { "" } else { "s" };
             self.notice(format!("{text}; waiting {seconds:.1} s, then {connections} connection{plural} to it"));
         }
-        Fault::again(ErrorKind::Unreachable, Scope::Source, text)
+        let wait = paused.map_or(retry_after.unwrap_or_default(), |(wait, _)| wait);
+        Fault { wait, ..Fault::again(ErrorKind::Unreachable, Scope::Source, text) }
     }
 
     /// Errors: the answer is a page where people sign in, or no bytes of the file as they are.

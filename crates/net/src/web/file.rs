@@ -1,7 +1,7 @@
 //! A file on a web server, as the first request for it has found it.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::BlockOrder;
@@ -77,8 +77,7 @@ impl WebFile {
 impl Web {
     /// Asks for a file. Errors: it cannot be had, or not as a file of a known size.
     pub(super) fn probe(&self, named: &WebLocation, kind: ProbeKind) -> Result<WebFile, Error> {
-        let started = Instant::now();
-        let (mut tries, mut pause) = (0, FIRST_PAUSE);
+        let (mut tries, mut pause, mut waited) = (0, FIRST_PAUSE, Duration::ZERO);
         loop {
             let fault = match self.probe_once(named, kind) {
                 Ok(file) => return Ok(file),
@@ -87,7 +86,8 @@ impl Web {
             tries += 1;
             // One that has answered, though with a refusal, is there and comes back.
             let is_there = fault.error.scope == sterna_proto::Scope::Source;
-            let may_try = started.elapsed() < self.patience && (is_there || tries < FIRST_TRIES_MAX);
+            waited += pause + fault.wait;
+            let may_try = waited < self.patience && (is_there || tries < FIRST_TRIES_MAX);
             if !fault.again || !may_try || !self.exchange.hosts.wait(pause) {
                 let mut error = fault.error;
                 error.phase = sterna_proto::Phase::Prepare;
@@ -113,7 +113,8 @@ impl Web {
         if reply.status == 206 && (reply.start != 0 || reply.size.is_none()) {
             return Err(wrong("the answer to a request for its first bytes names no size, or begins elsewhere"));
         }
-        let has_ranges = reply.status == 206;
+        // A server may send the whole for a range that is all of it, and send parts of it all the same.
+        let has_ranges = reply.status == 206 || kind == ProbeKind::ReadOn && reply.takes_ranges;
         let mut body = Some(body);
         let (size, head) = match reply.size {
             Some(size) if size <= PACKED_FILE_BYTES_MAX => (size, self.read_head(named, &mut body, size)?),
@@ -128,9 +129,9 @@ impl Web {
         if kind == ProbeKind::Head || size <= PACKED_FILE_BYTES_MAX {
             body = None;
         }
-        let name = named.name().map_err(|error| Fault { error, again: false })?;
+        let name = named.name()?;
         let order = if has_ranges || size <= PACKED_FILE_BYTES_MAX { BlockOrder::Runs } else { BlockOrder::OneLane };
-        let version = version_number(&reply.version).map_err(|error| Fault { error, again: false })?;
+        let version = version_number(&reply.version)?;
         let entry = FileEntry {
             path: name,
             kind: EntryKind::File,
@@ -153,8 +154,8 @@ impl Web {
         while let Some(body) = body.as_mut().filter(|_| done < bytes.len()) {
             done += match body.read(&mut bytes[done..]) {
                 Ok(count) if count > 0 => count,
-                Ok(_) => return Err(cut(named, done as u64, "the body ended")),
-                Err(error) => return Err(cut(named, done as u64, &error.to_string())),
+                Ok(_) => return Err(Fault::cut(named, done as u64, "the body ended")),
+                Err(error) => return Err(Fault::cut(named, done as u64, &error.to_string())),
             };
         }
         Ok(self.held.hold(bytes))
@@ -168,7 +169,7 @@ impl Web {
             match body.read(&mut bytes[done..]) {
                 Ok(0) => break,
                 Ok(count) => done += count,
-                Err(error) => return Err(cut(named, done as u64, &error.to_string())),
+                Err(error) => return Err(Fault::cut(named, done as u64, &error.to_string())),
             }
             if done == bytes.len() {
                 return Err(Fault::never(ErrorKind::Protocol, format!("GET {named}: {UNMEASURED}")));
@@ -186,13 +187,6 @@ const UNPROVEN: &str = "the server says neither how long it is nor where it ends
 /// Why a body is refused whose size comes with its end.
 const UNMEASURED: &str = "the server does not say how long it is (no Content-Length) and it is longer than 256 KiB; files are \
                           copied in blocks, for which their size must be known; not copied";
-
-/// A body ended too early.
-pub(super) fn cut(named: &WebLocation, offset: u64, why: &str) -> Fault {
-    let text = format!("read {named}: cut at byte {offset}: {why}");
-    let error = Error::new(ErrorKind::Unreachable, sterna_proto::Scope::Source, sterna_proto::Phase::Transfer, text);
-    Fault { error: error.retry(sterna_proto::Retry::After), again: true }
-}
 
 /// What the person should know of a version that is not vouched for.
 fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<String> {

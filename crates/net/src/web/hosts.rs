@@ -13,7 +13,11 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest such wait. Reason: a server that is restarted is noticed within this.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// How often a wait looks whether it has become idle. Reason: as quick as a person who stops a copy notices.
+/// How long a server that had too much to do must have been well before it gets one connection more. Guess: long beside what
+/// such a server counts requests over.
+const GROWS_AFTER: Duration = Duration::from_secs(30);
+
+/// How often a wait looks whether it is over. Reason: as quick as a person who stops a copy notices.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The servers of one copy.
@@ -30,6 +34,8 @@ struct Host {
     in_use: u32,
     budget: u32,
     paused_until: Option<Instant>,
+    /// When the budget changed last.
+    changed: Instant,
     /// Pauses in a row, for the length of the next.
     pauses: u32,
 }
@@ -63,9 +69,12 @@ impl Hosts {
             if self.is_stopped() {
                 return None;
             }
-            let fresh = || Host { in_use: 0, budget: self.budget, paused_until: None, pauses: 0 };
-            let host = state.entry(origin.to_owned()).or_insert_with(fresh);
             let now = Instant::now();
+            let fresh = || Host { in_use: 0, budget: self.budget, paused_until: None, changed: now, pauses: 0 };
+            let host = state.entry(origin.to_owned()).or_insert_with(fresh);
+            if host.budget < self.budget && now.saturating_duration_since(host.changed) >= GROWS_AFTER {
+                (host.budget, host.changed) = (host.budget + 1, now);
+            }
             let pause = host.paused_until.map(|until| until.saturating_duration_since(now)).unwrap_or_default();
             if pause.is_zero() && host.in_use < host.budget {
                 host.in_use += 1;
@@ -88,10 +97,13 @@ impl Hosts {
         if is_paused {
             // The other requests of the same moment: one word of the server, heard several times.
             host.paused_until = host.paused_until.max(wait.map(|_| until));
+            host.changed = host.changed.max(until);
             return None;
         }
         host.pauses += 1;
-        host.budget = (host.in_use.clamp(1, host.budget) / 2).max(1);
+        // One request alone was not too many: then it is not known how many are.
+        let were_many = if host.in_use > 1 { host.in_use.min(host.budget) } else { host.budget };
+        (host.budget, host.changed) = ((were_many / 2).max(1), until);
         host.paused_until = Some(until);
         Some((until - now, host.budget))
     }
@@ -142,7 +154,7 @@ mod tests {
         let other = hosts.enter("b");
         assert_eq!(hosts.pause("a", Some(Duration::ZERO), 0.0), Some((Duration::ZERO, 8)));
         drop(permits);
-        assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0).map(|(_, budget)| budget), Some(1));
+        assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0).map(|(_, budget)| budget), Some(4));
         // Fifteen more hear the same.
         assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0), None);
         assert!(other.is_some() && hosts.enter("b").is_some(), "another server has no part in it");

@@ -1,7 +1,7 @@
 //! What a lane reads: one answer after the other, each as long as the lane's run, going on where it was cut.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
@@ -9,7 +9,7 @@ use sterna_proto::{Error, ErrorKind};
 
 use super::Web;
 use super::exchange::{Answer, Ask, Body, Fault};
-use super::file::{WebFile, cut};
+use super::file::WebFile;
 use crate::session::lock;
 
 /// Wait before a request that failed is made again, doubled from failure to failure. Reason: a cut is mended at once, a server
@@ -61,20 +61,21 @@ impl WebReader<'_> {
     ///
     /// Errors: the file changed, is refused, or brought nothing for as long as is waited.
     pub(crate) fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        let (mut done, mut last, mut pause) = (0, Instant::now(), PAUSE_MIN);
+        // What it waits for others that speak with the same server does not count.
+        let (mut done, mut waited, mut pause) = (0, Duration::ZERO, PAUSE_MIN);
         while done < buffer.len() {
             match self.read_some(offset + done as u64, &mut buffer[done..]) {
                 Ok(count) => {
                     done += count;
-                    (last, pause) = (Instant::now(), PAUSE_MIN);
+                    (waited, pause) = (Duration::ZERO, PAUSE_MIN);
                 }
                 Err(fault) => {
                     self.open = None;
-                    let is_patient = fault.again && last.elapsed() < self.web.patience;
                     if self.web.exchange.hosts.is_stopped() {
                         return Err(Fault::stopped().error);
                     }
-                    if !is_patient {
+                    waited += pause + fault.wait;
+                    if !fault.again || waited > self.web.patience {
                         return Err(fault.error);
                     }
                     self.web.exchange.hosts.wait(pause);
@@ -99,8 +100,8 @@ impl WebReader<'_> {
                 open.offset += count as u64;
                 Ok(count)
             }
-            Ok(_) => Err(cut(&named, offset, "the body ended")),
-            Err(error) => Err(cut(&named, offset, &error.to_string())),
+            Ok(_) => Err(Fault::cut(&named, offset, "the body ended")),
+            Err(error) => Err(Fault::cut(&named, offset, &error.to_string())),
         }
     }
 
@@ -172,8 +173,8 @@ fn read_past(open: &mut OpenRun, offset: u64) -> Result<(), Fault> {
         let most = (offset - open.offset).min(useless.len() as u64) as usize;
         open.offset += match open.body.read(&mut useless[..most]) {
             Ok(count) if count > 0 => count as u64,
-            Ok(_) => return Err(cut(&open.file.named, open.offset, "the body ended")),
-            Err(error) => return Err(cut(&open.file.named, open.offset, &error.to_string())),
+            Ok(_) => return Err(Fault::cut(&open.file.named, open.offset, "the body ended")),
+            Err(error) => return Err(Fault::cut(&open.file.named, open.offset, &error.to_string())),
         };
     }
     Ok(())

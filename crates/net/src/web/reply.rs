@@ -69,6 +69,8 @@ pub(super) struct Reply {
     /// The body comes in chunks, whose last says that it is the last.
     pub(super) is_chunked: bool,
     pub(super) version: Version,
+    /// The server says that it can be asked for parts.
+    pub(super) takes_ranges: bool,
     /// Type of the content in lower case, without parameters.
     pub(super) content_type: String,
     /// `Content-Encoding`, unless it is identity.
@@ -107,6 +109,7 @@ impl Reply {
             length: if status == 206 { length.or(end_of(value("content-range"), start)) } else { length },
             is_chunked: value("transfer-encoding").is_some_and(|text| text.eq_ignore_ascii_case("chunked")),
             version: Version { tag: owned("etag"), modified: owned("last-modified") },
+            takes_ranges: value("accept-ranges").is_some_and(|text| text.eq_ignore_ascii_case("bytes")),
             content_type: content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase(),
             encoding: owned("content-encoding").filter(|text| !text.eq_ignore_ascii_case("identity")),
             location: headers.get("location").and_then(|value| value.to_str().ok()).map(str::to_owned),
