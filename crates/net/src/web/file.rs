@@ -113,8 +113,13 @@ impl Web {
         if reply.status == 206 && (reply.start != 0 || reply.size.is_none()) {
             return Err(wrong("the answer to a request for its first bytes names no size, or begins elsewhere"));
         }
-        // A server may send the whole for a range that is all of it, and send parts of it all the same.
-        let has_ranges = reply.status == 206 || kind == ProbeKind::ReadOn && reply.takes_ranges;
+        let has_ranges = reply.status == 206;
+        let is_large = reply.size.is_some_and(|size| size > PACKED_FILE_BYTES_MAX);
+        if kind == ProbeKind::ReadOn && is_large && !has_ranges && reply.takes_ranges {
+            // It says that it sends parts, and may send the whole only since all of it was asked for.
+            drop(body);
+            return self.probe_once(named, ProbeKind::Head);
+        }
         let mut body = Some(body);
         let (size, head) = match reply.size {
             Some(size) if size <= PACKED_FILE_BYTES_MAX => (size, self.read_head(named, &mut body, size)?),

@@ -23,6 +23,8 @@ const PORT_TRIES_MAX: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Nginx,
+    /// nginx with TLS; its certificate is among what more it is configured with.
+    NginxTls,
     Apache,
 }
 
@@ -31,6 +33,7 @@ pub struct WebServer {
     child: Child,
     pub addr: SocketAddr,
     directory: TempDir,
+    scheme: &'static str,
 }
 
 impl WebServer {
@@ -51,7 +54,8 @@ impl WebServer {
             });
             loop {
                 if TcpStream::connect(addr).is_ok() && child.try_wait().unwrap().is_none() {
-                    return Self { child, addr, directory };
+                    let scheme = if kind == Kind::NginxTls { "https" } else { "http" };
+                    return Self { child, addr, directory, scheme };
                 }
                 if child.try_wait().unwrap().is_some() {
                     break;
@@ -69,7 +73,7 @@ impl WebServer {
     }
 
     pub fn url(&self, path: &str) -> String {
-        format!("http://{}/{path}", self.addr)
+        format!("{}://{}/{path}", self.scheme, self.addr)
     }
 }
 
@@ -86,7 +90,8 @@ fn command(kind: Kind, directory: &Path, addr: SocketAddr, more: &str) -> Comman
     let at = directory.display();
     let is_root = rustix::process::geteuid().is_root();
     let (program, text, flags) = match kind {
-        Kind::Nginx => {
+        Kind::Nginx | Kind::NginxTls => {
+            let tls = if kind == Kind::NginxTls { "ssl" } else { "" };
             let user = if is_root { "user root;" } else { "" };
             let text = format!(
                 "daemon off; {user} worker_processes 1; pid {at}/pid; error_log {at}/error.log;
@@ -96,7 +101,7 @@ fn command(kind: Kind, directory: &Path, addr: SocketAddr, more: &str) -> Comman
                     types {{ text/html html; }}
                     client_body_temp_path {at}/body; proxy_temp_path {at}/proxy; fastcgi_temp_path {at}/fastcgi;
                     uwsgi_temp_path {at}/uwsgi; scgi_temp_path {at}/scgi;
-                    server {{ listen {addr}; root {at}/www; {more} }}
+                    server {{ listen {addr} {tls}; root {at}/www; {more} }}
                 }}"
             );
             ("nginx", text, vec!["-p".to_owned(), at.to_string(), "-e".to_owned(), format!("{at}/error.log"), "-c".to_owned()])
