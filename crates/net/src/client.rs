@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
-use sterna_proto::web::WebLocation;
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
+use sterna_proto::web::WebLocation;
 use sterna_proto::{
     BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileEntry, Location, Phase, Retry, Scope,
 };
@@ -28,8 +28,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedBudget};
 use crate::lane::{Lane, LaneStats, Transport, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Origins, Progress, Receiver, ReceiverOptions, Sender, SessionEvent,
-    SettledPaths, Source, attach, close_all, lock,
+    ALIVE_EVERY, AskedNames, End, LaneIds, Lanes, Observer, Origins, Progress, Receiver, ReceiverOptions, Sender,
+    SessionEvent, SettledPaths, Source, attach, close_all, lock,
 };
 use crate::web::{TokenSource, Web};
 

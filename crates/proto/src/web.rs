@@ -90,7 +90,9 @@ impl WebLocation {
         let last = path.rsplit('/').next().unwrap_or_default();
         let name = percent_decode(last.as_bytes()).ok_or_else(|| wrong("a % without two hexadecimal digits"))?;
         if name.is_empty() {
-            return Err(wrong("ends with no name: sterna copies single files from web servers, and lists no directories"));
+            return Err(wrong(
+                "ends with no name: sterna copies single files from web servers, and lists no directories",
+            ));
         }
         if name.contains(&b'/') {
             return Err(wrong("its last name has a / in it"));
@@ -241,14 +243,33 @@ mod tests {
 
     #[test]
     fn names_that_could_leave_the_destination_are_refused() {
-        for text in ["https://h", "https://h/", "https://h/a/", "https://h/..", "https://h/%2e%2e", "https://h/a%2fb", "https://h/%00", "https://h/a%zz", "https://h/."] {
+        for text in [
+            "https://h",
+            "https://h/",
+            "https://h/a/",
+            "https://h/..",
+            "https://h/%2e%2e",
+            "https://h/a%2fb",
+            "https://h/%00",
+            "https://h/a%zz",
+            "https://h/.",
+        ] {
             assert!(web(text).name().is_err(), "{text}");
         }
     }
 
     #[test]
     fn wrong_urls_are_refused_and_secrets_not_shown() {
-        for text in ["https://", "https:///x", "https://h:0/x", "https://h:x/", "https://a b/", "https://[::1/x", "ftp://h/x", "https://::1/x"] {
+        for text in [
+            "https://",
+            "https:///x",
+            "https://h:0/x",
+            "https://h:x/",
+            "https://a b/",
+            "https://[::1/x",
+            "ftp://h/x",
+            "https://::1/x",
+        ] {
             assert!(WebLocation::parse(text).is_err(), "{text}");
         }
         let error = WebLocation::parse("https://user:hunter2@h/x").unwrap_err();

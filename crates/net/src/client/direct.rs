@@ -89,17 +89,14 @@ impl Direct {
     }
 
     /// Runs the copy to its end. Errors: as [`super::copy`].
-    pub(super) fn copy(
-        self,
-        options: &CopyOptions,
-        observer: &Arc<dyn CopyObserver>,
-    ) -> Result<CopySummary, Error> {
+    pub(super) fn copy(self, options: &CopyOptions, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
         let ends = self.start_ends(options, &tally)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
-        let feeders = ends.start_lanes(lanes.value)?;
+        // A host that gives too few threads: those that run end with their ends.
+        let feeders = ends.start_lanes(lanes.value).inspect_err(|error| ends.abort(error))?;
         ends.tick_until_over(observer, started);
         // Nobody waits for a web server any more; a feeder ends when its end is over.
         ends.web.stop();
@@ -170,6 +167,12 @@ impl Ends {
         Ok(feeders)
     }
 
+    fn abort(&self, error: &Error) {
+        self.sender.abort(crate::copy_of(error));
+        self.receiver.abort(crate::copy_of(error));
+        self.web.stop();
+    }
+
     fn is_over(&self) -> bool {
         self.sender.is_over() && self.receiver.is_over()
     }
@@ -202,7 +205,12 @@ impl Ends {
         let mut session = self.receiver.progress();
         session.lanes = self.web.reading();
         let lanes = vec![LaneStats { wire_bytes_received: self.web.received_bytes(), ..LaneStats::default() }];
-        CopyProgress { session, elapsed: started.elapsed(), lanes, files: self.receiver.active_files(ACTIVE_FILES_SHOWN) }
+        CopyProgress {
+            session,
+            elapsed: started.elapsed(),
+            lanes,
+            files: self.receiver.active_files(ACTIVE_FILES_SHOWN),
+        }
     }
 }
 

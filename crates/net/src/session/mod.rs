@@ -352,7 +352,12 @@ pub(crate) fn spawn_feeder(
 }
 
 /// Feeds a lane until it dies or the session is over.
-pub(crate) fn feed(end: &dyn End, id: LaneId, mut tx: Box<dyn LaneTx>, first_frame: Option<Frame>) -> Result<(), Error> {
+pub(crate) fn feed(
+    end: &dyn End,
+    id: LaneId,
+    mut tx: Box<dyn LaneTx>,
+    first_frame: Option<Frame>,
+) -> Result<(), Error> {
     if let Some(frame) = first_frame {
         tx.control(&frame.encode())?;
     }

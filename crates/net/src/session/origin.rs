@@ -44,7 +44,7 @@ pub(super) enum Origin {
 /// A file that a block is read from.
 pub(super) enum OpenSource<'a> {
     Disk(Arc<SourceFile>),
-    Web(WebReader<'a>),
+    Web(Box<WebReader<'a>>),
 }
 
 impl OpenSource<'_> {

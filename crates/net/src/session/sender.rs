@@ -247,7 +247,7 @@ impl Sender {
         let blocks = entry.blocks();
         let run = lock(&self.session).run_of(lane).filter(|(file, _)| *file == id);
         let last = run.map_or(index, |(_, end)| end.saturating_sub(1).max(index));
-        Ok(OpenSource::Web(web.reader(lane, file, blocks.offset(last) + blocks.length(last))))
+        Ok(OpenSource::Web(Box::new(web.reader(lane, file, blocks.offset(last) + blocks.length(last)))))
     }
 
     fn open_source(&self, id: FileId) -> Result<Arc<SourceFile>, Error> {
@@ -360,7 +360,7 @@ impl Sender {
         data.resize(start + entry.size as usize, 0);
         let open = match (name, &self.web) {
             (Origin::Disk { root, path }, _) => root.open_source(&path).map(|file| OpenSource::Disk(Arc::new(file))),
-            (Origin::Web(file), Some(web)) => Ok(OpenSource::Web(web.reader(lane, file, entry.size))),
+            (Origin::Web(file), Some(web)) => Ok(OpenSource::Web(Box::new(web.reader(lane, file, entry.size)))),
             (Origin::Web(_), None) => Err(crate::internal("a web file without a web")),
         };
         let read = open.and_then(|mut source| {

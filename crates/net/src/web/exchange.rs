@@ -50,7 +50,11 @@ pub(super) struct Fault {
 
 impl Fault {
     fn again(kind: ErrorKind, scope: Scope, text: String) -> Self {
-        Self { error: Error::new(kind, scope, Phase::Transfer, text).retry(Retry::After), again: true, wait: Duration::ZERO }
+        Self {
+            error: Error::new(kind, scope, Phase::Transfer, text).retry(Retry::After),
+            again: true,
+            wait: Duration::ZERO,
+        }
     }
 
     pub(super) fn never(kind: ErrorKind, text: String) -> Self {
@@ -178,7 +182,8 @@ impl Exchange {
         for _ in 0..=REDIRECTS_MAX {
             let permit = self.hosts.enter(&at.origin()).ok_or_else(Fault::stopped)?;
             let authorization = self.secrets.authorization(&at)?;
-            let response = self.send(&at, ask, authorization.as_deref()).map_err(|error| self.unanswered(&at, error))?;
+            let response =
+                self.send(&at, ask, authorization.as_deref()).map_err(|error| self.unanswered(&at, error))?;
             let reply = Reply::read(response.status().as_u16(), response.headers(), SystemTime::now())
                 .map_err(|why| Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")))?;
             let body = Body {
@@ -211,7 +216,12 @@ impl Exchange {
         Err(Fault::never(ErrorKind::Protocol, text))
     }
 
-    fn send(&self, at: &WebLocation, ask: &Ask<'_>, authorization: Option<&str>) -> Result<Response<ureq::Body>, ureq::Error> {
+    fn send(
+        &self,
+        at: &WebLocation,
+        ask: &Ask<'_>,
+        authorization: Option<&str>,
+    ) -> Result<Response<ureq::Body>, ureq::Error> {
         let mut request = self.agent.get(at.url());
         if let Some((start, end)) = ask.range {
             let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
@@ -237,9 +247,10 @@ impl Exchange {
                 let text = format!("{text}; a private authority is given with --http-ca FILE");
                 Fault::never(ErrorKind::Untrusted, text)
             }
-            ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => {
-                Fault::again(ErrorKind::Unreachable, Scope::Path, text)
-            }
+            ureq::Error::Io(_)
+            | ureq::Error::Timeout(_)
+            | ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed => Fault::again(ErrorKind::Unreachable, Scope::Path, text),
             _ => Fault::never(ErrorKind::Protocol, text),
         }
     }
@@ -380,6 +391,8 @@ fn said(error: &ureq::Error) -> String {
         }
         ureq::Error::Io(error) => error.to_string(),
         ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
+        // It would show the URL, with its query.
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
         ureq::Error::Timeout(what) => format!("no answer in time ({what})"),
         error => error.to_string(),
     }

@@ -200,7 +200,9 @@ fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<Strin
         return None;
     }
     if order == BlockOrder::OneLane {
-        return Some(format!("{path}: the server sends no ranges of it: one connection, from the first byte to the last"));
+        return Some(format!(
+            "{path}: the server sends no ranges of it: one connection, from the first byte to the last"
+        ));
     }
     match (reply.version.strong_tag(), &reply.version.modified) {
         (Some(_), _) => None,

@@ -155,9 +155,11 @@ impl WebReader<'_> {
             if reply.status != 206 {
                 return Err(no_range(named, start));
             }
-            let is_asked = reply.start == start && reply.length.is_none_or(|length| length <= end.unwrap_or(size) - start);
+            let is_asked =
+                reply.start == start && reply.length.is_none_or(|length| length <= end.unwrap_or(size) - start);
             if !is_asked {
-                let text = format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
+                let text =
+                    format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
                 return Err(Fault::never(ErrorKind::Protocol, text));
             }
         }

@@ -171,7 +171,8 @@ mod tests {
         assert_eq!((part.start, part.length, part.size), (0, Some(1), None));
         let whole = reply(200, &[("content-length", "7"), ("content-type", "Text/HTML; charset=x")]).unwrap();
         assert!((whole.start, whole.length, whole.size) == (0, Some(7), Some(7)) && whole.is_page());
-        for wrong in ["bytes 19-10/100", "bytes 10-19/15", "bytes a-b/c", "10-19/100", "bytes 0-18446744073709551615/*"] {
+        for wrong in ["bytes 19-10/100", "bytes 10-19/15", "bytes a-b/c", "10-19/100", "bytes 0-18446744073709551615/*"]
+        {
             assert!(reply(206, &[("content-range", wrong)]).is_err(), "{wrong}");
         }
         assert!(reply(206, &[("content-range", "bytes 0-9/100"), ("content-length", "11")]).is_err());

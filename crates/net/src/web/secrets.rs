@@ -86,9 +86,7 @@ impl Secrets {
             return Ok(self.passwords.get(at.host.trim_matches(['[', ']'])).cloned());
         };
         let mut token = lock(&self.token);
-        let is_fresh = |token: &Token| {
-            token.expires.is_none_or(|expires| expires > SystemTime::now() + RENEWED_BEFORE)
-        };
+        let is_fresh = |token: &Token| token.expires.is_none_or(|expires| expires > SystemTime::now() + RENEWED_BEFORE);
         if let Some(known) = token.as_ref().filter(|token| is_fresh(token)) {
             return Ok(Some(format!("Bearer {}", known.text)));
         }
@@ -267,7 +265,8 @@ mod tests {
 
     #[test]
     fn netrc_gives_a_password_for_each_host() {
-        let found = passwords("# password x\nmachine A.example login me password pw\nmachine b\n login you password two\n");
+        let found =
+            passwords("# password x\nmachine A.example login me password pw\nmachine b\n login you password two\n");
         assert_eq!(found["a.example"], format!("Basic {}", STANDARD.encode("me:pw")));
         assert_eq!(found["b"], format!("Basic {}", STANDARD.encode("you:two")));
         assert_eq!(found.len(), 2);

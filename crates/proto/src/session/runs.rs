@@ -140,9 +140,9 @@ mod tests {
 
     const FILE: FileId = FileId(0);
 
-    fn pending(ranges: &[Range<u64>]) -> RangeSet {
+    fn pending(ranges: &[(u64, u64)]) -> RangeSet {
         let mut set = RangeSet::default();
-        ranges.iter().for_each(|range| set.insert(range.clone()));
+        ranges.iter().for_each(|&(start, end)| set.insert(start..end));
         set
     }
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn lanes_that_are_expected_share_a_file_in_equal_runs() {
-        let mut left = pending(&[0..160]);
+        let mut left = pending(&[(0, 160)]);
         let mut runs = Runs::default();
         runs.expect_lanes(16);
         for lane in 0..16 {
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_block_is_taken_once_however_lanes_differ() {
-        let mut left = pending(&[0..37, 50..51, 60..100]);
+        let mut left = pending(&[(0, 37), (50, 51), (60, 100)]);
         let count = left.len();
         let mut runs = Runs::default();
         runs.expect_lanes(5);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_source_that_is_read_in_one_way_only_has_one_lane() {
-        let left = pending(&[0..8]);
+        let left = pending(&[(0, 8)]);
         let mut runs = Runs::default();
         runs.expect_lanes(4);
         assert!(runs.begin(LaneId(0), FILE, BlockOrder::OneLane, &left, 1));
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn as_many_files_as_lanes_are_read_whole() {
-        let left = pending(&[0..40]);
+        let left = pending(&[(0, 40)]);
         let mut runs = Runs::default();
         runs.expect_lanes(4);
         for lane in 0..4 {

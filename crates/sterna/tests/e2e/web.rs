@@ -73,7 +73,10 @@ fn lanes_read_parts_of_their_own() {
     assert!((4..20).contains(&seen.len()), "{seen:#?}");
     assert!(proxy.most_at_once() <= 5, "more requests at once than lanes, but for one that is being given up");
     let later = &seen[1..];
-    assert!(later.iter().all(|request| request.header("if-range").is_some_and(|tag| tag.starts_with('"'))), "{seen:#?}");
+    assert!(
+        later.iter().all(|request| request.header("if-range").is_some_and(|tag| tag.starts_with('"'))),
+        "{seen:#?}"
+    );
     assert!(seen.iter().all(|request| request.header("accept-encoding") == Some("identity")), "{seen:#?}");
 }
 
@@ -97,13 +100,36 @@ fn a_copy_that_is_killed_goes_on_in_the_middle() {
         assert!(held >= 10 * MIB as u64, "{}", outcome.describe());
         assert_same_file(&server.root().join("f"), &site.local().join("f"));
         // The first request tells of the file and may begin at its start; the others ask for what is missing.
-        let asked: u64 = proxy.seen()[before + 1..]
-            .iter()
-            .filter_map(range_of)
-            .map(|(first, last)| last.unwrap() + 1 - first)
-            .sum();
+        let asked: u64 =
+            proxy.seen()[before + 1..].iter().filter_map(range_of).map(|(first, last)| last.unwrap() + 1 - first).sum();
         assert!(asked <= 48 * MIB as u64 - held + 8 * MIB as u64, "{asked} bytes were asked for beside {held}");
     }
+}
+
+#[test]
+fn a_copy_that_is_stopped_ends_at_once_and_says_so() {
+    let server = server_with(Kind::Nginx, 32 * MIB);
+    let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
+    let site = Site::new();
+    // Every lane waits for bytes that do not come.
+    proxy.allow(6 * MIB as u64);
+    let mut copying = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).start();
+    wait_until("bytes", || proxy.is_spent());
+    copying.interrupt();
+    let outcome = copying.finish().expect(130);
+    assert_eq!(outcome.count("file"), 0, "it has not failed: {}", outcome.describe());
+    proxy.allow(u64::MAX);
+    copy_of(&site, &[proxy.url("f")]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+}
+
+#[test]
+fn a_dry_run_names_files_and_writes_nothing() {
+    let server = server_with(Kind::Nginx, 3 * MIB);
+    let site = Site::new();
+    let outcome = copy_of(&site, &[server.url("f")]).arg("--dry-run").succeed();
+    assert_eq!((&outcome.summary()["would_copy"], &outcome.summary()["bytes"]), (&1.into(), &(3 * MIB).into()));
+    assert!(fs::read_dir(site.local()).unwrap().next().is_none());
 }
 
 #[test]
@@ -124,7 +150,8 @@ fn bodies_that_are_cut_again_and_again_bring_everything() {
 fn a_server_that_has_too_much_to_do_is_left_alone_and_gets_fewer_connections() {
     for (status, wait) in [("429 Too Many Requests", "1"), ("503 Service Unavailable", "0")] {
         let server = server_with(Kind::Nginx, 24 * MIB);
-        let refusal = format!("HTTP/1.1 {status}\r\nRetry-After: {wait}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        let refusal =
+            format!("HTTP/1.1 {status}\r\nRetry-After: {wait}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         let proxy = FaultProxy::new(server.addr, move |request| match request.number {
             3..6 => Verdict::Answer(refusal.clone()),
             _ => Verdict::Pass,
@@ -140,7 +167,9 @@ fn a_server_that_has_too_much_to_do_is_left_alone_and_gets_fewer_connections() {
 fn a_server_that_asks_for_more_quiet_than_we_have_is_told_of() {
     let server = server_with(Kind::Nginx, 2 * MIB);
     let proxy = FaultProxy::new(server.addr, |_| {
-        Verdict::Answer("HTTP/1.1 429 Slow Down\r\nRetry-After: 86400\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned())
+        Verdict::Answer(
+            "HTTP/1.1 429 Slow Down\r\nRetry-After: 86400\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
+        )
     });
     let site = Site::new();
     let outcome = copy_of(&site, &[proxy.url("f")]).run().expect(3);
@@ -267,13 +296,15 @@ fn a_body_whose_end_proves_nothing_is_refused() {
     let server = server_with(Kind::Nginx, MIB);
     let proxy = FaultProxy::new(server.addr, |request| match request.path() {
         "/chunked" => Verdict::Answer(
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n".to_owned(),
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+                .to_owned(),
         ),
         "/cut" => Verdict::Answer(
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nhel".to_owned(),
         ),
         "/encoded" => Verdict::Answer(
-            "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello".to_owned(),
+            "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+                .to_owned(),
         ),
         _ => Verdict::Answer("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello".to_owned()),
     });
@@ -318,10 +349,14 @@ fn statuses_end_with_the_code_of_the_source() {
     let server = server_with(Kind::Apache, 1000);
     let proxy = FaultProxy::new(server.addr, |request| match request.path() {
         "/f" => Verdict::Pass,
-        path => Verdict::Answer(format!("HTTP/1.1 {} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", &path[1..])),
+        path => {
+            Verdict::Answer(format!("HTTP/1.1 {} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", &path[1..]))
+        }
     });
     let site = Site::new();
-    for (status, kind) in [("401", "denied"), ("403", "denied"), ("404", "not_found"), ("410", "not_found"), ("400", "io")] {
+    for (status, kind) in
+        [("401", "denied"), ("403", "denied"), ("404", "not_found"), ("410", "not_found"), ("400", "io")]
+    {
         let outcome = copy_of(&site, &[proxy.url(status)]).run().expect(3);
         assert_eq!(outcome.last("unreadable")["error"]["kind"], kind, "{}", outcome.describe());
     }

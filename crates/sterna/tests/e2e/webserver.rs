@@ -104,7 +104,11 @@ fn command(kind: Kind, directory: &Path, addr: SocketAddr, more: &str) -> Comman
                     server {{ listen {addr} {tls}; root {at}/www; {more} }}
                 }}"
             );
-            ("nginx", text, vec!["-p".to_owned(), at.to_string(), "-e".to_owned(), format!("{at}/error.log"), "-c".to_owned()])
+            (
+                "nginx",
+                text,
+                vec!["-p".to_owned(), at.to_string(), "-e".to_owned(), format!("{at}/error.log"), "-c".to_owned()],
+            )
         }
         Kind::Apache => {
             let modules = "/usr/lib/apache2/modules";
@@ -279,7 +283,13 @@ impl Shared {
         self.pass_body(client, &mut server, body, cut)
     }
 
-    fn pass_body(&self, client: &mut TcpStream, server: &mut TcpStream, first: Vec<u8>, cut: u64) -> std::io::Result<()> {
+    fn pass_body(
+        &self,
+        client: &mut TcpStream,
+        server: &mut TcpStream,
+        first: Vec<u8>,
+        cut: u64,
+    ) -> std::io::Result<()> {
         let (mut left, mut bytes) = (cut, first);
         let mut buffer = vec![0; 16 << 10];
         loop {
