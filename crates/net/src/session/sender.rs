@@ -245,7 +245,13 @@ impl Sender {
             return self.open_source(id).map(OpenSource::Disk);
         };
         let blocks = entry.blocks();
-        let run = lock(&self.session).run_of(lane).filter(|(file, _)| *file == id);
+        let session = lock(&self.session);
+        let run = session.run_of(lane).filter(|(file, _)| *file == id);
+        let begins_here = session.is_missing(id, 0);
+        drop(session);
+        if !begins_here {
+            file.drop_first_answer();
+        }
         let last = run.map_or(index, |(_, end)| end.saturating_sub(1).max(index));
         Ok(OpenSource::Web(Box::new(web.reader(lane, file, blocks.offset(last) + blocks.length(last)))))
     }

@@ -68,6 +68,12 @@ impl WebFile {
         self.notice.as_deref()
     }
 
+    /// Nobody needs its first bytes.
+    pub(crate) fn drop_first_answer(&self) {
+        // Dropped without the lock.
+        let _first = lock(&self.first).take();
+    }
+
     /// Whether the server can be asked for a part of it.
     pub(super) fn has_ranges(&self) -> bool {
         self.order == BlockOrder::Runs

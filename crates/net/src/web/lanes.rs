@@ -111,7 +111,7 @@ impl WebReader<'_> {
         let reach = if self.file.has_ranges() { READ_PAST_MAX } else { u64::MAX };
         let reaches = |open: &OpenRun| open.offset <= offset && offset - open.offset <= reach;
         if !open.as_ref().is_some_and(reaches) {
-            open = self.first_answer().filter(reaches);
+            open = self.first_answer(offset);
         }
         let mut open = match open {
             Some(open) => open,
@@ -121,10 +121,14 @@ impl WebReader<'_> {
         Ok(self.open.insert(open))
     }
 
-    /// The answer that told of the file, for who comes first.
-    fn first_answer(&self) -> Option<OpenRun> {
+    /// The answer that told of the file, for who reads its first bytes; for others only if there is no other way to theirs.
+    fn first_answer(&self, offset: u64) -> Option<OpenRun> {
+        let start = self.file.head.bytes.len() as u64;
+        if offset != start && self.file.has_ranges() {
+            return None;
+        }
         let body = lock(&self.file.first).take()?;
-        Some(OpenRun { file: Arc::clone(&self.file), offset: self.file.head.bytes.len() as u64, body })
+        Some(OpenRun { file: Arc::clone(&self.file), offset: start, body })
     }
 
     /// Asks for the bytes from `offset` to the end of the run.

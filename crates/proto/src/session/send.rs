@@ -420,6 +420,11 @@ impl SendSession {
         self.runs.of(lane)
     }
 
+    /// Whether a block of a file has not arrived, as far as this end knows.
+    pub fn is_missing(&self, id: FileId, index: u64) -> bool {
+        self.files.get(&id).is_some_and(|file| file.pending.contains(index) || file.in_flight.contains_key(&index))
+    }
+
     /// The next block of the run of `lane`; ends a run that has none left.
     fn next_of_run(&mut self, lane: LaneId) -> Option<(FileId, u64)> {
         let Self { runs, files, .. } = self;
