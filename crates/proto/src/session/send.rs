@@ -414,8 +414,8 @@ impl SendSession {
         self.runs.expect_lanes(lanes);
     }
 
-    /// The file whose run `lane` is in, and the block where the run ends; what lies before that end the lane will most likely
-    /// be given next. `None`: it has no run.
+    /// The file whose run `lane` is in, and a block: those before it the lane will be given next, if they are not here already, and
+    /// no other lane will. `None`: it has no run.
     pub fn run_of(&self, lane: LaneId) -> Option<(FileId, u64)> {
         self.runs.of(lane)
     }
