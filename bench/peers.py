@@ -184,6 +184,12 @@ def _sterna_peer(name: str, *flags: str, push: bool = False, own_control: bool =
                 own_control=own_control, pushes=push)
 
 
+def _sterna_web(place: Place) -> list[str]:
+    # As aria2: the same server, and what sterna decides by itself.
+    return [STERNA, "copy", "--state", str(place.run / "client"), f"http://{place.server_address}:9580/file-0",
+            str(place.target / "file-0")]
+
+
 def _floor(steps: str) -> Callable[[Place], list[str]]:
     return lambda place: [FLOOR, steps, "2", str(place.source / "file-0"), str(place.target / "file-0")]
 
@@ -203,6 +209,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("udt", (UDT_COPY,), _udt_client, _udt_server, port=9501, own_control=True),
     Peer("cp", ("cp",), _cp, own_control=True),
     *(Peer(f"floor-{steps}", (FLOOR,), _floor(steps), own_control=True) for steps in ("copy", "hash", "seal", "both")),
+    Peer("sterna-web", (STERNA, "nginx"), _sterna_web, _nginx, port=9580),
     _sterna_peer("sterna"),
     _sterna_peer("sterna-push", push=True),
     _sterna_peer("sterna-quic", "--via", "quic"),

@@ -108,4 +108,17 @@ ALONE = (
       for lanes in (1, 4, 16, 64)),
 )
 
-ROWS = COMPARED + SPECIAL + ALONE
+# Web servers: what reads them by ranges, side by side.
+WEB_PEERS = ("aria2", "sterna-web")
+WEB = (
+    Row("web-660", "660 ms, 50 Mbit/s, no loss, 200 MB, from nginx", 50 * MBIT, 0.66, 1, 200 * MB, _path("50Mbit", "660ms"),
+        peers=WEB_PEERS, controls=("bbr", "cubic"), target="aria2"),
+    Row("web-660-1", "660 ms, 50 Mbit/s, 1 % loss, 200 MB, from nginx", 50 * MBIT, 0.66, 1, 200 * MB,
+        _path("50Mbit", "660ms", "--loss", "1%"), peers=WEB_PEERS, controls=("bbr",), target="aria2"),
+    Row("web-150", "150 ms, 1 Gbit/s, 0.01 % loss, 1 GB, from nginx", GBIT, 0.15, 1, GB,
+        _path("1Gbit", "150ms", "--loss", "0.01%"), peers=WEB_PEERS, controls=("bbr", "cubic"), target="aria2"),
+    Row("web-8", "8 ms, 1 Gbit/s, no loss, 1 GB, from nginx", GBIT, 0.008, 1, GB, _path("1Gbit", "8ms"),
+        peers=WEB_PEERS, controls=("bbr", "cubic"), target="aria2"),
+)
+
+ROWS = COMPARED + WEB + SPECIAL + ALONE

@@ -50,6 +50,9 @@ test)
     # libFuzzer is C++; without a compiler for it scripts/fuzz.sh says so and leaves the smoke run out.
     mapfile -t wanted < <(missing_packages c++=g++)
     install_packages "${wanted[@]}" || say "the fuzz smoke run will be left out"
+    # Copies from web servers are tested with real ones; both run on loopback with configurations of the tests' own.
+    mapfile -t wanted < <(PATH=$PATH:/usr/sbin missing_packages nginx=nginx-light apache2=apache2-bin)
+    install_packages "${wanted[@]}" || say "the tests of copies from web servers will fail"
     ;;
 demo)
     # curl and a web server are what Sterna is shown beside.

@@ -5,6 +5,7 @@
 //! the session is over or the person stops it.
 
 mod dial;
+mod direct;
 mod memory;
 mod stall;
 
@@ -22,6 +23,7 @@ use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, Hello, Overwrite, Request, SOURCES_MAX, SessionId};
+use sterna_proto::web::WebLocation;
 use sterna_proto::{
     BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileEntry, Location, Phase, Retry, Scope,
 };
@@ -32,9 +34,10 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::SharedBudget;
 use crate::lane::{Lane, LaneStats, Transport};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, Compression, End, LaneIds, Lanes, LimitsNow, Observer, Progress, Receiver,
+    ALIVE_EVERY, AskedNames, Compression, End, LaneIds, Lanes, LimitsNow, Observer, Origins, Progress, Receiver,
     ReceiverOptions, Sender, SessionEvent, SettledPaths, Source, attach, close_all, lock,
 };
+use crate::web::{TokenSource, Web};
 
 use self::dial::{FirstLane, dial, dial_first, lane_memory};
 use self::memory::PathFile;
@@ -102,6 +105,10 @@ pub struct CopyOptions {
     pub linger: Duration,
     /// Directory that keeps what is learnt about paths; `None`: nothing is remembered.
     pub memory_dir: Option<PathBuf>,
+    /// Where the bearer token for a web server comes from.
+    pub web_token: Option<TokenSource>,
+    /// A file of certificates of authorities that web servers may have beside those of this host.
+    pub web_authority: Option<PathBuf>,
 }
 
 /// What the person who runs a copy sees and says; called from many threads.
@@ -214,6 +221,9 @@ pub fn copy(
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
+    if let Some(direct) = direct::Direct::plan(options)? {
+        return direct.copy(options, observer);
+    }
     let job = Job::plan(options)?;
     let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
     // Since when the agent has been looked for again, after it lost a session.
@@ -253,8 +263,41 @@ struct Job {
 }
 
 enum Direction {
-    Push { sources: Vec<PathBuf>, destination: Vec<u8> },
+    Push { sources: PushSources, destination: Vec<u8> },
     Pull { sources: Vec<Vec<u8>>, destination: PathBuf },
+}
+
+enum PushSources {
+    Local(Vec<PathBuf>),
+    Web(Vec<WebLocation>),
+}
+
+impl PushSources {
+    /// The sources of a push. Errors: `Usage`: some are at an agent, or they are of two kinds.
+    fn of(sources: &[Location]) -> Result<Self, Error> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        let (mut local, mut web) = (Vec::new(), Vec::new());
+        for source in sources {
+            match source {
+                Location::Local(path) => local.push(path.clone()),
+                Location::Web(location) => web.push(location.clone()),
+                Location::Remote(_) => return usage("both ends are remote: run the copy at one of the two hosts"),
+            }
+        }
+        match (local.is_empty(), web.is_empty()) {
+            (_, true) => Ok(Self::Local(local)),
+            (true, false) => Ok(Self::Web(web)),
+            (false, false) => usage(direct::TWO_KINDS),
+        }
+    }
+
+    /// Whether they can mean more than one thing, so that the destination must be a directory.
+    fn are_many(&self) -> bool {
+        match self {
+            Self::Local(paths) => paths.len() > 1 || paths.iter().any(|path| means_many(path)),
+            Self::Web(locations) => locations.len() > 1,
+        }
+    }
 }
 
 impl Job {
@@ -266,18 +309,13 @@ impl Job {
         if options.sources.len() > SOURCES_MAX {
             return usage("more than 4096 sources: name their directory, or use a wildcard in quotes");
         }
-        let local = |location: &Location| match location {
-            Location::Local(path) => Some(path.clone()),
-            Location::Remote(_) => None,
-        };
         match &options.destination {
-            Location::Remote(remote) => match options.sources.iter().map(local).collect::<Option<Vec<_>>>() {
-                None => usage("both ends are remote: run the copy at one of the two hosts"),
-                Some(sources) => {
-                    let direction = Direction::Push { sources, destination: remote.path.clone() };
-                    Ok(Self { remote: remote.clone(), direction })
-                }
-            },
+            Location::Web(_) => usage("a web server is no destination: copy from one to this host or to an agent"),
+            Location::Remote(remote) => {
+                let sources = PushSources::of(&options.sources)?;
+                let direction = Direction::Push { sources, destination: remote.path.clone() };
+                Ok(Self { remote: remote.clone(), direction })
+            }
             Location::Local(destination) => {
                 let mut remotes = Vec::new();
                 for source in &options.sources {
@@ -288,6 +326,7 @@ impl Job {
                             return usage(text);
                         }
                         Location::Remote(remote) => remotes.push(remote),
+                        Location::Web(_) => return usage(direct::TWO_KINDS),
                     }
                 }
                 let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
@@ -312,7 +351,7 @@ impl Job {
         match &self.direction {
             Direction::Push { sources, destination } => Request::Push {
                 destination: destination.clone(),
-                several: sources.len() > 1 || sources.iter().any(|path| means_many(path)),
+                several: sources.are_many(),
                 overwrite: options.overwrite,
                 checks: options.checks,
                 expect: options.expect,
@@ -328,7 +367,16 @@ impl Job {
     fn start_end(&self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
         let observer = Arc::clone(tally) as Arc<dyn Observer>;
         match &self.direction {
-            Direction::Push { sources, .. } => {
+            Direction::Push { sources: PushSources::Web(locations), .. } => {
+                let web = Web::new(&direct::web_options(options), locations.clone(), None, Arc::clone(&observer))?;
+                let sources = Origins::Web(Arc::new(web));
+                let (settled, pool) = (tally.settled(), BufferPool::new());
+                let compression = Compression::default();
+                let sender =
+                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                Ok((sender, None))
+            }
+            Direction::Push { sources: PushSources::Local(sources), .. } => {
                 let mut missing = Vec::new();
                 let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
                 let sources: Vec<Source> = sources.iter().filter_map(found).collect();
@@ -599,6 +647,8 @@ fn decide_lanes(
     let rate = options.contract.target.or(remembered.map(|record| record.rate));
     let decision = match (options.lanes, via) {
         (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
+        // Each lane is one connection to the web server, which may be far away.
+        _ if options.sources.iter().all(|source| matches!(source, Location::Web(_))) => plan::choose_web_lanes(),
         (None, Via::Quic) => plan::choose_quic_lanes(rate),
         (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.handle.stats().rtt_min,

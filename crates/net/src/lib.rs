@@ -14,6 +14,7 @@ pub mod lane;
 pub mod session;
 pub mod sys;
 mod thread_clock;
+pub mod web;
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 

@@ -17,6 +17,7 @@ pub mod quantity;
 pub mod range_set;
 pub mod rate;
 pub mod session;
+pub mod web;
 pub mod wire;
 
 pub use digest::{Algorithm, BlockDigest, BlockHasher, Checks, Digest, FileDigester, FileDigests};

@@ -1,4 +1,4 @@
-//! Where a file is: a local path, or `sterna://host[:port]/path`.
+//! Where a file is: a local path, `sterna://host[:port]/path`, or a URL of a web server.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind, Phase, Scope};
+use crate::web::WebLocation;
 
 /// The port of an agent, TCP and UDP, when a location names none.
 pub const DEFAULT_PORT: u16 = 7373;
@@ -20,6 +21,8 @@ pub enum Location {
     Local(PathBuf),
     /// A path at an agent.
     Remote(RemoteLocation),
+    /// A file on a web server.
+    Web(WebLocation),
 }
 
 /// A path at an agent: `sterna://host[:port]/path`.
@@ -46,9 +49,13 @@ impl Location {
         let Some(scheme_end) = find_scheme(bytes) else {
             return Ok(Self::Local(PathBuf::from(text)));
         };
+        if WebLocation::is_meant(bytes) {
+            let text = text.to_str().ok_or_else(|| usage("a URL that is not text".to_owned()))?;
+            return WebLocation::parse(text).map(Self::Web);
+        }
         if &bytes[..scheme_end] != b"sterna" {
             return Err(usage(format!(
-                "{}: only local paths and sterna://host[:port]/path can be copied",
+                "{}: only local paths, sterna://host[:port]/path, and https:// or http:// as a source can be copied",
                 text.to_string_lossy()
             )));
         }
@@ -112,7 +119,7 @@ fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-fn percent_decode(bytes: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn percent_decode(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let Some((&first, tail)) = rest.split_first() {
@@ -160,6 +167,7 @@ impl fmt::Display for Location {
         match self {
             Self::Local(path) => write!(f, "{}", path.display()),
             Self::Remote(remote) => remote.fmt(f),
+            Self::Web(web) => web.fmt(f),
         }
     }
 }
@@ -201,7 +209,8 @@ mod tests {
     fn wrong_locations_are_refused() {
         for text in [
             "",
-            "http://h/x",
+            "ftp://h/x",
+            "https://u:p@h/x",
             "sterna://",
             "sterna:///x",
             "sterna://h:0/x",

@@ -149,6 +149,19 @@ pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
     Decision { value: LONG_PATH_LANES, rationale }
 }
 
+/// Connections to a web server unless told otherwise. Reason: a loss then slows a sixteenth; it is what aria2 takes at most, and
+/// administrators of archives know it.
+pub const WEB_LANES: u32 = 16;
+
+/// Chooses the number of lanes that read from web servers.
+pub fn choose_web_lanes() -> Decision<u32> {
+    let rationale = format!(
+        "{WEB_LANES} at most to a web server, each with a part of a file; one for each MiB where a file is small, one alone where \
+         the server sends no parts"
+    );
+    Decision { value: WEB_LANES, rationale }
+}
+
 /// TCP lanes of a running session, all of them held back by their window.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldLanes {

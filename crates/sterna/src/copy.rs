@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
+use sterna_net::web::TokenSource;
 use sterna_proto::compress::Wish;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
@@ -142,6 +143,12 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         memory: flags.memory,
         dry_run: flags.dry_run,
         linger: flags.linger,
+        web_token: match (&flags.http_token_file, &flags.http_token_command) {
+            (Some(file), _) => Some(TokenSource::File(file.clone())),
+            (None, Some(command)) => Some(TokenSource::Command(command.clone())),
+            (None, None) => None,
+        },
+        web_authority: flags.http_ca.clone(),
     })
 }
 

@@ -36,7 +36,7 @@ pub enum Command {
     /// Serve directories of this host to other sterna hosts
     #[command(after_help = AGENT_EXAMPLES)]
     Agent(AgentFlags),
-    /// Copy files between this host and an agent
+    /// Copy files between this host and an agent, or from web servers
     #[command(after_help = COPY_EXAMPLES)]
     Copy(Box<CopyFlags>),
     /// Print the fingerprint of this host, by which other hosts know it
@@ -66,6 +66,7 @@ const COPY_EXAMPLES: &str = concat!(
   sterna copy pass-0412.h5 sterna://archive.example.org/incoming/
   sterna copy --rate 50Mbit /data/passes sterna://gs.example.org/
   sterna copy 'sterna://hub.example.org/S1A/*.SAFE' /data/
+  sterna copy https://archive.example.org/S1A/pass-0412.h5 /data/
 
 ",
     exit_codes!(),
@@ -147,7 +148,7 @@ pub enum CompressFlag {
 /// Flags of `sterna copy`.
 #[derive(Debug, Args)]
 pub struct CopyFlags {
-    /// Local path or sterna://host[:port]/path; wildcards and directories too
+    /// Local path or sterna://host[:port]/path, wildcards and directories too; or the URL of a file, https://host/path
     #[arg(value_name = "SOURCE", required = true)]
     pub sources: Vec<OsString>,
     /// Local path or sterna://host[:port]/path
@@ -195,6 +196,15 @@ pub struct CopyFlags {
     /// Most memory for data in flight over QUIC, all connections together
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub memory: ByteCount,
+    /// File that holds the bearer token for the web server of the sources; read again when it runs out or is refused
+    #[arg(long, value_name = "FILE", conflicts_with = "http_token_command")]
+    pub http_token_file: Option<PathBuf>,
+    /// Command that prints that token, run by sh; run again when it runs out or is refused
+    #[arg(long, value_name = "COMMAND")]
+    pub http_token_command: Option<String>,
+    /// File of certificates (PEM) of authorities that web servers may have, beside those of this host
+    #[arg(long, value_name = "FILE")]
+    pub http_ca: Option<PathBuf>,
     /// Print what happens as JSON on stdout, one event a line
     #[arg(long)]
     pub json: bool,

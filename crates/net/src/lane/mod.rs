@@ -7,6 +7,7 @@
 //! Everything here blocks: a lane is a pair of plain threads. What is asynchronous inside an engine stays inside it.
 
 pub mod frame;
+pub mod inside;
 pub mod quic;
 pub mod tcp;
 

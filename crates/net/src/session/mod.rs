@@ -11,6 +11,7 @@ mod encode;
 mod holes;
 pub mod limits;
 mod names;
+mod origin;
 mod receiver;
 mod recheck;
 mod sender;
@@ -23,6 +24,7 @@ mod writer;
 pub use encode::Compression;
 pub use limits::{LimitWatch, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
+pub use origin::Origins;
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
 
@@ -377,7 +379,12 @@ pub(crate) fn spawn_feeder(
 }
 
 /// Feeds a lane until it dies or the session is over.
-fn feed(end: &dyn End, id: LaneId, mut tx: Box<dyn LaneTx>, first_frame: Option<Frame>) -> Result<(), Error> {
+pub(crate) fn feed(
+    end: &dyn End,
+    id: LaneId,
+    mut tx: Box<dyn LaneTx>,
+    first_frame: Option<Frame>,
+) -> Result<(), Error> {
     if let Some(frame) = first_frame {
         tx.control(&frame.encode())?;
     }

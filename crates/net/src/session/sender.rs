@@ -6,21 +6,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use sterna_proto::compress::Method;
+use sterna_proto::compress::{Method, Wish};
 use sterna_proto::session::{
-    ActiveFile, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
+    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
 };
-use sterna_proto::{BlockHasher, Checks, EntryKind, Error, FileEntry, RelPath};
+use sterna_proto::{BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::encode::{Compression, Encoding, LaneClock};
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
 use super::names::{Admittance, FirstNames};
+use super::origin::{OpenSource, Origin, Origins};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
 use crate::descriptors;
 use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
+use crate::web::{Web, WebFile};
 
 /// Bytes that are read, hashed and handed to a lane at once. Reason: stays in a core's second-level cache from the read to the
 /// encryption (512 KiB on the smallest machine measured), and control frames wait for no more than this.
@@ -70,12 +72,6 @@ impl Source {
     }
 }
 
-#[derive(Clone)]
-struct SourceName {
-    root: Root,
-    path: RelPath,
-}
-
 #[derive(Default)]
 struct OpenSources {
     files: HashMap<FileId, (Arc<SourceFile>, u64)>,
@@ -90,7 +86,6 @@ struct OutgoingBlock {
     /// Where it begins in the file, and how long it is.
     offset: u64,
     length: u64,
-    source: Arc<SourceFile>,
 }
 
 impl OutgoingBlock {
@@ -103,8 +98,9 @@ impl OutgoingBlock {
 pub struct Sender {
     session: Mutex<SendSession>,
     wake: Condvar,
-    names: Mutex<HashMap<FileId, SourceName>>,
+    names: Mutex<HashMap<FileId, Origin>>,
     open: Mutex<OpenSources>,
+    web: Option<Arc<Web>>,
     pool: Arc<BufferPool>,
     observer: Arc<dyn Observer>,
     /// Only the manifest travels.
@@ -120,7 +116,7 @@ impl Sender {
     /// A sender of `sources`, but for the files that an earlier session of the same copy has `settled`; starts the thread that
     /// reads them.
     pub fn start(
-        sources: Vec<Source>,
+        sources: impl Into<Origins>,
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
@@ -128,11 +124,16 @@ impl Sender {
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
+        let sources = sources.into();
+        // Samples out of order would cost a web server's connection its place.
+        let wish = if sources.web().is_some() { Wish::Never } else { compression.wish };
+        let compression = Compression { wish, ..compression };
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
             wake: Condvar::new(),
             names: Mutex::new(HashMap::new()),
             open: Mutex::new(OpenSources::default()),
+            web: sources.web(),
             encoding: Encoding::new(compression, Arc::clone(&pool)),
             pool,
             observer,
@@ -150,7 +151,36 @@ impl Sender {
     }
 
     /// Reads the sources into the manifest; waits while the manifest is far enough ahead.
-    fn scan(&self, sources: &[Source]) {
+    fn scan(&self, sources: &Origins) {
+        match sources {
+            Origins::Roots(sources) => self.scan_roots(sources),
+            Origins::Web(web) => self.scan_web(web),
+        }
+        if self.is_over() {
+            return;
+        }
+        lock(&self.session).end_files();
+        self.after_change();
+    }
+
+    fn scan_web(&self, web: &Web) {
+        lock(&self.session).expect_lanes(web.connections());
+        let found = |found: Result<WebFile, Error>| match found {
+            Ok(file) if self.settled.contains(&file.entry().path) => {}
+            Ok(file) => {
+                if let Some(text) = file.notice() {
+                    web.notice(text.to_owned());
+                }
+                self.offer_in(file.entry().clone(), file.order(), Origin::Web(Arc::new(file)));
+            }
+            // A request that was broken off because the session is over says nothing of the file.
+            Err(_) if self.is_over() => {}
+            Err(error) => self.unreadable(error),
+        };
+        web.list(&found, &|| self.is_over());
+    }
+
+    fn scan_roots(&self, sources: &[Source]) {
         let mut names = FirstNames::new(sources);
         'sources: for (index, source) in sources.iter().enumerate() {
             let items = match source.items() {
@@ -176,8 +206,6 @@ impl Sender {
                 }
             }
         }
-        lock(&self.session).end_files();
-        self.after_change();
     }
 
     fn offer(&self, source: &Source, item: SourceItem) {
@@ -185,10 +213,15 @@ impl Sender {
         if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
             return;
         }
+        let origin = Origin::Disk { root: source.root.clone(), path: item.source };
+        self.offer_in(item.entry, BlockOrder::Next, origin);
+    }
+
+    fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) {
         let mut session = self.session_with_room();
-        let id = session.add_file(item.entry);
+        let id = session.add_file_in(entry, order);
         // Before a lane can take its blocks: the lock of the session is still held.
-        lock(&self.names).insert(id, SourceName { root: source.root.clone(), path: item.source });
+        lock(&self.names).insert(id, origin);
         drop(session);
         self.wake.notify_all();
     }
@@ -224,10 +257,32 @@ impl Sender {
                     SessionEvent::Settled { entry, outcome }
                 }
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
-                SendEvent::Aborted(error) => SessionEvent::Aborted(error),
+                SendEvent::Aborted(error) => {
+                    // Lanes that wait for a web server have nothing to wait for any more.
+                    self.web.iter().for_each(|web| web.stop());
+                    SessionEvent::Aborted(error)
+                }
             });
         }
         self.wake.notify_all();
+    }
+
+    /// What `lane` reads block `index` of a file from.
+    fn open_block(&self, lane: LaneId, id: FileId, entry: &FileEntry, index: u64) -> Result<OpenSource<'_>, Error> {
+        let origin = lock(&self.names).get(&id).cloned();
+        let (Some(Origin::Web(file)), Some(web)) = (origin, &self.web) else {
+            return self.open_source(id).map(OpenSource::Disk);
+        };
+        let blocks = entry.blocks();
+        let session = lock(&self.session);
+        let run = session.run_of(lane).filter(|(file, _)| *file == id);
+        let begins_here = session.is_missing(id, 0);
+        drop(session);
+        if !begins_here {
+            file.drop_first_answer();
+        }
+        let last = run.map_or(index, |(_, end)| end.saturating_sub(1).max(index));
+        Ok(OpenSource::Web(Box::new(web.reader(lane, file, blocks.offset(last) + blocks.length(last)))))
     }
 
     fn open_source(&self, id: FileId) -> Result<Arc<SourceFile>, Error> {
@@ -239,8 +294,9 @@ impl Sender {
             return Ok(Arc::clone(file));
         }
         drop(open);
-        let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))?;
-        let file = Arc::new(name.root.open_source(&name.path)?);
+        let name = lock(&self.names).get(&id).cloned();
+        let Some(Origin::Disk { root, path }) = name else { return Err(crate::internal("a block of a settled file")) };
+        let file = Arc::new(root.open_source(&path)?);
         let mut open = lock(&self.open);
         if open.files.len() >= OPEN_SOURCES_MAX.min(descriptors::limit() / DESCRIPTORS_DIVISOR) {
             let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id);
@@ -258,7 +314,7 @@ impl Sender {
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
         let meter = self.limits.feeder(lane);
-        let source = match meter.during(Wait::Storage, 0, || self.open_source(id)) {
+        let mut source = match meter.during(Wait::Storage, 0, || self.open_block(lane, id, &entry, index)) {
             Ok(source) => source,
             Err(error) => return Ok(Err(error)),
         };
@@ -268,22 +324,21 @@ impl Sender {
             length: entry.blocks().length(index),
             entry,
             index,
-            source,
         };
-        match meter.during(Wait::Storage, 0, || block.source.is_hole(block.offset, block.length)) {
-            Ok(true) => return self.send_hole(&block, tx),
+        match meter.during(Wait::Storage, 0, || source.is_hole(block.offset, block.length)) {
+            Ok(true) => return self.send_hole(&block, &source, tx),
             Ok(false) => {}
             Err(error) => return Ok(Err(error)),
         }
         let mut clock = self.encoding.clock(meter);
-        let sample = |offset, bytes: &mut [u8]| block.source.read_at(block.offset + offset, bytes);
+        let sample = |offset, bytes: &mut [u8]| source.read_at(block.offset + offset, bytes);
         let began = clock.begin_work();
         let method = self.encoding.method(id, &block.entry, block.length, sample);
         clock.end_work(0, began);
         let sent = match method {
             Err(error) => Ok(Err(error)),
-            Ok(Method::Raw) => self.send_raw(lane, &block, &mut clock, tx),
-            Ok(method) => self.send_encoded(lane, &block, method, &mut clock, tx),
+            Ok(Method::Raw) => self.send_raw(lane, &block, &mut source, &mut clock, tx),
+            Ok(method) => self.send_encoded(lane, (&block, method), &mut source, &mut clock, tx),
         };
         self.encoding.end_clock(clock);
         self.tell_decisions();
@@ -291,8 +346,13 @@ impl Sender {
     }
 
     /// Tells that a block is all zero.
-    fn send_hole(&self, block: &OutgoingBlock, tx: &mut dyn LaneTx) -> Result<Result<(), Error>, Error> {
-        let OutgoingBlock { id, entry, index, offset, length, source } = block;
+    fn send_hole(
+        &self,
+        block: &OutgoingBlock,
+        source: &OpenSource<'_>,
+        tx: &mut dyn LaneTx,
+    ) -> Result<Result<(), Error>, Error> {
+        let OutgoingBlock { id, entry, index, offset, length } = block;
         tx.block_begin(&block.header(BlockData::Hole), 0)?;
         let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
         let mut zeros = self.pool.take();
@@ -321,10 +381,11 @@ impl Sender {
         &self,
         lane: LaneId,
         block: &OutgoingBlock,
+        source: &mut OpenSource<'_>,
         clock: &mut LaneClock,
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
-        let OutgoingBlock { entry, index, offset, length, source, .. } = block;
+        let OutgoingBlock { entry, index, offset, length, .. } = block;
         let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
         tx.block_begin(&block.header(BlockData::Raw), *length)?;
         let mut done = 0;
@@ -356,12 +417,12 @@ impl Sender {
     fn send_encoded(
         &self,
         lane: LaneId,
-        block: &OutgoingBlock,
-        method: Method,
+        (block, method): (&OutgoingBlock, Method),
+        source: &mut OpenSource<'_>,
         clock: &mut LaneClock,
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
-        let OutgoingBlock { id, entry, index, offset, length, source } = block;
+        let OutgoingBlock { id, entry, index, offset, length } = block;
         let mut hasher = BlockHasher::new(&entry.blocks(), *index, Checks::NONE);
         let mut done = 0;
         let meter = Arc::clone(&clock.meter);
@@ -373,7 +434,7 @@ impl Sender {
         };
         let encoded = self.encoding.encode(method, *length, clock, read, || self.send_waiting_frames(lane, tx))?;
         let mut encoded = match encoded {
-            None => return self.send_raw(lane, block, clock, tx),
+            None => return self.send_raw(lane, block, source, clock, tx),
             Some(Err(error)) => return Ok(Err(error)),
             Some(Ok(encoded)) => encoded,
         };
@@ -415,7 +476,7 @@ impl Sender {
         let (mut data, mut trailer) = (Vec::new(), Vec::with_capacity(files.len() * 32));
         for (id, entry) in files {
             let size = entry.size as usize;
-            match clock.meter.during(Wait::Storage, size, || self.read_whole(id, &entry, &mut data)) {
+            match clock.meter.during(Wait::Storage, size, || self.read_whole(lane, id, &entry, &mut data)) {
                 Ok(()) => {
                     let start = data.len() - entry.size as usize;
                     trailer.extend_from_slice(blake3::hash(&data[start..]).as_bytes());
@@ -451,14 +512,19 @@ impl Sender {
     }
 
     /// Appends a small file to `data`; leaves `data` as it was on an error.
-    fn read_whole(&self, id: FileId, entry: &FileEntry, data: &mut Vec<u8>) -> Result<(), Error> {
+    fn read_whole(&self, lane: LaneId, id: FileId, entry: &FileEntry, data: &mut Vec<u8>) -> Result<(), Error> {
         if entry.size == 0 {
             return Ok(());
         }
         let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a settled file"))?;
         let start = data.len();
         data.resize(start + entry.size as usize, 0);
-        let read = name.root.open_source(&name.path).and_then(|source| {
+        let open = match (name, &self.web) {
+            (Origin::Disk { root, path }, _) => root.open_source(&path).map(|file| OpenSource::Disk(Arc::new(file))),
+            (Origin::Web(file), Some(web)) => Ok(OpenSource::Web(Box::new(web.reader(lane, file, entry.size)))),
+            (Origin::Web(_), None) => Err(crate::internal("a web file without a web")),
+        };
+        let read = open.and_then(|mut source| {
             source.read_at(0, &mut data[start..])?;
             source.check_unchanged(entry)
         });
@@ -469,6 +535,10 @@ impl Sender {
     }
 
     fn withdraw(&self, id: FileId, error: Error) {
+        // The session is ending, and was when the file was left: it has not failed.
+        if error.kind == ErrorKind::Cancelled {
+            return;
+        }
         lock(&self.session).withdraw(id, error);
         self.after_change();
     }
@@ -495,11 +565,15 @@ impl End for Sender {
             return Work::Over;
         }
         if !self.dry_run
+            && self.web.as_ref().is_none_or(|web| web.takes_blocks(lane))
             && let Some(task) = session.next_block(lane)
         {
             return Work::Block(task);
         }
         drop(session);
+        if let Some(web) = &self.web {
+            web.rest(lane);
+        }
         self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
     }
 

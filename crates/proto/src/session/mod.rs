@@ -9,6 +9,7 @@ mod hello;
 mod log;
 mod message;
 mod receive;
+mod runs;
 mod send;
 
 pub use hello::{Hello, PATHS_MAX, PathNumber};
@@ -18,6 +19,7 @@ pub use message::{
     SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
+pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 
 use std::time::Duration;

@@ -364,6 +364,10 @@ impl RecvSession {
                     file.rechecking = true;
                     self.events.push_back(RecvEvent::Recheck { file: id });
                 }
+                // A sender whose source is dear to begin in the wrong place waits for this word, also when nothing is here.
+                if ranges.is_empty() && !file.entry.is_packed() {
+                    self.log.push(&Message::Have { file: id, blocks: Vec::new() });
+                }
                 for blocks in ranges_per_message(&ranges) {
                     self.log.push(&Message::Have { file: id, blocks });
                 }

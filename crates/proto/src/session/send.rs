@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
+use super::runs::{BlockOrder, Runs};
 use super::{ActiveFile, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied};
 use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
@@ -74,6 +75,9 @@ pub enum SendEvent {
 #[derive(Debug)]
 struct SendFile {
     entry: FileEntry,
+    order: BlockOrder,
+    /// Its blocks are dear to begin in the wrong place: none is sent before the receiver has said what it has.
+    unasked: bool,
     /// Blocks that no lane has and the receiver has not confirmed; a packed file counts as one block.
     pending: RangeSet,
     /// Blocks that a lane has taken and the receiver has not confirmed.
@@ -87,7 +91,7 @@ struct SendFile {
 impl SendFile {
     /// Whether a lane may take a block of it.
     fn is_ready(&self) -> bool {
-        !self.withdrawn && !self.waits && !self.pending.is_empty()
+        !self.withdrawn && !self.waits && !self.unasked && !self.pending.is_empty()
     }
 
     /// Takes the blocks of `range` back from their lanes. Cost: by how many they are, not by how many there are.
@@ -109,6 +113,7 @@ pub struct SendSession {
     /// Files with pending blocks; small and large apart so that small ones pack well when they alternate.
     ready_small: BTreeSet<FileId>,
     ready_large: BTreeSet<FileId>,
+    runs: Runs,
     path_bytes: usize,
     offered: u64,
     offered_bytes: u64,
@@ -136,6 +141,7 @@ impl SendSession {
             files: BTreeMap::new(),
             ready_small: BTreeSet::new(),
             ready_large: BTreeSet::new(),
+            runs: Runs::default(),
             path_bytes: 0,
             offered: 0,
             offered_bytes: 0,
@@ -163,6 +169,7 @@ impl SendSession {
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
+        self.runs.end(lane);
         let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
         for (id, file) in files.iter_mut() {
             let lost: Vec<u64> = file.in_flight.iter().filter(|(_, l)| **l == lane).map(|(index, _)| *index).collect();
@@ -249,9 +256,12 @@ impl SendSession {
             }
             file.pending.remove(start..end);
         }
+        let was_asked = !std::mem::replace(&mut file.unasked, false);
         if file.pending.is_empty() {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
+        } else if !was_asked && file.is_ready() {
+            self.mark_ready(id, false);
         }
         Ok(())
     }
@@ -278,6 +288,7 @@ impl SendSession {
         let Some(file) = known(&mut self.files, self.offered, id)? else { return Ok(()) };
         let count = unit_count(&file.entry);
         file.waits = false;
+        file.unasked = false;
         for &(start, end) in blocks {
             if end > count {
                 return Err(beyond_end(&file.entry));
@@ -324,6 +335,12 @@ impl SendSession {
 
     /// Adds a file to the manifest; its blocks join the pool at once.
     pub fn add_file(&mut self, entry: FileEntry) -> FileId {
+        self.add_file_in(entry, BlockOrder::Next)
+    }
+
+    /// Adds a file whose blocks lanes take in this order. Those of a large file that are not in the order of [`BlockOrder::Next`]
+    /// join the pool when the receiver has said which it has.
+    pub fn add_file_in(&mut self, entry: FileEntry, order: BlockOrder) -> FileId {
         assert!(!self.offers_ended, "the manifest has ended");
         let id = FileId(self.offered);
         self.offered += 1;
@@ -333,8 +350,12 @@ impl SendSession {
         let mut pending = RangeSet::default();
         pending.insert(0..unit_count(&entry));
         let small = entry.is_packed();
-        self.files.insert(id, SendFile { entry, pending, in_flight: BTreeMap::new(), withdrawn: false, waits: false });
-        self.mark_ready(id, small);
+        let unasked = order != BlockOrder::Next && !small;
+        let in_flight = BTreeMap::new();
+        self.files.insert(id, SendFile { entry, order, unasked, pending, in_flight, withdrawn: false, waits: false });
+        if !unasked {
+            self.mark_ready(id, small);
+        }
         id
     }
 
@@ -363,12 +384,68 @@ impl SendSession {
         if self.over {
             return None;
         }
+        if let Some((file, index)) = self.next_of_run(lane) {
+            return self.take_single(file, index, lane);
+        }
         match (self.ready_small.first(), self.ready_large.first()) {
             (Some(small), Some(large)) if small < large => self.next_packed(lane),
             (Some(_), None) => self.next_packed(lane),
-            (_, Some(&large)) => self.next_single(large, lane),
+            (_, Some(&large)) => self.next_large(large, lane),
             (None, None) => None,
         }
+    }
+
+    fn next_large(&mut self, first: FileId, lane: LaneId) -> Option<BlockTask> {
+        let file = self.files.get(&first)?;
+        if file.order == BlockOrder::Next {
+            let index = file.pending.iter().next()?.start;
+            return self.take_single(first, index, lane);
+        }
+        self.begin_run(lane);
+        match self.next_of_run(lane) {
+            Some((file, index)) => self.take_single(file, index, lane),
+            // What is left is one lane's alone.
+            None => self.next_packed(lane),
+        }
+    }
+
+    /// Says how many lanes there are to be, so that the first leaves to the others what is theirs.
+    pub fn expect_lanes(&mut self, lanes: u32) {
+        self.runs.expect_lanes(lanes);
+    }
+
+    /// The file whose run `lane` is in, and a block: those before it the lane will be given next, if they are not here already, and
+    /// no other lane will. `None`: it has no run.
+    pub fn run_of(&self, lane: LaneId) -> Option<(FileId, u64)> {
+        self.runs.of(lane)
+    }
+
+    /// Whether a block of a file has not arrived, as far as this end knows.
+    pub fn is_missing(&self, id: FileId, index: u64) -> bool {
+        self.files.get(&id).is_some_and(|file| file.pending.contains(index) || file.in_flight.contains_key(&index))
+    }
+
+    /// The next block of the run of `lane`; ends a run that has none left.
+    fn next_of_run(&mut self, lane: LaneId) -> Option<(FileId, u64)> {
+        let Self { runs, files, .. } = self;
+        runs.next(lane, |id| files.get(&id).filter(|file| file.is_ready()).map(|file| &file.pending))
+    }
+
+    /// Gives `lane` a run: of the first file that has blocks in nobody's run, or half of what another lane has before it.
+    fn begin_run(&mut self, lane: LaneId) {
+        let Self { runs, files, ready_large, .. } = self;
+        let ready = ready_large.len();
+        for id in ready_large.iter() {
+            let Some(file) = files.get(id) else { continue };
+            if file.order != BlockOrder::Next && runs.begin(lane, *id, file.order, &file.pending, ready) {
+                return;
+            }
+        }
+        let splits = |id: FileId| {
+            let file = files.get(&id).filter(|file| file.is_ready() && file.order == BlockOrder::Runs);
+            file.map(|file| &file.pending)
+        };
+        runs.split_largest(lane, splits);
     }
 
     /// Ends the session at both ends.
@@ -379,9 +456,8 @@ impl SendSession {
         }
     }
 
-    fn next_single(&mut self, id: FileId, lane: LaneId) -> Option<BlockTask> {
+    fn take_single(&mut self, id: FileId, index: u64, lane: LaneId) -> Option<BlockTask> {
         let file = self.files.get_mut(&id)?;
-        let index = file.pending.iter().next()?.start;
         file.pending.remove(index..index + 1);
         file.in_flight.insert(index, lane);
         if file.pending.is_empty() {

@@ -17,3 +17,5 @@ mod site;
 mod strait;
 mod strangers;
 mod tree;
+mod web;
+mod webserver;

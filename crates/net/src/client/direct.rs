@@ -1,0 +1,262 @@
+//! A copy whose two ends are in this process: from web servers to this host.
+//!
+//! What it does: starts a sender that reads by HTTP and a receiver, joins them by lanes within the process, and ticks both. The
+//! receiver is that of every copy, with its journal, its digests and its rules for what exists. What it refuses to do: dial;
+//! there is no agent. Lane 0 carries control frames, both ways; each of the others carries blocks, and has at most one request
+//! at a web server.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use sterna_proto::plan::{self, Decision};
+use sterna_proto::session::LaneId;
+use sterna_proto::web::WebLocation;
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
+
+use super::stall::StallWatch;
+use super::{
+    ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, Tally, ViaChoice,
+};
+use crate::buffer::BufferPool;
+use crate::disk::{Destination, Root, Sources};
+use crate::lane::LaneStats;
+use crate::lane::inside::InsideTx;
+use crate::session::{
+    AskedNames, Compression, End, LimitsNow, Observer, Origins, Receiver, ReceiverOptions, Sender, SessionEvent,
+    SessionSink, feed, lock,
+};
+use crate::web::{Web, WebOptions};
+
+/// What is said of sources of two kinds.
+pub(super) const TWO_KINDS: &str = "the sources are of two kinds, URLs and others: copy each kind by itself";
+
+/// The lane of control frames.
+const CONTROL: LaneId = LaneId(0);
+
+/// How web servers are spoken with in a copy.
+pub(super) fn web_options(options: &CopyOptions) -> WebOptions {
+    WebOptions {
+        token: options.web_token.clone(),
+        authority: options.web_authority.clone(),
+        connections: lane_count(options).value,
+        patience: options.linger,
+        is_expected: options.expect.is_some(),
+    }
+}
+
+fn lane_count(options: &CopyOptions) -> Decision<u32> {
+    match options.lanes {
+        Some(lanes) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
+        None => plan::choose_web_lanes(),
+    }
+}
+
+/// A copy from web servers to this host.
+pub(super) struct Direct {
+    locations: Vec<WebLocation>,
+    destination: PathBuf,
+}
+
+impl Direct {
+    /// What is to be done; `None`: it is a copy of another kind. Errors: `Usage`.
+    pub(super) fn plan(options: &CopyOptions) -> Result<Option<Self>, Error> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        let is_web = |source: &Location| matches!(source, Location::Web(_));
+        let Location::Local(destination) = &options.destination else { return Ok(None) };
+        if !options.sources.iter().any(is_web) {
+            return Ok(None);
+        }
+        let locations: Vec<WebLocation> = options
+            .sources
+            .iter()
+            .filter_map(|source| match source {
+                Location::Web(location) => Some(location.clone()),
+                _ => None,
+            })
+            .collect();
+        if locations.len() < options.sources.len() {
+            return usage(TWO_KINDS);
+        }
+        if options.contract.ceiling.is_some() || options.congestion.is_some() || options.via != ViaChoice::Auto {
+            return usage(
+                "--rate, --via and --congestion say how sterna sends, and here a web server does: leave them out, or set its \
+                 limits there",
+            );
+        }
+        Ok(Some(Self { locations, destination: destination.clone() }))
+    }
+
+    /// Runs the copy to its end. Errors: as [`super::copy`].
+    pub(super) fn copy(self, options: &CopyOptions, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
+        let started = Instant::now();
+        let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
+        let ends = self.start_ends(options, &tally)?;
+        let lanes = lane_count(options);
+        observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
+        // A host that gives too few threads: those that run end with their ends.
+        let feeders = ends.start_lanes(lanes.value).inspect_err(|error| ends.abort(error))?;
+        ends.tick_until_over(observer, started);
+        // Nobody waits for a web server any more; a feeder ends when its end is over.
+        ends.web.stop();
+        feeders.into_iter().for_each(|feeder| drop(feeder.join()));
+        ends.receiver.join();
+        let mut state = lock(&tally.state);
+        let progress = ends.receiver.progress();
+        state.summary.blocks_again = progress.blocks_again;
+        state.summary.bytes_held = progress.bytes_held;
+        (state.summary.bytes_carried, state.summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
+        state.summary.elapsed = started.elapsed();
+        match state.aborted.take() {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut state.summary)),
+        }
+    }
+
+    fn start_ends(self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<Ends, Error> {
+        let observer = Arc::clone(tally) as Arc<dyn Observer>;
+        let many = self.locations.len() > 1;
+        let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
+        let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
+        let web = Arc::new(web);
+        let receiver = Receiver::start(
+            ReceiverOptions {
+                destination: Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?,
+                overwrite: options.overwrite,
+                checks: options.checks,
+                expect: options.expect,
+                dry_run: options.dry_run,
+                linger: options.linger,
+                leaves_first: false,
+                // Our own sender names them, by the URLs that were given.
+                asked: AskedNames::Any,
+                settled: tally.settled(),
+                on_busy: Box::new(|_, _| {}),
+            },
+            observer,
+        )?;
+        let sources = Origins::Web(Arc::clone(&web));
+        let (settled, pool) = (tally.settled(), BufferPool::new());
+        // What it has to say the receiver says too.
+        let silent = Arc::new(Silent);
+        let sender =
+            Sender::start(sources, options.linger, options.dry_run, settled, Compression::default(), pool, silent)?;
+        Ok(Ends { sender, receiver, web })
+    }
+}
+
+/// Both ends of the session.
+struct Ends {
+    sender: Arc<Sender>,
+    receiver: Arc<Receiver>,
+    web: Arc<Web>,
+}
+
+impl Ends {
+    /// Starts the threads that feed the lanes: two for control frames, one for each lane of blocks.
+    fn start_lanes(&self, lanes: u32) -> Result<Vec<thread::JoinHandle<()>>, Error> {
+        let sender: Arc<dyn End> = Arc::clone(&self.sender) as _;
+        let receiver: Arc<dyn End> = Arc::clone(&self.receiver) as _;
+        for lane in (0..=lanes).map(LaneId) {
+            sender.lane_up(lane);
+            receiver.lane_up(lane);
+        }
+        let mut feeders = vec![start_lane(&receiver, &sender, CONTROL)?];
+        for lane in (0..=lanes).map(LaneId) {
+            feeders.push(start_lane(&sender, &receiver, lane)?);
+        }
+        Ok(feeders)
+    }
+
+    fn abort(&self, error: &Error) {
+        self.sender.abort(crate::copy_of(error));
+        self.receiver.abort(crate::copy_of(error));
+        self.web.stop();
+    }
+
+    fn is_over(&self) -> bool {
+        self.sender.is_over() && self.receiver.is_over()
+    }
+
+    /// Ticks both ends until they are over; ends them when the person wants to stop.
+    fn tick_until_over(&self, observer: &Arc<dyn CopyObserver>, started: Instant) {
+        let mut stopping = false;
+        let mut stall = StallWatch::default();
+        while !self.is_over() {
+            thread::sleep(TICK);
+            self.sender.tick();
+            self.receiver.tick();
+            let progress = self.progress(started);
+            observer.progress(&progress);
+            let carried = [self.web.received_bytes()];
+            if let Some(text) = stall.observe(carried.into_iter(), Instant::now()) {
+                observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+            }
+            if observer.stopped() && !stopping {
+                stopping = true;
+                let text = "the copy was stopped; run the same command again to go on from here";
+                self.receiver.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+                self.web.stop();
+            }
+        }
+        observer.progress(&self.progress(started));
+    }
+
+    fn progress(&self, started: Instant) -> CopyProgress {
+        let mut session = self.receiver.progress();
+        session.lanes = self.web.reading();
+        let lanes = vec![LaneStats { wire_bytes_received: self.web.received_bytes(), ..LaneStats::default() }];
+        CopyProgress {
+            session,
+            elapsed: started.elapsed(),
+            lanes,
+            files: self.receiver.active_files(ACTIVE_FILES_SHOWN),
+            // What a web server waits for is not known here.
+            limits: LimitsNow::default(),
+        }
+    }
+}
+
+/// Feeds `lane` from one end to the other, in a thread of its own.
+fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<thread::JoinHandle<()>, Error> {
+    let (from, to) = (Arc::clone(from), Arc::clone(to));
+    let sink = SessionSink::new(Arc::clone(&to), lane);
+    let run = move || {
+        let lost = LostLane { from, to, lane };
+        if let Err(error) = feed(&*lost.from, lane, Box::new(InsideTx::new(Box::new(sink))), None) {
+            // No network lies between: what fails here would fail on every lane.
+            lost.to.abort(crate::copy_of(&error));
+            lost.from.abort(error);
+        }
+    };
+    let spawned = thread::Builder::new().name(format!("feed-{}", lane.0)).spawn(run);
+    spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
+}
+
+/// Takes a lane down when its feeder ends, also by a panic: its blocks go to other lanes.
+struct LostLane {
+    from: Arc<dyn End>,
+    to: Arc<dyn End>,
+    lane: LaneId,
+}
+
+impl Drop for LostLane {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let text = "a thread of a lane ended by a panic";
+            self.from.abort(crate::internal(text));
+            self.to.abort(crate::internal(text));
+        }
+        self.from.lane_down(self.lane);
+        self.to.lane_down(self.lane);
+    }
+}
+
+/// Hears and says nothing.
+struct Silent;
+
+impl Observer for Silent {
+    fn session_event(&self, _event: SessionEvent) {}
+}

@@ -1,0 +1,74 @@
+//! Where the files of a sender lie: beneath roots of this host, or on web servers.
+
+use std::sync::Arc;
+
+use sterna_proto::{Error, FileEntry, RelPath};
+
+use super::sender::Source;
+use crate::disk::{Root, SourceFile};
+use crate::web::{Web, WebFile, WebReader};
+
+/// What a session sends.
+pub enum Origins {
+    /// What lies beneath roots of this host.
+    Roots(Vec<Source>),
+    /// Files on web servers.
+    Web(Arc<Web>),
+}
+
+impl Origins {
+    /// The web servers, if they are what is read.
+    pub(super) fn web(&self) -> Option<Arc<Web>> {
+        match self {
+            Self::Roots(_) => None,
+            Self::Web(web) => Some(Arc::clone(web)),
+        }
+    }
+}
+
+impl From<Vec<Source>> for Origins {
+    fn from(sources: Vec<Source>) -> Self {
+        Self::Roots(sources)
+    }
+}
+
+/// Where one file lies.
+#[derive(Clone)]
+pub(super) enum Origin {
+    /// Beneath a root.
+    Disk { root: Root, path: RelPath },
+    /// On a web server.
+    Web(Arc<WebFile>),
+}
+
+/// A file that a block is read from.
+pub(super) enum OpenSource<'a> {
+    Disk(Arc<SourceFile>),
+    Web(Box<WebReader<'a>>),
+}
+
+impl OpenSource<'_> {
+    /// As [`SourceFile::is_hole`]; a web server tells of no holes.
+    pub(super) fn is_hole(&self, offset: u64, length: u64) -> Result<bool, Error> {
+        match self {
+            Self::Disk(file) => file.is_hole(offset, length),
+            Self::Web(_) => Ok(false),
+        }
+    }
+
+    /// Fills `buffer` with the bytes at `offset`.
+    pub(super) fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        match self {
+            Self::Disk(file) => file.read_at(offset, buffer),
+            Self::Web(reader) => reader.read_at(offset, buffer),
+        }
+    }
+
+    /// Compares with what was listed. What a web server sends was compared with each answer.
+    pub(super) fn check_unchanged(&self, entry: &FileEntry) -> Result<(), Error> {
+        match self {
+            Self::Disk(file) => file.check_unchanged(entry),
+            Self::Web(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! One request and its answer: connections, redirects, credentials, and what each status means.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use sterna_proto::web::WebLocation;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use ureq::http::{Response, header};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, BodyReader};
+
+use super::WebOptions;
+use super::hosts::{Hosts, Permit};
+use super::reply::{Reply, Version};
+use super::secrets::Secrets;
+use crate::session::{Observer, SessionEvent};
+
+/// Redirects that are followed. Source: what curl's manual and browsers take for reasonable lies above ten; chains are shorter.
+const REDIRECTS_MAX: usize = 10;
+
+/// How long a connection may take, of all addresses of a host together.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a server may be silent, before its answer or within it. Reason: twice as long as a lane of ours, since a server may
+/// have to fetch the file from another site first and says nothing while it does.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// How long a connection without a request is kept. Reason: servers close theirs after 5 s (Apache) to 75 s (nginx); one that is
+/// closed already is noticed and costs nothing.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The body of an error or a redirect is read to its end up to this size, so that its connection can be used again.
+const USELESS_BYTES_MAX: u64 = 64 << 10;
+
+/// Names in a path that lead to a page where people sign in.
+const LOGIN_NAMES: [&str; 9] = ["login", "signin", "sign-in", "sign_in", "sso", "oauth", "oauth2", "saml", "idp"];
+
+/// Why a request brought nothing.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) error: Error,
+    /// The same request may bring it, soon.
+    pub(super) again: bool,
+    /// What the server wants to be waited for before it; waited for when the next request is made.
+    pub(super) wait: Duration,
+}
+
+impl Fault {
+    fn again(kind: ErrorKind, scope: Scope, text: String) -> Self {
+        Self {
+            error: Error::new(kind, scope, Phase::Transfer, text).retry(Retry::After),
+            again: true,
+            wait: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn never(kind: ErrorKind, text: String) -> Self {
+        Self::from(Error::new(kind, Scope::Source, Phase::Transfer, text))
+    }
+
+    /// The file is another one than it was.
+    pub(super) fn changed(at: &WebLocation, what: impl std::fmt::Display) -> Self {
+        let text = format!("{at} changed while it was read: {what}; the next attempt starts it over");
+        Self::from(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
+    }
+
+    /// A body ended too early.
+    pub(super) fn cut(named: &WebLocation, offset: u64, why: &str) -> Self {
+        let text = format!("read {named}: cut at byte {offset}: {why}");
+        Self::again(ErrorKind::Unreachable, Scope::Source, text)
+    }
+
+    /// The session is over, and nobody waits for the answer.
+    pub(super) fn stopped() -> Self {
+        Self::from(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the copy was stopped"))
+    }
+}
+
+impl From<Error> for Fault {
+    /// A failure that another try would meet again.
+    fn from(error: Error) -> Self {
+        Self { error, again: false, wait: Duration::ZERO }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Ask<'a> {
+    /// What the person gave, by which errors call it.
+    pub(super) named: &'a WebLocation,
+    /// Where it was found last.
+    pub(super) at: &'a WebLocation,
+    /// First byte, and the byte behind the last; `None`: the whole file, not as a range.
+    pub(super) range: Option<(u64, Option<u64>)>,
+    /// The version that the range is to be of.
+    pub(super) version: Option<&'a Version>,
+}
+
+/// An answer with status 200, 206 or 416.
+pub(super) struct Answer {
+    pub(super) reply: Reply,
+    /// Where it came from, behind all redirects.
+    pub(super) at: WebLocation,
+    pub(super) body: Body,
+}
+
+/// Speaks with the servers of one copy.
+pub(super) struct Exchange {
+    agent: Agent,
+    pub(super) hosts: Arc<Hosts>,
+    secrets: Secrets,
+    observer: Arc<dyn Observer>,
+    /// A digest says what the file must be: then a page may be one.
+    is_expected: bool,
+    patience: Duration,
+    received: Arc<AtomicU64>,
+}
+
+impl Exchange {
+    /// For the servers of `locations`. Errors: `Usage`, or the authority's file cannot be read.
+    pub(super) fn new(
+        options: &WebOptions,
+        locations: &[WebLocation],
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, Error> {
+        let tls = if locations.iter().any(|location| location.is_encrypted) { Some(roots(options)?) } else { None };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = TlsConfig::builder()
+            .unversioned_rustls_crypto_provider(provider)
+            .root_certs(RootCerts::from(tls.unwrap_or_default()))
+            .build();
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            // Followed here, where credentials are kept to their server.
+            .max_redirects(0)
+            .user_agent(concat!("sterna/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .tls_config(tls)
+            .max_idle_connections(sterna_proto::plan::LANES_MAX as usize)
+            .max_idle_connections_per_host(sterna_proto::plan::LANES_MAX as usize)
+            .max_idle_age(IDLE_TIME_MAX)
+            .timeout_resolve(Some(CONNECT_TIME_MAX))
+            .timeout_connect(Some(CONNECT_TIME_MAX))
+            .timeout_send_request(Some(SILENCE_MAX))
+            .timeout_recv_response(Some(SILENCE_MAX))
+            .timeout_per_read(Some(SILENCE_MAX))
+            .build()
+            .new_agent();
+        Ok(Self {
+            agent,
+            hosts: Hosts::new(options.connections),
+            secrets: Secrets::new(options.token.clone(), locations)?,
+            observer,
+            is_expected: options.is_expected,
+            patience: options.patience,
+            received: Arc::default(),
+        })
+    }
+
+    /// Ends every request, and every wait for one.
+    pub(super) fn stop(&self) {
+        self.hosts.stop();
+        self.agent.clone().shutdown();
+    }
+
+    /// Bytes of bodies that have come.
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn notice(&self, text: String) {
+        self.observer.session_event(SessionEvent::Notice(text));
+    }
+
+    /// Asks until there is an answer that is none of: a redirect, a refusal, a page where data was meant.
+    pub(super) fn get(&self, ask: &Ask<'_>) -> Result<Answer, Fault> {
+        let mut at = ask.at.clone();
+        let mut is_renewed = false;
+        for _ in 0..=REDIRECTS_MAX {
+            let permit = self.hosts.enter(&at.origin()).ok_or_else(Fault::stopped)?;
+            let authorization = self.secrets.authorization(&at)?;
+            let response =
+                self.send(&at, ask, authorization.as_deref()).map_err(|error| self.unanswered(&at, error))?;
+            let reply = Reply::read(response.status().as_u16(), response.headers(), SystemTime::now())
+                .map_err(|why| Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")))?;
+            let body = Body {
+                reader: response.into_body().into_reader(),
+                left: reply.length,
+                received: Arc::clone(&self.received),
+                permit: Some(permit),
+            };
+            match reply.status {
+                200 | 206 | 416 => {
+                    self.hosts.answered(&at.origin());
+                    self.refuse_other_than_data(ask.named, &at, &reply)?;
+                    return Ok(Answer { reply, at, body });
+                }
+                301 | 302 | 303 | 307 | 308 => {
+                    body.read_past();
+                    at = redirected(&at, &reply)?;
+                }
+                401 if !is_renewed && authorization.as_deref().is_some_and(|sent| self.secrets.renew(sent)) => {
+                    body.read_past();
+                    is_renewed = true;
+                }
+                _ => {
+                    body.read_past();
+                    return Err(self.refused(ask.named, &at, &reply));
+                }
+            }
+        }
+        let text = format!("GET {}: more than {REDIRECTS_MAX} redirects, the last to {at}", ask.named);
+        Err(Fault::never(ErrorKind::Protocol, text))
+    }
+
+    fn send(
+        &self,
+        at: &WebLocation,
+        ask: &Ask<'_>,
+        authorization: Option<&str>,
+    ) -> Result<Response<ureq::Body>, ureq::Error> {
+        let mut request = self.agent.get(at.url());
+        if let Some((start, end)) = ask.range {
+            let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
+            request = request.header(header::RANGE, format!("bytes={start}-{last}"));
+            if let Some(if_range) = ask.version.and_then(Version::if_range) {
+                request = request.header(header::IF_RANGE, if_range);
+            }
+        }
+        if let Some(authorization) = authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        request.call()
+    }
+
+    /// No answer: the network, or TLS.
+    fn unanswered(&self, at: &WebLocation, error: ureq::Error) -> Fault {
+        if self.hosts.is_stopped() {
+            return Fault::stopped();
+        }
+        let text = format!("GET {at}: {}", said(&error));
+        match &error {
+            _ if certificate_refused(&error) => {
+                let text = format!("{text}; a private authority is given with --http-ca FILE");
+                Fault::never(ErrorKind::Untrusted, text)
+            }
+            ureq::Error::Io(_)
+            | ureq::Error::Timeout(_)
+            | ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed => Fault::again(ErrorKind::Unreachable, Scope::Path, text),
+            _ => Fault::never(ErrorKind::Protocol, text),
+        }
+    }
+
+    /// What a status that brings nothing means.
+    fn refused(&self, named: &WebLocation, at: &WebLocation, reply: &Reply) -> Fault {
+        let status = reply.status;
+        let reason = ureq::http::StatusCode::from_u16(status).ok().and_then(|code| code.canonical_reason());
+        let via = if named == at { String::new() } else { format!(" (redirected to {at})") };
+        let text = format!("GET {named}{via}: {status} {}", reason.unwrap_or("without a name"));
+        match status {
+            401 | 407 => {
+                let text = format!("{text}; give a token with --http-token-file, or a password in ~/.netrc");
+                Fault::never(ErrorKind::Denied, text)
+            }
+            403 | 451 => Fault::never(ErrorKind::Denied, text),
+            404 | 410 => Fault::never(ErrorKind::NotFound, text),
+            412 => Fault::changed(named, "it is not the version that was begun"),
+            429 | 503 => self.paused(at, reply.retry_after, text),
+            408 | 425 | 500 | 502 | 504 => Fault::again(ErrorKind::Unreachable, Scope::Source, text),
+            _ => Fault::never(ErrorKind::Io, text),
+        }
+    }
+
+    /// The server has too much to do.
+    fn paused(&self, at: &WebLocation, retry_after: Option<Duration>, text: String) -> Fault {
+        if let Some(wait) = retry_after.filter(|wait| *wait > self.patience) {
+            let (wait, patience) = (wait.as_secs(), self.patience.as_secs());
+            let text = format!("{text}; it asks for {wait} s of quiet, more than the {patience} s of --linger");
+            let mut fault = Fault::never(ErrorKind::Unreachable, text);
+            fault.error.retry = Retry::After;
+            return fault;
+        }
+        let mut random = [0; 1];
+        // Without chance all connections come back at once, which is no more than a nuisance.
+        let _ = getrandom::fill(&mut random);
+        let paused = self.hosts.pause(&at.origin(), retry_after, f64::from(random[0]) / 256.0);
+        if let Some((wait, connections)) = paused {
+            let seconds = wait.as_secs_f64();
+            let plural = if connections == 1 { "" } else { "s" };
+            self.notice(format!("{text}; waiting {seconds:.1} s, then {connections} connection{plural} to it"));
+        }
+        let wait = paused.map_or(retry_after.unwrap_or_default(), |(wait, _)| wait);
+        Fault { wait, ..Fault::again(ErrorKind::Unreachable, Scope::Source, text) }
+    }
+
+    /// Errors: the answer is a page where people sign in, or no bytes of the file as they are.
+    fn refuse_other_than_data(&self, named: &WebLocation, at: &WebLocation, reply: &Reply) -> Result<(), Fault> {
+        if let Some(encoding) = &reply.encoding {
+            let text = format!("GET {named}: the bytes come encoded as {encoding:?} though that was not asked for");
+            return Err(Fault::never(ErrorKind::Protocol, text));
+        }
+        if !reply.is_page() || self.is_expected || reply.status == 416 {
+            return Ok(());
+        }
+        let lower = named.path().to_ascii_lowercase();
+        let names_page = [".html", ".htm", ".xhtml"].iter().any(|ending| lower.ends_with(ending));
+        let is_elsewhere = at.origin() != named.origin();
+        let path = at.path().to_ascii_lowercase();
+        let is_login = at != named && path.split(['/', '.']).any(|name| LOGIN_NAMES.contains(&name));
+        if names_page && !is_elsewhere && !is_login {
+            return Ok(());
+        }
+        let from = if at == named { String::new() } else { format!(", after a redirect to {at}") };
+        let text = format!(
+            "GET {named}: the answer{from} is an HTML page and looks like a login page; it is not copied (give a token, or \
+             --expect if a page is meant)"
+        );
+        Err(Fault::never(ErrorKind::Denied, text))
+    }
+}
+
+/// Bytes of an answer, and the right to its connection.
+pub(super) struct Body {
+    reader: BodyReader<'static>,
+    /// Bytes to come; `None`: its framing says when it ends.
+    left: Option<u64>,
+    received: Arc<AtomicU64>,
+    /// Until its end.
+    permit: Option<Permit>,
+}
+
+impl Body {
+    /// Whether all of it has come.
+    pub(super) fn has_ended(&self) -> bool {
+        self.permit.is_none()
+    }
+
+    /// Reads some bytes; 0 at its end, which has been proven. Errors: it was cut.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize, std::io::Error> {
+        let most = self.left.map_or(buffer.len(), |left| left.min(buffer.len() as u64) as usize);
+        if most == 0 {
+            return Ok(0);
+        }
+        let count = self.reader.read(&mut buffer[..most])?;
+        self.received.fetch_add(count as u64, Ordering::Relaxed);
+        if let Some(left) = &mut self.left {
+            *left -= count as u64;
+            if *left == 0 {
+                // The connection goes back for the next request.
+                let _ = self.reader.read(&mut [0; 1]);
+                self.permit = None;
+            } else if count == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+        } else if count == 0 {
+            self.permit = None;
+        }
+        Ok(count)
+    }
+
+    /// Reads what is left to its end, if that is little, for the sake of its connection.
+    fn read_past(mut self) {
+        let mut useless = [0; 4096];
+        if self.left.is_some_and(|left| left <= USELESS_BYTES_MAX) {
+            while self.read(&mut useless).is_ok_and(|count| count > 0) {}
+        }
+    }
+}
+
+/// Where a redirect leads. Errors: nowhere, or from an encrypted server to one that is not.
+fn redirected(at: &WebLocation, reply: &Reply) -> Result<WebLocation, Fault> {
+    let status = reply.status;
+    let refused = |text: String| Fault::never(ErrorKind::Protocol, format!("GET {at}: {status}, a redirect {text}"));
+    let Some(location) = &reply.location else { return Err(refused("without a Location".to_owned())) };
+    let to = at.join(location).map_err(|error| refused(format!("to {}", error.text())))?;
+    if at.is_encrypted && !to.is_encrypted {
+        return Err(refused(format!("from https to {to}, which is not followed")));
+    }
+    Ok(to)
+}
+
+/// What a library's error says, without what it says of itself.
+fn said(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            "the connection ended before the answer did".to_owned()
+        }
+        ureq::Error::Io(error) => error.to_string(),
+        ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
+        // It would show the URL, with its query.
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
+        ureq::Error::Timeout(what) => format!("no answer in time ({what})"),
+        error => error.to_string(),
+    }
+}
+
+/// Whether the server's certificate was not taken.
+fn certificate_refused(error: &ureq::Error) -> bool {
+    let is_certificate = |error: &rustls::Error| matches!(error, rustls::Error::InvalidCertificate(_));
+    match error {
+        ureq::Error::Rustls(error) => is_certificate(error),
+        ureq::Error::Io(error) => {
+            error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some_and(is_certificate)
+        }
+        _ => false,
+    }
+}
+
+/// The authorities that vouch for servers: this host's, and the one given.
+fn roots(options: &WebOptions) -> Result<Vec<Certificate<'static>>, Error> {
+    // What cannot be read of the system's is missed when a server needs it, and that is said then.
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots: Vec<Certificate<'static>> =
+        found.certs.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
+    if let Some(path) = &options.authority {
+        roots.extend(authorities_in(path)?);
+    }
+    Ok(roots)
+}
+
+fn authorities_in(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
+    let wrong = |text: String| Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text);
+    let shown = path.display();
+    let pem = std::fs::read(path).map_err(|e| wrong(format!("read the authority {shown}")).caused_by(e))?;
+    let items = parse_pem(&pem).filter_map(Result::ok);
+    let found: Vec<Certificate<'static>> = items
+        .filter_map(|item| match item {
+            PemItem::Certificate(certificate) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if found.is_empty() {
+        return Err(wrong(format!("{shown} holds no certificate in PEM format")));
+    }
+    Ok(found)
+}

@@ -1,0 +1,280 @@
+//! A file on a web server, as the first request for it has found it.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use sterna_proto::file::PACKED_FILE_BYTES_MAX;
+use sterna_proto::session::BlockOrder;
+use sterna_proto::web::WebLocation;
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry};
+
+use super::Web;
+use super::exchange::{Answer, Ask, Body, Fault};
+use super::reply::{Reply, Version};
+use crate::session::lock;
+
+/// Bytes of files that are held in memory until they are sent. Reason: the first request brings a small file whole; 256 of the
+/// largest small ones cover what lanes take at once.
+const HELD_BYTES_MAX: u64 = 64 << 20;
+
+/// How often a wait for room looks whether the session is over.
+const ROOM_NAP: Duration = Duration::from_millis(100);
+
+/// How often a first request is made that got no answer at all. Reason: a name that is mistyped is told at once and not after
+/// minutes; a server that says that it has too much to do is waited for.
+const FIRST_TRIES_MAX: u32 = 3;
+
+/// Wait between these, doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Bytes that the first request for the only file asks for. Reason: they cover the time until others have their first bytes on any path; with
+/// all of the file the connection would have to be broken off at the end of its run, and be new when it is as fast as it gets.
+const FIRST_BYTES: u64 = 4 << 20;
+
+/// What a first request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProbeKind {
+    /// The first bytes of it, which a lane goes on reading: there is one file, and they cost no further round trip.
+    ReadOn,
+    /// As much as a small file has.
+    Head,
+}
+
+/// A file on a web server.
+pub(crate) struct WebFile {
+    /// What the person gave.
+    pub(super) named: WebLocation,
+    /// Where it was found, behind redirects.
+    pub(super) at: Mutex<WebLocation>,
+    pub(super) version: Version,
+    entry: FileEntry,
+    order: BlockOrder,
+    notice: Option<String>,
+    /// Its first bytes.
+    pub(super) head: HeldBytes,
+    /// The first answer, for the lane that begins with its next byte.
+    pub(super) first: Mutex<Option<Body>>,
+}
+
+impl WebFile {
+    /// Its entry; what identifies its version there is made of what the server says of it.
+    pub(crate) fn entry(&self) -> &FileEntry {
+        &self.entry
+    }
+
+    /// How its blocks are to be read.
+    pub(crate) fn order(&self) -> BlockOrder {
+        self.order
+    }
+
+    /// What the person should know of it.
+    pub(crate) fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// Nobody needs its first bytes.
+    pub(crate) fn drop_first_answer(&self) {
+        // Dropped without the lock.
+        let _first = lock(&self.first).take();
+    }
+
+    /// Whether the server can be asked for a part of it.
+    pub(super) fn has_ranges(&self) -> bool {
+        self.order == BlockOrder::Runs
+    }
+}
+
+impl Web {
+    /// Asks for a file. Errors: it cannot be had, or not as a file of a known size.
+    pub(super) fn probe(&self, named: &WebLocation, kind: ProbeKind) -> Result<WebFile, Error> {
+        let (mut tries, mut pause, mut waited) = (0, FIRST_PAUSE, Duration::ZERO);
+        loop {
+            let fault = match self.probe_once(named, kind) {
+                Ok(file) => return Ok(file),
+                Err(fault) => fault,
+            };
+            tries += 1;
+            // One that has answered, though with a refusal, is there and comes back.
+            let is_there = fault.error.scope == sterna_proto::Scope::Source;
+            waited += pause + fault.wait;
+            let may_try = waited < self.patience && (is_there || tries < FIRST_TRIES_MAX);
+            if !fault.again || !may_try || !self.exchange.hosts.wait(pause) {
+                let mut error = fault.error;
+                error.phase = sterna_proto::Phase::Prepare;
+                return Err(error);
+            }
+            pause = (pause * 2).min(super::lanes::PAUSE_MAX);
+        }
+    }
+
+    fn probe_once(&self, named: &WebLocation, kind: ProbeKind) -> Result<WebFile, Fault> {
+        let range = match kind {
+            ProbeKind::ReadOn => (0, Some(FIRST_BYTES)),
+            ProbeKind::Head => (0, Some(PACKED_FILE_BYTES_MAX)),
+        };
+        let ask = Ask { named, at: named, range: Some(range), version: None };
+        let mut answer = self.exchange.get(&ask)?;
+        if answer.reply.status == 416 {
+            // An empty file has no first byte.
+            answer = self.exchange.get(&Ask { range: None, ..ask })?;
+        }
+        let Answer { reply, at, body } = answer;
+        let wrong = |text: &str| Fault::never(ErrorKind::Protocol, format!("GET {named}: {text}"));
+        if reply.status == 206 && (reply.start != 0 || reply.size.is_none()) {
+            return Err(wrong("the answer to a request for its first bytes names no size, or begins elsewhere"));
+        }
+        let has_ranges = reply.status == 206;
+        let is_large = reply.size.is_some_and(|size| size > PACKED_FILE_BYTES_MAX);
+        if kind == ProbeKind::ReadOn && is_large && !has_ranges && reply.takes_ranges {
+            // It says that it sends parts, and may send the whole only since all of it was asked for.
+            drop(body);
+            return self.probe_once(named, ProbeKind::Head);
+        }
+        let mut body = Some(body);
+        let (size, head) = match reply.size {
+            Some(size) if size <= PACKED_FILE_BYTES_MAX => (size, self.read_head(named, &mut body, size)?),
+            Some(size) => {
+                // The rest of the head of a large file is not worth a connection.
+                let head = if kind == ProbeKind::Head && has_ranges { PACKED_FILE_BYTES_MAX } else { 0 };
+                (size, self.read_head(named, &mut body, head)?)
+            }
+            None if reply.is_chunked => self.read_unmeasured(named, &mut body)?,
+            None => return Err(wrong(UNPROVEN)),
+        };
+        if kind == ProbeKind::Head || size <= PACKED_FILE_BYTES_MAX {
+            body = None;
+        }
+        let name = named.name()?;
+        let order = if has_ranges || size <= PACKED_FILE_BYTES_MAX { BlockOrder::Runs } else { BlockOrder::OneLane };
+        let version = version_number(&reply.version)?;
+        let entry = FileEntry {
+            path: name,
+            kind: EntryKind::File,
+            size,
+            mtime: reply.version.time(version),
+            mode: 0o644,
+            allocated: size,
+            inode: number_of(&[named.origin().as_bytes(), named.path().as_bytes()]),
+            version,
+        };
+        let notice = weakness(&entry, &reply, order);
+        let (at, first) = (Mutex::new(at), Mutex::new(body));
+        Ok(WebFile { named: named.clone(), at, version: reply.version, entry, order, notice, head, first })
+    }
+
+    /// Reads the first `count` bytes. Errors: the body is shorter.
+    fn read_head(&self, named: &WebLocation, body: &mut Option<Body>, count: u64) -> Result<HeldBytes, Fault> {
+        let mut bytes = vec![0; count as usize];
+        let mut done = 0;
+        while let Some(body) = body.as_mut().filter(|_| done < bytes.len()) {
+            done += match body.read(&mut bytes[done..]) {
+                Ok(count) if count > 0 => count,
+                Ok(_) => return Err(Fault::cut(named, done as u64, "the body ended")),
+                Err(error) => return Err(Fault::cut(named, done as u64, &error.to_string())),
+            };
+        }
+        Ok(self.held.hold(bytes))
+    }
+
+    /// Reads a body whose length nobody has said, to the end that its framing proves. Errors: it is too long to be held.
+    fn read_unmeasured(&self, named: &WebLocation, body: &mut Option<Body>) -> Result<(u64, HeldBytes), Fault> {
+        let mut bytes = vec![0; PACKED_FILE_BYTES_MAX as usize + 1];
+        let mut done = 0;
+        while let Some(body) = body.as_mut() {
+            match body.read(&mut bytes[done..]) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) => return Err(Fault::cut(named, done as u64, &error.to_string())),
+            }
+            if done == bytes.len() {
+                return Err(Fault::never(ErrorKind::Protocol, format!("GET {named}: {UNMEASURED}")));
+            }
+        }
+        bytes.truncate(done);
+        Ok((done as u64, self.held.hold(bytes)))
+    }
+}
+
+/// Why a body is refused that ends with its connection.
+const UNPROVEN: &str = "the server says neither how long it is nor where it ends (no Content-Length, no chunks), so that a cut \
+                        could not be told from its end; not copied";
+
+/// Why a body is refused whose size comes with its end.
+const UNMEASURED: &str = "the server does not say how long it is (no Content-Length) and it is longer than 256 KiB; files are \
+                          copied in blocks, for which their size must be known; not copied";
+
+/// What the person should know of a version that is not vouched for.
+fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<String> {
+    let path = &entry.path;
+    if entry.is_packed() {
+        return None;
+    }
+    if order == BlockOrder::OneLane {
+        return Some(format!(
+            "{path}: the server sends no ranges of it: one connection, from the first byte to the last"
+        ));
+    }
+    match (reply.version.strong_tag(), &reply.version.modified) {
+        (Some(_), _) => None,
+        (None, Some(_)) => Some(format!(
+            "{path}: the server gives no strong ETag; a change within the second of its Last-Modified would not be noticed"
+        )),
+        (None, None) => Some(format!(
+            "{path}: the server gives neither an ETag nor a Last-Modified; a copy that is interrupted starts over"
+        )),
+    }
+}
+
+/// A number for the version: equal for equal versions, and never twice the same where nothing tells them apart.
+fn version_number(version: &Version) -> Result<u64, Error> {
+    if version.tag.is_none() && version.modified.is_none() {
+        return getrandom::u64().map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e));
+    }
+    Ok(number_of(&[version.opaque_tag().unwrap_or_default().as_bytes()]))
+}
+
+/// Half of half a BLAKE3: numbers that are only compared.
+fn number_of(words: &[&[u8]]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    for word in words {
+        hasher.update(&(word.len() as u64).to_le_bytes()).update(word);
+    }
+    let mut number = [0; 8];
+    hasher.finalize_xof().fill(&mut number);
+    u64::from_le_bytes(number)
+}
+
+/// How many bytes of files are held in memory.
+#[derive(Default)]
+pub(super) struct Held {
+    bytes: Mutex<u64>,
+    freed: Condvar,
+}
+
+impl Held {
+    /// Waits until there is room for more, or the session is over.
+    pub(super) fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
+        let mut bytes = lock(&self.bytes);
+        while *bytes >= HELD_BYTES_MAX && !is_over() {
+            bytes = self.freed.wait_timeout(bytes, ROOM_NAP).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn hold(self: &Arc<Self>, bytes: Vec<u8>) -> HeldBytes {
+        *lock(&self.bytes) += bytes.len() as u64;
+        HeldBytes { bytes, held: Arc::clone(self) }
+    }
+}
+
+/// Bytes of a file in memory.
+pub(super) struct HeldBytes {
+    pub(super) bytes: Vec<u8>,
+    held: Arc<Held>,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        *lock(&self.held.bytes) -= self.bytes.len() as u64;
+        self.held.freed.notify_all();
+    }
+}

@@ -1,0 +1,177 @@
+//! What is known of each web server: how many requests it takes at once, and until when it wants to be left alone.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::session::lock;
+
+/// First wait after a server said that it has too much to do and not for how long; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// Longest such wait. Reason: a server that is restarted is noticed within this.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// How long a server that had too much to do must have been well before it gets one connection more. Guess: long beside what
+/// such a server counts requests over.
+const GROWS_AFTER: Duration = Duration::from_secs(30);
+
+/// How often a wait looks whether it is over. Reason: as quick as a person who stops a copy notices.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The servers of one copy.
+pub(super) struct Hosts {
+    state: Mutex<HashMap<String, Host>>,
+    changed: Condvar,
+    /// Requests that each may have at once, until it says that they are too many.
+    budget: u32,
+    stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Host {
+    in_use: u32,
+    budget: u32,
+    paused_until: Option<Instant>,
+    /// When the budget changed last.
+    changed: Instant,
+    /// Pauses in a row, for the length of the next.
+    pauses: u32,
+}
+
+/// The right to one request at a server, from its sending to the end of its body.
+pub(super) struct Permit {
+    hosts: Arc<Hosts>,
+    origin: String,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(host) = lock(&self.hosts.state).get_mut(&self.origin) {
+            host.in_use -= 1;
+        }
+        self.hosts.changed.notify_all();
+    }
+}
+
+impl Hosts {
+    /// Servers that take `budget` requests at once.
+    pub(super) fn new(budget: u32) -> Arc<Self> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { state, changed, budget: budget.max(1), stopped: AtomicBool::new(false) })
+    }
+
+    /// Waits until the server takes one more request; `None` when the copy has stopped.
+    pub(super) fn enter(self: &Arc<Self>, origin: &str) -> Option<Permit> {
+        let mut state = lock(&self.state);
+        loop {
+            if self.is_stopped() {
+                return None;
+            }
+            let now = Instant::now();
+            let fresh = || Host { in_use: 0, budget: self.budget, paused_until: None, changed: now, pauses: 0 };
+            let host = state.entry(origin.to_owned()).or_insert_with(fresh);
+            if host.budget < self.budget && now.saturating_duration_since(host.changed) >= GROWS_AFTER {
+                (host.budget, host.changed) = (host.budget + 1, now);
+            }
+            let pause = host.paused_until.map(|until| until.saturating_duration_since(now)).unwrap_or_default();
+            if pause.is_zero() && host.in_use < host.budget {
+                host.in_use += 1;
+                return Some(Permit { hosts: Arc::clone(self), origin: origin.to_owned() });
+            }
+            let nap = if pause.is_zero() { LOOK_EVERY } else { pause.min(LOOK_EVERY) };
+            state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The server has too much to do: nothing is asked of it for `wait`, or for longer and longer when it did not say for how
+    /// long, and by half as many connections from then on. Returns the wait and the connections, when that is news.
+    pub(super) fn pause(&self, origin: &str, wait: Option<Duration>, jitter: f64) -> Option<(Duration, u32)> {
+        let mut state = lock(&self.state);
+        let host = state.get_mut(origin)?;
+        let now = Instant::now();
+        let is_paused = host.paused_until.is_some_and(|until| until > now);
+        let backoff = PAUSE_MIN.saturating_mul(1 << host.pauses.min(6)).min(PAUSE_MAX).mul_f64(0.5 + jitter / 2.0);
+        let until = now + wait.unwrap_or(backoff);
+        if is_paused {
+            // The other requests of the same moment: one word of the server, heard several times.
+            host.paused_until = host.paused_until.max(wait.map(|_| until));
+            host.changed = host.changed.max(until);
+            return None;
+        }
+        host.pauses += 1;
+        // One request alone was not too many: then it is not known how many are.
+        let were_many = if host.in_use > 1 { host.in_use.min(host.budget) } else { host.budget };
+        (host.budget, host.changed) = ((were_many / 2).max(1), until);
+        host.paused_until = Some(until);
+        Some((until - now, host.budget))
+    }
+
+    /// The server has answered.
+    pub(super) fn answered(&self, origin: &str) {
+        if let Some(host) = lock(&self.state).get_mut(origin)
+            && host.paused_until.is_none_or(|until| until <= Instant::now())
+        {
+            host.pauses = 0;
+        }
+    }
+
+    /// Waits for `time`; whether the copy goes on.
+    pub(super) fn wait(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut state = lock(&self.state);
+        while !self.is_stopped() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(state, left.min(LOOK_EVERY));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
+    }
+
+    /// Ends every wait, now and later.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_has_too_much_to_do_gets_half_of_it_once() {
+        let hosts = Hosts::new(16);
+        let permits: Vec<Permit> = (0..16).map(|_| hosts.enter("a").unwrap()).collect();
+        let other = hosts.enter("b");
+        assert_eq!(hosts.pause("a", Some(Duration::ZERO), 0.0), Some((Duration::ZERO, 8)));
+        drop(permits);
+        assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0).map(|(_, budget)| budget), Some(4));
+        // Fifteen more hear the same.
+        assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0), None);
+        assert!(other.is_some() && hosts.enter("b").is_some(), "another server has no part in it");
+        hosts.stop();
+        assert!(hosts.enter("a").is_none() && !hosts.wait(Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn waits_grow_where_the_server_names_none() {
+        let hosts = Hosts::new(1);
+        drop(hosts.enter("a"));
+        let waits: Vec<Duration> = (0..9)
+            .map(|_| {
+                lock(&hosts.state).get_mut("a").unwrap().paused_until = None;
+                hosts.pause("a", None, 1.0).unwrap().0
+            })
+            .collect();
+        assert!(waits[0] < PAUSE_MIN * 2 && waits[1] > waits[0] && *waits.last().unwrap() <= PAUSE_MAX, "{waits:?}");
+    }
+}

@@ -1,0 +1,202 @@
+//! What a lane reads: one answer after the other, each as long as the lane's run, going on where it was cut.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_proto::session::LaneId;
+use sterna_proto::web::WebLocation;
+use sterna_proto::{Error, ErrorKind};
+
+use super::Web;
+use super::exchange::{Answer, Ask, Body, Fault};
+use super::file::WebFile;
+use crate::session::lock;
+
+/// Wait before a request that failed is made again, doubled from failure to failure. Reason: a cut is mended at once, a server
+/// that is restarted takes seconds.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+
+/// Longest such wait. Reason: an outage that ends is noticed within this.
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Bytes that are read past rather than asked for anew. Reason: less than a new connection costs on any path, about.
+const READ_PAST_MAX: u64 = 256 << 10;
+
+/// An answer that a lane is reading.
+pub(super) struct OpenRun {
+    file: Arc<WebFile>,
+    /// Offset of its next byte in the file.
+    offset: u64,
+    body: Body,
+}
+
+/// Reads one file for one lane.
+pub(crate) struct WebReader<'a> {
+    web: &'a Web,
+    lane: LaneId,
+    file: Arc<WebFile>,
+    /// Offset behind what the lane will read without a gap.
+    run_end: u64,
+    open: Option<OpenRun>,
+}
+
+impl Web {
+    /// What `lane` reads `file` with; it will most likely go on to `run_end`.
+    pub(crate) fn reader(&self, lane: LaneId, file: Arc<WebFile>, run_end: u64) -> WebReader<'_> {
+        let open = lock(&self.runs).remove(&lane);
+        WebReader { web: self, lane, file, run_end, open }
+    }
+}
+
+impl Drop for WebReader<'_> {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take() {
+            lock(&self.web.runs).insert(self.lane, open);
+        }
+    }
+}
+
+impl WebReader<'_> {
+    /// Fills `buffer` with the bytes at `offset`, trying again what is cut.
+    ///
+    /// Errors: the file changed, is refused, or brought nothing for as long as is waited.
+    pub(crate) fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        // What it waits for others that speak with the same server does not count.
+        let (mut done, mut waited, mut pause) = (0, Duration::ZERO, PAUSE_MIN);
+        while done < buffer.len() {
+            match self.read_some(offset + done as u64, &mut buffer[done..]) {
+                Ok(count) => {
+                    done += count;
+                    (waited, pause) = (Duration::ZERO, PAUSE_MIN);
+                }
+                Err(fault) => {
+                    self.open = None;
+                    if self.web.exchange.hosts.is_stopped() {
+                        return Err(Fault::stopped().error);
+                    }
+                    waited += pause + fault.wait;
+                    if !fault.again || waited > self.web.patience {
+                        return Err(fault.error);
+                    }
+                    self.web.exchange.hosts.wait(pause);
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_some(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, Fault> {
+        let head = self.file.head.bytes.get(offset as usize..).unwrap_or_default();
+        if !head.is_empty() {
+            let count = head.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&head[..count]);
+            return Ok(count);
+        }
+        let named = self.file.named.clone();
+        let open = self.open_at(offset)?;
+        match open.body.read(buffer) {
+            Ok(count) if count > 0 => {
+                open.offset += count as u64;
+                Ok(count)
+            }
+            Ok(_) => Err(Fault::cut(&named, offset, "the body ended")),
+            Err(error) => Err(Fault::cut(&named, offset, &error.to_string())),
+        }
+    }
+
+    /// The answer whose next byte is at `offset`.
+    fn open_at(&mut self, offset: u64) -> Result<&mut OpenRun, Fault> {
+        let mut open = self.open.take().filter(|open| Arc::ptr_eq(&open.file, &self.file) && !open.body.has_ended());
+        let reach = if self.file.has_ranges() { READ_PAST_MAX } else { u64::MAX };
+        let reaches = |open: &OpenRun| open.offset <= offset && offset - open.offset <= reach;
+        if !open.as_ref().is_some_and(reaches) {
+            open = self.first_answer(offset);
+        }
+        let mut open = match open {
+            Some(open) => open,
+            None => self.ask(offset)?,
+        };
+        read_past(&mut open, offset)?;
+        Ok(self.open.insert(open))
+    }
+
+    /// The answer that told of the file, for who reads its first bytes; for others only if there is no other way to theirs.
+    fn first_answer(&self, offset: u64) -> Option<OpenRun> {
+        let start = self.file.head.bytes.len() as u64;
+        if offset != start && self.file.has_ranges() {
+            return None;
+        }
+        let body = lock(&self.file.first).take()?;
+        Some(OpenRun { file: Arc::clone(&self.file), offset: start, body })
+    }
+
+    /// Asks for the bytes from `offset` to the end of the run.
+    fn ask(&self, offset: u64) -> Result<OpenRun, Fault> {
+        let file = &self.file;
+        let at = lock(&file.at).clone();
+        let end = self.run_end.clamp(offset + 1, file.entry().size);
+        let range = file.has_ranges().then_some((offset, Some(end)));
+        let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version) };
+        let answer = match self.web.exchange.get(&ask) {
+            // What a redirect led to was for a while only.
+            Err(fault) if at != file.named && is_stale(&fault) => {
+                self.web.exchange.get(&Ask { at: &file.named, ..ask })?
+            }
+            answer => answer?,
+        };
+        let Answer { reply, at, body } = answer;
+        let named = &file.named;
+        if let Some(what) = file.version.difference(&reply.version) {
+            return Err(Fault::changed(named, what));
+        }
+        let size = file.entry().size;
+        if reply.status == 416 || reply.size.is_some_and(|now| now != size) {
+            let now = reply.size.map_or("fewer".to_owned(), |now| now.to_string());
+            return Err(Fault::changed(named, format_args!("{now} bytes instead of {size}")));
+        }
+        if let Some((start, end)) = range {
+            if reply.status != 206 {
+                return Err(no_range(named, start));
+            }
+            let is_asked =
+                reply.start == start && reply.length.is_none_or(|length| length <= end.unwrap_or(size) - start);
+            if !is_asked {
+                let text =
+                    format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
+                return Err(Fault::never(ErrorKind::Protocol, text));
+            }
+        }
+        *lock(&file.at) = at;
+        Ok(OpenRun { file: Arc::clone(file), offset: reply.start, body })
+    }
+}
+
+/// Reads and drops what lies in front of `offset`.
+fn read_past(open: &mut OpenRun, offset: u64) -> Result<(), Fault> {
+    let mut useless = vec![0; (offset - open.offset).min(64 << 10) as usize];
+    while open.offset < offset {
+        let most = (offset - open.offset).min(useless.len() as u64) as usize;
+        open.offset += match open.body.read(&mut useless[..most]) {
+            Ok(count) if count > 0 => count as u64,
+            Ok(_) => return Err(Fault::cut(&open.file.named, open.offset, "the body ended")),
+            Err(error) => return Err(Fault::cut(&open.file.named, open.offset, &error.to_string())),
+        };
+    }
+    Ok(())
+}
+
+/// Whether a place that a redirect led to may have moved on.
+fn is_stale(fault: &Fault) -> bool {
+    matches!(fault.error.kind, ErrorKind::Denied | ErrorKind::NotFound)
+}
+
+/// A server that sent ranges has stopped to do so.
+fn no_range(named: &WebLocation, start: u64) -> Fault {
+    let text = format!(
+        "GET {named}: the whole file where the bytes from {start} on were asked for, which the server has sent before; try again"
+    );
+    let mut fault = Fault::never(ErrorKind::Protocol, text);
+    fault.error.retry = sterna_proto::Retry::After;
+    fault
+}

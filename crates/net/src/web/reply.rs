@@ -1,0 +1,215 @@
+//! The head of an answer: what its status and headers say of the file.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sterna_proto::FileTime;
+use ureq::http::HeaderMap;
+
+/// Longest header value that is looked at, in characters. Reason: none of those that are needed comes near.
+const VALUE_CHARS_MAX: usize = 1024;
+
+/// What tells one version of a file from another (RFC 9110, section 8.8).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Version {
+    /// The entity tag, as it is written.
+    pub(super) tag: Option<String>,
+    /// When it was last modified, as it is written.
+    pub(super) modified: Option<String>,
+}
+
+impl Version {
+    /// The tag that vouches for every byte; `None` when there is none, or it is a weak one.
+    pub(super) fn strong_tag(&self) -> Option<&str> {
+        self.tag.as_deref().filter(|tag| tag.starts_with('"') && tag.len() > 2)
+    }
+
+    /// The tag without its mark of weakness. Apache marks the tag of a file that is younger than a second, and the same tag is a
+    /// strong one from then on.
+    pub(super) fn opaque_tag(&self) -> Option<&str> {
+        self.tag.as_deref().map(|tag| tag.strip_prefix("W/").unwrap_or(tag))
+    }
+
+    /// What `If-Range` is to carry: the server then sends a range of this version, or another version whole.
+    pub(super) fn if_range(&self) -> Option<&str> {
+        self.strong_tag().or_else(|| self.modified.as_deref().filter(|_| self.tag.is_none()))
+    }
+
+    /// What differs in a later answer, in words.
+    pub(super) fn difference(&self, later: &Self) -> Option<&'static str> {
+        match (self.opaque_tag(), later.opaque_tag()) {
+            (Some(before), Some(now)) if before != now => Some("another ETag"),
+            (Some(_), None) => Some("no ETag any more"),
+            // The same tag vouches for the bytes, whatever servers behind one name say of the time.
+            (Some(_), Some(_)) if self.strong_tag().is_some() => None,
+            _ => (self.modified != later.modified).then_some("another Last-Modified"),
+        }
+    }
+
+    /// The modification time. A server that says none gets one in the first second of 1970 that differs with `number`, the
+    /// version's: so that a later copy sees that the file is another, although its size is the same.
+    pub(super) fn time(&self, number: u64) -> FileTime {
+        let time = self.modified.as_deref().and_then(|text| httpdate::parse_http_date(text).ok());
+        match time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()) {
+            Some(since) => FileTime { seconds: since.as_secs() as i64, nanoseconds: 0 },
+            None => FileTime { seconds: 0, nanoseconds: (number % 1_000_000_000) as u32 },
+        }
+    }
+}
+
+/// The head of an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reply {
+    pub(super) status: u16,
+    /// Size of the whole file; `None`: unknown.
+    pub(super) size: Option<u64>,
+    /// Where in the file the body begins.
+    pub(super) start: u64,
+    /// Bytes of the body; `None`: it ends where its framing says so.
+    pub(super) length: Option<u64>,
+    /// The body comes in chunks, whose last says that it is the last.
+    pub(super) is_chunked: bool,
+    pub(super) version: Version,
+    /// The server says that it can be asked for parts.
+    pub(super) takes_ranges: bool,
+    /// Type of the content in lower case, without parameters.
+    pub(super) content_type: String,
+    /// `Content-Encoding`, unless it is identity.
+    pub(super) encoding: Option<String>,
+    pub(super) location: Option<String>,
+    /// How long the server wants to be left alone.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl Reply {
+    /// Reads a head. `Err`: what in it contradicts itself, in words.
+    pub(super) fn read(status: u16, headers: &HeaderMap, now: SystemTime) -> Result<Self, &'static str> {
+        let value = |name: &str| {
+            let text = headers.get(name)?.to_str().ok()?.trim();
+            (!text.is_empty() && text.len() <= VALUE_CHARS_MAX).then_some(text)
+        };
+        let owned = |name: &str| value(name).map(str::to_owned);
+        let length = value("content-length").and_then(number);
+        let (start, size) = match (status, value("content-range")) {
+            (206, None) => return Err("a part of the file without a Content-Range, or several parts"),
+            (206, Some(text)) => {
+                let (start, end, size) = content_range(text).ok_or("a Content-Range that cannot be read")?;
+                if length.is_some_and(|length| length != end + 1 - start) {
+                    return Err("a Content-Length that contradicts its Content-Range");
+                }
+                (start, size)
+            }
+            (416, Some(text)) => (0, text.strip_prefix("bytes */").and_then(number)),
+            _ => (0, length),
+        };
+        let content_type = value("content-type").unwrap_or_default();
+        Ok(Self {
+            status,
+            size,
+            start,
+            length: if status == 206 { length.or(end_of(value("content-range"), start)) } else { length },
+            is_chunked: value("transfer-encoding").is_some_and(|text| text.eq_ignore_ascii_case("chunked")),
+            version: Version { tag: owned("etag"), modified: owned("last-modified") },
+            takes_ranges: value("accept-ranges").is_some_and(|text| text.eq_ignore_ascii_case("bytes")),
+            content_type: content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase(),
+            encoding: owned("content-encoding").filter(|text| !text.eq_ignore_ascii_case("identity")),
+            location: headers.get("location").and_then(|value| value.to_str().ok()).map(str::to_owned),
+            retry_after: value("retry-after").and_then(|text| retry_after(text, now)),
+        })
+    }
+
+    /// Whether the body is a page for people.
+    pub(super) fn is_page(&self) -> bool {
+        matches!(self.content_type.as_str(), "text/html" | "application/xhtml+xml")
+    }
+}
+
+/// `bytes 0-99/200` or `bytes 0-99/*`: first and last byte, and the size of the whole.
+fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
+    let (range, size) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (start, end) = range.split_once('-')?;
+    let (start, end) = (number(start)?, number(end)?);
+    let size = if size.trim() == "*" { None } else { Some(number(size)?) };
+    (start <= end && size.is_none_or(|size| end < size)).then_some((start, end, size))
+}
+
+fn end_of(text: Option<&str>, start: u64) -> Option<u64> {
+    content_range(text?).map(|(_, end, _)| end + 1 - start)
+}
+
+/// A number of digits alone, below what any file can have.
+fn number(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|number| digits && *number <= sterna_proto::file::FILE_BYTES_MAX)
+}
+
+/// Seconds, or a date (RFC 9110, section 10.2.3).
+fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    match number(text) {
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None => Some(httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, &'static str> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        Reply::read(status, &map, UNIX_EPOCH + Duration::from_secs(1_000_000_000))
+    }
+
+    #[test]
+    fn a_part_says_where_it_lies_and_how_long_the_file_is() {
+        let part = reply(206, &[("content-range", "bytes 10-19/100"), ("content-length", "10")]).unwrap();
+        assert_eq!((part.start, part.length, part.size), (10, Some(10), Some(100)));
+        let part = reply(206, &[("content-range", "bytes 0-0/*")]).unwrap();
+        assert_eq!((part.start, part.length, part.size), (0, Some(1), None));
+        let whole = reply(200, &[("content-length", "7"), ("content-type", "Text/HTML; charset=x")]).unwrap();
+        assert!((whole.start, whole.length, whole.size) == (0, Some(7), Some(7)) && whole.is_page());
+        for wrong in ["bytes 19-10/100", "bytes 10-19/15", "bytes a-b/c", "10-19/100", "bytes 0-18446744073709551615/*"]
+        {
+            assert!(reply(206, &[("content-range", wrong)]).is_err(), "{wrong}");
+        }
+        assert!(reply(206, &[("content-range", "bytes 0-9/100"), ("content-length", "11")]).is_err());
+        assert!(reply(206, &[("content-type", "multipart/byteranges; boundary=x")]).is_err());
+        assert_eq!(reply(416, &[("content-range", "bytes */0")]).unwrap().size, Some(0));
+        assert_eq!(reply(200, &[("content-length", "-7")]).unwrap().length, None);
+    }
+
+    #[test]
+    fn a_server_may_say_how_long_to_wait_in_two_ways() {
+        let waits = |text: &str| reply(429, &[("retry-after", text)]).unwrap().retry_after;
+        assert_eq!(waits("120"), Some(Duration::from_secs(120)));
+        assert_eq!(waits("Sun, 09 Sep 2001 01:47:40 GMT"), Some(Duration::from_secs(60)));
+        assert_eq!(waits("Sun, 09 Sep 2001 01:00:00 GMT"), Some(Duration::ZERO));
+        assert_eq!(waits("soon"), None);
+    }
+
+    #[test]
+    fn versions_differ_by_what_vouches_for_bytes() {
+        let version = |tag: Option<&str>, modified: Option<&str>| Version {
+            tag: tag.map(str::to_owned),
+            modified: modified.map(str::to_owned),
+        };
+        let strong = version(Some("\"a\""), Some("Sun, 09 Sep 2001 01:47:40 GMT"));
+        assert_eq!(strong.if_range(), Some("\"a\""));
+        assert_eq!(strong.time(7).seconds, 1_000_000_060);
+        assert_ne!(version(Some("\"a\""), None).time(7), version(Some("\"b\""), None).time(8));
+        assert_eq!(strong.difference(&version(Some("\"a\""), Some("later"))), None);
+        assert!(strong.difference(&version(Some("\"b\""), strong.modified.as_deref())).is_some());
+        assert!(strong.difference(&version(None, strong.modified.as_deref())).is_some());
+        let weak = version(Some("W/\"a\""), Some("x"));
+        assert_eq!((weak.strong_tag(), weak.if_range()), (None, None));
+        assert!(weak.difference(&version(Some("W/\"a\""), Some("y"))).is_some());
+        assert_eq!(weak.difference(&version(Some("\"a\""), Some("x"))), None);
+        let dated = version(None, Some("x"));
+        assert_eq!(dated.if_range(), Some("x"));
+        assert!(dated.difference(&version(None, Some("y"))).is_some());
+        assert_eq!(version(None, None).if_range(), None);
+    }
+}

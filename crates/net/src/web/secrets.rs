@@ -1,0 +1,274 @@
+//! Credentials: a bearer token from a file or a command, or a name and password from `~/.netrc`.
+//!
+//! What it does: knows for which servers they are, and reads a token again when it runs out or was refused. What it refuses to do:
+//! give them to any other server, send them in clear text to another host, or show them.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use sterna_proto::web::WebLocation;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::session::lock;
+
+/// Longest token, in bytes. Reason: servers take some 8,000 in all headers together.
+const TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// How long a command may take to print a token. Reason: one that asks a server over a slow path takes seconds.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How often it is looked whether the command has ended.
+const COMMAND_NAP: Duration = Duration::from_millis(20);
+
+/// How long before its end a token is read anew. Reason: a request that waits in a queue must not arrive too late.
+const RENEWED_BEFORE: Duration = Duration::from_secs(60);
+
+/// Where a bearer token comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// A file that holds it.
+    File(PathBuf),
+    /// A command line for `sh` that prints it.
+    Command(String),
+}
+
+struct Token {
+    text: String,
+    /// When it runs out, if it says so.
+    expires: Option<SystemTime>,
+}
+
+/// The credentials of one copy.
+pub(super) struct Secrets {
+    source: Option<TokenSource>,
+    token: Mutex<Option<Token>>,
+    /// Whom they may be given to.
+    origins: HashSet<String>,
+    passwords: HashMap<String, String>,
+}
+
+impl Secrets {
+    /// Credentials for the servers of `locations`.
+    ///
+    /// Errors: `Usage`, when a token would have to go to several servers, or in clear text to another host.
+    pub(super) fn new(source: Option<TokenSource>, locations: &[WebLocation]) -> Result<Self, Error> {
+        let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        let origins: HashSet<String> = locations.iter().map(WebLocation::origin).collect();
+        if source.is_some() {
+            if origins.len() > 1 {
+                return usage("a token is for one server: copy from one at a time".to_owned());
+            }
+            if let Some(location) = locations.iter().find(|location| !is_private(location)) {
+                let origin = location.origin();
+                return usage(format!("a token would go to {origin} in clear text: use https, or no token"));
+            }
+        }
+        let netrc = std::env::var_os("NETRC").map(PathBuf::from);
+        let netrc = netrc.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".netrc")));
+        let text = netrc.filter(|_| source.is_none()).and_then(|path| std::fs::read_to_string(path).ok());
+        let passwords = text.map(|text| passwords(&text)).unwrap_or_default();
+        Ok(Self { source, token: Mutex::default(), origins, passwords })
+    }
+
+    /// What a request to `at` carries as `Authorization`, if anything. Errors: the token cannot be read.
+    pub(super) fn authorization(&self, at: &WebLocation) -> Result<Option<String>, Error> {
+        if !self.origins.contains(&at.origin()) || !is_private(at) {
+            return Ok(None);
+        }
+        let Some(source) = &self.source else {
+            return Ok(self.passwords.get(at.host.trim_matches(['[', ']'])).cloned());
+        };
+        let mut token = lock(&self.token);
+        let is_fresh = |token: &Token| token.expires.is_none_or(|expires| expires > SystemTime::now() + RENEWED_BEFORE);
+        if let Some(known) = token.as_ref().filter(|token| is_fresh(token)) {
+            return Ok(Some(format!("Bearer {}", known.text)));
+        }
+        let text = read_token(source)?;
+        let read = token.insert(Token { expires: expiry(&text), text });
+        Ok(Some(format!("Bearer {}", read.text)))
+    }
+
+    /// What was sent is not taken any more: the next request reads the token anew. Whether there is one to read.
+    pub(super) fn renew(&self, sent: &str) -> bool {
+        let mut token = lock(&self.token);
+        // Another connection may have read it anew already.
+        if token.as_ref().is_some_and(|token| sent.strip_prefix("Bearer ") == Some(&token.text)) {
+            *token = None;
+        }
+        self.source.is_some()
+    }
+}
+
+/// Whether nobody on the way can read what is sent there.
+fn is_private(at: &WebLocation) -> bool {
+    let address = at.host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    at.is_encrypted || at.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+fn read_token(source: &TokenSource) -> Result<String, Error> {
+    let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
+    let (bytes, from) = match source {
+        TokenSource::File(path) => {
+            let from = format!("the token file {}", path.display());
+            let bytes = std::fs::read(path).map_err(|e| wrong(format!("read {from}")).caused_by(e))?;
+            (bytes, from)
+        }
+        TokenSource::Command(line) => (run_command(line)?, "what --http-token-command prints".to_owned()),
+    };
+    let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
+    if text.is_empty() || text.len() > TOKEN_BYTES_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
+        // Not a word of it is shown.
+        return Err(wrong(format!("{from} is no token: expected one word of letters, digits and signs")));
+    }
+    Ok(text.to_owned())
+}
+
+fn run_command(line: &str) -> Result<Vec<u8>, Error> {
+    let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
+    let tried = "run --http-token-command";
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(std::ffi::OsStr::from_bytes(line.as_bytes()));
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = spawned.map_err(|e| wrong(tried.to_owned()).caused_by(e))?;
+    let stdout = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = stdout.map(|out| out.take(TOKEN_BYTES_MAX as u64 + 1024).read_to_end(&mut bytes));
+        read.transpose().map(|_| bytes)
+    });
+    let started = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if started.elapsed() > COMMAND_TIME_MAX => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let seconds = COMMAND_TIME_MAX.as_secs();
+                return Err(wrong(format!("{tried}: it printed no token within {seconds} s and was ended")));
+            }
+            Ok(None) => std::thread::sleep(COMMAND_NAP),
+            Err(e) => return Err(wrong(tried.to_owned()).caused_by(e)),
+        }
+    };
+    if !status.success() {
+        return Err(wrong(format!("{tried}: it ended with {status}")));
+    }
+    match reader.join() {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(e)) => Err(wrong(format!("{tried}: read what it prints")).caused_by(e)),
+        Err(_) => Err(crate::internal("a thread that reads a token ended by a panic")),
+    }
+}
+
+/// When a token runs out, if it is a JSON Web Token that says so (RFC 7519, section 4.1.4). Whether it is genuine is the server's
+/// business.
+fn expiry(token: &str) -> Option<SystemTime> {
+    let payload = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?.trim_end_matches('=')).ok()?;
+    let text = std::str::from_utf8(&payload).ok()?;
+    let after = text.split("\"exp\"").nth(1)?.trim_start().strip_prefix(':')?.trim_start();
+    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+    // Some give it with a fraction, which does not matter.
+    let seconds = digits.parse::<u64>().ok().filter(|seconds| *seconds < 1 << 40)?;
+    Some(UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+/// The `Authorization` of each host that a netrc file names.
+fn passwords(text: &str) -> HashMap<String, String> {
+    let mut found = HashMap::new();
+    // A comment ends its line; macros are no credentials.
+    let lines = text.lines().map(|line| if line.trim_start().starts_with('#') { "" } else { line });
+    let words: Vec<&str> = lines.flat_map(str::split_whitespace).collect();
+    let (mut host, mut login) = (None, None);
+    for pair in words.windows(2) {
+        match pair[0] {
+            "machine" => (host, login) = (Some(pair[1]), None),
+            "login" => login = Some(pair[1]),
+            "password" => {
+                if let (Some(host), Some(login)) = (host, login) {
+                    let basic = STANDARD.encode(format!("{login}:{}", pair[1]));
+                    found.entry(host.to_ascii_lowercase()).or_insert(format!("Basic {basic}"));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn web(text: &str) -> WebLocation {
+        WebLocation::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_token_goes_to_its_server_and_to_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        std::fs::write(&file, "secret\n").unwrap();
+        let source = Some(TokenSource::File(file.clone()));
+        let secrets = Secrets::new(source.clone(), &[web("https://a/x"), web("https://a/y")]).unwrap();
+        assert_eq!(secrets.authorization(&web("https://a/z")).unwrap().as_deref(), Some("Bearer secret"));
+        for other in ["https://b/x", "https://a:444/x", "http://a/x", "https://sub.a/x"] {
+            assert_eq!(secrets.authorization(&web(other)).unwrap(), None, "{other}");
+        }
+        // It is read anew only after it was refused.
+        std::fs::write(&file, "fresh").unwrap();
+        assert_eq!(secrets.authorization(&web("https://a/z")).unwrap().as_deref(), Some("Bearer secret"));
+        assert!(secrets.renew("Bearer secret"));
+        assert_eq!(secrets.authorization(&web("https://a/z")).unwrap().as_deref(), Some("Bearer fresh"));
+        for wrong in [&["http://a/x"][..], &["https://a/x", "https://b/x"]] {
+            let locations: Vec<WebLocation> = wrong.iter().map(|text| web(text)).collect();
+            assert_eq!(Secrets::new(source.clone(), &locations).err().map(|e| e.kind), Some(ErrorKind::Usage));
+        }
+        assert!(Secrets::new(source, &[web("http://127.0.0.1:8080/x")]).is_ok());
+    }
+
+    #[test]
+    fn a_token_that_runs_out_is_read_anew() {
+        let token = |exp: u64| {
+            let payload = URL_SAFE_NO_PAD.encode(format!("{{\"sub\":\"x\",\"exp\": {exp}}}"));
+            format!("e30.{payload}.c2ln")
+        };
+        assert_eq!(expiry(&token(1_000)), Some(UNIX_EPOCH + Duration::from_secs(1000)));
+        for opaque in ["opaque", "a.b.c", "a..c", "a.e30.c"] {
+            assert_eq!(expiry(opaque), None, "{opaque}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let count = directory.path().join("count");
+        let line = format!("echo x >> {0}; echo {1}", count.display(), token(1_000));
+        let secrets = Secrets::new(Some(TokenSource::Command(line)), &[web("https://a/x")]).unwrap();
+        for _ in 0..2 {
+            secrets.authorization(&web("https://a/x")).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(count).unwrap().lines().count(), 2);
+    }
+
+    #[test]
+    fn no_error_shows_a_token() {
+        for line in ["echo 'top secret'", "echo top-secret; exit 3", "true"] {
+            let source = Some(TokenSource::Command(line.to_owned()));
+            let secrets = Secrets::new(source, &[web("https://a/x")]).unwrap();
+            let said = secrets.authorization(&web("https://a/x")).unwrap_err().chain();
+            assert!(!said.contains("secret"), "{said}");
+        }
+    }
+
+    #[test]
+    fn netrc_gives_a_password_for_each_host() {
+        let found =
+            passwords("# password x\nmachine A.example login me password pw\nmachine b\n login you password two\n");
+        assert_eq!(found["a.example"], format!("Basic {}", STANDARD.encode("me:pw")));
+        assert_eq!(found["b"], format!("Basic {}", STANDARD.encode("you:two")));
+        assert_eq!(found.len(), 2);
+    }
+}

@@ -1,0 +1,437 @@
+//! Copies from web servers: real ones, and what goes wrong between them and us.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::site::{CopyCommand, Site, wait_until};
+use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, write};
+use crate::webserver::{FaultProxy, Kind, Request, Verdict, WebServer};
+
+/// A server with a file `f` of so many bytes.
+fn server_with(kind: Kind, bytes: usize) -> WebServer {
+    let server = WebServer::start(kind);
+    write(&server.root().join("f"), &Seeded::new(1).bytes(bytes));
+    server
+}
+
+/// A copy of URLs into the site's `local`.
+fn copy_of(site: &Site, urls: &[String]) -> CopyCommand {
+    let mut copy = site.bare_copy();
+    copy.args(urls).arg(".");
+    copy
+}
+
+/// The hidden files that a copy has left.
+fn left_over(site: &Site) -> Vec<PathBuf> {
+    let names = fs::read_dir(site.local()).unwrap().map(|item| item.unwrap().path());
+    names.filter(|path| path.file_name().unwrap().as_encoded_bytes().starts_with(b".sterna-")).collect()
+}
+
+/// First byte and last byte of a range request.
+fn range_of(request: &Request) -> Option<(u64, Option<u64>)> {
+    let (first, last) = request.header("range")?.strip_prefix("bytes=")?.split_once('-')?;
+    Some((first.parse().unwrap(), last.parse().ok()))
+}
+
+#[test]
+fn files_of_every_size_come_from_nginx_and_apache() {
+    for kind in [Kind::Nginx, Kind::Apache] {
+        let server = WebServer::start(kind);
+        let site = Site::new();
+        // The edges of a packed file and of a block, and enough blocks for every lane.
+        let sizes = [0, 1, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, MIB, MIB + 1, 40 * MIB + 7];
+        let mut urls = Vec::new();
+        for (index, size) in sizes.into_iter().enumerate() {
+            let path = server.root().join(format!("a b-{index}.h5"));
+            write(&path, &Seeded::new(index as u64).bytes(size));
+            set_mtime(&path, 1_600_000_000 + index as u64, 0);
+            urls.push(server.url(&format!("a%20b-{index}.h5")));
+        }
+        let outcome = copy_of(&site, &urls).succeed();
+        assert_eq!(outcome.summary()["copied"], sizes.len(), "{}", outcome.describe());
+        for index in 0..sizes.len() {
+            let name = format!("a b-{index}.h5");
+            assert_same_file(&server.root().join(&name), &site.local().join(&name));
+            let modified = fs::metadata(site.local().join(&name)).unwrap().modified().unwrap();
+            let since = modified.duration_since(std::time::UNIX_EPOCH).unwrap();
+            assert_eq!(since.as_secs(), 1_600_000_000 + index as u64);
+        }
+        let again = copy_of(&site, &urls).succeed();
+        assert_eq!(again.summary()["up_to_date"], sizes.len(), "{}", again.describe());
+    }
+}
+
+#[test]
+fn lanes_read_parts_of_their_own() {
+    let server = server_with(Kind::Nginx, 32 * MIB);
+    let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+    let seen = proxy.seen();
+    // One request for each block would be 32.
+    assert!((4..20).contains(&seen.len()), "{seen:#?}");
+    assert!(proxy.most_at_once() <= 5, "more requests at once than lanes, but for one that is being given up");
+    let later = &seen[1..];
+    assert!(
+        later.iter().all(|request| request.header("if-range").is_some_and(|tag| tag.starts_with('"'))),
+        "{seen:#?}"
+    );
+    assert!(seen.iter().all(|request| request.header("accept-encoding") == Some("identity")), "{seen:#?}");
+}
+
+#[test]
+fn a_copy_that_is_killed_goes_on_in_the_middle() {
+    for kind in [Kind::Nginx, Kind::Apache] {
+        let server = server_with(kind, 48 * MIB);
+        let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
+        let site = Site::new();
+        proxy.allow(30 * MIB as u64);
+        let mut copying = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).start();
+        wait_until("a journal that speaks of blocks", || {
+            let journals = left_over(&site).into_iter().filter(|path| path.extension().unwrap() == "journal");
+            proxy.is_spent() && journals.map(|path| fs::metadata(path).unwrap().len()).sum::<u64>() > 88 + 10 * 64
+        });
+        copying.kill();
+        let before = proxy.seen().len();
+        proxy.allow(u64::MAX);
+        let outcome = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).succeed();
+        let held = outcome.summary()["bytes_held"].as_u64().unwrap();
+        assert!(held >= 10 * MIB as u64, "{}", outcome.describe());
+        assert_same_file(&server.root().join("f"), &site.local().join("f"));
+        // The first request tells of the file and may begin at its start; the others ask for what is missing.
+        let asked: u64 =
+            proxy.seen()[before + 1..].iter().filter_map(range_of).map(|(first, last)| last.unwrap() + 1 - first).sum();
+        assert!(asked <= 48 * MIB as u64 - held + 8 * MIB as u64, "{asked} bytes were asked for beside {held}");
+    }
+}
+
+#[test]
+fn a_copy_that_is_stopped_ends_at_once_and_says_so() {
+    let server = server_with(Kind::Nginx, 32 * MIB);
+    let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
+    let site = Site::new();
+    // Every lane waits for bytes that do not come.
+    proxy.allow(6 * MIB as u64);
+    let mut copying = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).start();
+    wait_until("bytes", || proxy.is_spent());
+    copying.interrupt();
+    let outcome = copying.finish().expect(130);
+    assert_eq!(outcome.count("file"), 0, "it has not failed: {}", outcome.describe());
+    proxy.allow(u64::MAX);
+    copy_of(&site, &[proxy.url("f")]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+}
+
+#[test]
+fn a_dry_run_names_files_and_writes_nothing() {
+    let server = server_with(Kind::Nginx, 3 * MIB);
+    let site = Site::new();
+    let outcome = copy_of(&site, &[server.url("f")]).arg("--dry-run").succeed();
+    assert_eq!((&outcome.summary()["would_copy"], &outcome.summary()["bytes"]), (&1.into(), &(3 * MIB).into()));
+    assert!(fs::read_dir(site.local()).unwrap().next().is_none());
+}
+
+#[test]
+fn bodies_that_are_cut_again_and_again_bring_everything() {
+    let server = server_with(Kind::Nginx, 20 * MIB);
+    let proxy = FaultProxy::new(server.addr, |request| match request.number {
+        // Also the first one, and also within the first bytes.
+        number if number < 24 => Verdict::Cut((number as u64 * 77_777) % (2 * MIB as u64)),
+        _ => Verdict::Pass,
+    });
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+    assert!(proxy.seen().len() > 24);
+}
+
+#[test]
+fn a_server_that_has_too_much_to_do_is_left_alone_and_gets_fewer_connections() {
+    for (status, wait) in [("429 Too Many Requests", "1"), ("503 Service Unavailable", "0")] {
+        let server = server_with(Kind::Nginx, 24 * MIB);
+        let refusal =
+            format!("HTTP/1.1 {status}\r\nRetry-After: {wait}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        let proxy = FaultProxy::new(server.addr, move |request| match request.number {
+            3..6 => Verdict::Answer(refusal.clone()),
+            _ => Verdict::Pass,
+        });
+        let site = Site::new();
+        let outcome = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "8"]).succeed();
+        assert_same_file(&server.root().join("f"), &site.local().join("f"));
+        outcome.says("waiting").says(&status[..3]);
+    }
+}
+
+#[test]
+fn a_server_that_asks_for_more_quiet_than_we_have_is_told_of() {
+    let server = server_with(Kind::Nginx, 2 * MIB);
+    let proxy = FaultProxy::new(server.addr, |_| {
+        Verdict::Answer(
+            "HTTP/1.1 429 Slow Down\r\nRetry-After: 86400\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
+        )
+    });
+    let site = Site::new();
+    let outcome = copy_of(&site, &[proxy.url("f")]).run().expect(3);
+    outcome.says("86400 s");
+    assert_eq!(proxy.seen().len(), 1);
+}
+
+#[test]
+fn a_page_is_never_data() {
+    let server = server_with(Kind::Nginx, 2 * MIB);
+    write(&server.root().join("page.html"), b"<html>a page that is meant</html>");
+    let page = "HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 26\r\nConnection: close\r\n\r\n\
+                <html>who are you?</html>\n";
+    let elsewhere = server.url("sso/login?back=f");
+    let proxy = FaultProxy::new(server.addr, move |request| match request.path() {
+        "/page.html" | "/f" if request.number > 5 => Verdict::Pass,
+        "/redirected" => Verdict::Answer(format!(
+            "HTTP/1.1 302 Found\r\nLocation: {elsewhere}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )),
+        "/near.html" => Verdict::Answer(
+            "HTTP/1.1 302 Found\r\nLocation: /auth/login\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
+        ),
+        _ => Verdict::Answer(page.to_owned()),
+    });
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("f")]).run().expect(3).says("login page");
+    copy_of(&site, &[proxy.url("near.html")]).run().expect(3).says("login page");
+    copy_of(&site, &[proxy.url("redirected")]).run().expect(3);
+    assert!(fs::read_dir(site.local()).unwrap().next().is_none(), "something was written");
+    while proxy.seen().len() <= 5 {
+        copy_of(&site, &[proxy.url("f")]).run().expect(3);
+    }
+    copy_of(&site, &[proxy.url("page.html")]).succeed();
+    assert_same_file(&server.root().join("page.html"), &site.local().join("page.html"));
+}
+
+#[test]
+fn a_session_that_runs_out_in_the_middle_writes_no_page() {
+    let server = server_with(Kind::Nginx, 16 * MIB);
+    let page = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 26\r\nConnection: close\r\n\r\n\
+                <html>who are you?</html>\n";
+    let proxy = FaultProxy::new(server.addr, move |request| match request.number {
+        0 => Verdict::Pass,
+        _ => Verdict::Answer(page.to_owned()),
+    });
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).run().expect(3).says("login page");
+    assert!(!site.local().join("f").exists());
+}
+
+#[test]
+fn a_file_that_changes_in_the_middle_is_not_published() {
+    let server = server_with(Kind::Nginx, 16 * MIB);
+    let edits: [fn(String) -> String; 3] = [
+        |head| head.replace("ETag: \"", "ETag: \"x"),
+        |head| head.lines().filter(|line| !line.starts_with("ETag")).collect::<Vec<_>>().join("\r\n"),
+        |head| head.replace(&format!("/{}", 16 * MIB), &format!("/{}", 16 * MIB + 1)),
+    ];
+    for edit in edits {
+        let proxy = FaultProxy::new(server.addr, move |request| match request.number {
+            0..2 => Verdict::Pass,
+            _ => Verdict::Edit(edit),
+        });
+        let site = Site::new();
+        let outcome = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).run().expect(3);
+        outcome.says("changed while it was read");
+        assert!(!site.local().join("f").exists());
+    }
+}
+
+#[test]
+fn a_file_that_changed_between_two_runs_starts_over() {
+    let server = server_with(Kind::Nginx, 24 * MIB);
+    let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
+    let site = Site::new();
+    proxy.allow(12 * MIB as u64);
+    let mut copying = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "2"]).start();
+    wait_until("a journal", || left_over(&site).iter().any(|path| path.extension().unwrap() == "journal"));
+    copying.kill();
+    proxy.allow(u64::MAX);
+    // The same size; the time differs, and with it the ETag of nginx.
+    write(&server.root().join("f"), &Seeded::new(2).bytes(24 * MIB));
+    set_mtime(&server.root().join("f"), 1_500_000_000, 0);
+    let outcome = copy_of(&site, &[proxy.url("f")]).succeed();
+    assert_eq!(outcome.summary()["bytes_held"], 0, "{}", outcome.describe());
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+}
+
+#[test]
+fn a_body_that_is_always_short_is_an_error() {
+    let server = server_with(Kind::Nginx, 200 << 10);
+    let proxy = FaultProxy::new(server.addr, |_| Verdict::Cut(100 << 10));
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("f")]).args(["--linger", "1s"]).run().expect(3).says("cut at byte 102400");
+    assert!(!site.local().join("f").exists());
+}
+
+/// A rule that takes ranges away: the server is asked for the whole file.
+fn without_ranges(request: &Request) -> Verdict {
+    let lines = request.head.trim_end().lines().filter(|line| !line.to_ascii_lowercase().starts_with("range:"));
+    Verdict::Ask(lines.collect::<Vec<_>>().join("\r\n"))
+}
+
+#[test]
+fn a_server_without_ranges_is_read_in_one_stream() {
+    let server = server_with(Kind::Nginx, 12 * MIB);
+    let proxy = FaultProxy::new(server.addr, without_ranges);
+    let site = Site::new();
+    let digest = blake3::hash(&fs::read(server.root().join("f")).unwrap());
+    let outcome = copy_of(&site, &[proxy.url("f")]).args(["--expect", &format!("blake3:{digest}")]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+    outcome.says("no ranges");
+    // nginx says behind the proxy that it sends parts: that is looked into once.
+    assert_eq!(proxy.seen().len(), 3, "one stream");
+    let wrong = format!("blake3:{}", blake3::hash(b"something else"));
+    let site = Site::new();
+    let outcome = copy_of(&site, &[proxy.url("f")]).args(["--expect", &wrong]).run();
+    assert_ne!(outcome.code, Some(0), "{}", outcome.describe());
+    assert!(!site.local().join("f").exists());
+}
+
+#[test]
+fn a_body_whose_end_proves_nothing_is_refused() {
+    let server = server_with(Kind::Nginx, MIB);
+    let proxy = FaultProxy::new(server.addr, |request| match request.path() {
+        "/chunked" => Verdict::Answer(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+                .to_owned(),
+        ),
+        "/cut" => Verdict::Answer(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nhel".to_owned(),
+        ),
+        "/encoded" => Verdict::Answer(
+            "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+                .to_owned(),
+        ),
+        _ => Verdict::Answer("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello".to_owned()),
+    });
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("closed")]).run().expect(3).says("neither how long it is nor where it ends");
+    copy_of(&site, &[proxy.url("cut")]).args(["--linger", "1s"]).run().expect(3);
+    copy_of(&site, &[proxy.url("encoded")]).run().expect(3).says("gzip");
+    copy_of(&site, &[proxy.url("chunked")]).succeed();
+    assert_eq!(fs::read(site.local().join("chunked")).unwrap(), b"hello");
+    assert_eq!(fs::read_dir(site.local()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_token_goes_to_its_server_and_is_read_again_when_it_is_refused() {
+    let server = server_with(Kind::Nginx, 8 * MIB);
+    let other = FaultProxy::new(server.addr, |_| Verdict::Pass);
+    let elsewhere = other.url("f");
+    let proxy = FaultProxy::new(server.addr, move |request| match request.header("authorization") {
+        Some("Bearer second") => Verdict::Answer(format!(
+            "HTTP/1.1 307 Moved\r\nLocation: {elsewhere}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )),
+        _ => Verdict::Answer("HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned()),
+    });
+    let site = Site::new();
+    let token = site.path("token");
+    fs::write(&token, "first").unwrap();
+    let command = format!("cat {0}; printf second > {0}", token.display());
+    copy_of(&site, &[proxy.url("f")]).args(["--http-token-command", &command]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+    assert!(proxy.seen().iter().any(|request| request.header("authorization") == Some("Bearer first")));
+    let strangers = other.seen();
+    assert!(!strangers.is_empty() && strangers.iter().all(|request| request.header("authorization").is_none()));
+    // A token that stays wrong is an error that does not show it.
+    fs::write(&token, "hunter2hunter2").unwrap();
+    let mut copy = copy_of(&site, &[proxy.url("f")]);
+    let outcome = copy.arg("--http-token-file").arg(&token).run().expect(3);
+    assert!(!outcome.text().contains("hunter2"), "{}", outcome.describe());
+}
+
+#[test]
+fn statuses_end_with_the_code_of_the_source() {
+    let server = server_with(Kind::Apache, 1000);
+    let proxy = FaultProxy::new(server.addr, |request| match request.path() {
+        "/f" => Verdict::Pass,
+        path => {
+            Verdict::Answer(format!("HTTP/1.1 {} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", &path[1..]))
+        }
+    });
+    let site = Site::new();
+    for (status, kind) in
+        [("401", "denied"), ("403", "denied"), ("404", "not_found"), ("410", "not_found"), ("400", "io")]
+    {
+        let outcome = copy_of(&site, &[proxy.url(status)]).run().expect(3);
+        assert_eq!(outcome.last("unreadable")["error"]["kind"], kind, "{}", outcome.describe());
+    }
+    // The others are copied all the same.
+    let outcome = copy_of(&site, &[proxy.url("404"), proxy.url("f")]).run().expect(1);
+    assert_eq!((&outcome.summary()["copied"], &outcome.summary()["failed"]), (&1.into(), &1.into()));
+    // Names that collide, and what is no copy at all.
+    copy_of(&site, &[proxy.url("f"), proxy.url("f?x=1")]).run().expect(1).says("two sources have the name f");
+    copy_of(&site, &[proxy.url("f"), "local".to_owned()]).run().expect(2);
+    copy_of(&site, &[proxy.url("")]).run().expect(2);
+}
+
+#[test]
+fn certificates_are_those_of_known_authorities() {
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+    let site = Site::new();
+    let (pem, private) = (site.path("server.pem"), site.path("server.key"));
+    fs::write(&pem, certificate.pem()).unwrap();
+    fs::write(&private, key.serialize_pem()).unwrap();
+    let more = format!("ssl_certificate {}; ssl_certificate_key {};", pem.display(), private.display());
+    let server = WebServer::start_with(Kind::NginxTls, &more);
+    write(&server.root().join("f"), &Seeded::new(1).bytes(8 * MIB));
+    let token = site.path("token");
+    fs::write(&token, "secret").unwrap();
+    copy_of(&site, &[server.url("f")]).run().expect(6).says("certificate").says("--http-ca");
+    let mut copy = copy_of(&site, &[server.url("f")]);
+    copy.arg("--http-ca").arg(&pem).arg("--http-token-file").arg(&token).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+    // What is no authority, and a redirect that would go on in clear text.
+    let mut copy = copy_of(&site, &[server.url("f")]);
+    copy.arg("--http-ca").arg(&token).run().expect(2);
+}
+
+#[test]
+fn a_redirect_from_https_to_http_is_not_followed() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let site = Site::new();
+    let (pem, private) = (site.path("server.pem"), site.path("server.key"));
+    fs::write(&pem, certificate.pem()).unwrap();
+    fs::write(&private, key.serialize_pem()).unwrap();
+    let clear = server_with(Kind::Nginx, 1000);
+    let more = format!(
+        "ssl_certificate {}; ssl_certificate_key {}; location /f {{ return 302 {}; }} location /loop {{ return 302 /loop; }}",
+        pem.display(),
+        private.display(),
+        clear.url("f")
+    );
+    let server = WebServer::start_with(Kind::NginxTls, &more);
+    let copy = |name: &str| {
+        let mut copy = copy_of(&site, &[server.url(name)]);
+        copy.arg("--http-ca").arg(&pem).run().expect(3)
+    };
+    copy("f").says("from https to http://");
+    copy("loop").says("more than 10 redirects");
+}
+
+#[test]
+fn a_web_server_can_be_copied_to_an_agent() {
+    let server = server_with(Kind::Nginx, 24 * MIB);
+    write(&server.root().join("small"), b"some bytes");
+    let proxy = FaultProxy::new(server.addr, |request| match request.number {
+        3..9 => Verdict::Cut(300_000),
+        _ => Verdict::Pass,
+    });
+    let site = Site::new();
+    let agent = site.agent();
+    let urls = [proxy.url("f"), proxy.url("small")];
+    for via in ["tcp", "quic"] {
+        let target = agent.url(&format!("{via}/"));
+        site.copy(&agent).args(["--via", via, "--lanes", "4"]).args(&urls).arg(&target).succeed();
+        for name in ["f", "small"] {
+            assert_same_file(&server.root().join(name), &site.root().join(via).join(name));
+        }
+    }
+}
