@@ -616,19 +616,7 @@ fn run_session(
     if let Some(receiver) = &receiver {
         receiver.join();
     }
-    let mut state = lock(&tally.state);
-    let progress = keeper.session_progress();
-    state.summary.blocks_again += progress.blocks_again;
-    state.summary.bytes_carried += progress.bytes_carried;
-    state.summary.bytes_encoded += progress.bytes_encoded;
-    state.summary.bytes_held = progress.bytes_held;
-    state.summary.bytes_holes = progress.bytes_holes;
-    state.summary.limits = keeper.limits().report;
-    state.unsettled_bytes = end.unsettled_bytes();
-    match state.aborted.take() {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    keeper.sum_up(&mut lock(&tally.state))
 }
 
 fn random_session() -> Result<SessionId, Error> {
@@ -877,6 +865,22 @@ impl Keeper {
         progress.bytes_holes += self.holes_before;
         progress.lanes = self.up.load(Ordering::Relaxed);
         progress
+    }
+
+    /// Adds what the session has brought to the copy. Errors: it ended early.
+    fn sum_up(&self, state: &mut TallyState) -> Result<(), Error> {
+        let progress = self.session_progress();
+        state.summary.blocks_again += progress.blocks_again;
+        state.summary.bytes_carried += progress.bytes_carried;
+        state.summary.bytes_encoded += progress.bytes_encoded;
+        state.summary.bytes_held = progress.bytes_held;
+        state.summary.bytes_holes = progress.bytes_holes;
+        state.summary.limits = self.limits().report;
+        state.unsettled_bytes = self.end.unsettled_bytes();
+        match state.aborted.take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Ends every lane. What was said last leaves this host, and its arrival is not waited for: that would cost a round trip,

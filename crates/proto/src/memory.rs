@@ -5,7 +5,8 @@
 //! rate looks whether the path still carries it before it goes on.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 

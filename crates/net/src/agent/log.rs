@@ -390,7 +390,7 @@ mod tests {
             session.handle_lanes(lanes);
         }
         let said = lock(&lines.0).clone();
-        let outage = "session a5a5a5a5: no lane is left (reset); waiting up to 600 s for its client";
+        let outage = "session a5a5a5a5: no lane is left (reset); waiting up to 10 min for its client";
         assert_eq!(said[2..], [outage, "session a5a5a5a5: its client is back"]);
     }
 }

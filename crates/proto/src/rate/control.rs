@@ -328,7 +328,7 @@ impl RateControl {
     fn judge_train(&mut self, now: Instant, mut train: Train, is_passed: bool, whole: f64) {
         let Losses { packets, lost } = self.round.losses;
         let is_back = is_passed || packets >= train.packets as f64;
-        if !self.round.elapsed().is_zero() && (is_back || (packets - lost) * 2.0 > train.packets as f64) {
+        if !self.round.length().is_zero() && (is_back || (packets - lost) * 2.0 > train.packets as f64) {
             train.came = train.came.max(self.round.delivered());
         }
         self.phase = Phase::Search(train);
@@ -353,7 +353,7 @@ impl RateControl {
     fn round_is_over(&self) -> bool {
         let lanes = self.round.lanes().max(1) as f64;
         self.round.losses.packets >= ROUND_PACKETS_MIN as f64 * lanes
-            && self.round.elapsed() >= self.rtt_min().max(self.round_min())
+            && self.round.length() >= self.rtt_min().max(self.round_min())
     }
 
     /// Least length of a round: a probe is judged by few per cent.

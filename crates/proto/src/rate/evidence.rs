@@ -88,7 +88,7 @@ struct LaneRound {
 }
 
 impl LaneRound {
-    fn elapsed(&self) -> Duration {
+    fn length(&self) -> Duration {
         self.span.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first))
     }
 }
@@ -135,8 +135,8 @@ impl Round {
     }
 
     /// How long the longest lane has been heard.
-    pub(super) fn elapsed(&self) -> Duration {
-        self.lanes.iter().map(LaneRound::elapsed).max().unwrap_or_default()
+    pub(super) fn length(&self) -> Duration {
+        self.lanes.iter().map(LaneRound::length).max().unwrap_or_default()
     }
 
     /// Lanes that have been heard.
@@ -146,11 +146,11 @@ impl Round {
 
     /// Bytes per second that arrived, of all lanes together.
     pub(super) fn delivered(&self) -> f64 {
-        let longest = self.elapsed();
+        let longest = self.length();
         // Acknowledgements of lanes come at different moments: each is measured over its own time. A lane that was heard
         // for less than half of the round has not sent in all of it.
         let rate = |lane: &LaneRound| {
-            let elapsed = lane.elapsed();
+            let elapsed = lane.length();
             let elapsed = if elapsed * 2 < longest { longest } else { elapsed };
             lane.bytes as f64 / elapsed.as_secs_f64().max(1e-6)
         };

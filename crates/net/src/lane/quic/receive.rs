@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use noq::{Connection, ReadError, RecvStream, UnorderedRecvStream};
+use noq::{Connection, ReadError, RecvStream};
 use sterna_proto::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -189,9 +189,8 @@ async fn read_stretch(stream: RecvStream, inbox: Inbox) {
     }
 }
 
-/// Reads one stretch as it comes: a lost first packet holds nothing up but the calls of the sink.
-async fn receive_stretch(stream: RecvStream, inbox: &Inbox) -> Result<(), StretchEnd> {
-    let mut stream = stream.into_unordered();
+/// Reads one stretch, in order: what lies behind a lost packet waits in the engine for its repeat, and other stretches do not.
+async fn receive_stretch(mut stream: RecvStream, inbox: &Inbox) -> Result<(), StretchEnd> {
     let mut reading = StretchReading::default();
     let mut known = None;
     let mut held: Option<OwnedSemaphorePermit> = None;
@@ -223,7 +222,7 @@ async fn receive_stretch(stream: RecvStream, inbox: &Inbox) -> Result<(), Stretc
 
 /// Waits for data, then takes all that comes within [`GATHER`], up to [`BATCH_BYTES`]; whether the stream has ended.
 async fn read_batch(
-    stream: &mut UnorderedRecvStream,
+    stream: &mut RecvStream,
     rest: &mut StretchReading,
     pieces: &mut Vec<(u64, Bytes)>,
 ) -> Result<bool, StretchEnd> {

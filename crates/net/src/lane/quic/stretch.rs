@@ -7,7 +7,6 @@
 use std::collections::{HashMap, VecDeque};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use noq::Chunk;
 use sterna_proto::Error;
 
 use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, LaneSink};
@@ -64,69 +63,47 @@ impl Prefix {
     }
 }
 
-/// Takes one stream apart: prefix, header, data, trailer. The engine gives each byte once, in any order.
+/// Takes one stream apart: prefix, header, data, trailer.
 #[derive(Default)]
 pub(super) struct StretchReading {
-    /// What came before the header was complete, by offset.
-    held: Vec<Chunk>,
+    /// What came before the header was complete.
+    head: Vec<u8>,
+    prefix: Option<Prefix>,
     front: Option<(Prefix, Vec<u8>)>,
     rest: Option<StretchRest>,
 }
 
 impl StretchReading {
-    /// Takes one chunk; returns its length. Data goes to `pieces` with its offset in the block.
-    pub(super) fn take(&mut self, chunk: Chunk, pieces: &mut Vec<(u64, Bytes)>) -> Result<usize, Error> {
-        let length = chunk.bytes.len();
-        if let Some(rest) = &mut self.rest {
-            rest.take(chunk, pieces)?;
-            return Ok(length);
+    /// Takes the next bytes of the stream; returns how many. Data goes to `pieces` with its offset in the block.
+    pub(super) fn take(&mut self, mut bytes: Bytes, pieces: &mut Vec<(u64, Bytes)>) -> Result<usize, Error> {
+        let length = bytes.len();
+        if self.rest.is_none() {
+            self.take_head(&mut bytes)?;
         }
-        let in_header = chunk.offset < (PREFIX_BYTES + BLOCK_HEADER_BYTES_MAX) as u64;
-        let at = self.held.partition_point(|other| other.offset < chunk.offset);
-        self.held.insert(at, chunk);
-        if in_header {
-            self.try_header(pieces)?;
+        if let Some(rest) = &mut self.rest {
+            rest.take(bytes, pieces)?;
         }
         Ok(length)
     }
 
-    /// Reads the header if all of it is there, and then what was held.
-    fn try_header(&mut self, pieces: &mut Vec<(u64, Bytes)>) -> Result<(), Error> {
-        let mut front = Vec::new();
-        let mut wanted = PREFIX_BYTES;
-        let mut read = None;
-        for chunk in &self.held {
-            if chunk.offset != front.len() as u64 {
-                break;
+    /// Reads what it can of the prefix and the header.
+    fn take_head(&mut self, bytes: &mut Bytes) -> Result<(), Error> {
+        loop {
+            let wanted = PREFIX_BYTES + self.prefix.map_or(0, |prefix| prefix.header_len);
+            let now = bytes.len().min(wanted - self.head.len());
+            self.head.extend_from_slice(&bytes.split_to(now));
+            if self.head.len() < wanted {
+                return Ok(());
             }
-            let mut bytes = &chunk.bytes[..];
-            loop {
-                let (now, later) = bytes.split_at(bytes.len().min(wanted - front.len()));
-                front.extend_from_slice(now);
-                bytes = later;
-                if front.len() < wanted || read.is_some() {
-                    break;
-                }
-                let prefix = Prefix::read(&front)?;
-                (wanted, read) = (PREFIX_BYTES + prefix.header_len, Some(prefix));
-            }
-            if front.len() == wanted {
-                break;
-            }
+            let Some(prefix) = self.prefix else {
+                self.prefix = Some(Prefix::read(&self.head)?);
+                continue;
+            };
+            self.front = Some((prefix, self.head.split_off(PREFIX_BYTES)));
+            self.head = Vec::new();
+            self.rest = Some(StretchRest::new(&prefix));
+            return Ok(());
         }
-        let Some(prefix) = read.filter(|_| front.len() == wanted) else { return Ok(()) };
-        let mut rest = StretchRest::new(wanted as u64, &prefix);
-        for mut chunk in self.held.drain(..) {
-            let skip = (wanted as u64).saturating_sub(chunk.offset).min(chunk.bytes.len() as u64);
-            chunk.bytes.advance(skip as usize);
-            chunk.offset += skip;
-            if !chunk.bytes.is_empty() {
-                rest.take(chunk, pieces)?;
-            }
-        }
-        self.front = Some((prefix, front.split_off(PREFIX_BYTES)));
-        self.rest = Some(rest);
-        Ok(())
     }
 
     /// The prefix and the header, once.
@@ -136,7 +113,7 @@ impl StretchReading {
 
     /// Bytes that wait for the rest of the header.
     pub(super) fn held_bytes(&self) -> usize {
-        self.held.iter().map(|chunk| chunk.bytes.len()).sum()
+        self.head.len()
     }
 
     /// The trailer, when the stream has ended.
@@ -150,49 +127,36 @@ impl StretchReading {
 
 /// What follows the header.
 struct StretchRest {
-    /// Where the data starts in the stream, and where it belongs in the block.
-    data_start: u64,
+    /// Where the data belongs in the block.
     block_offset: u64,
     data_len: u64,
     trailer_max: usize,
     data_got: u64,
     trailer: Vec<u8>,
-    trailer_got: usize,
 }
 
 impl StretchRest {
-    fn new(data_start: u64, prefix: &Prefix) -> Self {
+    fn new(prefix: &Prefix) -> Self {
         let trailer_max = if prefix.is_last() { BLOCK_TRAILER_BYTES_MAX } else { 0 };
         let (block_offset, data_len) = (prefix.offset(), prefix.length());
-        Self { data_start, block_offset, data_len, trailer_max, data_got: 0, trailer: Vec::new(), trailer_got: 0 }
+        Self { block_offset, data_len, trailer_max, data_got: 0, trailer: Vec::new() }
     }
 
-    fn take(&mut self, chunk: Chunk, pieces: &mut Vec<(u64, Bytes)>) -> Result<(), Error> {
-        let Chunk { offset, bytes: mut data } = chunk;
-        let offset = offset.checked_sub(self.data_start).ok_or_else(|| Error::protocol("a header that came twice"))?;
-        if offset < self.data_len {
-            let here = usize::try_from(self.data_len - offset).unwrap_or(usize::MAX).min(data.len());
+    fn take(&mut self, mut data: Bytes, pieces: &mut Vec<(u64, Bytes)>) -> Result<(), Error> {
+        let here = usize::try_from(self.data_len - self.data_got).unwrap_or(usize::MAX).min(data.len());
+        if here > 0 {
+            pieces.push((self.block_offset + self.data_got, data.split_to(here)));
             self.data_got += here as u64;
-            pieces.push((self.block_offset + offset, data.split_to(here)));
         }
-        if data.is_empty() {
-            return Ok(());
-        }
-        let start = usize::try_from(offset.max(self.data_len) - self.data_len).unwrap_or(usize::MAX);
-        let end = start.saturating_add(data.len());
-        if end > self.trailer_max {
+        if self.trailer.len() + data.len() > self.trailer_max {
             return Err(Error::protocol(format!("a trailer beyond {} bytes", self.trailer_max)));
         }
-        if self.trailer.len() < end {
-            self.trailer.resize(end, 0);
-        }
-        self.trailer[start..end].copy_from_slice(&data);
-        self.trailer_got += data.len();
+        self.trailer.extend_from_slice(&data);
         Ok(())
     }
 
     fn finish(self) -> Result<Vec<u8>, Error> {
-        if self.data_got != self.data_len || self.trailer_got != self.trailer.len() {
+        if self.data_got != self.data_len {
             let text = format!("a stretch of {} bytes ended after {}", self.data_len, self.data_got);
             return Err(Error::protocol(text));
         }
@@ -338,56 +302,49 @@ const HELD_BYTES_MAX: usize = 64 << 20;
 mod tests {
     use super::*;
 
-    fn chunk(offset: u64, bytes: &'static [u8]) -> Chunk {
-        Chunk { offset, bytes: Bytes::from_static(bytes) }
-    }
-
     fn prefix(block: u64, data_len: u64, index: u32, header_len: usize) -> Prefix {
         Prefix { block, data_len, index, header_len }
     }
 
     #[test]
-    fn prefix_header_data_and_trailer_are_told_apart_in_any_order() {
+    fn prefix_header_data_and_trailer_are_told_apart_wherever_the_stream_is_cut() {
         let mut stream = prefix(7, 5, 0, 4).write().to_vec();
         stream.extend(b"headabcdetrailer");
         let stream: &'static [u8] = stream.leak();
         for cuts in [&[0, 40][..], &[0, 1, 5, 24, 25, 28, 32, 36, 40], &[0, 26, 40], &[0, 28, 33, 40], &[0, 33, 40]] {
-            let parts: Vec<(usize, usize)> = cuts.windows(2).map(|cut| (cut[0], cut[1])).collect();
-            for turn in 0..parts.len() {
-                let mut order = parts.clone();
-                order.rotate_left(turn);
-                order.reverse();
-                let mut reading = StretchReading::default();
-                let mut pieces = Vec::new();
-                for &(start, end) in &order {
-                    assert_eq!(
-                        reading.take(chunk(start as u64, &stream[start..end]), &mut pieces).unwrap(),
-                        end - start
-                    );
-                }
-                assert_eq!(reading.take_front(), Some((prefix(7, 5, 0, 4), b"head".to_vec())), "{order:?}");
-                assert_eq!(reading.take_front(), None);
-                pieces.sort();
-                let data: Vec<u8> = pieces.iter().flat_map(|(_, piece)| piece.to_vec()).collect();
-                assert_eq!(data, b"abcde", "{order:?}");
-                assert_eq!(reading.finish().unwrap(), b"trailer", "{order:?}");
+            let mut reading = StretchReading::default();
+            let mut pieces = Vec::new();
+            for cut in cuts.windows(2) {
+                let bytes = Bytes::from_static(&stream[cut[0]..cut[1]]);
+                assert_eq!(reading.take(bytes, &mut pieces).unwrap(), cut[1] - cut[0]);
+                assert_eq!(reading.held_bytes(), if cut[1] < 28 { cut[1] } else { 0 });
             }
+            assert_eq!(reading.take_front(), Some((prefix(7, 5, 0, 4), b"head".to_vec())), "{cuts:?}");
+            assert_eq!(reading.take_front(), None);
+            let data: Vec<u8> = pieces.iter().flat_map(|(_, piece)| piece.to_vec()).collect();
+            assert_eq!(data, b"abcde", "{cuts:?}");
+            let offsets: Vec<u64> = pieces.iter().map(|(offset, _)| *offset).collect();
+            assert!(offsets.is_sorted() && offsets[0] == 0, "{cuts:?}");
+            assert_eq!(reading.finish().unwrap(), b"trailer", "{cuts:?}");
         }
     }
 
     #[test]
     fn a_stretch_that_ends_early_or_runs_on_is_refused() {
         let stream: &'static [u8] = prefix(0, 5, 0, 0).write().to_vec().leak();
+        let take = |reading: &mut StretchReading, bytes| reading.take(Bytes::from_static(bytes), &mut Vec::new());
         let mut reading = StretchReading::default();
-        reading.take(chunk(0, &stream[..11]), &mut Vec::new()).unwrap();
+        take(&mut reading, &stream[..11]).unwrap();
         assert!(reading.finish().is_err());
         let mut reading = StretchReading::default();
-        reading.take(chunk(0, stream), &mut Vec::new()).unwrap();
-        reading.take(chunk(24, b"abcd"), &mut Vec::new()).unwrap();
-        assert!(reading.take(chunk(29 + BLOCK_TRAILER_BYTES_MAX as u64, b"x"), &mut Vec::new()).is_err());
-        assert!(reading.take(chunk(u64::MAX - 1, b"x"), &mut Vec::new()).is_err());
-        assert!(reading.take(chunk(0, b"x"), &mut Vec::new()).is_err());
-        assert!(reading.finish().is_err());
+        take(&mut reading, stream).unwrap();
+        take(&mut reading, b"abcd").unwrap();
+        let beyond: &'static [u8] = vec![0; 2 + BLOCK_TRAILER_BYTES_MAX].leak();
+        assert!(take(&mut reading, beyond).is_err());
+        let mut short = StretchReading::default();
+        take(&mut short, stream).unwrap();
+        take(&mut short, b"abcd").unwrap();
+        assert!(short.finish().is_err());
     }
 
     #[test]

@@ -93,11 +93,12 @@ pub(super) fn send_window(state: &PaceState, memory: ByteCount) -> ByteCount {
     (ByteCount(soon.min(state.window.0 / 8 * 5)) + ahead).min(memory.max(SEND_AHEAD))
 }
 
-/// How much the peer may send that the sink has not taken: twice what `rate` brings in a round trip, at least what a lane brings
-/// at [`RATE_FIRST`] and [`RECEIVE_WINDOW_MIN`]. Memory is this much when the sink is slower than the path.
+/// How much the peer may send that the sink has not taken: three times what `rate` brings in a round trip, since what lies behind a
+/// lost packet waits for more than one, at least what a lane brings at [`RATE_FIRST`] and [`RECEIVE_WINDOW_MIN`]. Memory is this much
+/// when the sink is slower than the path.
 pub(super) fn receive_window(rate: BitRate, rtt: Duration, memory: ByteCount) -> ByteCount {
-    let twice = ByteCount(rate.bytes_in(rtt).0.saturating_mul(2));
-    twice.max(RATE_FIRST.bytes_in(rtt)).max(RECEIVE_WINDOW_MIN).min(memory)
+    let wanted = ByteCount(rate.bytes_in(rtt).0.saturating_mul(3));
+    wanted.max(RATE_FIRST.bytes_in(rtt)).max(RECEIVE_WINDOW_MIN).min(memory)
 }
 
 /// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
@@ -241,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn the_receive_window_is_two_products_of_the_path_and_never_more_than_the_memory() {
+    fn the_receive_window_is_three_products_of_the_path_and_never_more_than_the_memory() {
         let memory = ByteCount::mebibytes(128);
         let window = |megabits, ms| receive_window(BitRate::megabits(megabits), Duration::from_millis(ms), memory);
         assert_eq!(window(10_000, 0), RECEIVE_WINDOW_MIN);
         assert_eq!(window(0, 660), ByteCount(20_625_000));
-        assert_eq!(window(1000, 260), ByteCount(65_000_000));
+        assert_eq!(window(1000, 260), ByteCount(97_500_000));
         assert_eq!(window(1000, 660), memory);
     }
 
