@@ -128,11 +128,12 @@ impl PathControl {
     /// How fast lane `key` may send now.
     pub fn terms(&mut self, key: LaneKey, now: Instant) -> Terms {
         let rate = self.control.rate();
-        let share = self.budget.share(key, now, rate);
+        let train = self.control.train().filter(|_| self.scout.is_none_or(|scout| scout == key));
+        // What follows a train tells that it is over, and is not to be late.
+        let share = if train.is_some() { rate } else { self.budget.share(key, now, rate) };
         let pace = BitRate((share.0 as f64 * self.budget.pacing(now, rate)) as u64);
         let is_first = self.untold.contains(&key);
         self.untold.retain(|lane| *lane != key);
-        let train = self.control.train().filter(|_| self.scout.is_none_or(|scout| scout == key));
         Terms {
             share,
             pace,

@@ -203,14 +203,15 @@ fn a_polite_sender_leaves_the_path_to_others_and_takes_it_when_it_is_free() {
 
 #[test]
 fn lanes_together_find_what_one_finds() {
-    let link = clean(100, 150);
-    for lanes in [1, 4, 16] {
+    for (mbit, mtu, lanes) in [(100, 1500, 1), (100, 1500, 4), (100, 1500, 16), (10_000, 9000, 40)] {
+        let mut link = clean(mbit, 50);
+        link.mtu = mtu;
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link: link.clone(), contract, lanes, competitors: 0, duration: seconds(20) };
+        let setup = Setup { link: link.clone(), contract, lanes, competitors: 0, duration: seconds(4) };
         let (tally, _) = Path::new(setup).run();
-        let settled = share(&tally, 10, 20, link.forward.rate);
-        assert!(settled > 0.93, "{lanes} lanes: {settled:.3}");
-        let lost = tally.lost(seconds(10), seconds(20));
+        let settled = share(&tally, 2, 4, link.forward.rate);
+        assert!(settled > 0.93, "{mbit} Mbit/s, {lanes} lanes: {settled:.3}");
+        let lost = tally.lost(seconds(2), seconds(4));
         assert!(lost < 0.01, "{lanes} lanes: {lost:.4}");
     }
 }

@@ -254,6 +254,8 @@ impl Path {
         let batch = lane.control.take_batch(false);
         self.rate.handle_batch(lane.key, start + now, &batch);
         lane.control.follow(self.rate.terms(lane.key, start + now));
+        // A pacer goes by the rate of now, also for what it had put off.
+        lane.next_send = lane.next_send.min(now + gap(&lane.control, bytes));
     }
 
     fn send(&mut self, lane: usize) {
@@ -276,9 +278,7 @@ impl Path {
                 self.rate.handle_broken_train(state.key);
             }
             state.control.follow(self.rate.terms(state.key, start + now));
-            let pace = state.control.rate().0 as f64;
-            let gap = Duration::from_secs_f64(bytes as f64 * 8.0 / pace.max(1.0));
-            state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap;
+            state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap(&state.control, bytes);
             count(&mut self.tally.sent, now, bytes);
             let verdict = self.forward.offer(now, bytes as usize, Flow(lane as u64), Packet::Data { lane, number });
             if matches!(verdict, Verdict::Drop(_)) {
@@ -293,6 +293,11 @@ impl Path {
             self.forward.offer(self.now, self.packet_bytes as usize, Flow(100 + flow as u64), packet);
         }
     }
+}
+
+/// Between two packets.
+fn gap(control: &LaneControl, bytes: u64) -> Duration {
+    Duration::from_secs_f64(bytes as f64 * 8.0 / (control.rate().0 as f64).max(1.0))
 }
 
 impl Lane {
