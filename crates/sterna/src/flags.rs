@@ -45,6 +45,12 @@ pub enum Command {
     /// Emulate a long fat network between two hosts on this machine (as root)
     #[command(subcommand, after_help = sterna_lab::command::EXAMPLES)]
     Lab(sterna_lab::command::LabCommand),
+    /// Print the script by which a shell completes commands and flags
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsFlags),
+    /// Write the manual, a page for each command
+    #[command(after_help = MAN_EXAMPLES)]
+    Man(ManFlags),
 }
 
 const AGENT_EXAMPLES: &str = "Examples:
@@ -60,6 +66,14 @@ the state directory or the file of fingerprints cannot be used.";
 const ID_EXAMPLES: &str = "Examples:
   sterna id                              # at a client: a line for the agent's --authorize
   sterna id --state /var/lib/sterna      # at the agent: what clients give to --trust";
+
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  sterna completions bash > /usr/share/bash-completion/completions/sterna
+  sterna completions zsh > /usr/share/zsh/site-functions/_sterna
+  sterna completions fish > /usr/share/fish/vendor_completions.d/sterna.fish";
+
+const MAN_EXAMPLES: &str = "Examples:
+  sterna man /usr/share/man/man1";
 
 const COPY_EXAMPLES: &str = concat!(
     "Examples:
@@ -110,6 +124,32 @@ pub struct IdFlags {
     /// Where this host keeps its identity (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
+}
+
+/// Flags of `sterna completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsFlags {
+    /// The shell
+    pub shell: Shell,
+}
+
+/// A shell that completes words by a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// its scripts lie in /usr/share/bash-completion/completions
+    Bash,
+    /// its scripts lie in a directory of its fpath
+    Zsh,
+    /// its scripts lie in /usr/share/fish/vendor_completions.d
+    Fish,
+}
+
+/// Flags of `sterna man`.
+#[derive(Debug, Args)]
+pub struct ManFlags {
+    /// Directory that gets the pages (sterna.1, sterna-copy.1, …); made when it is missing
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
 }
 
 /// `--via`.
@@ -304,7 +344,9 @@ mod tests {
         let text = text.replace("\\\n", "");
         let lines = text.lines().filter_map(|line| line.strip_prefix("  sterna "));
         let before = found.len();
-        found.extend(lines.map(|line| line.split(" #").next().unwrap_or_default().trim().to_owned()));
+        // What the shell takes for itself is no flag of ours.
+        let flags = lines.filter_map(|line| line.split(" #").next()).filter_map(|line| line.split(" > ").next());
+        found.extend(flags.map(|line| line.trim().to_owned()));
         let mut subcommands = command.get_subcommands().peekable();
         assert!(found.len() > before || subcommands.peek().is_some(), "{} has no example", command.get_name());
         subcommands.for_each(|command| examples(command, found));

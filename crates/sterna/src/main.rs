@@ -4,6 +4,7 @@ mod agent;
 mod brevity;
 mod copy;
 mod flags;
+mod generate;
 mod json;
 mod limits;
 mod log;
@@ -41,6 +42,8 @@ fn main() -> ExitCode {
         Command::Copy(flags) => copy::run(&flags),
         Command::Id(flags) => show_id(&flags),
         Command::Lab(command) => sterna_lab::command::execute(&command),
+        Command::Completions(flags) => generate::completions(flags.shell),
+        Command::Man(flags) => generate::manual(&flags.directory),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

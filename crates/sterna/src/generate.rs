@@ -1,0 +1,129 @@
+//! What packages carry beside the binary, made from the flag table: completions of shells and manual pages.
+
+use std::io;
+use std::path::Path;
+
+use clap::CommandFactory;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::flags::{Flags, Shell};
+
+/// Prints the completion script of `shell`.
+pub fn completions(shell: Shell) -> Result<u8, Error> {
+    crate::print_line(script(shell).trim_end().as_bytes())?;
+    Ok(0)
+}
+
+/// Writes a page for each command into `directory`, which is made when it is missing.
+pub fn manual(directory: &Path) -> Result<u8, Error> {
+    // A page for `help` would repeat what each command says of itself.
+    let mut command = Flags::command().disable_help_subcommand(true);
+    command.build();
+    std::fs::create_dir_all(directory).and_then(|()| write_pages(&command, directory)).map_err(|e| {
+        let text = format!("write the manual to {}", directory.display());
+        Error::new(ErrorKind::Io, Scope::Client, Phase::Finalise, text).caused_by(e)
+    })?;
+    Ok(0)
+}
+
+/// Writes the page of `command` and those of the commands beneath it.
+fn write_pages(command: &clap::Command, directory: &Path) -> io::Result<()> {
+    let source = concat!("sterna ", env!("CARGO_PKG_VERSION"));
+    let man = clap_mangen::Man::new(command.clone()).source(source).manual("Sterna");
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    // The texts below our help begin with examples, which readers of manuals look for by that name.
+    let page = String::from_utf8_lossy(&page).replace("\n.SH EXTRA\n", "\n.SH EXAMPLES AND NOTES\n");
+    std::fs::write(directory.join(man.get_filename()), page)?;
+    command.get_subcommands().try_for_each(|command| write_pages(command, directory))
+}
+
+fn script(shell: Shell) -> String {
+    use clap_complete::Shell as Generator;
+    let generator = match shell {
+        Shell::Bash => Generator::Bash,
+        Shell::Zsh => Generator::Zsh,
+        Shell::Fish => Generator::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(generator, &mut Flags::command(), PROGRAM, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// The name that shells complete after.
+const PROGRAM: &str = "sterna";
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Every command with the words that call it, and its long flags.
+    fn commands() -> Vec<(Vec<String>, Vec<String>)> {
+        fn visit(command: &clap::Command, words: &[String], found: &mut Vec<(Vec<String>, Vec<String>)>) {
+            let words: Vec<String> = words.iter().cloned().chain([command.get_name().to_owned()]).collect();
+            let longs = command.get_arguments().filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
+            found.push((words.clone(), longs));
+            command.get_subcommands().for_each(|command| visit(command, &words, found));
+        }
+        let mut found = Vec::new();
+        let mut flags = Flags::command().disable_help_subcommand(true);
+        flags.build();
+        visit(&flags, &[], &mut found);
+        assert!(found.iter().any(|(words, longs)| words.ends_with(&["run".into()]) && longs.contains(&"rtt".into())));
+        found
+    }
+
+    /// What bash offers for `--` after `words`.
+    fn offered_by_bash(script: &Path, words: &[String]) -> Vec<String> {
+        let ask = "source \"$0\"; COMP_WORDS=(\"$@\" --); COMP_CWORD=$#; _sterna sterna -- \"${!#}\"; echo \"${COMPREPLY[@]}\"";
+        let output = Command::new("bash").args(["--norc", "-c", ask]).arg(script).args(words).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn shells_complete_every_flag_of_every_command() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sterna.bash");
+        std::fs::write(&path, script(Shell::Bash)).unwrap();
+        let checked = Command::new("bash").arg("-n").arg(&path).output().unwrap();
+        assert!(checked.status.success() && checked.stderr.is_empty(), "{}", String::from_utf8_lossy(&checked.stderr));
+        let (zsh, fish) = (script(Shell::Zsh), script(Shell::Fish));
+        for (words, longs) in commands() {
+            let offered = offered_by_bash(&path, &words);
+            for long in longs {
+                assert!(offered.contains(&format!("--{long}")), "bash, {words:?} --{long}: {offered:?}");
+                assert!(zsh.contains(&format!("--{long}=[")) || zsh.contains(&format!("--{long}[")), "zsh, --{long}");
+                assert!(fish.contains(&format!(" -l {long} ")), "fish, --{long}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_manual_has_a_page_for_each_command_with_every_flag() {
+        let directory = tempfile::tempdir().unwrap();
+        let pages = directory.path().join("share/man1");
+        assert_eq!(manual(&pages).unwrap(), 0);
+        let commands = commands();
+        assert_eq!(std::fs::read_dir(&pages).unwrap().count(), commands.len());
+        for (words, longs) in commands {
+            let page = std::fs::read_to_string(pages.join(format!("{}.1", words.join("-")))).unwrap();
+            // In a page, a hyphen that people type is escaped.
+            assert!(page.contains("\"sterna ") && !page.contains(".SH EXTRA"), "{page}");
+            let options = page.split_once("\n.SH OPTIONS\n").map(|(_, options)| options.to_owned()).unwrap_or_default();
+            for long in longs {
+                let flag = format!("\\fB\\-\\-{}\\fR", long.replace('-', "\\-"));
+                assert!(options.contains(&flag), "{words:?} --{long}: {page}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_manual_that_cannot_be_written_says_where() {
+        let error = manual(Path::new("/dev/null/man1")).unwrap_err();
+        assert!(error.chain().starts_with("write the manual to /dev/null/man1: "), "{}", error.chain());
+        assert_eq!(error.exit_code(), 74);
+    }
+}
