@@ -622,7 +622,7 @@ const SAME_RATE: f64 = 0.04;
 const POLICER_TIMES: u32 = 3;
 
 /// Most loss that may ever be taken for noise.
-const NOISE_MAX: f64 = 0.15;
+const NOISE_MAX: f64 = 0.3;
 
 /// How long loss above the ceiling is taken for noise before it has to prove itself again.
 const NOISE_KEPT: Duration = Duration::from_secs(60);

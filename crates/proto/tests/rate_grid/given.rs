@@ -64,12 +64,12 @@ fn ten_gigabits_over_300_ms_are_filled_with_jumbo_packets() {
 
 #[test]
 fn loss_above_the_ceiling_that_no_slowing_cures_does_not_stop_the_lane() {
-    for loss in [0.03, 0.05] {
+    for loss in [0.03, 0.05, 0.2] {
         let mut link = clean(50, 300);
         link.forward.loss = loss;
         let (tally, _) = run(&link, given(BitRate::megabits(49)), 60);
         let share = share(&tally, 20, 60, link.forward.rate);
-        assert!(share > 0.85, "{loss}: {share:.3}");
+        assert!(share > 0.88 * (1.0 - loss), "{loss}: {share:.3}");
     }
 }
 
