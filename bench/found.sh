@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Copies over long paths in the lab with nothing given: the first time, and again with what the first one has learnt about the path.
+# One JSON object a run. Usage, as root: bench/found.sh [OUTPUT.jsonl]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+output=${1:-/dev/stdout}
+sterna=$PWD/target/release/sterna
+name=found-$$
+work=$(mktemp -d /dev/shm/found.XXXX)
+cargo build --release --locked -p sterna
+
+cleanup() {
+    "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+fingerprint=$("$sterna" id --state "$work/hub")
+
+# NAME MEGABYTES MBIT LAB-FLAGS
+while read -r row megabytes mbit flags; do
+    head -c "${megabytes}MB" /dev/urandom >"$work/file"
+    rm -f "$work/gs/paths"
+    for run in first again; do
+        # shellcheck disable=SC2086 # flags are words
+        "$sterna" lab up --name "$name" --buffers 64MB $flags >/dev/null 2>&1
+        mkdir -p "$work/in"
+        "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" \
+            >/dev/null 2>&1 &
+        agent=$!
+        sleep 1
+        # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
+        summary=$("$sterna" lab exec --name "$name" a -- sh -c \
+            '"$1" copy --json --compress never --state "$2" --trust "$3" "$4" "sterna://$STERNA_LAB_B/" | tail -n 1' \
+            sh "$sterna" "$work/gs" "$fingerprint" "$work/file")
+        cmp "$work/file" "$work/in/file"
+        "$sterna" lab down --name "$name" >/dev/null 2>&1
+        wait "$agent" || true
+        rm -rf "$work/in"
+        python3 -c 'import json, sys
+row, run, mbit, summary = sys.argv[1:]
+summary = json.loads(summary)
+print(json.dumps({"row": row, "run": run, "elapsed_s": round(summary["elapsed_s"], 2),
+    "share": round(summary["goodput_bps"] / float(mbit) / 1e6, 3), "limited_by": summary["limits"]["first"]}))' \
+            "$row" "$run" "$mbit" "$summary"
+    done
+done >>"$output" <<'ROWS'
+geo 200 50 --rate 50Mbit --rtt 660ms
+geo-loss 200 50 --rate 50Mbit --rtt 660ms --loss 1%
+far 200 100 --rate 100Mbit --rtt 320ms --loss 0.5%
+policer 200 30 --rate 1Gbit --rtt 320ms --policer 30Mbit:64KiB
+gigabit 1000 1000 --rate 1Gbit --rtt 260ms --loss 0.01%
+ROWS
