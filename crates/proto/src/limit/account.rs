@@ -254,7 +254,8 @@ impl Accountant {
     /// Keeps what the remedies need; windows and buffers are those at their largest.
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
-        facts.rate = self.path.rate();
+        // A full path is told by what it carries, and not by the mean with the way there.
+        facts.rate = if cause == WindowCause::Full { self.path.carried() } else { self.path.rate() };
         facts.loss_ppm = self.path.loss_ppm();
         facts.is_growing = cause == WindowCause::Growing;
         facts.destination = self.receiver.rate(facts.lanes);
