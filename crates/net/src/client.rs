@@ -547,8 +547,8 @@ struct Keeper {
     lanes_wanted: AtomicU32,
     /// The transport of its lanes.
     via: Via,
-    /// The most that they have carried over some seconds.
-    carried: Mutex<PeakRate>,
+    /// The most that they have carried over some seconds, and what they said last of their path.
+    carried: Mutex<(PeakRate, Option<LaneStats>)>,
     /// Ends the waits of backoff early.
     over: (Mutex<bool>, Condvar),
     trusted: Mutex<Option<Fingerprint>>,
@@ -797,7 +797,7 @@ impl Keeper {
         if self.options.lanes.is_some() || self.options.contract.target.is_some() {
             return;
         }
-        let found = if self.sends() { self.budget.found() } else { lock(&self.carried).value() };
+        let found = if self.sends() { self.budget.found() } else { lock(&self.carried).0.value() };
         if let Some(more) = found.and_then(|rate| plan::choose_more_quic_lanes(wanted, rate)) {
             self.observer.event(CopyEvent::Decision { subject: "lanes", rationale: more.rationale });
             // A host that gives no more threads keeps the lanes that it has.
@@ -809,13 +809,23 @@ impl Keeper {
     fn watch_rate(&self, progress: &CopyProgress) {
         let carried = |lane: &LaneStats| if self.sends() { lane.wire_bytes_sent } else { lane.wire_bytes_received };
         let bytes = progress.lanes.iter().map(carried).sum();
-        lock(&self.carried).observe(progress.elapsed, bytes);
+        let together = progress.lanes.iter().copied().reduce(|one, other| LaneStats {
+            rtt_min: one.rtt_min.min(other.rtt_min),
+            packets_sent: one.packets_sent + other.packets_sent,
+            packets_lost: one.packets_lost + other.packets_lost,
+            mtu: one.mtu.max(other.mtu),
+            ..one
+        });
+        let (peak, stats) = &mut *lock(&self.carried);
+        peak.observe(progress.elapsed, bytes);
+        *stats = together.or(*stats);
     }
 
     /// Keeps what the session has taught about the path.
     fn learn(&self) {
         let Some(dir) = &self.options.memory_dir else { return };
-        let (Some(rate), Some(stats)) = (lock(&self.carried).value(), self.path_stats()) else { return };
+        let (peak, stats) = *lock(&self.carried);
+        let (Some(rate), Some(stats)) = (peak.value(), stats) else { return };
         let way = if self.sends() { Way::Out } else { Way::In };
         let Ok(key) = memory::key_of(way, self.addr) else { return };
         let sent = stats.packets_sent.max(1);
@@ -825,19 +835,6 @@ impl Keeper {
         if let Err(error) = PathFile::new(dir).learn(record) {
             self.observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
         }
-    }
-
-    /// What the lanes that are up say of their path, together.
-    fn path_stats(&self) -> Option<LaneStats> {
-        let lanes = self.live.live();
-        let stats = lanes.iter().map(|lane| lane.stats());
-        stats.reduce(|one, other| LaneStats {
-            rtt_min: one.rtt_min.min(other.rtt_min),
-            packets_sent: one.packets_sent + other.packets_sent,
-            packets_lost: one.packets_lost + other.packets_lost,
-            mtu: one.mtu.max(other.mtu),
-            ..one
-        })
     }
 
     fn progress(&self, started: Instant) -> CopyProgress {

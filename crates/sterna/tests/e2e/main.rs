@@ -12,6 +12,7 @@ mod hostile;
 mod kills;
 mod names;
 mod output;
+mod paths;
 mod resume;
 mod site;
 mod strait;

@@ -1,0 +1,57 @@
+//! What is agreed about paths, and what is learnt about them.
+
+use std::fs;
+
+use crate::site::Site;
+use crate::tree::{Seeded, write};
+
+/// The records of the client's path memory, each as its fields.
+fn remembered(site: &Site) -> Vec<Vec<String>> {
+    let text = fs::read_to_string(site.path("client-state").join("paths")).unwrap_or_default();
+    let records = text.lines().filter(|line| !line.starts_with('#'));
+    records.map(|line| line.split(' ').map(str::to_owned).collect()).collect()
+}
+
+#[test]
+fn what_a_path_carried_is_kept_and_chooses_the_next_transport() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), &Seeded::new(3).bytes(8_000_000));
+    let slowly = ["--compress", "never", "--via"];
+    site.copy(&agent).args(slowly).args(["quic", "--rate-max", "20Mbit", "f"]).arg(agent.url("q")).succeed();
+    site.copy(&agent).args(slowly).args(["tcp", "--rate-max", "10Mbit", "f"]).arg(agent.url("t")).succeed();
+    let records = remembered(&site);
+    assert_eq!(records.len(), 2, "{records:?}");
+    for (record, (via, most)) in records.iter().zip([("quic", 20_000_000), ("tcp", 10_000_000)]) {
+        assert_eq!((&record[0][..], &record[1][..], &record[3][..]), ("out", "127.0.0.1", via));
+        assert_eq!(record[2], agent.addr.to_string());
+        let rate: u64 = record[4].parse().unwrap();
+        // The kernel sends the first packets of a TCP connection unpaced.
+        assert!(rate < most / 10 * 12 && rate > most / 4, "{via}: {rate}");
+    }
+    // The other way is another path, of which nothing is known.
+    let pulled = site.copy(&agent).arg(agent.url("q")).arg("back").succeed();
+    assert!(!pulled.text().contains("it carried"), "{}", pulled.text());
+    write(&site.local().join("g"), b"bytes");
+    site.copy(&agent).arg("g").arg(agent.url("g")).succeed().says("quic: it carried");
+    // Damaged memory is no error, and is replaced.
+    fs::write(site.path("client-state").join("paths"), b"\xffnonsense\n").unwrap();
+    site.copy(&agent).args(slowly).args(["quic", "--rate-max", "20Mbit", "f"]).arg(agent.url("q2")).succeed();
+    assert_eq!(remembered(&site).len(), 1);
+}
+
+#[test]
+fn a_contract_that_cannot_be_kept_is_wrong_usage() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    for (flags, named) in [
+        (["--rate", "10Mbit", "--rate-max", "20Mbit"], "--rate-max"),
+        (["--rate-max", "10Mbit", "--rate-min", "20Mbit"], "--rate-min"),
+        (["--rate", "10Mbit", "--rate-min", "20Mbit"], "--rate-min"),
+    ] {
+        site.copy(&agent).args(flags).arg("f").arg(agent.url("f")).run().expect(2).says(named);
+    }
+    let polite = ["--polite", "--rate-min", "20Mbit"];
+    site.copy(&agent).args(polite).arg("f").arg(agent.url("f")).run().expect(2).says("--polite");
+}
