@@ -450,6 +450,10 @@ impl RateControl {
         self.trial = (self.queued_rounds == 0).then_some(Trial { cuts, loss_before });
         self.note_carried(true);
         let mut limit = self.carried * factor;
+        if self.queued_rounds > 0 {
+            // A host that stalls looks like a queue of which next to nothing comes: that says little about the path.
+            limit = limit.max(self.current() * STALL_CUT);
+        }
         let mut was_probing = false;
         if let Phase::Probe { from, .. } = self.phase {
             (was_probing, limit) = (true, limit.min(from));
@@ -593,6 +597,9 @@ const USELESS_PACKETS: f64 = 800.0;
 
 /// Factor on the delivered rate when a queue stands: the 10 % below drain it.
 const QUEUE_CUT: f64 = 0.9;
+
+/// The part of the rate that one cut for a queue leaves at least; a path that has become slower is reached in some of them.
+const STALL_CUT: f64 = 0.5;
 
 /// Delay above the smallest RTT that counts as a queue, at least. Busy hosts delay by some milliseconds without one. A polite
 /// sender takes any that can be told from the jitter of an idle host.
