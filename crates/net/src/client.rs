@@ -825,11 +825,13 @@ impl Keeper {
     fn learn(&self) {
         let Some(dir) = &self.options.memory_dir else { return };
         let (peak, stats) = *lock(&self.carried);
-        let (Some(rate), Some(stats)) = (peak.value(), stats) else { return };
+        let (Some(sent_rate), Some(stats)) = (peak.value(), stats) else { return };
         let way = if self.sends() { Way::Out } else { Way::In };
         let Ok(key) = memory::key_of(way, self.addr) else { return };
         let sent = stats.packets_sent.max(1);
         let loss_ppm = (stats.packets_lost.min(sent) * 1_000_000 / sent) as u32;
+        // What was dropped was not carried.
+        let rate = BitRate((sent_rate.0 as f64 * (1.0 - f64::from(loss_ppm) / 1e6)) as u64);
         let (via, at) = (self.via, memory::unix_time());
         let record = PathRecord { key, via, rate, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at };
         if let Err(error) = PathFile::new(dir).learn(record) {

@@ -14,12 +14,15 @@ use crate::{BitRate, ByteCount};
 /// - loss up to the ceiling (and what chance adds to it) changes nothing;
 /// - loss above it, or a queue that stands while less is delivered than sent, sets the rate to what was delivered, a bit under;
 /// - otherwise, after a while, a *probe* goes a step up. It is kept when what it adds is delivered, and taken back to where it
-///   came from when not; then the next one waits longer;
+///   came from when not; then the next one waits longer. When some in a row are kept, trains go on (see below);
 /// - loss that does not fall when the rate falls by a quarter is not ours: it becomes the ceiling, up to [`NOISE_MAX`].
 ///
 /// Without a target it sends *trains* first: [`TRAIN_TIME`] of packets at a pace that is tried, then little until they are
 /// back. A train that comes as fast as it went is followed by a faster one; the first that does not tells by its length what the
 /// path carries. A train drops no more than itself into a queue that is too short, where doubling loses products of the path.
+///
+/// What counts as delivered is what would have been if this host had sent all the time, and a round does not end while what
+/// piled up in a gap is still coming: a host that is late is not a path that carries less.
 ///
 /// After a silence (an outage) what was in flight is no evidence about the rate: it goes on where it was.
 /// Cost: O(lanes) per batch of acknowledgements. Units: bytes on the wire.
@@ -207,7 +210,7 @@ impl RateControl {
             return;
         }
         self.round.add(now, lane, batch);
-        if self.round_is_over() {
+        if self.round_is_over(now) {
             self.judge(now);
         }
     }
@@ -350,10 +353,13 @@ impl RateControl {
         self.start_epoch();
     }
 
-    fn round_is_over(&self) -> bool {
+    fn round_is_over(&self, now: Instant) -> bool {
         let lanes = self.round.lanes().max(1) as f64;
-        self.round.losses.packets >= ROUND_PACKETS_MIN as f64 * lanes
-            && self.round.length() >= self.rtt_min().max(self.round_min())
+        let length = self.round.length();
+        let least = if length < ROUND_LONG { ROUND_PACKETS_MIN } else { ROUND_PACKETS_LONG };
+        self.round.losses.packets >= least as f64 * lanes
+            && length >= self.rtt_min().max(self.round_min())
+            && !self.round.has_just_resumed(now)
     }
 
     /// Least length of a round: a probe is judged by few per cent.
@@ -372,7 +378,7 @@ impl RateControl {
         let cure = self.cure();
         if self.round.losses.exceeds(self.noise) || self.standing.exceeds(self.noise) || cure == Cure::Useless {
             self.handle_excess(now);
-        } else if self.queued_rounds > 0 && self.falls_behind(KEEPS_UP) {
+        } else if self.queued_rounds >= 2 && self.falls_behind(KEEPS_UP) {
             self.cut(now, QUEUE_CUT);
         } else if self.queued_rounds >= QUEUED_ROUNDS && self.falls_behind(KEEPS_UP_LONG) {
             self.cut(now, FIRST_CUT);
@@ -423,7 +429,12 @@ impl RateControl {
 
     /// Less than this part of our rate came through.
     fn falls_behind(&self, part: f64) -> bool {
-        self.contract.manner == Manner::Polite || self.round.delivered() < self.current() * part
+        self.contract.manner == Manner::Polite || self.arrived() < self.current() * part
+    }
+
+    /// Bytes per second that would have come through if we had sent all the time: a host that is late sends less than its rate.
+    fn arrived(&self) -> f64 {
+        self.round.delivered() * (self.current() / self.round.sent()).max(1.0)
     }
 
     fn handle_excess(&mut self, now: Instant) {
@@ -451,7 +462,7 @@ impl RateControl {
         self.note_carried(true);
         let mut limit = self.carried * factor;
         if self.queued_rounds > 0 {
-            // A host that stalls looks like a queue of which next to nothing comes: that says little about the path.
+            // A receiver that stalls looks like a queue of which next to nothing comes: that says little about the path.
             limit = limit.max(self.current() * STALL_CUT);
         }
         let mut was_probing = false;
@@ -490,7 +501,7 @@ impl RateControl {
         if self.round.app_limited {
             return;
         }
-        let arrived = self.round.delivered() / (1.0 - loss_before);
+        let arrived = self.arrived() / (1.0 - loss_before);
         let limit = self.current();
         // Beyond what is known to be carried it must bring more than that.
         let known = if self.carried < limit { from.max(self.carried) } else { from };
@@ -507,12 +518,17 @@ impl RateControl {
         if limit > self.carried {
             self.carried = f64::INFINITY;
         }
+        (self.hold, self.hold_until) = (Duration::ZERO, None);
+        let is_open = self.carried.is_infinite() && limit < self.ceiling();
+        if is_open && self.step >= STEP_MAX && self.contract.manner == Manner::Fair {
+            // It carries far more than it did: trains find out how much in a few round trips, but with a queue of their own.
+            (self.limit, self.step) = (limit, STEP_MIN);
+            return self.start_train(limit * REMEMBERED_TRAIN);
+        }
         if self.carried.is_infinite() {
             self.step = (self.step * 2.0).min(STEP_MAX);
         }
         self.phase = Phase::Cruise;
-        self.hold = Duration::ZERO;
-        self.hold_until = None;
         self.rise(now);
     }
 
@@ -523,7 +539,7 @@ impl RateControl {
             self.hold = Duration::ZERO;
             return;
         }
-        let keeps_up = self.round.delivered() >= self.current() * (1.0 - self.noise) * KEEPS_UP;
+        let keeps_up = self.arrived() >= self.current() * (1.0 - self.noise) * KEEPS_UP;
         if self.hold_until.is_some_and(|until| now < until) || !keeps_up {
             return;
         }
@@ -576,6 +592,10 @@ const RATE_MIN: f64 = 8_000.0;
 
 /// Packets in a round, for each lane: below this, chance says more than the path.
 pub(super) const ROUND_PACKETS_MIN: u64 = 64;
+
+/// Packets in a round that has lasted this long already: a slow path has little to say and is not to be waited for.
+const ROUND_PACKETS_LONG: u64 = 24;
+const ROUND_LONG: Duration = Duration::from_millis(600);
 
 /// Least length of a round; below it the batches of acknowledgements blur rates. Of one that judges a probe: so that half a
 /// step is more than what a batch of 25 ms more or less makes.

@@ -11,6 +11,8 @@ pub struct AckBatch {
     pub(super) lost_packets: u64,
     /// Acknowledged bytes on the wire.
     pub(super) bytes: u64,
+    /// When the last of them to be sent was sent.
+    pub(super) last_sent: Option<Instant>,
     /// Smallest and latest round-trip time of every packet acknowledged, also of older ones.
     pub(super) rtt_min: Option<Duration>,
     pub(super) rtt_latest: Option<Duration>,
@@ -31,6 +33,7 @@ impl AckBatch {
             acked_packets: 0,
             lost_packets: 0,
             bytes: 0,
+            last_sent: None,
             rtt_min: None,
             rtt_latest: None,
             round_rtt_min: Duration::MAX,
@@ -84,6 +87,10 @@ pub(super) struct Round {
 struct LaneRound {
     /// When acknowledgements came: bytes are those later than the first, which took `last - first` to come.
     span: Option<(Instant, Instant)>,
+    /// When the last packets of the first and of the last of them were sent.
+    sent: Option<(Instant, Instant)>,
+    /// When they came again after the last gap: what had piled up meanwhile comes at once, but not in one piece.
+    resumed: Option<Instant>,
     bytes: u64,
 }
 
@@ -101,7 +108,8 @@ impl Round {
     /// The next round of the same epoch: what comes from now on, with no gap before it.
     pub(super) fn next(&mut self) {
         for lane in &mut self.lanes {
-            *lane = LaneRound { span: lane.span.map(|(_, last)| (last, last)), bytes: 0 };
+            let anew = |span: Option<(Instant, Instant)>| span.map(|(_, last)| (last, last));
+            *lane = LaneRound { span: anew(lane.span), sent: anew(lane.sent), resumed: None, bytes: 0 };
         }
         self.losses = Losses::default();
         (self.rtt_min, self.app_limited) = (Duration::MAX, false);
@@ -125,13 +133,34 @@ impl Round {
             return;
         }
         let lane = &mut self.lanes[lane];
+        if let Some(sent) = batch.last_sent {
+            lane.sent.get_or_insert((sent, sent)).1 = sent;
+        }
         match &mut lane.span {
             None => lane.span = Some((now, now)),
             Some((_, last)) => {
+                if now.saturating_duration_since(*last) > ACK_GAP {
+                    lane.resumed = Some(now);
+                }
                 *last = now;
                 lane.bytes += batch.bytes;
             }
         }
+    }
+
+    /// Bytes per second at which what arrived had been sent: a host that was late sent less than its rate.
+    pub(super) fn sent(&self) -> f64 {
+        let rate = |lane: &LaneRound| {
+            let time = lane.sent.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first));
+            lane.bytes as f64 / time.as_secs_f64().max(1e-6)
+        };
+        self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum()
+    }
+
+    /// Whether a lane is heard again, after a gap, for less than a moment: its round is not to end between the gap and what
+    /// piled up in it, since a host that stalls is not a path that does.
+    pub(super) fn has_just_resumed(&self, now: Instant) -> bool {
+        self.lanes.iter().filter_map(|lane| lane.resumed).any(|at| now.saturating_duration_since(at) < CATCH_UP)
     }
 
     /// How long the longest lane has been heard.
@@ -184,6 +213,12 @@ impl MinimumRtt {
         }
     }
 }
+
+/// Time without an acknowledgement that is a gap: two of the longest delays of QUIC's acknowledgements (RFC 9000, 25 ms).
+const ACK_GAP: Duration = Duration::from_millis(50);
+
+/// How long it takes to hear what piled up in a gap.
+const CATCH_UP: Duration = Duration::from_millis(20);
 
 /// How long the smallest RTT is believed. Guess: routes change less often, queues drain within it.
 const RTT_KEPT: Duration = Duration::from_secs(30);

@@ -77,6 +77,7 @@ impl LaneControl {
         if packet.number > self.after {
             batch.acked_packets += 1;
             batch.bytes += packet.bytes;
+            batch.last_sent = batch.last_sent.max(Some(packet.sent));
             batch.round_rtt_min = batch.round_rtt_min.min(rtt);
         }
     }

@@ -7,7 +7,7 @@ use sterna_lab::model::{Outage, Policer, Queue};
 use sterna_proto::rate::{Manner, PathControl, RateContract};
 use sterna_proto::{BitRate, ByteCount};
 
-use crate::path::{Path, Setup, Tally};
+use crate::path::{Host, Path, Setup, Stalls, Tally};
 
 fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
@@ -22,7 +22,8 @@ fn clean(mbit: u64, rtt_ms: u64) -> LinkModel {
 
 fn run(link: &LinkModel, contract: RateContract, length: u64) -> (Tally, PathControl) {
     let contract = RateContract { expected_rtt: Some(link.rtt), ..contract };
-    let setup = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, duration: seconds(length) };
+    let setup =
+        Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: None, duration: seconds(length) };
     Path::new(setup).run()
 }
 
@@ -176,10 +177,10 @@ fn a_remembered_rate_is_used_within_four_seconds_at_660_ms_and_believed_only_whe
 
 #[test]
 fn a_path_that_changes_is_followed_in_seconds() {
-    for (before, after) in [(100, 20), (20, 100)] {
+    for (before, after) in [(100, 20), (20, 100), (100, 1), (1, 100)] {
         let link = clean(before, 150);
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link, contract, lanes: 1, competitors: 0, duration: seconds(60) };
+        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: None, duration: seconds(60) };
         let (tally, _) = Path::new(setup).change(seconds(30), BitRate::megabits(after)).run();
         let settled = share(&tally, 45, 60, BitRate::megabits(after));
         assert!(settled > 0.85, "{before} to {after} Mbit/s: {settled:.3}");
@@ -192,7 +193,7 @@ fn a_path_that_changes_is_followed_in_seconds() {
 fn a_polite_sender_leaves_the_path_to_others_and_takes_it_when_it_is_free() {
     let link = clean(50, 100);
     let contract = RateContract { manner: Manner::Polite, expected_rtt: Some(link.rtt), ..RateContract::default() };
-    let alone = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, duration: seconds(60) };
+    let alone = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: None, duration: seconds(60) };
     let (tally, _) = Path::new(alone.clone()).run();
     let share_alone = share(&tally, 20, 60, link.forward.rate);
     assert!(share_alone > 0.8, "{share_alone:.3}");
@@ -207,7 +208,7 @@ fn lanes_together_find_what_one_finds() {
         let mut link = clean(mbit, 50);
         link.mtu = mtu;
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link: link.clone(), contract, lanes, competitors: 0, duration: seconds(4) };
+        let setup = Setup { link: link.clone(), contract, lanes, competitors: 0, stalls: None, duration: seconds(4) };
         let (tally, _) = Path::new(setup).run();
         let settled = share(&tally, 2, 4, link.forward.rate);
         assert!(settled > 0.93, "{mbit} Mbit/s, {lanes} lanes: {settled:.3}");
@@ -224,5 +225,25 @@ fn loss_both_ways_does_not_wear_a_found_rate_down() {
         let (tally, _) = run(&link, RateContract { remembered, ..RateContract::default() }, 60);
         let late = share(&tally, 30, 60, link.forward.rate);
         assert!(late > 0.88, "{remembered:?}: {late:.3}");
+    }
+}
+
+#[test]
+fn a_host_that_stalls_does_not_wear_the_rate_down() {
+    for link in [clean(50, 320), clean(20, 20), policed(BitRate::megabits(30), 320)] {
+        let possible = link.forward.policer.map_or(link.forward.rate, |policer| policer.rate);
+        let stalls = [(200, 4000), (700, 4000), (40, 200)];
+        for (host, (stall_ms, every_ms)) in
+            [Host::Sender, Host::Receiver].map(|host| stalls.map(|stall| (host, stall))).concat()
+        {
+            let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+            let stalls =
+                Some(Stalls { host, length: Duration::from_millis(stall_ms), every: Duration::from_millis(every_ms) });
+            let setup = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls, duration: seconds(60) };
+            let (tally, _) = Path::new(setup).run();
+            let running = if host == Host::Sender { 1.0 - stall_ms as f64 / every_ms as f64 } else { 1.0 };
+            let late = share(&tally, 20, 60, possible) / running;
+            assert!(late > 0.75, "{possible}, {host:?}, {stall_ms} ms every {every_ms} ms: {late:.3}");
+        }
     }
 }

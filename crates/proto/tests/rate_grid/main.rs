@@ -85,7 +85,8 @@ fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
     let most = Duration::from_secs(if rate > BitRate::megabits(1000) { 12 } else { 40 });
     let duration = (rtt * 60).clamp(least, least.max(most));
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
-    let (tally, _) = Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, duration }).run();
+    let (tally, _) =
+        Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, stalls: None, duration }).run();
     let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
     let half = duration / 2;
     Share {

@@ -27,6 +27,20 @@ pub enum Packet {
     OtherAck { flow: usize, number: u64 },
 }
 
+/// A host that does nothing for `length`, once in `every`.
+#[derive(Clone, Copy, Debug)]
+pub struct Stalls {
+    pub host: Host,
+    pub length: Duration,
+    pub every: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    Sender,
+    Receiver,
+}
+
 /// What a run is made of.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -35,6 +49,7 @@ pub struct Setup {
     pub lanes: usize,
     /// Cubic flows that use the path too, from the start.
     pub competitors: usize,
+    pub stalls: Option<Stalls>,
     pub duration: Duration,
 }
 
@@ -167,14 +182,27 @@ impl Path {
                 self.forward = Wire::pair(&link).0;
             }
             self.receive();
-            (0..self.lanes.len()).for_each(|lane| self.send(lane));
+            if !self.is_stalled(Host::Sender) {
+                (0..self.lanes.len()).for_each(|lane| self.send(lane));
+            }
             (0..self.others.len()).for_each(|flow| self.send_other(flow));
             self.now = self.next_event().max(self.now + Duration::from_micros(1));
         }
         (self.tally, self.rate)
     }
 
+    /// Whether a host does nothing now.
+    fn is_stalled(&self, host: Host) -> bool {
+        let Some(stalls) = self.setup.stalls.filter(|stalls| stalls.host == host) else { return false };
+        let within = Duration::from_nanos((self.now.as_nanos() % stalls.every.as_nanos()) as u64);
+        within + stalls.length >= stalls.every
+    }
+
     fn next_event(&self) -> Duration {
+        if self.is_stalled(Host::Sender) || self.is_stalled(Host::Receiver) {
+            // What happens elsewhere meanwhile is looked at a thousand times a second.
+            return self.now + Duration::from_millis(1);
+        }
         let lanes = self.lanes.iter().map(|lane| {
             let ack = if lane.unacked.is_empty() { Duration::MAX } else { lane.unacked_since + ACK_DELAY };
             let send = if lane.has_room(self.packet_bytes) { lane.next_send } else { lane.probe_at() };
@@ -187,7 +215,8 @@ impl Path {
 
     /// Takes what has arrived at either end.
     fn receive(&mut self) {
-        while let Some(packet) = self.forward.poll(self.now) {
+        let is_stalled = self.is_stalled(Host::Receiver);
+        while !is_stalled && let Some(packet) = self.forward.poll(self.now) {
             match packet {
                 Packet::Data { lane, number } => self.receive_data(lane, number),
                 Packet::Other { flow, number } => {
@@ -200,11 +229,13 @@ impl Path {
         }
         for lane in 0..self.lanes.len() {
             let state = &self.lanes[lane];
-            if !state.unacked.is_empty() && self.now >= state.unacked_since + ACK_DELAY {
+            if !is_stalled && !state.unacked.is_empty() && self.now >= state.unacked_since + ACK_DELAY {
                 self.acknowledge(lane);
             }
         }
-        while let Some(packet) = self.reverse.poll(self.now) {
+        while !self.is_stalled(Host::Sender)
+            && let Some(packet) = self.reverse.poll(self.now)
+        {
             match packet {
                 Packet::Ack { lane, numbers } => self.handle_ack(lane, &numbers),
                 Packet::OtherAck { flow, number } => self.others[flow].handle_ack(self.now, number),

