@@ -433,8 +433,10 @@ impl RateControl {
     }
 
     /// Bytes per second that would have come through if we had sent all the time: a host that is late sends less than its rate.
+    /// Behind a queue what is sent waits for the window, and so for the path.
     fn arrived(&self) -> f64 {
-        self.round.delivered() * (self.current() / self.round.sent()).max(1.0)
+        let lateness = if self.queued_rounds == 0 { self.current() / self.round.sent() } else { 1.0 };
+        self.round.delivered() * lateness.max(1.0)
     }
 
     fn handle_excess(&mut self, now: Instant) {
