@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use clap::{Args as _, FromArgMatches as _};
 use sterna_proto::error::ErrorKind;
 use sterna_proto::{BitRate, ByteCount, Error, Phase, Scope};
 
@@ -75,6 +76,9 @@ pub struct PathArgs {
     /// Seed of every random choice
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
+    /// A second network between the hosts, by such flags in quotes: '--rate 30Mbit --rtt 60ms'
+    #[arg(long, value_name = "FLAGS", value_parser = parse_second, allow_hyphen_values = true)]
+    pub second: Option<Box<PathArgs>>,
 }
 
 /// Flags of the hosts.
@@ -111,7 +115,7 @@ impl PathArgs {
     /// Errors: a profile that does not exist; the text lists those that do.
     pub fn model(&self) -> Result<LinkModel, Error> {
         let mut model = match &self.profile {
-            None => LinkModel::clean(BitRate::megabits(1000), Duration::from_millis(100)),
+            None => clean(),
             Some(name) => Profile::find(name).ok_or_else(|| unknown_profile(name))?.model(),
         };
         self.change(&mut model);
@@ -119,7 +123,7 @@ impl PathArgs {
     }
 
     /// Changes the first network of `model` to what the flags say; `--seed`, `--outage`, `--mtu` and `--no-icmp` do so
-    /// for the second one too.
+    /// for the second one too, unless that has flags of its own.
     fn change(&self, model: &mut LinkModel) {
         self.change_direction(&mut model.forward);
         self.change_direction(&mut model.reverse);
@@ -141,7 +145,12 @@ impl PathArgs {
             };
         }
         self.change_both_networks(model);
-        if let Some(second) = &mut model.second {
+        if let Some(args) = &self.second {
+            let mut second = model.second.take().unwrap_or_else(|| Box::new(clean()));
+            args.change(&mut second);
+            second.seed = args.seed.unwrap_or(model.seed.wrapping_add(1));
+            model.second = Some(second);
+        } else if let Some(second) = &mut model.second {
             self.change_both_networks(second);
             // The two networks must not lose the same packets.
             second.seed = model.seed.wrapping_add(1);
@@ -179,6 +188,11 @@ impl HostArgs {
     }
 }
 
+/// A path of which nothing is said.
+fn clean() -> LinkModel {
+    LinkModel::clean(BitRate::megabits(1000), Duration::from_millis(100))
+}
+
 fn set<T>(field: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *field = value;
@@ -189,6 +203,18 @@ fn unknown_profile(name: &str) -> Error {
     let names: Vec<&str> = crate::profiles::PROFILES.iter().map(|profile| profile.name).collect();
     let text = format!("there is no profile \"{name}\"; there are {}", names.join(", "));
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// Reads the flags of a second network.
+fn parse_second(text: &str) -> Result<Box<PathArgs>, String> {
+    let command = PathArgs::augment_args(clap::Command::new("--second").no_binary_name(true).disable_help_flag(true));
+    let parsed = command.try_get_matches_from(text.split_whitespace());
+    let args = parsed.and_then(|matches| PathArgs::from_arg_matches(&matches));
+    let args = args.map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())?;
+    match (&args.profile, &args.second) {
+        (None, None) => Ok(Box::new(args)),
+        _ => Err("a second network has no profile, and no second network of its own".to_owned()),
+    }
 }
 
 /// Reads `660ms`, `1.5s`, `200us`.
@@ -360,6 +386,23 @@ mod tests {
         assert_eq!(model("--queue 64KiB").forward.queue, Queue::Bytes(ByteCount(65_536)));
         assert_eq!(model("--queue 20ms").forward.queue, Queue::Time(Duration::from_millis(20)));
         assert_eq!(model("--queue 2bdp").forward.queue, Queue::Bdp(2.0));
+    }
+
+    #[test]
+    fn a_second_network_has_flags_of_its_own() {
+        let command = |words: &[&str]| {
+            let command = PathArgs::augment_args(clap::Command::new("lab").no_binary_name(true));
+            command.try_get_matches_from(words).map(|matches| PathArgs::from_arg_matches(&matches).unwrap())
+        };
+        let args = command(&["--rate", "50Mbit", "--outage", "1s+1s", "--second", "--rate 30Mbit --rtt 60ms"]).unwrap();
+        let networks = args.model().unwrap();
+        let second = networks.second.unwrap();
+        assert_eq!((second.forward.rate, second.rtt), (BitRate::megabits(30), Duration::from_millis(60)));
+        assert_eq!((networks.outages.len(), second.outages.len()), (1, 0));
+        assert_ne!(networks.seed, second.seed);
+        for wrong in ["--profile trollsat", "--second --mtu", "--rat 3", "--rate fast"] {
+            assert!(command(&["--second", wrong]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

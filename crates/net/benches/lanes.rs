@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sterna_net::identity::Identity;
-use sterna_net::lane::quic::{self, Listener, ListenerOptions, QuicOptions, SharedBudget};
+use sterna_net::lane::quic::{self, Listener, ListenerOptions, QuicOptions, SharedRate};
 use sterna_net::lane::{Lane, LaneSink, tcp};
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, Error};
@@ -120,7 +120,7 @@ fn send(job: &Job, args: &[String]) {
     let mut lines = BufReader::new(receiver.stdout.take().expect("piped")).lines();
     let remote: SocketAddr = lines.next().expect("a line").expect("readable").parse().expect("an address");
     let identity = Identity::ephemeral().expect("an identity");
-    let budget = SharedBudget::new(RateContract::of_rate(job.rate));
+    let budget = SharedRate::new(RateContract::of_rate(job.rate));
     let began = Instant::now();
     let senders: Vec<_> = (0..job.lanes)
         .map(|_| {

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::web::WebLocation;
@@ -36,6 +37,45 @@ pub struct RemoteLocation {
     pub path: Vec<u8>,
 }
 
+/// A host and a port of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// Host name or address; an IPv6 address without its brackets.
+    pub host: String,
+    /// Port, TCP and UDP.
+    pub port: u16,
+}
+
+impl FromStr for HostPort {
+    type Err = &'static str;
+
+    /// Reads `host`, `host:port`, `[::1]` or `[::1]:port`; the port is [`DEFAULT_PORT`] when there is none.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const NO_HOST: &str = "the host is not well formed";
+        let (host, port) = split_authority(text).ok_or(NO_HOST)?;
+        let port = match port {
+            None => DEFAULT_PORT,
+            Some(digits) => match digits.parse::<u16>() {
+                Ok(port) if port != 0 && digits.bytes().all(|b| b.is_ascii_digit()) => port,
+                _ => return Err("the port is not a number from 1 to 65535"),
+            },
+        };
+        if host.is_empty() || host.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@') {
+            return Err(NO_HOST);
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
 impl Location {
     /// Reads a location from the command line.
     ///
@@ -64,6 +104,11 @@ impl Location {
 }
 
 impl RemoteLocation {
+    /// Where its agent is.
+    pub fn host_port(&self) -> HostPort {
+        HostPort { host: self.host.clone(), port: self.port }
+    }
+
     /// Reads `sterna://host[:port]/path`; see [`Location::parse`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
@@ -75,23 +120,13 @@ impl RemoteLocation {
         let slash = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
         let (authority, path) = rest.split_at(slash);
         let authority = std::str::from_utf8(authority).map_err(|_| wrong("the host is not text"))?;
-        let (host, port) = split_authority(authority).ok_or_else(|| wrong("the host is not well formed"))?;
-        let port = match port {
-            None => DEFAULT_PORT,
-            Some(digits) => match digits.parse::<u16>() {
-                Ok(port) if port != 0 && digits.bytes().all(|b| b.is_ascii_digit()) => port,
-                _ => return Err(wrong("the port is not a number from 1 to 65535")),
-            },
-        };
-        if host.is_empty() || host.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@') {
-            return Err(wrong("the host is not well formed"));
-        }
+        let HostPort { host, port } = authority.parse().map_err(wrong)?;
         let path = percent_decode(path.strip_prefix(b"/").unwrap_or(path))
             .ok_or_else(|| wrong("a % is not followed by two hexadecimal digits"))?;
         if path.contains(&0) {
             return Err(wrong("a path cannot hold a NUL byte"));
         }
-        Ok(Self { host: host.to_owned(), port, path })
+        Ok(Self { host, port, path })
     }
 }
 

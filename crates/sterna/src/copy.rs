@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use sterna_net::client::{CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, ViaChoice, copy};
+use sterna_net::client::{
+    CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, PathOptions, ViaChoice, copy,
+};
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
@@ -15,12 +17,13 @@ use sterna_proto::compress::Wish;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RateContract};
-use sterna_proto::session::{FileOutcome, Overwrite};
+use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::brevity::{AlikeFailures, LanesDown};
 use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag};
 use crate::log::SampleLog;
+use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
 use crate::{json, limits, print_line, say, state};
 
@@ -105,6 +108,43 @@ fn contract(flags: &CopyFlags) -> Result<RateContract, Error> {
     })
 }
 
+/// The paths to use: those of `--path`, or the one that all other flags speak of.
+fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
+    let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    let lanes = match flags.lanes {
+        Lanes::Auto => None,
+        Lanes::Count(count) => Some(count),
+    };
+    let contract = contract(flags)?;
+    let only = PathOptions { via: via(flags.via), lanes, contract, ..PathOptions::default() };
+    if flags.paths.is_empty() {
+        return Ok(vec![only]);
+    }
+    if flags.paths.len() > usize::from(PATHS_MAX) {
+        return usage(format!("{} paths: at most {PATHS_MAX} are used together", flags.paths.len()));
+    }
+    if flags.paths.iter().all(|path| path.standby) {
+        return usage("every --path is a standby: one at least must be used when all is well".to_owned());
+    }
+    let path = |flag: &PathFlag| PathOptions {
+        local: flag.local,
+        remote: flag.remote.clone(),
+        via: flag.via.map_or(only.via, via),
+        lanes: flag.lanes.or(only.lanes),
+        contract: RateContract { ceiling: flag.rate.or(flag.rate_max), target: flag.rate, ..contract },
+        standby: flag.standby,
+    };
+    Ok(flags.paths.iter().map(path).collect())
+}
+
+fn via(flag: ViaFlag) -> ViaChoice {
+    match flag {
+        ViaFlag::Auto => ViaChoice::Auto,
+        ViaFlag::Tcp => ViaChoice::Only(Via::Tcp),
+        ViaFlag::Quic => ViaChoice::Only(Via::Quic),
+    }
+}
+
 fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
     let sources = flags.sources.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let several = sources.len() > 1;
@@ -116,16 +156,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
     Ok(CopyOptions {
         sources,
         destination: Location::parse(&flags.destination)?,
-        via: match flags.via {
-            ViaFlag::Auto => ViaChoice::Auto,
-            ViaFlag::Tcp => ViaChoice::Only(Via::Tcp),
-            ViaFlag::Quic => ViaChoice::Only(Via::Quic),
-        },
-        lanes: match flags.lanes {
-            Lanes::Auto => None,
-            Lanes::Count(count) => Some(count),
-        },
-        contract: contract(flags)?,
+        paths: paths(flags)?,
         memory_dir: state::directory(flags.state.as_deref()).ok(),
         congestion: flags.congestion.clone(),
         compress: match flags.compress {
@@ -321,7 +352,7 @@ impl Person {
             CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
             // Said together with those that go down at the same time.
             CopyEvent::LaneDown { .. } => None,
-            CopyEvent::LaneUp { lane, transport, peer } => {
+            CopyEvent::LaneUp { lane, transport, peer, .. } => {
                 self.verbose.then(|| format!("lane {lane} is up: {transport} to {peer}"))
             }
             CopyEvent::Decision { subject, rationale }

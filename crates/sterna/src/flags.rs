@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sterna_proto::location::DEFAULT_PORT;
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
 
+use crate::paths::PathFlag;
+
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.
 macro_rules! exit_codes {
     () => {
@@ -81,6 +83,8 @@ const COPY_EXAMPLES: &str = concat!(
   sterna copy --rate 50Mbit /data/passes sterna://gs.example.org/
   sterna copy 'sterna://hub.example.org/S1A/*.SAFE' /data/
   sterna copy https://archive.example.org/S1A/pass-0412.h5 /data/
+  sterna copy --path remote=gs-a.example.org,rate=50Mbit \\
+      --path remote=gs-b.example.org,rate=30Mbit /data/passes sterna://gs-a.example.org/
 
 ",
     exit_codes!(),
@@ -200,6 +204,10 @@ pub struct CopyFlags {
     /// Number of connections (lanes), or auto
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_lanes)]
     pub lanes: Lanes,
+    /// Use this path, with any of local=ADDR,remote=HOST[:PORT],via=tcp|quic,lanes=N,rate=RATE,rate-max=RATE,standby; may be given
+    /// several times: all are used together, a standby one only while no other is up
+    #[arg(long = "path", value_name = "PATH", conflicts_with_all = ["rate", "rate_max", "rate_min"])]
+    pub paths: Vec<PathFlag>,
     /// The rate of the path, such as 50Mbit: used from the first packet on, and never exceeded on the wire, headers and repeats included
     #[arg(long, value_name = "RATE")]
     pub rate: Option<BitRate>,

@@ -16,8 +16,10 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
         | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
             json!({"event": "decision", "subject": subject, "rationale": rationale})
         }
-        CopyEvent::LaneUp { lane, transport, peer } => {
-            json!({"event": "lane_up", "lane": lane, "transport": transport.to_string(), "peer": peer.to_string()})
+        CopyEvent::LaneUp { lane, path, transport, peer } => {
+            // Paths are counted from 1, as the person gave them.
+            let (path, transport, peer) = (path.0 + 1, transport.to_string(), peer.to_string());
+            json!({"event": "lane_up", "lane": lane, "path": path, "transport": transport, "peer": peer})
         }
         CopyEvent::LaneDown { lane, reason } => json!({"event": "lane_down", "lane": lane, "reason": reason}),
         CopyEvent::Restarted => json!({"event": "restarted"}),

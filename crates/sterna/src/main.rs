@@ -9,6 +9,7 @@ mod json;
 mod limits;
 mod log;
 mod page;
+mod paths;
 mod progress;
 mod state;
 

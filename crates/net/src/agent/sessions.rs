@@ -15,7 +15,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::log::SessionLog;
 use crate::identity::Fingerprint;
-use crate::lane::quic::SharedBudget;
+use crate::lane::quic::SharedRate;
 use crate::session::{End, LaneIds, Lanes, Receiver, lock};
 
 /// Sessions at once. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
@@ -46,7 +46,7 @@ pub(super) struct AgentSession {
     pub(super) request: Request,
     pub(super) lanes: LaneIds,
     /// The rate of each path that the client's lanes have come on.
-    rates: Mutex<HashMap<PathNumber, SharedBudget>>,
+    rates: Mutex<HashMap<PathNumber, SharedRate>>,
     pub(super) live: Lanes,
     started: OnceLock<Started>,
     /// Held while the session is being started; then why that failed, if it did.
@@ -78,9 +78,9 @@ impl AgentSession {
     }
 
     /// The rate of path `path`, of which the client agrees to this.
-    pub(super) fn rate_of(&self, path: PathNumber, contract: RateContract) -> SharedBudget {
+    pub(super) fn rate_of(&self, path: PathNumber, contract: RateContract) -> SharedRate {
         let mut rates = lock(&self.rates);
-        let rate = rates.entry(path).or_insert_with(|| SharedBudget::new(contract));
+        let rate = rates.entry(path).or_insert_with(|| SharedRate::new(contract));
         if rate.contract() != contract {
             rate.set_contract(contract);
         }

@@ -1,24 +1,25 @@
-//! The first lane of a session: which transport, which address; and every later one.
+//! The first lane of each path: which transport, which address; and every later one.
 //!
 //! What is given or remembered decides before anything is dialled. Otherwise both transports are dialled at once, and the round
 //! trip of the one that answers first decides; the other one is waited for when it is the better, and not for long.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::location::RemoteLocation;
+use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::memory::{PathRecord, Way};
 use sterna_proto::plan::{self, Decision, TransportFacts, Via};
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::memory::{PathFile, key_of, unix_time};
-use super::{CopyEvent, CopyObserver, CopyOptions, Direction, Job, ViaChoice};
+use super::path::{PathOptions, ReachedPath, named};
+use super::{CopyEvent, CopyObserver, CopyOptions, ViaChoice};
 use crate::identity::Identity;
-use crate::lane::quic::{self, SharedBudget};
+use crate::lane::quic::{self, SharedRate};
 use crate::lane::{Lane, tcp};
 use crate::session::SessionEvent;
 
@@ -29,68 +30,162 @@ const BETTER_GRACE: Duration = Duration::from_millis(500);
 /// How often a wait looks whether the person wants to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The first lane.
+/// The first lane of a path.
 pub(super) struct FirstLane {
     pub(super) via: Via,
     pub(super) lane: Lane,
     pub(super) addr: SocketAddr,
-    pub(super) budget: SharedBudget,
+    pub(super) rate: SharedRate,
     /// What is known of its path by this transport.
     pub(super) remembered: Option<PathRecord>,
     /// How long the question of trust took.
     pub(super) trusted_after: Duration,
 }
 
-/// Dials the first lane: by the transport chosen, or by the other one when that was our choice and it fails.
-pub(super) fn dial_first(
-    options: &CopyOptions,
-    job: &Job,
-    identity: &Identity,
-    observer: &Arc<dyn CopyObserver>,
-) -> Result<FirstLane, Error> {
-    let dialling = Dialling { options, identity, observer };
-    let mut errors: Vec<Error> = Vec::new();
-    for addr in resolve(&job.remote)? {
-        let remembered = recall(options, job, addr);
-        match dialling.reach(addr, &remembered) {
-            Ok(Reached { via, lane, budget, congestion_refused }) => {
-                if let Some(error) = congestion_refused {
-                    observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
-                }
-                let asked = Instant::now();
-                if let Err(error) = observer.trust(&job.remote, &lane.peer) {
-                    lane.handle.close("not trusted");
-                    return Err(error);
-                }
-                let remembered = remembered.into_iter().find(|record| record.via == via);
-                return Ok(FirstLane { via, lane, addr, budget, remembered, trusted_after: asked.elapsed() });
-            }
-            Err(failed) if failed.iter().any(|error| error.retry == Retry::Never) => {
-                let ends = |error: &Error| error.retry == Retry::Never;
-                return Err(failed.into_iter().find(ends).unwrap_or_else(|| crate::internal("no error was found")));
-            }
-            Err(failed) => errors.extend(failed),
-        }
-        stop_if_asked(observer)?;
-    }
-    let Some(last) = errors.pop() else { return Err(crate::internal("no address was tried")) };
-    // A reader of one alone would suspect what lets that transport through and not the other.
-    Err(errors.into_iter().rev().fold(last, |after, error| {
-        Error::new(error.kind, error.scope, error.phase, format!("{}; {}", error.chain(), after.chain()))
-            .retry(error.retry)
-    }))
+/// The first path on which the agent was reached, and what becomes of the others.
+pub(super) struct PathDials {
+    pub(super) first: FirstLane,
+    /// Which path that is.
+    pub(super) on: usize,
+    pub(super) others: Vec<(usize, DialledPath)>,
 }
 
-/// What is known of the path to `addr`.
-fn recall(options: &CopyOptions, job: &Job, addr: SocketAddr) -> Vec<PathRecord> {
-    let way = match job.direction {
-        Direction::Push { .. } => Way::Out,
-        Direction::Pull { .. } => Way::In,
-    };
-    // Without a route the dial fails too, and says so.
-    let key = key_of(way, addr).ok();
-    let file = options.memory_dir.as_deref().map(PathFile::new);
-    file.zip(key).map(|(file, key)| file.recall(&key)).unwrap_or_default()
+/// A path that is being dialled, or is not yet.
+pub(super) struct DialledPath(Option<Receiver<Result<FirstLane, Error>>>);
+
+impl DialledPath {
+    /// Waits for the outcome; `None`: it was not dialled.
+    pub(super) fn wait(self) -> Option<Result<FirstLane, Error>> {
+        self.0?.recv().ok()
+    }
+}
+
+/// Reaches the agent on paths.
+#[derive(Clone)]
+pub(super) struct Dialling {
+    options: CopyOptions,
+    remote: RemoteLocation,
+    way: Way,
+    identity: Identity,
+    observer: Arc<dyn CopyObserver>,
+}
+
+impl Dialling {
+    pub(super) fn new(
+        options: &CopyOptions,
+        remote: &RemoteLocation,
+        way: Way,
+        identity: &Identity,
+        observer: &Arc<dyn CopyObserver>,
+    ) -> Self {
+        Self {
+            options: options.clone(),
+            remote: remote.clone(),
+            way,
+            identity: identity.clone(),
+            observer: Arc::clone(observer),
+        }
+    }
+
+    /// Dials every path that is no standby, all at once, and returns when the agent was reached on one; standby paths, when it was
+    /// reached on none. Errors: it was not reached on any.
+    pub(super) fn reach_paths(&self) -> Result<PathDials, Error> {
+        let paths = &self.options.paths;
+        if paths.len() == 1 {
+            return self.reach_path(0).map(|first| PathDials { first, on: 0, others: Vec::new() });
+        }
+        let mut failed: Vec<Error> = Vec::new();
+        for standby in [false, true] {
+            let wanted = |path: &usize| paths[*path].standby == standby;
+            let (tell, told) = channel();
+            let mut dials: Vec<(usize, DialledPath)> = Vec::new();
+            for path in (0..paths.len()).filter(wanted) {
+                dials.push((path, self.start(path, tell.clone())?));
+            }
+            drop(tell);
+            while let Ok(path) = told.recv() {
+                let Some(place) = dials.iter().position(|(other, _)| *other == path) else { continue };
+                match dials.swap_remove(place).1.wait() {
+                    Some(Ok(first)) => {
+                        // Those that have failed are dialled again later, as those are that were not dialled yet.
+                        let pending = |path: usize, dials: &mut Vec<(usize, DialledPath)>| {
+                            let place = dials.iter().position(|(other, _)| *other == path);
+                            place.map_or(DialledPath(None), |place| dials.swap_remove(place).1)
+                        };
+                        let rest = (0..paths.len()).filter(|other| *other != path);
+                        let others = rest.map(|other| (other, pending(other, &mut dials))).collect();
+                        return Ok(PathDials { first, on: path, others });
+                    }
+                    Some(Err(error)) => failed.push(error),
+                    None => {}
+                }
+                stop_if_asked(&self.observer)?;
+            }
+        }
+        Err(together(failed))
+    }
+
+    /// Starts to dial a path; its number is told when the outcome is there.
+    fn start(&self, path: usize, tell: Sender<usize>) -> Result<DialledPath, Error> {
+        let (report, outcome) = channel();
+        let dialling = self.clone();
+        let spawned = thread::Builder::new().name("dial-path".to_owned()).spawn(move || {
+            // Nobody waits any more: the lane ends here.
+            let _ = report.send(dialling.reach_path(path));
+            let _ = tell.send(path);
+        });
+        spawned.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
+        Ok(DialledPath(Some(outcome)))
+    }
+
+    /// Dials the first lane of a path: by the transport chosen, or by the other one when that was our choice and it fails.
+    pub(super) fn reach_path(&self, path: usize) -> Result<FirstLane, Error> {
+        let several = self.options.paths.len() > 1;
+        let options = &self.options.paths[path];
+        let on = PathDialling { dialling: self, options, name: several.then(|| format!("path {}", path + 1)) };
+        let mut errors: Vec<Error> = Vec::new();
+        for addr in resolve(&options.remote.clone().unwrap_or_else(|| self.remote.host_port()), options.local)? {
+            let remembered = self.recall(options.local, addr);
+            match on.reach(addr, &remembered) {
+                Ok(Reached { via, lane, rate, congestion_refused }) => {
+                    if let Some(error) = congestion_refused {
+                        self.observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
+                    }
+                    let asked = Instant::now();
+                    if let Err(error) = self.observer.trust(&self.remote, &lane.peer) {
+                        lane.handle.close("not trusted");
+                        return Err(error);
+                    }
+                    let remembered = remembered.into_iter().find(|record| record.via == via);
+                    return Ok(FirstLane { via, lane, addr, rate, remembered, trusted_after: asked.elapsed() });
+                }
+                Err(failed) if failed.iter().any(|error| error.retry == Retry::Never) => {
+                    let ends = |error: &Error| error.retry == Retry::Never;
+                    return Err(failed.into_iter().find(ends).unwrap_or_else(|| crate::internal("no error was found")));
+                }
+                Err(failed) => errors.extend(failed),
+            }
+            stop_if_asked(&self.observer)?;
+        }
+        Err(together(errors))
+    }
+
+    /// What is known of the path from `local` to `addr`.
+    fn recall(&self, local: Option<IpAddr>, addr: SocketAddr) -> Vec<PathRecord> {
+        // Without a route the dial fails too, and says so.
+        let key = key_of(self.way, local, addr).ok();
+        let file = self.options.memory_dir.as_deref().map(PathFile::new);
+        file.zip(key).map(|(file, key)| file.recall(&key)).unwrap_or_default()
+    }
+}
+
+/// All failures as one. A reader of one alone would suspect what lets that transport through and not the other.
+fn together(mut errors: Vec<Error>) -> Error {
+    let Some(last) = errors.pop() else { return crate::internal("no address was tried") };
+    errors.into_iter().rev().fold(last, |after, error| {
+        Error::new(error.kind, error.scope, error.phase, format!("{}; {}", error.chain(), after.chain()))
+            .retry(error.retry)
+    })
 }
 
 fn stop_if_asked(observer: &Arc<dyn CopyObserver>) -> Result<(), Error> {
@@ -104,17 +199,18 @@ fn stop_if_asked(observer: &Arc<dyn CopyObserver>) -> Result<(), Error> {
 struct Reached {
     via: Via,
     lane: Lane,
-    budget: SharedBudget,
+    rate: SharedRate,
     congestion_refused: Option<Error>,
 }
 
-struct Dialling<'a> {
-    options: &'a CopyOptions,
-    identity: &'a Identity,
-    observer: &'a Arc<dyn CopyObserver>,
+/// Reaches the agent on one path.
+struct PathDialling<'a> {
+    dialling: &'a Dialling,
+    options: &'a PathOptions,
+    name: Option<String>,
 }
 
-impl Dialling<'_> {
+impl PathDialling<'_> {
     /// Reaches the agent at `addr`. Errors: one for each transport that was tried.
     fn reach(&self, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Vec<Error>> {
         let contract = &self.options.contract;
@@ -135,12 +231,13 @@ impl Dialling<'_> {
         };
         let other = if via == Via::Tcp { Via::Quic } else { Via::Tcp };
         self.say(&format!("{other}: no {via} to {addr}: {}", failed.chain()));
-        stop_if_asked(self.observer).map_err(|error| vec![error])?;
+        stop_if_asked(&self.dialling.observer).map_err(|error| vec![error])?;
         self.dial(other, addr, remembered).map_err(|error| vec![failed, error])
     }
 
     fn say(&self, rationale: &str) {
-        self.observer.event(CopyEvent::Decision { subject: "transport", rationale: rationale.to_owned() });
+        let rationale = named(self.name.as_deref(), rationale.to_owned());
+        self.dialling.observer.event(CopyEvent::Decision { subject: "transport", rationale });
     }
 
     fn dial(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Error> {
@@ -149,20 +246,22 @@ impl Dialling<'_> {
             contract.remembered = Some(record.rate);
             contract.expected_rtt = Some(record.rtt);
         }
-        let budget = SharedBudget::new(contract);
-        let (lane, congestion_refused) = dial(via, addr, self.options, 1, &budget, self.identity)?;
-        Ok(Reached { via, lane, budget, congestion_refused })
+        let rate = SharedRate::new(contract);
+        let reached = ReachedPath { via, addr, rate: rate.clone(), lane_count: 1 };
+        let (lane, congestion_refused) = dial(&self.dialling.options, self.options, &reached, &self.dialling.identity)?;
+        Ok(Reached { via, lane, rate, congestion_refused })
     }
 
     /// Dials both transports at once, and takes the one that suits the round trip that is found.
     fn race(&self, addr: SocketAddr, facts: TransportFacts<'_>) -> Result<Reached, Vec<Error>> {
         let (tell, answers) = channel();
         for via in [Via::Quic, Via::Tcp] {
-            let (tell, options, identity) = (tell.clone(), self.options.clone(), self.identity.clone());
+            let (tell, dialling, options) = (tell.clone(), self.dialling.clone(), self.options.clone());
             let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
-                let budget = SharedBudget::new(options.contract);
-                let reached = dial(via, addr, &options, 1, &budget, &identity)
-                    .map(|(lane, congestion_refused)| Reached { via, lane, budget, congestion_refused });
+                let rate = SharedRate::new(options.contract);
+                let path = ReachedPath { via, addr, rate: rate.clone(), lane_count: 1 };
+                let reached = dial(&dialling.options, &options, &path, &dialling.identity)
+                    .map(|(lane, congestion_refused)| Reached { via, lane, rate, congestion_refused });
                 // Nobody waits any more: the lane ends here.
                 let _ = tell.send(reached);
             });
@@ -229,7 +328,7 @@ impl Dialling<'_> {
     ) -> Result<Option<Result<Reached, Error>>, Error> {
         let begun = Instant::now();
         loop {
-            stop_if_asked(self.observer)?;
+            stop_if_asked(&self.dialling.observer)?;
             let left = within.map_or(LOOK, |within| within.saturating_sub(begun.elapsed()).min(LOOK));
             match answers.recv_timeout(left) {
                 Ok(answer) => return Ok(Some(answer)),
@@ -243,63 +342,69 @@ impl Dialling<'_> {
     }
 }
 
-fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
-    if let Ok(ip) = remote.host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, remote.port)]);
-    }
+/// The addresses of an agent, of the family of `local` when that is given.
+fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
     let failed = |text: String| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text);
-    let found = (remote.host.as_str(), remote.port)
-        .to_socket_addrs()
-        .map_err(|e| failed(format!("look up host {}", remote.host)).caused_by(e))?;
-    let addrs: Vec<SocketAddr> = found.collect();
-    if addrs.is_empty() {
+    let found: Vec<SocketAddr> = match remote.host.parse::<IpAddr>() {
+        Ok(ip) => vec![SocketAddr::new(ip, remote.port)],
+        Err(_) => (remote.host.as_str(), remote.port)
+            .to_socket_addrs()
+            .map_err(|e| failed(format!("look up host {}", remote.host)).caused_by(e))?
+            .collect(),
+    };
+    if found.is_empty() {
         return Err(failed(format!("look up host {}: it has no address", remote.host)));
     }
-    Ok(addrs)
+    let suits = |addr: &SocketAddr| local.is_none_or(|local| local.is_ipv4() == addr.is_ipv4());
+    let addrs: Vec<SocketAddr> = found.into_iter().filter(suits).collect();
+    match (addrs.is_empty(), local) {
+        (true, Some(local)) => Err(failed(format!("reach {remote} from {local}: it has no address of that family"))),
+        _ => Ok(addrs),
+    }
 }
 
 /// A lane, and why the congestion control that was asked for is not in use.
 type DialledLane = (Lane, Option<Error>);
 
-/// Dials one lane.
+/// Dials one lane of a path.
 pub(super) fn dial(
-    via: Via,
-    addr: SocketAddr,
     options: &CopyOptions,
-    lanes: u32,
-    budget: &SharedBudget,
+    path: &PathOptions,
+    reached: &ReachedPath,
     identity: &Identity,
 ) -> Result<DialledLane, Error> {
+    let ReachedPath { via, addr, rate, lane_count } = reached;
+    let local = path.local.map(|ip| SocketAddr::new(ip, 0));
     match via {
         Via::Tcp => {
             let tcp = tcp::TcpOptions { congestion: options.congestion.clone(), ..tcp::TcpOptions::default() };
-            let mut lane = tcp::connect(&tcp::ConnectOptions { remote: addr, local: None, tcp }, identity)?;
+            let mut lane = tcp::connect(&tcp::ConnectOptions { remote: *addr, local, tcp }, identity)?;
             let congestion_refused = lane.congestion_refused.take();
             Ok((lane.into_lane(), congestion_refused))
         }
         Via::Quic => {
-            let mut quic = quic::QuicOptions::new(addr, budget.clone());
-            quic.lanes = lanes;
-            quic.memory = lane_memory(options, lanes)?;
+            let mut quic = quic::QuicOptions::new(*addr, rate.clone());
+            quic.local = local;
+            quic.lanes = *lane_count;
+            quic.memory = lane_memory(options, path, *lane_count)?;
             Ok((quic::connect(&quic, identity)?, None))
         }
     }
 }
 
-/// What each QUIC lane may hold. Errors: `Usage`, when that is too little for a lane to work.
-pub(super) fn lane_memory(options: &CopyOptions, lanes: u32) -> Result<ByteCount, Error> {
+/// What each QUIC lane of a path may hold. Errors: `Usage`, when that is too little for a lane to work.
+pub(super) fn lane_memory(options: &CopyOptions, path: &PathOptions, lanes: u32) -> Result<ByteCount, Error> {
+    let available = ByteCount(options.memory.0 / options.paths.len().max(1) as u64);
     // Lanes that come when the rate is found have their part set aside.
-    let parts = if options.lanes.is_none() && options.contract.target.is_none() {
-        lanes.max(plan::LANES_FOUND_MAX)
-    } else {
-        lanes
-    };
-    let memory = ByteCount((options.memory.0 / u64::from(parts)).max(quic::MEMORY_MIN.0));
-    if ByteCount(memory.0 * u64::from(lanes)) > options.memory {
+    let parts =
+        if path.lanes.is_none() && path.contract.target.is_none() { lanes.max(plan::LANES_FOUND_MAX) } else { lanes };
+    let memory = ByteCount((available.0 / u64::from(parts)).max(quic::MEMORY_MIN.0));
+    if ByteCount(memory.0 * u64::from(lanes)) > available {
         let text = format!(
-            "--memory {} is too little for {lanes} QUIC lane{}: each needs {} at least; give more, or fewer --lanes",
+            "--memory {} is too little for {lanes} QUIC lane{}{}: each needs {} at least; give more, or fewer --lanes",
             options.memory,
             if lanes == 1 { "" } else { "s" },
+            if options.paths.len() > 1 { format!(" on each of {} paths", options.paths.len()) } else { String::new() },
             quic::MEMORY_MIN
         );
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));

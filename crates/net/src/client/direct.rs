@@ -7,7 +7,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -16,10 +16,10 @@ use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
+use super::path::PathOptions;
 use super::stall::StallWatch;
-use super::{
-    ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, Tally, ViaChoice,
-};
+use super::tally::Tally;
+use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
@@ -48,7 +48,7 @@ pub(super) fn web_options(options: &CopyOptions) -> WebOptions {
 }
 
 fn lane_count(options: &CopyOptions) -> Decision<u32> {
-    match options.lanes {
+    match options.lanes() {
         Some(lanes) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
         None => plan::choose_web_lanes(),
     }
@@ -80,10 +80,16 @@ impl Direct {
         if locations.len() < options.sources.len() {
             return usage(TWO_KINDS);
         }
-        if options.contract.ceiling.is_some() || options.congestion.is_some() || options.via != ViaChoice::Auto {
+        let is_said = |path: &PathOptions| {
+            path.contract.ceiling.is_some()
+                || path.via != ViaChoice::Auto
+                || path.local.is_some()
+                || path.remote.is_some()
+        };
+        if options.paths.len() > 1 || options.paths.iter().any(is_said) || options.congestion.is_some() {
             return usage(
-                "--rate, --via and --congestion say how sterna sends, and here a web server does: leave them out, or set its \
-                 limits there",
+                "--rate, --via, --path and --congestion say how sterna sends, and here a web server does: leave them out, or \
+                 set its limits there",
             );
         }
         Ok(Some(Self { locations, destination: destination.clone() }))
@@ -92,7 +98,7 @@ impl Direct {
     /// Runs the copy to its end. Errors: as [`super::copy`].
     pub(super) fn copy(self, options: &CopyOptions, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
-        let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
+        let tally = Tally::new(observer);
         let ends = self.start_ends(options, &tally)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });

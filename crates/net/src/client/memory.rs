@@ -1,6 +1,6 @@
 //! The file of the state directory that keeps what is learnt about paths.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -54,10 +54,13 @@ pub(super) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// The path to `remote` by the address that the system would send from.
+/// The path to `remote` from `local`, or from the address that the system would choose.
 ///
 /// Errors: there is no way to it.
-pub(super) fn key_of(way: Way, remote: SocketAddr) -> Result<PathKey, Error> {
+pub(super) fn key_of(way: Way, local: Option<IpAddr>, remote: SocketAddr) -> Result<PathKey, Error> {
+    if let Some(local) = local {
+        return Ok(PathKey { way, local, remote });
+    }
     let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let local = UdpSocket::bind(any).and_then(|socket| {
         // Nothing is sent: the kernel only looks the route up.
@@ -84,7 +87,7 @@ mod tests {
     fn what_one_copy_learns_the_next_one_recalls_and_damage_is_no_error() {
         let dir = tempfile::tempdir().unwrap();
         let file = PathFile::new(&dir.path().join("state"));
-        let key = key_of(Way::Out, ([127, 0, 0, 1], 7373).into()).unwrap();
+        let key = key_of(Way::Out, None, ([127, 0, 0, 1], 7373).into()).unwrap();
         assert_eq!(file.recall(&key), []);
         let record = PathRecord {
             key,

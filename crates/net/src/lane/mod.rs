@@ -143,7 +143,7 @@ pub trait LaneHandle: Send + Sync {
     fn set_rate(&self, rate: Option<BitRate>);
     /// Lets this lane share one rate with the other lanes of its session: a lane that has nothing to send leaves its share
     /// to the others. A transport that cannot share keeps to [`LaneHandle::set_rate`].
-    fn share_rate(&self, _budget: &quic::SharedBudget) {}
+    fn share_rate(&self, _rate: &quic::SharedRate) {}
     /// Most that this lane can have in flight by what the kernels at both ends allow; `None` when they do not limit it, or
     /// do not say.
     fn window_max(&self) -> Option<ByteCount> {

@@ -39,7 +39,7 @@ use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error, FileEntry};
 
 use self::limits::Wait;
-use crate::lane::quic::SharedBudget;
+use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 
 /// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
@@ -196,14 +196,14 @@ pub struct Lanes {
 struct KnownLane {
     handle: Weak<dyn LaneHandle>,
     /// The rate of its path.
-    rate: SharedBudget,
+    rate: SharedRate,
     /// Its congestion control was chosen, by the person or by us.
     settled: bool,
 }
 
 impl Lanes {
     /// Takes note of a lane and of the rate of its path. `congestion_given`: the person has chosen its congestion control.
-    pub fn add(&self, handle: &Arc<dyn LaneHandle>, rate: SharedBudget, congestion_given: bool) {
+    pub fn add(&self, handle: &Arc<dyn LaneHandle>, rate: SharedRate, congestion_given: bool) {
         let mut live = lock(&self.live);
         live.retain(|lane| lane.handle.strong_count() > 0);
         live.push(KnownLane { handle: Arc::downgrade(handle), rate, settled: congestion_given });

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use sterna_net::identity::Identity;
-use sterna_net::lane::quic::{QuicOptions, SharedBudget};
+use sterna_net::lane::quic::{QuicOptions, SharedRate};
 use sterna_net::lane::tcp::ConnectOptions;
 use sterna_net::lane::{Lane, LaneSink, LaneTx, quic, tcp};
 use sterna_proto::rate::RateContract;
@@ -67,7 +67,7 @@ fn by_tcp(agent: &Agent, identity: &Identity) -> Heard {
 }
 
 fn by_quic(agent: &Agent, identity: &Identity) -> Heard {
-    heard(quic::connect(&QuicOptions::new(agent.addr, SharedBudget::new(RateContract::default())), identity).unwrap())
+    heard(quic::connect(&QuicOptions::new(agent.addr, SharedRate::new(RateContract::default())), identity).unwrap())
 }
 
 impl Heard {

@@ -48,7 +48,7 @@ use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 use crate::thread_clock::ThreadClock;
 
 pub use listener::{Listener, ListenerOptions};
-pub use pace::SharedBudget;
+pub use pace::SharedRate;
 pub use transport::MEMORY_MIN;
 
 /// What [`connect`] needs to know.
@@ -59,8 +59,8 @@ pub struct QuicOptions {
     /// The local address, for a host with several; `None`: the system chooses.
     pub local: Option<SocketAddr>,
     /// The rate that this lane shares with the other lanes of its session.
-    pub budget: SharedBudget,
-    /// How many lanes share the budget, at least 1; only a hint for how often to acknowledge.
+    pub rate: SharedRate,
+    /// How many lanes share the rate, at least 1; only a hint for how often to acknowledge.
     pub lanes: u32,
     /// Most that the lane may hold on each side: bounds its flow-control windows. Twice the lane's share of the BDP
     /// carries the full rate.
@@ -75,11 +75,11 @@ pub struct QuicOptions {
 
 impl QuicOptions {
     /// The defaults for a lane to `remote`.
-    pub fn new(remote: SocketAddr, budget: SharedBudget) -> Self {
+    pub fn new(remote: SocketAddr, rate: SharedRate) -> Self {
         Self {
             remote,
             local: None,
-            budget,
+            rate,
             lanes: 1,
             memory: MEMORY_DEFAULT,
             connect_timeout: CONNECT_TIMEOUT,
@@ -89,7 +89,7 @@ impl QuicOptions {
     }
 
     fn hints(&self) -> transport::PathHints {
-        let contract = self.budget.contract();
+        let contract = self.rate.contract();
         transport::PathHints {
             rate: contract.ceiling.map(|rate| BitRate(rate.0 / u64::from(self.lanes.max(1)))),
             rtt: contract.expected_rtt,
@@ -163,7 +163,7 @@ async fn dial(
     // A connected socket hears of refusals, and the kernel looks the route up once.
     let route = socket::connect(&bound, peer).map_err(|e| fault::unreachable(e.kind(), peer))?;
     let hints = options.hints().through(route);
-    let pace = pace::Pace::new(&options.budget);
+    let pace = pace::Pace::new(&options.rate);
     let socket =
         socket::LaneSocket::new(bound, Some(Arc::clone(&pace))).map_err(|e| fault::socket_error("set up", local, e))?;
     let (trouble, socket_lanes) = (socket.trouble(), socket.lanes());
@@ -228,7 +228,7 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
     let (rx, inbox) = receive::receiver(Arc::clone(&shared));
     runtime.spawn(keep_windows(connection.clone(), pace, memory));
     let (orders, queue) = send::queue();
-    runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered)));
+    runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered), Arc::clone(&shared.pace)));
     let pump = runtime.spawn(receive::pump(connection, receive, inbox));
     let tx = send::QuicTx::new(Arc::clone(&shared), orders);
     let lane = Lane { peer, tx: Box::new(tx), rx: Box::new(rx), handle: Arc::new(QuicHandle(shared)) };
@@ -360,8 +360,8 @@ impl LaneHandle for QuicHandle {
         self.0.pace.set_cap(rate);
     }
 
-    fn share_rate(&self, budget: &SharedBudget) {
-        self.0.pace.join(budget);
+    fn share_rate(&self, rate: &SharedRate) {
+        self.0.pace.join(rate);
     }
 
     fn close(&self, reason: &str) {

@@ -3,7 +3,7 @@
 //! The engine counts UDP payload, [`PathControl`] counts bytes on the wire: this is where they meet.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use sterna_proto::{BitRate, ByteCount};
 
 /// The rate of one path, for all QUIC lanes that share it; clones are the same.
 #[derive(Clone, Debug)]
-pub struct SharedBudget(Arc<Mutex<PathControl>>);
+pub struct SharedRate(Arc<Mutex<PathControl>>);
 
-impl SharedBudget {
+impl SharedRate {
     /// A path of which this is agreed.
     pub fn new(contract: RateContract) -> Self {
         Self(Arc::new(Mutex::new(PathControl::new(contract))))
@@ -48,22 +48,22 @@ impl SharedBudget {
     }
 }
 
-/// A lane's place in a budget; given up when dropped.
+/// A lane's place at the rate of a path; given up when dropped.
 #[derive(Debug)]
 struct Seat {
-    budget: SharedBudget,
+    rate: SharedRate,
     key: LaneKey,
 }
 
 impl Seat {
-    fn take(budget: &SharedBudget) -> Self {
-        Self { budget: budget.clone(), key: budget.lock().join() }
+    fn take(rate: &SharedRate) -> Self {
+        Self { rate: rate.clone(), key: rate.lock().join() }
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.budget.lock().leave(self.key);
+        self.rate.lock().leave(self.key);
     }
 }
 
@@ -75,37 +75,45 @@ pub(super) struct Pace {
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
     rate_bytes: AtomicU64,
+    /// Nobody gives the lane anything to send.
+    is_dry: AtomicBool,
     /// Datagrams that may be sent twice; see [`Pace::repeats`].
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
 }
 
 impl Pace {
-    pub(super) fn new(budget: &SharedBudget) -> Arc<Self> {
+    pub(super) fn new(rate: &SharedRate) -> Arc<Self> {
         Arc::new(Self {
-            seat: Mutex::new(Seat::take(budget)),
+            seat: Mutex::new(Seat::take(rate)),
             rtt_min_micros: AtomicU64::new(0),
             window_bytes: AtomicU64::new(0),
             in_flight_bytes: AtomicU64::new(0),
             rate_bytes: AtomicU64::new(0),
+            is_dry: AtomicBool::new(true),
             repeats: AtomicU64::new(REPEATS_HANDSHAKE),
             overhead_bytes: AtomicU64::new(0),
         })
     }
 
-    /// Moves the lane to another budget, if it is not there.
-    pub(super) fn join(&self, budget: &SharedBudget) {
-        if self.seat().budget.is(budget) {
+    /// Moves the lane to the rate of another path, if it is not there.
+    pub(super) fn join(&self, rate: &SharedRate) {
+        if self.seat().rate.is(rate) {
             return;
         }
-        let seat = Seat::take(budget);
+        let seat = Seat::take(rate);
         *self.seat() = seat;
+    }
+
+    /// Whether nobody gives the lane anything to send, now. The engine alone cannot tell this from a send window that is full.
+    pub(super) fn set_dry(&self, is_dry: bool) {
+        self.is_dry.store(is_dry, Ordering::Relaxed);
     }
 
     /// Caps this lane below its share.
     pub(super) fn set_cap(&self, cap: Option<BitRate>) {
         let seat = self.seat();
-        seat.budget.lock().set_lane_cap(seat.key, cap);
+        seat.rate.lock().set_lane_cap(seat.key, cap);
     }
 
     /// Smallest RTT seen; zero while unknown.
@@ -125,7 +133,7 @@ impl Pace {
 
     /// What the rate of the lane's path rests on.
     pub(super) fn rate_state(&self) -> RateState {
-        self.seat().budget.lock().control().state()
+        self.seat().rate.lock().control().state()
     }
 
     /// What the lane is at.
@@ -145,7 +153,7 @@ impl Pace {
         if granted {
             let seat = self.seat();
             let wire_bytes = bytes + datagrams * self.overhead_bytes.load(Ordering::Relaxed);
-            seat.budget.lock().handle_sent(seat.key, now, wire_bytes);
+            seat.rate.lock().handle_sent(seat.key, now, wire_bytes);
         }
         granted
     }
@@ -160,13 +168,13 @@ impl Pace {
     }
 
     fn set_packet_bytes(&self, bytes: u64) {
-        self.seat().budget.lock().set_packet_bytes(bytes);
+        self.seat().rate.lock().set_packet_bytes(bytes);
     }
 
     /// Tells the path what happened; returns what it allows now.
     fn tell(&self, now: Instant, news: News<'_>) -> Terms {
         let seat = self.seat();
-        let mut path = seat.budget.lock();
+        let mut path = seat.rate.lock();
         match news {
             News::Nothing => {}
             News::Sent { wire_bytes, is_train_broken } => {
@@ -213,7 +221,7 @@ impl ControllerFactory for PaceFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let held = self.pace.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let contract = RateContract { expected_rtt: self.expected_rtt, ..RateContract::default() };
-        let pace = held.unwrap_or_else(|| Pace::new(&SharedBudget::new(contract)));
+        let pace = held.unwrap_or_else(|| Pace::new(&SharedRate::new(contract)));
         pace.overhead_bytes.store(self.overhead_bytes, Ordering::Relaxed);
         let mtu = u64::from(current_mtu);
         pace.set_packet_bytes(mtu + self.overhead_bytes);
@@ -275,13 +283,13 @@ impl Controller for PaceController {
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
-        let batch = self.control.take_batch(app_limited);
+        let ran_dry = app_limited && self.pace.is_dry.load(Ordering::Relaxed);
+        let batch = self.control.take_batch(ran_dry);
         self.tell(now, News::Heard(&batch));
         let rtt_min = u64::try_from(self.control.terms().rtt_min.as_micros()).unwrap_or(u64::MAX);
         self.pace.rtt_min_micros.store(rtt_min, Ordering::Relaxed);
         self.pace.in_flight_bytes.store(in_flight, Ordering::Relaxed);
-        let ran_dry = app_limited && in_flight > 0;
-        self.pace.repeats.store(if ran_dry { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
+        self.pace.repeats.store(if ran_dry && in_flight > 0 { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
     }
 
     fn on_packet_lost(&mut self, _lost_bytes: u16, pn: u64, _now: Instant) {

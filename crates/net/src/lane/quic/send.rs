@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify, mpsc};
 
 use super::fault::lane_error;
+use super::pace::Pace;
 use super::stretch::{ABANDONED, Prefix};
 use super::{CODE_FAULT, Shared};
 use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, LaneTx};
@@ -78,15 +79,22 @@ pub(super) fn queue() -> (mpsc::Sender<Order>, mpsc::Receiver<Order>) {
 /// Carries orders out until the lane ends or nobody gives any.
 ///
 /// Started with the lane on its runtime; woken by orders and by room in the engine's window; a turn is one order.
-pub(super) async fn feed(connection: Connection, mut orders: mpsc::Receiver<Order>, undelivered: Arc<Undelivered>) {
+pub(super) async fn feed(
+    connection: Connection,
+    mut orders: mpsc::Receiver<Order>,
+    undelivered: Arc<Undelivered>,
+    pace: Arc<Pace>,
+) {
     let mut feeder = Feeder { connection: connection.clone(), undelivered, next_block: 0, open: None };
     let mut ended = std::pin::pin!(connection.closed());
     loop {
+        pace.set_dry(orders.is_empty());
         // An order that waits in the engine's window fails with the lane by itself; here the lane may end between orders.
         let order = tokio::select! {
             order = orders.recv() => order,
             _ = &mut ended => return,
         };
+        pace.set_dry(false);
         // A queue without a giver: an open block will never be complete.
         let last = order.is_none();
         if let Err(error) = feeder.carry_out(order.unwrap_or(Order::Abandon)).await {

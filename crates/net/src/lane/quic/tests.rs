@@ -11,7 +11,7 @@ use noq::{ClientConfig, Connection, Endpoint};
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
-use super::{Listener, ListenerOptions, QuicOptions, SharedBudget, connect};
+use super::{Listener, ListenerOptions, QuicOptions, SharedRate, connect};
 use crate::identity::Identity;
 use crate::lane::{
     BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, Lane, LaneHandle,
@@ -108,7 +108,7 @@ fn listener(identity: &Identity) -> Listener {
 }
 
 fn options(listener: &Listener) -> QuicOptions {
-    QuicOptions::new(listener.local_addr(), SharedBudget::new(RateContract::of_rate(Some(BitRate::megabits(2000)))))
+    QuicOptions::new(listener.local_addr(), SharedRate::new(RateContract::of_rate(Some(BitRate::megabits(2000)))))
 }
 
 fn lane_pair() -> (Side, Side) {
@@ -293,7 +293,7 @@ fn a_dropped_lane_ends_in_order_at_the_peer() {
 fn a_port_where_nobody_listens_refuses_at_once() {
     let identity = Identity::ephemeral().unwrap();
     let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = connect(&QuicOptions::new(free, SharedBudget::new(RateContract::default())), &identity).err().unwrap();
+    let error = connect(&QuicOptions::new(free, SharedRate::new(RateContract::default())), &identity).err().unwrap();
     assert_eq!((error.kind, error.scope, error.retry), (ErrorKind::Unreachable, Scope::Path, Retry::After));
     assert!(error.text().contains("refused"), "{error}");
 }
@@ -304,7 +304,7 @@ fn a_peer_that_never_answers_is_given_up_in_time() {
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let options = QuicOptions {
         connect_timeout: std::time::Duration::from_millis(200),
-        ..QuicOptions::new(silent.local_addr().unwrap(), SharedBudget::new(RateContract::default()))
+        ..QuicOptions::new(silent.local_addr().unwrap(), SharedRate::new(RateContract::default()))
     };
     let error = connect(&options, &identity).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Unreachable);
@@ -337,7 +337,7 @@ fn who_holds_its_control_streams_back_ends_its_own_oldest_and_keeps_nobody_out()
         (0..24).map(|_| runtime.block_on(knock_and_say_nothing(listener.local_addr(), MOST + 1))).collect();
     let honest = QuicOptions {
         local: Some("127.0.0.2:0".parse().unwrap()),
-        ..QuicOptions::new(listener.local_addr(), SharedBudget::new(RateContract::default()))
+        ..QuicOptions::new(listener.local_addr(), SharedRate::new(RateContract::default()))
     };
     let lane = connect(&honest, &ours).unwrap();
     let accepted = iter::from_fn(|| listener.accept()).find_map(Result::ok).unwrap();
@@ -356,8 +356,7 @@ fn a_lane_that_is_cut_ends_whatever_its_peer_does() {
         let config = ClientConfig::new(Arc::new(crypto));
         let connection = endpoint.connect_with(config, peer_addr, super::SERVER_NAME).unwrap().await.unwrap();
         let (send, receive) = connection.open_bi().await.unwrap();
-        let (pace, memory) =
-            (super::pace::Pace::new(&SharedBudget::new(RateContract::default())), super::MEMORY_DEFAULT);
+        let (pace, memory) = (super::pace::Pace::new(&SharedRate::new(RateContract::default())), super::MEMORY_DEFAULT);
         let ours = connection.clone();
         let parts = super::LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr };
         (endpoint, ours, super::assemble(parts, runtime.handle().clone()).unwrap().0)
@@ -379,7 +378,7 @@ fn a_lane_that_is_cut_tells_its_peer_that_nobody_is_there_any_more() {
 }
 
 #[test]
-fn several_lanes_share_one_port_and_one_budget() {
+fn several_lanes_share_one_port_and_one_rate() {
     let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let listener = listener(&theirs);
     let options = QuicOptions { lanes: 4, ..options(&listener) };

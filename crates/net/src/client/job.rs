@@ -1,0 +1,207 @@
+//! What a copy is to do, worked out of its locations; our end of its session.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::session::{Request, SOURCES_MAX};
+use sterna_proto::web::WebLocation;
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
+
+use super::tally::Tally;
+use super::{CopyOptions, direct};
+use crate::buffer::BufferPool;
+use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
+use crate::session::{AskedNames, Compression, End, Observer, Origins, Receiver, ReceiverOptions, Sender, Source};
+use crate::web::Web;
+
+/// Our end of a session; once more as a receiver if it is one.
+pub(super) type OurEnd = (Arc<dyn End>, Option<Arc<Receiver>>);
+
+/// What is to be done, worked out of the locations.
+pub(super) struct Job {
+    pub(super) remote: RemoteLocation,
+    pub(super) direction: Direction,
+}
+
+pub(super) enum Direction {
+    Push { sources: PushSources, destination: Vec<u8> },
+    Pull { sources: Vec<Vec<u8>>, destination: PathBuf },
+}
+
+pub(super) enum PushSources {
+    Local(Vec<PathBuf>),
+    Web(Vec<WebLocation>),
+}
+
+impl PushSources {
+    /// The sources of a push. Errors: `Usage`: some are at an agent, or they are of two kinds.
+    fn of(sources: &[Location]) -> Result<Self, Error> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        let (mut local, mut web) = (Vec::new(), Vec::new());
+        for source in sources {
+            match source {
+                Location::Local(path) => local.push(path.clone()),
+                Location::Web(location) => web.push(location.clone()),
+                Location::Remote(_) => return usage("both ends are remote: run the copy at one of the two hosts"),
+            }
+        }
+        match (local.is_empty(), web.is_empty()) {
+            (_, true) => Ok(Self::Local(local)),
+            (true, false) => Ok(Self::Web(web)),
+            (false, false) => usage(direct::TWO_KINDS),
+        }
+    }
+
+    /// Whether they can mean more than one thing, so that the destination must be a directory.
+    fn are_many(&self) -> bool {
+        match self {
+            Self::Local(paths) => paths.len() > 1 || paths.iter().any(|path| means_many(path)),
+            Self::Web(locations) => locations.len() > 1,
+        }
+    }
+}
+
+impl Job {
+    /// Errors: `Usage`.
+    pub(super) fn plan(options: &CopyOptions) -> Result<Self, Error> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        if options.sources.is_empty() {
+            return usage("nothing to copy: name at least one source");
+        }
+        if options.sources.len() > SOURCES_MAX {
+            return usage("more than 4096 sources: name their directory, or use a wildcard in quotes");
+        }
+        match &options.destination {
+            Location::Web(_) => usage("a web server is no destination: copy from one to this host or to an agent"),
+            Location::Remote(remote) => {
+                let sources = PushSources::of(&options.sources)?;
+                let direction = Direction::Push { sources, destination: remote.path.clone() };
+                Ok(Self { remote: remote.clone(), direction })
+            }
+            Location::Local(destination) => {
+                let mut remotes = Vec::new();
+                for source in &options.sources {
+                    match source {
+                        Location::Local(_) => {
+                            let text = "neither end is at an agent: write that one as sterna://host[:port]/path, or use cp \
+                                        for copies on one host";
+                            return usage(text);
+                        }
+                        Location::Remote(remote) => remotes.push(remote),
+                        Location::Web(_) => return usage(direct::TWO_KINDS),
+                    }
+                }
+                let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
+                if let Some(remote) = remotes.iter().find(upward) {
+                    return usage(&format!(
+                        "{remote} has a .. in its path, which agents do not follow: write the path without"
+                    ));
+                }
+                let first = remotes[0].clone();
+                if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
+                    return usage("the sources are at several agents: copy from one at a time");
+                }
+                let sources = remotes.iter().map(|remote| remote.path.clone()).collect();
+                let direction = Direction::Pull { sources, destination: destination.clone() };
+                Ok(Self { remote: first, direction })
+            }
+        }
+    }
+
+    /// What the agent is asked for.
+    pub(super) fn request(&self, options: &CopyOptions) -> Request {
+        match &self.direction {
+            Direction::Push { sources, destination } => Request::Push {
+                destination: destination.clone(),
+                several: sources.are_many(),
+                overwrite: options.overwrite,
+                checks: options.checks,
+                expect: options.expect,
+                dry_run: options.dry_run,
+            },
+            Direction::Pull { sources, .. } => {
+                Request::Pull { sources: sources.clone(), dry_run: options.dry_run, compress: options.compress }
+            }
+        }
+    }
+
+    /// Our end of the session.
+    pub(super) fn start_end(&self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
+        let observer = Arc::clone(tally) as Arc<dyn Observer>;
+        match &self.direction {
+            Direction::Push { sources: PushSources::Web(locations), .. } => {
+                let web = Web::new(&direct::web_options(options), locations.clone(), None, Arc::clone(&observer))?;
+                let sources = Origins::Web(Arc::new(web));
+                let (settled, pool) = (tally.settled(), BufferPool::new());
+                let compression = Compression::default();
+                let sender =
+                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                Ok((sender, None))
+            }
+            Direction::Push { sources: PushSources::Local(sources), .. } => {
+                let mut missing = Vec::new();
+                let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
+                let sources: Vec<Source> = sources.iter().filter_map(found).collect();
+                if sources.is_empty() {
+                    return Err(missing.swap_remove(0));
+                }
+                let settled = tally.settled();
+                let pool = BufferPool::new();
+                let compression = Compression { wish: options.compress, rate: options.target() };
+                let sender =
+                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                missing.into_iter().for_each(|error| sender.unreadable(error));
+                Ok((sender, None))
+            }
+            Direction::Pull { sources, destination } => {
+                let (root, path) = Root::for_local_destination(destination.as_os_str().as_bytes())?;
+                let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
+                let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
+                let receiver = Receiver::start(
+                    ReceiverOptions {
+                        destination: Destination::resolve(
+                            &root,
+                            &path,
+                            if many { Sources::Many } else { Sources::One },
+                        )?,
+                        overwrite: options.overwrite,
+                        checks: options.checks,
+                        expect: options.expect,
+                        dry_run: options.dry_run,
+                        linger: options.linger,
+                        leaves_first: true,
+                        asked,
+                        settled: tally.settled(),
+                        on_busy: Box::new(|_, _| {}),
+                    },
+                    observer,
+                )?;
+                Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
+            }
+        }
+    }
+}
+
+fn local_source(path: &Path) -> Result<Source, Error> {
+    let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
+    Ok(Source { root, pattern, name: None })
+}
+
+/// Whether a local source can mean more than one thing, so that the destination must be a directory.
+fn means_many(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    means_contents(bytes) || !path.exists() && has_wildcards(bytes)
+}
+
+/// Whether a remote source can; only the agent knows whether a name with a wildcard in it exists as it is written.
+fn may_mean_many(path: &[u8]) -> bool {
+    last_name(path).is_none() || has_wildcards(path)
+}
+
+/// Whether a local path means the contents of a directory and not the directory: `.`, `..`, `/`, or one that ends so.
+fn means_contents(path: &[u8]) -> bool {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
+    matches!(path[..end].rsplit(|&b| b == b'/').next(), None | Some(b"" | b"." | b".."))
+}

@@ -1,0 +1,478 @@
+//! One session of a copy: its paths, and the lanes on them.
+//!
+//! What it does: reaches the agent on every path, decides how many lanes each shall have, keeps every lane alive (a dead one is
+//! dialled again with backoff), holds standby paths back while another one is up. The loop is [`Keeper::tick_until_over`]:
+//! until the session is over or the person stops it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::limit::LimitTimes;
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::memory::Way;
+use sterna_proto::plan::{self, Decision, TcpPath, Via};
+use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
+
+use super::dial::{DialledPath, Dialling, FirstLane, PathDials, lane_memory};
+use super::job::{Direction, Job};
+use super::memory::PathFile;
+use super::path::{KeptPath, ReachedPath};
+use super::stall::StallWatch;
+use super::tally::{Tally, TallyState};
+use super::{ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, TICK};
+use crate::identity::{Fingerprint, Identity};
+use crate::lane::Lane;
+use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
+
+/// Longest wait before a dead lane is dialled again. Reason: an outage that ends is noticed within this.
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// A lane that lived this long was well: the next wait is the shortest again.
+const HEALTHY_LIFE: Duration = Duration::from_secs(10);
+
+/// How long the last packets of a session get to leave this host. Reason: the thread of a lane wakes up within a few
+/// milliseconds and paces its last packets within some more.
+const DEPARTURE: Duration = Duration::from_millis(30);
+
+/// How long the close of a lane gets to leave this host. Reason: it waits for no window and no pace, only for its thread.
+const LAST_PACKET: Duration = Duration::from_millis(10);
+
+/// What the threads that keep paths and lanes alive share.
+struct Keeper {
+    end: Arc<dyn End>,
+    lanes: LaneIds,
+    hello: Hello,
+    way: Way,
+    welcomed: AtomicBool,
+    remote: RemoteLocation,
+    identity: Identity,
+    options: CopyOptions,
+    observer: Arc<dyn CopyObserver>,
+    paths: Vec<Arc<KeptPath>>,
+    /// Bytes that the earlier sessions of this copy found, and those that the last one left for this one to find.
+    held_before: u64,
+    found_bytes: u64,
+    /// Bytes of holes that the earlier sessions of this copy told.
+    holes_before: u64,
+    /// What limited the earlier sessions of this copy.
+    limits_before: LimitTimes,
+    /// Ends the waits of backoff early.
+    over: (Mutex<bool>, Condvar),
+    trusted: Mutex<Option<Fingerprint>>,
+}
+
+/// One session of a copy, from the first lane to the last outcome.
+pub(super) fn run_session(
+    options: &CopyOptions,
+    job: &Job,
+    identity: &Identity,
+    observer: &Arc<dyn CopyObserver>,
+    tally: &Arc<Tally>,
+    started: &mut Instant,
+) -> Result<(), Error> {
+    let way = match job.direction {
+        Direction::Push { .. } => Way::Out,
+        Direction::Pull { .. } => Way::In,
+    };
+    let dialling = Dialling::new(options, &job.remote, way, identity, observer);
+    let PathDials { first, on, others } = dialling.reach_paths()?;
+    // The time that a person takes to answer is not the copy's.
+    *started += first.trusted_after;
+    let started = *started;
+    let (held_before, holes_before, found_bytes, limits_before) = {
+        let mut state = lock(&tally.state);
+        state.aborted = None;
+        (state.summary.bytes_held, state.summary.bytes_holes, state.unsettled_bytes, state.summary.limits.total)
+    };
+    let several = options.paths.len() > 1;
+    let path_of = |(number, path)| {
+        let name = several.then(|| format!("path {}", number + 1));
+        Arc::new(KeptPath::new(PathNumber(number as u8), path, name))
+    };
+    let paths: Vec<Arc<KeptPath>> = options.paths.iter().enumerate().map(path_of).collect();
+    let first_path = Arc::clone(&paths[on]);
+    let lane_count = decide_lanes(options, &first_path, &first, observer);
+    if first.via == Via::Quic {
+        lane_memory(options, &first_path.options, lane_count)?;
+    }
+    let (end, receiver) = job.start_end(options, tally)?;
+    end.limits().set_rate_cap(options.ceiling());
+    let keeper = Arc::new(Keeper {
+        end: Arc::clone(&end),
+        lanes: LaneIds::default(),
+        hello: Hello::new(random_session()?, job.request(options)),
+        way,
+        welcomed: AtomicBool::new(false),
+        remote: job.remote.clone(),
+        identity: identity.clone(),
+        options: options.clone(),
+        observer: Arc::clone(observer),
+        paths,
+        held_before,
+        found_bytes,
+        holes_before,
+        limits_before,
+        over: (Mutex::new(false), Condvar::new()),
+        trusted: Mutex::new(Some(first.lane.peer)),
+    });
+    keeper.begin_path(&first_path, first, lane_count)?;
+    for (number, dialled) in others {
+        keeper.start_path(&keeper.paths[number], dialled)?;
+    }
+    let alive = Arc::clone(&keeper);
+    let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
+    spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
+    keeper.tick_until_over(started);
+    keeper.learn();
+    keeper.finish();
+    if let Some(receiver) = &receiver {
+        receiver.join();
+    }
+    keeper.sum_up(&mut lock(&tally.state))
+}
+
+fn random_session() -> Result<SessionId, Error> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
+    Ok(SessionId(id))
+}
+
+fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
+    let given = &path.options;
+    let rate = given.contract.target.or(first.remembered.map(|record| record.rate));
+    let decision = match (given.lanes, first.via) {
+        (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
+        // Each lane is one connection to the web server, which may be far away.
+        _ if options.sources.iter().all(|source| matches!(source, Location::Web(_))) => plan::choose_web_lanes(),
+        (None, Via::Quic) => plan::choose_quic_lanes(rate),
+        (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
+            rtt: first.lane.handle.stats().rtt_min,
+            rate,
+            window_max: first.lane.handle.window_max(),
+            cores: thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        }),
+    };
+    observer.event(CopyEvent::Decision { subject: "lanes", rationale: path.say(decision.rationale) });
+    decision.value.clamp(1, plan::LANES_MAX)
+}
+
+impl Keeper {
+    /// Starts the lanes of a path on which the agent has been reached.
+    fn begin_path(self: &Arc<Self>, path: &Arc<KeptPath>, first: FirstLane, lane_count: u32) -> Result<(), Error> {
+        let FirstLane { via, addr, rate, lane, .. } = first;
+        // Set once: by the one thread that reaches the agent on this path.
+        let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count });
+        let mut first = Some(lane);
+        (0..lane_count).try_for_each(|_| self.start_lane(path, first.take()))
+    }
+
+    /// Starts the thread that reaches the agent on one more path.
+    fn start_path(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) -> Result<(), Error> {
+        let (keeper, path) = (Arc::clone(self), Arc::clone(path));
+        let spawned =
+            thread::Builder::new().name("keep-path".to_owned()).spawn(move || keeper.reach_path(&path, dialled));
+        spawned.map(drop).map_err(|e| crate::internal("start the thread of a path").caused_by(e))
+    }
+
+    /// Tries until the agent is reached on a path, or the session is over.
+    fn reach_path(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) {
+        let dialling = Dialling::new(&self.options, &self.remote, self.way, &self.identity, &self.observer);
+        let mut outcome = dialled.wait();
+        let mut told = String::new();
+        let mut backoff = BACKOFF_MIN;
+        while !self.is_ending() {
+            let tried = match outcome.take() {
+                Some(tried) => tried,
+                None if self.is_held_back(path) => {
+                    self.wait(TICK);
+                    continue;
+                }
+                None => dialling.reach_path(usize::from(path.number.0)),
+            };
+            let error = match tried {
+                Ok(first) if Some(first.lane.peer) != *lock(&self.trusted) => {
+                    first.lane.handle.close("another agent");
+                    let text = format!("{} is another agent, with the key {}: not used", first.addr, first.lane.peer);
+                    Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text)
+                }
+                Ok(first) => {
+                    let lane_count = decide_lanes(&self.options, path, &first, &self.observer);
+                    // A host that gives no more threads keeps the lanes that it has.
+                    let _ = self.begin_path(path, first, lane_count);
+                    return;
+                }
+                Err(error) => error,
+            };
+            let text = error.chain();
+            if text != told {
+                let again = path.say(format!("{text}; it is tried again"));
+                self.observer.event(CopyEvent::Session(SessionEvent::Notice(again)));
+                told = text;
+            }
+            self.wait(backoff);
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    /// Whether it is a standby path, and another one is up.
+    fn is_held_back(&self, path: &KeptPath) -> bool {
+        path.options.standby && self.paths.iter().any(|other| !other.options.standby && other.is_up())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.end.is_over() || self.observer.stopped()
+    }
+
+    /// Starts the thread of one more lane; the first one of a path comes connected.
+    fn start_lane(self: &Arc<Self>, path: &Arc<KeptPath>, connected: Option<Lane>) -> Result<(), Error> {
+        let (keeper, on) = (Arc::clone(self), Arc::clone(path));
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || keeper.keep(&on, connected));
+        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+        path.lanes_wanted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Keeps one lane alive until the session is over. The first one of a path comes connected.
+    fn keep(&self, path: &KeptPath, first: Option<Lane>) {
+        let Some(reached) = path.reached.get() else { return };
+        let mut next = first;
+        let mut backoff = BACKOFF_MIN;
+        while !self.end.is_over() {
+            if next.is_none() && self.is_held_back(path) {
+                self.wait(TICK);
+                continue;
+            }
+            let born = Instant::now();
+            let dialled = match next.take() {
+                Some(lane) => Ok(lane),
+                // What the first lane was refused was said then.
+                None => super::dial::dial(&self.options, &path.options, reached, &self.identity).map(|(lane, _)| lane),
+            };
+            let id = self.lanes.next();
+            let was_dialled = dialled.is_ok();
+            let outcome = dialled.and_then(|lane| self.run_lane(id, path, lane));
+            // A copy that was stopped needs no more lanes; the agent has heard of it, or sees the last lane end.
+            if self.is_ending() {
+                return;
+            }
+            // What a dead TCP lane had of the rate goes to the others.
+            if self.sends() {
+                path.live.share_rate();
+            }
+            let reason = match outcome {
+                Ok(()) if self.is_held_back(path) => "another path is up again".to_owned(),
+                Ok(()) => "closed by the agent".to_owned(),
+                // A path whose network is away may come back.
+                Err(error) if ends_session(&error) && (was_dialled || self.paths.len() == 1) => {
+                    return self.end.abort(error);
+                }
+                Err(error) => error.chain(),
+            };
+            self.observer.event(CopyEvent::LaneDown { lane: id.0, reason: path.say(reason) });
+            backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
+            self.wait(backoff);
+        }
+    }
+
+    fn run_lane(&self, id: LaneId, path: &KeptPath, lane: Lane) -> Result<(), Error> {
+        self.check_trust(&lane)?;
+        let Some(reached) = path.reached.get() else { return Ok(()) };
+        path.live.add(&lane.handle, reached.rate.clone(), self.options.congestion.is_some());
+        if self.sends() {
+            path.live.share_rate();
+        }
+        let hello = Hello {
+            rejoin: self.welcomed.load(Ordering::Relaxed),
+            path: path.number,
+            contract: reached.rate.contract(),
+            ..self.hello.clone()
+        };
+        let (transport, peer) = (lane.handle.transport(), lane.handle.peer_addr());
+        // An agent that was restarted, or that refuses, answers a connection all the same: only its welcome says that it is ours.
+        let is_up = AtomicBool::new(false);
+        let on_welcome = || {
+            self.welcomed.store(true, Ordering::Relaxed);
+            if !is_up.swap(true, Ordering::Relaxed) {
+                path.up.fetch_add(1, Ordering::Relaxed);
+                self.observer.event(CopyEvent::LaneUp { lane: id.0, path: path.number, transport, peer });
+            }
+        };
+        let outcome = attach(Arc::clone(&self.end), id, lane, Some(Frame::Hello(hello)), &on_welcome);
+        if is_up.into_inner() {
+            path.up.fetch_sub(1, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Every lane must end at the agent that the first one reached.
+    fn check_trust(&self, lane: &Lane) -> Result<(), Error> {
+        let trusted = *lock(&self.trusted);
+        if trusted == Some(lane.peer) {
+            return Ok(());
+        }
+        self.observer.trust(&self.remote, &lane.peer)?;
+        *lock(&self.trusted) = Some(lane.peer);
+        Ok(())
+    }
+
+    fn wait(&self, time: Duration) {
+        let (over, wake) = &self.over;
+        let guard = lock(over);
+        if !*guard {
+            // A poisoned lock only ends the wait early.
+            let _ = wake.wait_timeout(guard, time);
+        }
+    }
+
+    /// Tells the agent that this end lives, until the session is over. A thread of its own: what the person sees may block.
+    fn keep_alive(&self) {
+        while !*lock(&self.over.0) {
+            self.paths.iter().for_each(|path| path.live.say_alive());
+            self.wait(ALIVE_EVERY);
+        }
+    }
+
+    fn sends(&self) -> bool {
+        self.way == Way::Out
+    }
+
+    /// Ticks the session until it is over; ends it when the person wants to stop.
+    fn tick_until_over(self: &Arc<Self>, started: Instant) {
+        let mut stopping = false;
+        let mut stall = StallWatch::default();
+        while !self.end.is_over() {
+            thread::sleep(TICK);
+            self.end.tick();
+            let progress = self.progress(started);
+            self.observer.progress(&progress);
+            for path in &self.paths {
+                self.adapt(path);
+                path.watch_rate(self.way, &progress);
+            }
+            let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
+            if let Some(text) = stall.observe(carried, Instant::now()) {
+                self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+            }
+            if self.observer.stopped() && !stopping {
+                stopping = true;
+                let text = "the copy was stopped; run the same command again to go on from here";
+                self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+            }
+        }
+        self.observer.progress(&self.progress(started));
+    }
+
+    /// Decides anew what the lanes of a path themselves have taught since.
+    fn adapt(self: &Arc<Self>, path: &Arc<KeptPath>) {
+        let Some(reached) = path.reached.get() else { return };
+        if path.is_up() && self.is_held_back(path) {
+            return close_all(path.live.live(), "another path is up again");
+        }
+        for rationale in if self.sends() { path.live.adapt_congestion() } else { Vec::new() } {
+            self.decide("congestion", path, rationale);
+        }
+        let given = &path.options;
+        let wanted = path.lanes_wanted.load(Ordering::Relaxed);
+        if given.lanes.is_some() {
+            return;
+        }
+        let more = match reached.via {
+            // More when the path was found to carry more than those that are there are good for.
+            Via::Quic if given.contract.target.is_some() => None,
+            Via::Quic => path.found_rate(self.way).and_then(|rate| plan::choose_more_quic_lanes(wanted, rate)),
+            Via::Tcp => path
+                .live
+                .held(given.contract.target)
+                .filter(|held| held.lanes == wanted)
+                .and_then(|held| plan::choose_more_tcp_lanes(&held)),
+        };
+        if let Some(more) = more {
+            self.decide("lanes", path, more.rationale);
+            // A host that gives no more threads keeps the lanes that it has.
+            let _ = (wanted..more.value).try_for_each(|_| self.start_lane(path, None));
+        }
+    }
+
+    fn decide(&self, subject: &'static str, path: &KeptPath, rationale: String) {
+        self.observer.event(CopyEvent::Decision { subject, rationale: path.say(rationale) });
+    }
+
+    /// Keeps what the session has taught about its paths.
+    fn learn(&self) {
+        let Some(dir) = &self.options.memory_dir else { return };
+        let file = PathFile::new(dir);
+        for error in self.paths.iter().filter_map(|path| path.learn(self.way, &file).err()) {
+            self.observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
+        }
+    }
+
+    fn live(&self) -> Vec<Arc<dyn crate::lane::LaneHandle>> {
+        self.paths.iter().flat_map(|path| path.live.live()).collect()
+    }
+
+    fn progress(&self, started: Instant) -> CopyProgress {
+        let lanes = self.live().iter().map(|handle| handle.stats()).collect();
+        CopyProgress {
+            session: self.session_progress(),
+            elapsed: started.elapsed(),
+            lanes,
+            files: self.end.active_files(ACTIVE_FILES_SHOWN),
+            limits: self.limits(),
+        }
+    }
+
+    /// What limits the copy, with what earlier sessions of it found.
+    fn limits(&self) -> LimitsNow {
+        let mut limits = self.end.limits().now();
+        limits.report.total.merge(&self.limits_before);
+        limits
+    }
+
+    /// How far the session is; what earlier sessions of this copy brought does not count as there before it.
+    fn session_progress(&self) -> Progress {
+        let mut progress = self.end.progress();
+        progress.bytes_held = self.held_before + progress.bytes_held.saturating_sub(self.found_bytes);
+        progress.bytes_holes += self.holes_before;
+        progress.lanes = self.paths.iter().map(|path| path.up.load(Ordering::Relaxed)).sum();
+        progress
+    }
+
+    /// Adds what the session has brought to the copy. Errors: it ended early.
+    fn sum_up(&self, state: &mut TallyState) -> Result<(), Error> {
+        let progress = self.session_progress();
+        state.summary.blocks_again += progress.blocks_again;
+        state.summary.bytes_carried += progress.bytes_carried;
+        state.summary.bytes_encoded += progress.bytes_encoded;
+        state.summary.bytes_held = progress.bytes_held;
+        state.summary.bytes_holes = progress.bytes_holes;
+        state.summary.limits = self.limits().report;
+        state.unsettled_bytes = self.end.unsettled_bytes();
+        match state.aborted.take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends every lane. What was said last leaves this host, and its arrival is not waited for: that would cost a round trip,
+    /// and an agent that misses it notices the lane's end.
+    fn finish(&self) {
+        let (over, wake) = &self.over;
+        *lock(over) = true;
+        wake.notify_all();
+        let lanes = self.live();
+        close_all(lanes.iter().map(Arc::clone), "session over");
+        thread::sleep(DEPARTURE);
+        // What a full window held back until now stays here; that nobody is here any more must leave all the same, or the agent
+        // holds the files for as long as it takes the silence for an outage.
+        lanes.iter().for_each(|lane| lane.cut("session over"));
+        thread::sleep(LAST_PACKET);
+    }
+}
+
+/// Whether a lane's failure would meet every other lane too.
+fn ends_session(error: &Error) -> bool {
+    error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
+}

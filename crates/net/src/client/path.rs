@@ -1,0 +1,150 @@
+//! One path of a copy: what is given about it, and what becomes of it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use sterna_proto::location::HostPort;
+use sterna_proto::memory::{PathRecord, PeakRate, Way};
+use sterna_proto::plan::Via;
+use sterna_proto::rate::RateContract;
+use sterna_proto::session::PathNumber;
+use sterna_proto::{BitRate, Error};
+
+use super::memory::{self, PathFile};
+use super::{CopyProgress, ViaChoice};
+use crate::lane::LaneStats;
+use crate::lane::quic::SharedRate;
+use crate::session::{Lanes, lock};
+
+/// What is given about one path of a copy.
+#[derive(Clone, Debug)]
+pub struct PathOptions {
+    /// The address of this host to send from; `None`: the one that the kernel chooses.
+    pub local: Option<IpAddr>,
+    /// Where the agent is on this path; `None`: where the location says.
+    pub remote: Option<HostPort>,
+    /// Transport.
+    pub via: ViaChoice,
+    /// Number of lanes; `None`: Sterna decides.
+    pub lanes: Option<u32>,
+    /// What is agreed about its rate.
+    pub contract: RateContract,
+    /// It is used only while no other path has a lane.
+    pub standby: bool,
+}
+
+impl Default for PathOptions {
+    /// The only path of a copy, of which nothing is said.
+    fn default() -> Self {
+        Self {
+            local: None,
+            remote: None,
+            via: ViaChoice::Auto,
+            lanes: None,
+            contract: RateContract::default(),
+            standby: false,
+        }
+    }
+}
+
+/// A path of a session, with its lanes.
+pub(super) struct KeptPath {
+    pub(super) number: PathNumber,
+    pub(super) options: PathOptions,
+    /// How people are told of it, when there are several.
+    pub(super) name: Option<String>,
+    /// Set when the agent has been reached on it.
+    pub(super) reached: OnceLock<ReachedPath>,
+    pub(super) live: Lanes,
+    /// Lanes that the agent has welcomed and that have not ended.
+    pub(super) up: AtomicUsize,
+    /// Lanes that are kept; grows when they turn out too few.
+    pub(super) lanes_wanted: AtomicU32,
+    /// The most that its lanes have carried over some seconds, and what they said last of it.
+    pub(super) carried: Mutex<(PeakRate, Option<LaneStats>)>,
+}
+
+/// How the agent was reached on a path.
+pub(super) struct ReachedPath {
+    pub(super) via: Via,
+    pub(super) addr: SocketAddr,
+    pub(super) rate: SharedRate,
+    /// Lanes that it began with.
+    pub(super) lane_count: u32,
+}
+
+impl KeptPath {
+    pub(super) fn new(number: PathNumber, options: &PathOptions, name: Option<String>) -> Self {
+        Self {
+            number,
+            options: options.clone(),
+            name,
+            reached: OnceLock::new(),
+            live: Lanes::default(),
+            up: AtomicUsize::new(0),
+            lanes_wanted: AtomicU32::new(0),
+            carried: Mutex::default(),
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed) > 0
+    }
+
+    /// `text`, with the name of the path in front when there are several.
+    pub(super) fn say(&self, text: String) -> String {
+        named(self.name.as_deref(), text)
+    }
+
+    /// The rate that it was found to carry until now.
+    pub(super) fn found_rate(&self, way: Way) -> Option<BitRate> {
+        match way {
+            Way::Out => self.reached.get()?.rate.found(),
+            Way::In => lock(&self.carried).0.value(),
+        }
+    }
+
+    /// Takes note of what its lanes have carried until now.
+    pub(super) fn watch_rate(&self, way: Way, progress: &CopyProgress) {
+        let lanes: Vec<LaneStats> = self.live.live().iter().map(|handle| handle.stats()).collect();
+        let carried = |lane: &LaneStats| match way {
+            Way::Out => lane.wire_bytes_sent,
+            Way::In => lane.wire_bytes_received,
+        };
+        let bytes = lanes.iter().map(carried).sum();
+        let together = lanes.into_iter().reduce(|one, other| LaneStats {
+            rtt_min: one.rtt_min.min(other.rtt_min),
+            packets_sent: one.packets_sent + other.packets_sent,
+            packets_lost: one.packets_lost + other.packets_lost,
+            mtu: one.mtu.max(other.mtu),
+            ..one
+        });
+        let (peak, stats) = &mut *lock(&self.carried);
+        peak.observe(progress.elapsed, bytes);
+        *stats = together.or(*stats);
+    }
+
+    /// Keeps in `file` what the session has taught about it. Errors: the file cannot be written.
+    pub(super) fn learn(&self, way: Way, file: &PathFile) -> Result<(), Error> {
+        let (peak, stats) = *lock(&self.carried);
+        let (Some(sent_rate), Some(stats), Some(reached)) = (peak.value(), stats, self.reached.get()) else {
+            return Ok(());
+        };
+        let Ok(key) = memory::key_of(way, self.options.local, reached.addr) else { return Ok(()) };
+        let sent = stats.packets_sent.max(1);
+        let loss_ppm = (stats.packets_lost.min(sent) * 1_000_000 / sent) as u32;
+        // What was dropped was not carried.
+        let rate = BitRate((sent_rate.0 as f64 * (1.0 - f64::from(loss_ppm) / 1e6)) as u64);
+        let (via, at) = (reached.via, memory::unix_time());
+        file.learn(PathRecord { key, via, rate, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })
+    }
+}
+
+/// `text` about the path with this name.
+pub(super) fn named(name: Option<&str>, text: String) -> String {
+    match name {
+        Some(name) => format!("{name}: {text}"),
+        None => text,
+    }
+}

@@ -1,0 +1,129 @@
+//! The outcomes of a copy, over all its sessions.
+
+use std::sync::{Arc, Mutex};
+
+use sterna_proto::session::FileOutcome;
+use sterna_proto::{EntryKind, Error, FileEntry};
+
+use super::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
+use crate::session::{Observer, SessionEvent, SettledPaths, lock};
+
+/// Counts outcomes, over every session of one copy, and passes events on.
+pub(super) struct Tally {
+    observer: Arc<dyn CopyObserver>,
+    pub(super) state: Mutex<TallyState>,
+}
+
+#[derive(Default)]
+pub(super) struct TallyState {
+    pub(super) summary: CopySummary,
+    /// Files that earlier sessions of this copy have settled well: the session that took over leaves them out.
+    earlier: Arc<SettledPaths>,
+    /// Those of the session that runs.
+    settled: SettledPaths,
+    /// Bytes that the last session brought of files that it did not settle: the session that took over finds them.
+    pub(super) unsettled_bytes: u64,
+    pub(super) aborted: Option<Error>,
+}
+
+impl Tally {
+    pub(super) fn new(observer: &Arc<dyn CopyObserver>) -> Arc<Self> {
+        Arc::new(Self { observer: Arc::clone(observer), state: Mutex::default() })
+    }
+
+    /// What earlier sessions of the copy have settled well.
+    pub(super) fn settled(&self) -> Arc<SettledPaths> {
+        Arc::clone(&lock(&self.state).earlier)
+    }
+}
+
+impl Observer for Tally {
+    fn session_event(&self, event: SessionEvent) {
+        let mut state = lock(&self.state);
+        match &event {
+            SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
+            SessionEvent::Unreadable(error) => state.fail(error),
+            SessionEvent::Aborted(error) => {
+                state.aborted.get_or_insert_with(|| crate::copy_of(error));
+            }
+            SessionEvent::Notice(_) | SessionEvent::Decision { .. } => {}
+        }
+        drop(state);
+        self.observer.event(CopyEvent::Session(event));
+    }
+}
+
+impl TallyState {
+    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome) {
+        match outcome {
+            FileOutcome::Failed(error) => self.fail(error),
+            _ if entry.kind == EntryKind::Directory => {}
+            // The receiver of a session that took over reports files again that an earlier one had settled.
+            _ if self.earlier.contains(&entry.path) => {}
+            FileOutcome::Done(_) => {
+                self.settled.insert(&entry.path);
+                self.summary.done += 1;
+                self.summary.bytes += entry.size;
+            }
+            FileOutcome::Skipped => {
+                self.settled.insert(&entry.path);
+                self.summary.skipped += 1;
+                self.summary.bytes_skipped += entry.size;
+            }
+        }
+    }
+
+    /// A session was lost: the next leaves out what has settled well and tries again what has failed.
+    pub(super) fn start_over(&mut self) {
+        Arc::make_mut(&mut self.earlier).extend(std::mem::take(&mut self.settled));
+        self.summary.failed = 0;
+        self.summary.failures.clear();
+    }
+
+    fn fail(&mut self, error: &Error) {
+        self.summary.failed += 1;
+        if self.summary.failures.len() < FAILURES_KEPT_MAX {
+            self.summary.failures.push(crate::copy_of(error));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::{Checks, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
+
+    use super::*;
+
+    fn entry(path: &str, kind: EntryKind) -> FileEntry {
+        let path = RelPath::new(path.as_bytes()).unwrap();
+        let mtime = FileTime { seconds: 1, nanoseconds: 0 };
+        FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1, version: 1 }
+    }
+
+    fn counts(state: &TallyState) -> (u64, u64, u64) {
+        (state.summary.done, state.summary.skipped, state.summary.failed)
+    }
+
+    #[test]
+    fn outcomes_count_once_for_a_copy_and_failures_always() {
+        let mut state = TallyState::default();
+        let done = || FileOutcome::Done(FileDigests::of(b"", Checks::NONE));
+        let failed = || FileOutcome::Failed(Error::new(ErrorKind::Busy, Scope::Destination, Phase::Prepare, "busy"));
+        let (file, other) = (entry("f", EntryKind::File), entry("g", EntryKind::File));
+        state.count(&file, &done());
+        // Another file of the same name in the same session is a failure that must be seen.
+        state.count(&file, &failed());
+        state.count(&other, &failed());
+        state.count(&entry("d", EntryKind::Directory), &FileOutcome::Skipped);
+        assert_eq!(counts(&state), (1, 0, 2));
+        assert!(!state.earlier.contains(&file.path), "only what an earlier session has settled is left out");
+        state.start_over();
+        assert!(state.earlier.contains(&file.path) && !state.earlier.contains(&other.path));
+        // The session that took over: what had settled is not counted again, and what had failed has another chance.
+        state.count(&file, &FileOutcome::Skipped);
+        state.count(&other, &done());
+        assert_eq!(counts(&state), (2, 0, 0));
+        state.count(&file, &failed());
+        assert_eq!(counts(&state), (2, 0, 1));
+    }
+}
