@@ -30,6 +30,10 @@ use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEven
 /// Longest wait before a dead lane is dialled again. Reason: an outage that ends is noticed within this.
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
+/// How long no other path must be up before a standby one is used. Reason: a lane that is cut is up again sooner where its path
+/// still carries, and a session has none for its first round trips.
+const STANDBY_AFTER: Duration = Duration::from_secs(2);
+
 /// A lane that lived this long was well: the next wait is the shortest again.
 const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 
@@ -52,6 +56,8 @@ struct Keeper {
     options: CopyOptions,
     observer: Arc<dyn CopyObserver>,
     paths: Vec<Arc<KeptPath>>,
+    /// When a path that is no standby was last seen up, or the session began.
+    served: Mutex<Instant>,
     /// Bytes that the earlier sessions of this copy found, and those that the last one left for this one to find.
     held_before: u64,
     found_bytes: u64,
@@ -111,6 +117,7 @@ pub(super) fn run_session(
         options: options.clone(),
         observer: Arc::clone(observer),
         paths,
+        served: Mutex::new(Instant::now()),
         held_before,
         found_bytes,
         holes_before,
@@ -217,9 +224,22 @@ impl Keeper {
         }
     }
 
-    /// Whether it is a standby path, and another one is up.
+    /// Whether a path that is no standby is up.
+    fn is_served(&self) -> bool {
+        self.paths.iter().any(|path| !path.options.standby && path.is_up())
+    }
+
+    /// Whether it is a standby path that is not to be used, or not yet.
     fn is_held_back(&self, path: &KeptPath) -> bool {
-        path.options.standby && self.paths.iter().any(|other| !other.options.standby && other.is_up())
+        if !path.options.standby {
+            return false;
+        }
+        let now = Instant::now();
+        let mut served = lock(&self.served);
+        if self.is_served() {
+            *served = now;
+        }
+        now.saturating_duration_since(*served) < STANDBY_AFTER
     }
 
     fn is_ending(&self) -> bool {
@@ -263,7 +283,7 @@ impl Keeper {
                 path.live.share_rate();
             }
             let reason = match outcome {
-                Ok(()) if self.is_held_back(path) => "another path is up again".to_owned(),
+                Ok(()) if path.options.standby && self.is_served() => "another path is up again".to_owned(),
                 Ok(()) => "closed by the agent".to_owned(),
                 // A path whose network is away may come back.
                 Err(error) if ends_session(&error) && (was_dialled || self.paths.len() == 1) => {
@@ -368,7 +388,7 @@ impl Keeper {
     /// Decides anew what the lanes of a path themselves have taught since.
     fn adapt(self: &Arc<Self>, path: &Arc<KeptPath>) {
         let Some(reached) = path.reached.get() else { return };
-        if path.is_up() && self.is_held_back(path) {
+        if path.options.standby && path.is_up() && self.is_served() {
             return close_all(path.live.live(), "another path is up again");
         }
         for rationale in if self.sends() { path.live.adapt_congestion() } else { Vec::new() } {

@@ -15,6 +15,7 @@ mod origin;
 mod receiver;
 mod recheck;
 mod sender;
+mod silence;
 mod slabs;
 mod slot;
 #[cfg(test)]

@@ -24,6 +24,7 @@ use super::encode::Carried;
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
 use super::recheck::recheck;
+use super::silence::{SilenceWatch, close_aside};
 use super::slabs::{BlockSlabs, Decoding};
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
@@ -147,6 +148,7 @@ pub struct Receiver {
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
     holes: HoleCount,
     limits: Arc<LimitWatch>,
+    silence: Mutex<SilenceWatch>,
     carried: Carried,
     observer: Arc<dyn Observer>,
 }
@@ -180,6 +182,7 @@ impl Receiver {
             checkpointer: Mutex::new(None),
             holes: HoleCount::default(),
             limits: LimitWatch::start(Role::Receiver)?,
+            silence: Mutex::default(),
             carried: Carried::default(),
             observer,
         });
@@ -632,7 +635,14 @@ impl End for Receiver {
     }
 
     fn tick(&self) {
-        lock(&self.session).handle_timeout(Instant::now());
+        let now = Instant::now();
+        let silent = lock(&self.silence).observe(&self.limits.heard(), now);
+        let given_up = {
+            let mut session = lock(&self.session);
+            session.handle_timeout(now);
+            session.handle_silence(&silent)
+        };
+        close_aside(self.limits.handles(&given_up));
         self.after_change();
     }
 

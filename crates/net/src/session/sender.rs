@@ -17,6 +17,7 @@ use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
 use super::names::{Admittance, FirstNames};
 use super::origin::{OpenSource, Origin, Origins};
+use super::silence::{SilenceWatch, close_aside};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
 use crate::descriptors;
@@ -109,6 +110,7 @@ pub struct Sender {
     settled: Arc<SettledPaths>,
     holes: HoleCount,
     limits: Arc<LimitWatch>,
+    silence: Mutex<SilenceWatch>,
     encoding: Encoding,
 }
 
@@ -141,6 +143,7 @@ impl Sender {
             settled,
             holes: HoleCount::default(),
             limits: LimitWatch::start(Role::Sender)?,
+            silence: Mutex::default(),
         });
         let scanner = Arc::clone(&sender);
         thread::Builder::new()
@@ -631,7 +634,14 @@ impl End for Sender {
     }
 
     fn tick(&self) {
-        lock(&self.session).handle_timeout(Instant::now());
+        let now = Instant::now();
+        let silent = lock(&self.silence).observe(&self.limits.heard(), now);
+        let given_up = {
+            let mut session = lock(&self.session);
+            session.handle_timeout(now);
+            session.handle_silence(&silent)
+        };
+        close_aside(self.limits.handles(&given_up));
         self.after_change();
     }
 

@@ -1,8 +1,8 @@
 //! The control log: a reliable, ordered stream of messages from one end of a session to the other that survives any lane.
 //!
-//! Messages are numbered from 0. They travel on one lane at a time, the carrier, which stays the carrier until it dies: a message
-//! on another lane could overtake one that is under way. The far end acknowledges how many it has taken. When the carrier dies,
-//! everything not acknowledged travels again on the oldest lane left. Both ends drop what they have seen, so a message is taken
+//! Messages are numbered from 0. They travel on one lane at a time, the carrier, which stays the carrier until it dies or falls
+//! silent: a message on another lane could overtake one that is under way. The far end acknowledges how many it has taken. When
+//! another lane becomes the carrier, the oldest that is left, everything not acknowledged travels again on it. Both ends drop what they have seen, so a message is taken
 //! exactly once and in order, whatever lanes come up and die when.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -91,10 +91,24 @@ impl ControlLog {
             self.alone_since = Some(now);
         }
         if self.carrier == Some(lane) {
-            self.carrier = self.lanes.first().copied();
-            self.next = self.first;
-            self.acknowledge_now = true;
+            self.change_carrier(self.lanes.first().copied());
         }
+    }
+
+    /// Nothing has been heard of these lanes for a while: none of them is to be the carrier when another lane can.
+    pub fn handle_silence(&mut self, silent: &[LaneId]) {
+        let is_silent = |lane: &LaneId| silent.contains(lane);
+        let heard = self.lanes.iter().copied().find(|lane| !is_silent(lane));
+        if self.carrier.as_ref().is_some_and(is_silent) && heard.is_some() {
+            self.change_carrier(heard);
+        }
+    }
+
+    /// What is not acknowledged goes again on `carrier`: what is still under way on the former one is dropped when it comes.
+    fn change_carrier(&mut self, carrier: Option<LaneId>) {
+        self.carrier = carrier;
+        self.next = self.first;
+        self.acknowledge_now = true;
     }
 
     /// Takes a frame of the log; returns the new messages in it.
@@ -238,6 +252,29 @@ mod tests {
         assert_eq!(numbers(&far.handle_frame(first, &encoded).unwrap()), [3], "1 and 2 were taken before");
         near.handle_acknowledgement(4).unwrap();
         assert!(near.is_settled() && near.waiting_bytes() == 0);
+    }
+
+    #[test]
+    fn a_silent_carrier_hands_over_and_what_it_held_comes_twice() {
+        let (mut near, mut far) = (ControlLog::default(), ControlLog::default());
+        (0..2).for_each(|lane| near.handle_lane_up(LaneId(lane)));
+        near.push(&numbered(0));
+        let stuck = frame(&mut near, LaneId(0));
+        near.handle_silence(&[LaneId(0), LaneId(1)]);
+        near.push(&numbered(1));
+        assert!(near.poll_frame(LaneId(1)).is_none(), "no lane is better");
+        near.handle_silence(&[LaneId(0)]);
+        assert!(near.poll_frame(LaneId(0)).is_none());
+        assert!(matches!(near.poll_frame(LaneId(1)), Some(Frame::Acknowledge { next: 0 })));
+        let again = frame(&mut near, LaneId(1));
+        assert_eq!(numbers(&far.handle_frame(again.0, &again.1).unwrap()), [0, 1]);
+        assert_eq!(numbers(&far.handle_frame(stuck.0, &stuck.1).unwrap()), []);
+        // Heard again, it is as good as the other; who carries goes on.
+        near.handle_silence(&[]);
+        near.push(&numbered(2));
+        assert!(near.poll_frame(LaneId(0)).is_none());
+        let next = frame(&mut near, LaneId(1));
+        assert_eq!(numbers(&far.handle_frame(next.0, &next.1).unwrap()), [2]);
     }
 
     #[test]

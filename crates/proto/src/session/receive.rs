@@ -236,6 +236,16 @@ impl RecvSession {
         }
     }
 
+    /// Nothing has been heard of these lanes for a while, and something of others. Returns those that are to be closed: a block is
+    /// under way on them of which the peer has sent another copy.
+    #[must_use]
+    pub fn handle_silence(&mut self, silent: &[LaneId]) -> Vec<LaneId> {
+        self.log.handle_silence(silent);
+        let claims = || self.files.values().flat_map(|file| file.claims.values());
+        let keeps = |lane: &&LaneId| claims().any(|claim| claim.lane == **lane && claim.discarded_copy);
+        silent.iter().filter(keeps).copied().collect()
+    }
+
     /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted, since the log is the
     /// same on every lane.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {

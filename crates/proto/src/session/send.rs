@@ -190,6 +190,19 @@ impl SendSession {
         }
     }
 
+    /// Nothing has been heard of these lanes for a while, and something of others. Returns those that are to be closed: nothing but
+    /// blocks on them is left to send.
+    #[must_use]
+    pub fn handle_silence(&mut self, silent: &[LaneId]) -> Vec<LaneId> {
+        self.log.handle_silence(silent);
+        if !self.ready_small.is_empty() || !self.ready_large.is_empty() {
+            return Vec::new();
+        }
+        let holds =
+            |lane: &&LaneId| self.files.values().any(|file| file.in_flight.values().any(|other| other == *lane));
+        silent.iter().filter(holds).copied().collect()
+    }
+
     /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted, since the log is the
     /// same on every lane.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {

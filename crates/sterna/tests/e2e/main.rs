@@ -11,6 +11,7 @@ mod faults;
 mod hostile;
 mod kills;
 mod names;
+mod networks;
 mod output;
 mod paths;
 mod resume;

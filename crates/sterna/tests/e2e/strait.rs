@@ -27,6 +27,8 @@ pub enum Then {
     Hold,
     /// Every connection is cut.
     Cut,
+    /// The same, and those that come later, until [`Strait::release`].
+    Shut,
     /// One bit of the data there is turned over.
     Flip,
 }
@@ -38,6 +40,7 @@ struct State {
     mark: Option<(u64, Then)>,
     marks_reached: u64,
     held: bool,
+    shut: bool,
     connections: Vec<TcpStream>,
 }
 
@@ -111,7 +114,7 @@ impl Strait {
     /// Lets everything pass.
     pub fn release(&self) {
         let mut state = self.shared.lock();
-        state.held = false;
+        (state.held, state.shut) = (false, false);
         state.mark = None;
         drop(state);
         self.shared.changed.notify_all();
@@ -166,6 +169,10 @@ impl State {
             Then::Pass => {}
             Then::Hold => self.held = true,
             Then::Cut => self.cut(),
+            Then::Shut => {
+                self.shut = true;
+                self.cut();
+            }
             Then::Flip => data[at.saturating_sub(before) as usize] ^= 1 << (at % 8),
         }
     }
@@ -178,6 +185,9 @@ impl Shared {
 
     /// Ferries one TCP connection.
     fn join(self: Arc<Self>, client: TcpStream) {
+        if self.lock().shut {
+            return;
+        }
         let Ok(agent) = TcpStream::connect(self.target) else { return };
         for stream in [&client, &agent] {
             let _ = stream.set_nodelay(true);

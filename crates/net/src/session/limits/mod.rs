@@ -146,6 +146,19 @@ impl LimitWatch {
         }
     }
 
+    /// How much has been heard of every lane that is up; see [`LaneHandle::heard`].
+    pub(crate) fn heard(&self) -> Vec<(LaneId, Option<u64>)> {
+        let state = lock(&self.state);
+        let of_lane = |(lane, watched): (&LaneId, &WatchedLane)| Some((*lane, watched.handle.upgrade()?.heard()));
+        state.lanes.iter().filter_map(of_lane).collect()
+    }
+
+    /// The handles of those of `lanes` that are up.
+    pub(crate) fn handles(&self, lanes: &[LaneId]) -> Vec<Arc<dyn LaneHandle>> {
+        let state = lock(&self.state);
+        lanes.iter().filter_map(|lane| state.lanes.get(lane)?.handle.upgrade()).collect()
+    }
+
     /// The calling thread feeds `lane`.
     pub(crate) fn begin_feeding(&self, lane: LaneId) {
         self.feeder(lane).begin();

@@ -1,0 +1,86 @@
+//! Notices lanes that have fallen silent while others are heard: a path that was cut, which its transport finds out much later.
+//!
+//! What it does: compares how much has been heard of each lane, at every tick. What it refuses to do: end a lane. Whether a silent
+//! one is in anybody's way the session knows, and one that is not may come back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::session::LaneId;
+
+use super::ALIVE_EVERY;
+use crate::lane::LaneHandle;
+
+/// How long nothing is heard of a lane before it counts as silent. Reason: its peer says twice meanwhile that it lives, and the
+/// second time a long path has brought it.
+const SILENT_AFTER: Duration = Duration::from_millis(ALIVE_EVERY.as_millis() as u64 * 5 / 2);
+
+/// Longest time between two looks. Reason: a host that was asleep has not listened, so that its peers were not silent.
+const LOOKS_APART_MAX: Duration = Duration::from_secs(1);
+
+/// Closes silent lanes without a wait: each takes some seconds to give its peer up.
+pub(super) fn close_aside(lanes: Vec<Arc<dyn LaneHandle>>) {
+    for lane in lanes {
+        let close = move || lane.close("silent, while other lanes are heard");
+        // Out of threads: the lane ends by itself later.
+        let _ = thread::Builder::new().name("ending".to_owned()).spawn(close);
+    }
+}
+
+/// Watches the lanes of one end of a session.
+#[derive(Debug, Default)]
+pub(super) struct SilenceWatch {
+    lanes: BTreeMap<LaneId, Heard>,
+    looked: Option<Instant>,
+}
+
+/// What was last heard of a lane.
+#[derive(Clone, Copy, Debug)]
+struct Heard {
+    bytes: Option<u64>,
+    at: Instant,
+}
+
+impl SilenceWatch {
+    /// Takes note of what has been heard of every lane that is up, as of [`crate::lane::LaneHandle::heard`]; which are silent. None
+    /// are when all are: then it is not for one of them to stand in for another.
+    pub(super) fn observe(&mut self, lanes: &[(LaneId, Option<u64>)], now: Instant) -> Vec<LaneId> {
+        let was_asleep = self.looked.is_none_or(|at| now.saturating_duration_since(at) > LOOKS_APART_MAX);
+        self.looked = Some(now);
+        let before = std::mem::take(&mut self.lanes);
+        for (lane, bytes) in lanes {
+            // A lane that does not listen has more to hear than it takes.
+            let since = before.get(lane).filter(|heard| !was_asleep && bytes.is_some() && heard.bytes == *bytes);
+            self.lanes.insert(*lane, Heard { bytes: *bytes, at: since.map_or(now, |heard| heard.at) });
+        }
+        let is_silent = |heard: &Heard| now.saturating_duration_since(heard.at) > SILENT_AFTER;
+        let silent: Vec<LaneId> =
+            self.lanes.iter().filter(|(_, heard)| is_silent(heard)).map(|(lane, _)| *lane).collect();
+        if silent.len() < self.lanes.len() { silent } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_silent_when_others_are_heard_and_not_after_a_sleep() {
+        let start = Instant::now();
+        let mut watch = SilenceWatch::default();
+        let mut look = |ms: u64, heard: &[(u32, Option<u64>)]| {
+            let lanes: Vec<_> = heard.iter().map(|(lane, bytes)| (LaneId(*lane), *bytes)).collect();
+            watch.observe(&lanes, start + Duration::from_millis(ms)).iter().map(|lane| lane.0).collect::<Vec<_>>()
+        };
+        for tick in 0..=50 {
+            assert_eq!(look(tick * 100, &[(0, Some(7)), (1, Some(tick)), (2, None)]), [0u32; 0]);
+        }
+        assert_eq!(look(5100, &[(0, Some(7)), (1, Some(99)), (2, None)]), [0]);
+        assert_eq!(look(5200, &[(0, Some(7)), (3, Some(1))]), [0], "one that has just come up was heard");
+        assert_eq!(look(5300, &[(0, Some(7))]), [0u32; 0], "there is no better one");
+        assert_eq!(look(5400, &[(0, Some(8)), (3, Some(1))]), [0u32; 0]);
+        assert_eq!(look(60_000, &[(0, Some(8)), (3, Some(2))]), [0u32; 0], "this host was asleep");
+    }
+}

@@ -1,0 +1,115 @@
+//! Several paths in one copy.
+
+use serde_json::Value;
+
+use crate::site::{Agent, Site, wait_until};
+use crate::strait::{Strait, Then};
+use crate::tree::{Seeded, assert_same_file, write};
+
+const MIB: usize = 1 << 20;
+
+/// A site whose client has `bytes` of data in the file `f`, and its agent.
+fn site_with(bytes: usize) -> (Site, Agent) {
+    let site = Site::new();
+    write(&site.local().join("f"), &Seeded::new(7).bytes(bytes));
+    let agent = site.agent();
+    (site, agent)
+}
+
+/// `--path` through `strait`, with `more` said of it.
+fn path(strait: &Strait, more: &str) -> String {
+    format!("--path=remote={},{more}", strait.addr)
+}
+
+#[test]
+fn two_paths_carry_one_copy_and_one_that_is_held_is_not_waited_for() {
+    // The path that is held is that of the first lane, or the other one.
+    for (via, other) in [("tcp", "quic"), ("quic", "tcp")] {
+        let (site, agent) = site_with(16 * MIB);
+        let open = |via| if via == "tcp" { Strait::tcp(&agent) } else { Strait::udp(&agent) };
+        let (held, free) = (open(via), open(other));
+        held.mark(2 * MIB as u64, Then::Hold);
+        let paths = [
+            path(&held, &format!("via={via},rate=40Mbit")),
+            path(&free, &format!("via={other},lanes=2,rate-max=40Mbit")),
+        ];
+        // Over while the path is still held: what was on it has gone by the other.
+        let outcome = site.copy(&agent).args(paths).args(["--compress", "never", "f"]).arg(agent.url("f")).succeed();
+        assert_eq!(held.marks_reached(), 1);
+        assert_same_file(&site.local().join("f"), &site.root().join("f"));
+        let lanes: Vec<(&Value, &Value)> = outcome
+            .events
+            .iter()
+            .filter(|event| event["event"] == "lane_up")
+            .map(|event| (&event["path"], &event["transport"]))
+            .collect();
+        assert!(lanes.contains(&(&1.into(), &via.into())) && lanes.contains(&(&2.into(), &other.into())), "{lanes:?}");
+        assert!(free.passed().0 > 8 * MIB as u64, "{:?}", free.passed());
+    }
+}
+
+#[test]
+fn each_path_keeps_to_its_own_cap_in_a_pull_too() {
+    let site = Site::new();
+    write(&site.root().join("f"), &Seeded::new(8).bytes(8 * MIB));
+    let agent = site.agent();
+    let (slow, fast) = (Strait::udp(&agent), Strait::udp(&agent));
+    let paths = [path(&slow, "via=quic,rate=8Mbit"), path(&fast, "via=quic,rate=32Mbit")];
+    site.copy(&agent).args(paths).args(["--compress", "never"]).arg(agent.url("f")).arg("f").succeed();
+    assert_same_file(&site.root().join("f"), &site.local().join("f"));
+    let part = slow.passed().1 as f64 / (slow.passed().1 + fast.passed().1) as f64;
+    assert!((0.1..0.3).contains(&part), "a fifth of it came by the slow one: {part:.2}");
+}
+
+#[test]
+fn a_standby_path_is_used_while_no_other_is_up_and_left_when_one_is() {
+    let (site, agent) = site_with(24 * MIB);
+    let (main, standby) = (Strait::tcp(&agent), Strait::tcp(&agent));
+    let paths = [path(&main, "via=tcp,rate-max=40Mbit"), path(&standby, "via=tcp,rate-max=20Mbit,standby")];
+    main.mark(MIB as u64, Then::Pass);
+    let mut copying = site.copy(&agent).args(paths).args(["--compress", "never", "f"]).arg(agent.url("f")).start();
+    wait_until("the copy is on its way", || main.marks_reached() == 1 || copying.has_ended());
+    assert_eq!(standby.passed(), (0, 0), "nobody has dialled it");
+    main.mark(MIB as u64, Then::Shut);
+    copying.wait_for("a lane on the standby path", |event| event["event"] == "lane_up" && event["path"] == 2);
+    main.release();
+    copying.wait_for("the standby path is left", |event| {
+        event["event"] == "lane_down" && event["reason"].as_str().is_some_and(|why| why.contains("up again"))
+    });
+    copying.finish().expect(0);
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+}
+
+#[test]
+fn a_path_that_leads_nowhere_costs_a_notice_and_one_to_another_agent_is_not_used() {
+    let (site, agent) = site_with(4 * MIB);
+    let stranger = Site::new();
+    let other = stranger.agent();
+    let paths = [
+        // Nobody listens there, and this host has no such address.
+        "--path=remote=127.0.0.1:9,via=tcp".to_owned(),
+        format!("--path=local=192.0.2.1,remote={},via=quic", agent.addr),
+        format!("--path=local=127.0.0.1,remote={},rate-max=20Mbit", agent.addr),
+    ];
+    let outcome = site.copy(&agent).args(paths).args(["--compress", "never", "f"]).arg(agent.url("f")).succeed();
+    outcome.says("path 1: ").says("path 2: ").says("it is tried again");
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+    let paths = [format!("--path=remote={},rate-max=10Mbit", agent.addr), format!("--path=remote={}", other.addr)];
+    let outcome = site.copy(&agent).args(paths).args(["--compress", "never", "f"]).arg(agent.url("g")).run();
+    assert!(!stranger.root().join("g").exists());
+    assert!(outcome.code == Some(6) || outcome.text().contains("path 2: "), "{}", outcome.describe());
+}
+
+#[test]
+fn paths_that_cannot_be_meant_are_wrong_usage() {
+    let (site, agent) = site_with(1);
+    let nine = ["--path=via=tcp"; 9];
+    for (flags, said) in [
+        (&["--path=eth0"][..], "local=ADDR"),
+        (&["--path=via=tcp", "--rate=5Mbit"], "--rate"),
+        (&["--path=standby", "--path=via=tcp,standby"], "one at least"),
+        (&nine, "at most 8"),
+    ] {
+        site.copy(&agent).args(flags).arg("f").arg(agent.url("f")).run().expect(2).says(said);
+    }
+}
