@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Copies over two paths in the lab with nothing given, of 50 Mbit/s at 100 ms and 30 Mbit/s at 60 ms: together, and with one of them cut for
+# 10 s in the middle. One JSON object a run: `share` is of what both could have carried in that time, the cut taken off.
+# Usage, as root: bench/paths.sh [OUTPUT.jsonl]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+output=${1:-/dev/stdout}
+sterna=$PWD/target/release/sterna
+name=paths-$$
+work=$(mktemp -d /dev/shm/paths.XXXX)
+cargo build --release --locked -p sterna
+
+cleanup() {
+    "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+fingerprint=$("$sterna" id --state "$work/hub")
+head -c 200MB /dev/urandom >"$work/file"
+
+# NAME MBIT-LOST-TO-THE-CUT FIRST-OUTAGE SECOND-OUTAGE
+while read -r row lost first second; do
+    for run in 1 2 3; do
+        rm -f "$work/gs/paths"
+        mkdir -p "$work/in"
+        # shellcheck disable=SC2086 # flags are words
+        "$sterna" lab up --name "$name" --buffers 64MB --seed "$run" --rate 50Mbit --rtt 100ms ${first/-/} \
+            --second "--rate 30Mbit --rtt 60ms ${second/-/}" >/dev/null
+        "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" \
+            >/dev/null 2>&1 &
+        agent=$!
+        sleep 1
+        # shellcheck disable=SC2016 # the lab's variables, in the shell that it starts
+        summary=$("$sterna" lab exec --name "$name" a -- sh -c \
+            '"$1" copy --json --compress never --state "$2" --trust "$3" --path "remote=$STERNA_LAB_B" \
+                --path "remote=$STERNA_LAB_B2" "$4" "sterna://$STERNA_LAB_B/" | tail -n 1' \
+            sh "$sterna" "$work/gs" "$fingerprint" "$work/file")
+        cmp "$work/file" "$work/in/file"
+        "$sterna" lab down --name "$name" >/dev/null 2>&1
+        wait "$agent" || true
+        rm -rf "$work/in"
+        python3 -c 'import json, sys
+row, run, lost, summary = sys.argv[1:]
+summary = json.loads(summary)
+possible = 80.0 * summary["elapsed_s"] - float(lost)
+print(json.dumps({"row": row, "run": int(run), "elapsed_s": round(summary["elapsed_s"], 2),
+    "share": round(summary["goodput_bps"] * summary["elapsed_s"] / possible / 1e6, 3)}))' "$row" "$run" "$lost" "$summary"
+    done
+done >>"$output" <<'ROWS'
+together 0 - -
+second-cut 300 - --outage=9s+10s
+first-cut 500 --outage=9s+10s -
+ROWS
