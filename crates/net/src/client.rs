@@ -32,7 +32,7 @@ use crate::web::TokenSource;
 
 use self::job::Job;
 use self::keeper::run_session;
-pub use self::path::PathOptions;
+pub use self::path::{PathOptions, PathPlan};
 use self::tally::Tally;
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -197,6 +197,10 @@ pub struct CopySummary {
     pub failures: Vec<Error>,
     /// What limited it.
     pub limits: LimitReport,
+    /// Blocks of the files that were copied; those that travel packed together count as one each.
+    pub blocks: u64,
+    /// The paths on which the agent was reached; none in a copy from web servers to this host.
+    pub paths: Vec<PathPlan>,
 }
 
 impl CopySummary {

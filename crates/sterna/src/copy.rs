@@ -25,7 +25,7 @@ use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag};
 use crate::log::SampleLog;
 use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
-use crate::{json, limits, print_line, say, state};
+use crate::{json, limits, plan, print_line, say, state};
 
 /// Runs one copy; the exit code says how it ended.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
@@ -52,10 +52,13 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             (false, false) => Output::Words,
         },
         verbose: flags.verbose,
-        dry_run: flags.dry_run,
+        dry_run: flags.dry_run || flags.explain,
+        explain: flags.explain,
         checksums: flags.checksum.clone(),
         // A dry run moves nothing whose progress could be drawn; it names each file instead.
-        display: Display::new(!flags.json && !flags.quiet && !flags.dry_run && std::io::stderr().is_terminal()),
+        display: Display::new(
+            !flags.json && !flags.quiet && !flags.dry_run && !flags.explain && std::io::stderr().is_terminal(),
+        ),
         stop,
         asking: Mutex::new(()),
         untold: Mutex::default(),
@@ -172,7 +175,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         checks: wanted.collect::<Checks>(),
         expect: flags.expect,
         memory: flags.memory,
-        dry_run: flags.dry_run,
+        dry_run: flags.dry_run || flags.explain,
         linger: flags.linger,
         web_token: match (&flags.http_token_file, &flags.http_token_command) {
             (Some(file), _) => Some(TokenSource::File(file.clone())),
@@ -197,6 +200,7 @@ struct Person {
     output: Output,
     verbose: bool,
     dry_run: bool,
+    explain: bool,
     checksums: Vec<Algorithm>,
     display: Display,
     stop: Arc<AtomicBool>,
@@ -357,7 +361,7 @@ impl Person {
             }
             CopyEvent::Decision { subject, rationale }
             | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
-                self.verbose.then(|| format!("{subject}: {rationale}"))
+                (self.verbose || self.explain).then(|| format!("{subject}: {rationale}"))
             }
         }
     }
@@ -367,7 +371,7 @@ impl Person {
     }
 
     fn names_files(&self) -> bool {
-        self.speaks() && (self.verbose || self.dry_run)
+        self.speaks() && (self.verbose || self.dry_run && !self.explain)
     }
 
     /// `--checksum`: a line for each file, as the usual tools print it.
@@ -418,7 +422,8 @@ impl Person {
     /// The last lines: what was copied, and what limited it.
     fn ending(&self, summary: &CopySummary) -> Vec<String> {
         let limits = if self.dry_run { None } else { limits::line(&summary.limits) };
-        std::iter::once(summary_line(summary, self.dry_run)).chain(limits).collect()
+        let plan = if self.explain { plan::lines(summary) } else { Vec::new() };
+        std::iter::once(summary_line(summary, self.dry_run)).chain(limits).chain(plan).collect()
     }
 
     fn summarise(&self, summary: &CopySummary) {

@@ -263,6 +263,9 @@ pub struct CopyFlags {
     /// Say what would be copied, and copy nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Print the plan and copy nothing: paths, transports, connections, blocks, memory and the time that it should take
+    #[arg(long)]
+    pub explain: bool,
     /// How long to go on dialling when all connections are lost; what has arrived stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,

@@ -6,8 +6,8 @@ use sterna_net::session::SessionEvent;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{BitRate, ByteCount, Error, FileDigests, FileEntry};
 
-use crate::limits;
 use crate::progress::path_figures;
+use crate::{limits, plan};
 
 /// An event; `None` for those that have no line of their own.
 pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
@@ -120,6 +120,7 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
             "failed": summary.failed,
             "bytes": summary.bytes,
             "bytes_up_to_date": summary.bytes_skipped,
+            "plan": plan::value(summary),
         })
         .to_string();
     }

@@ -10,6 +10,7 @@ mod limits;
 mod log;
 mod page;
 mod paths;
+mod plan;
 mod progress;
 mod state;
 

@@ -16,7 +16,7 @@ use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::memory::{PathFile, key_of, unix_time};
-use super::path::{PathOptions, ReachedPath, named};
+use super::path::{PathOptions, named};
 use super::{CopyEvent, CopyObserver, CopyOptions, ViaChoice};
 use crate::identity::Identity;
 use crate::lane::quic::{self, SharedRate};
@@ -247,8 +247,8 @@ impl PathDialling<'_> {
             contract.expected_rtt = Some(record.rtt);
         }
         let rate = SharedRate::new(contract);
-        let reached = ReachedPath { via, addr, rate: rate.clone(), lane_count: 1 };
-        let (lane, congestion_refused) = dial(&self.dialling.options, self.options, &reached, &self.dialling.identity)?;
+        let target = Target { via, addr, rate: &rate, lanes: 1 };
+        let (lane, congestion_refused) = dial(&self.dialling.options, self.options, &target, &self.dialling.identity)?;
         Ok(Reached { via, lane, rate, congestion_refused })
     }
 
@@ -259,8 +259,8 @@ impl PathDialling<'_> {
             let (tell, dialling, options) = (tell.clone(), self.dialling.clone(), self.options.clone());
             let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
                 let rate = SharedRate::new(options.contract);
-                let path = ReachedPath { via, addr, rate: rate.clone(), lane_count: 1 };
-                let reached = dial(&dialling.options, &options, &path, &dialling.identity)
+                let target = Target { via, addr, rate: &rate, lanes: 1 };
+                let reached = dial(&dialling.options, &options, &target, &dialling.identity)
                     .map(|(lane, congestion_refused)| Reached { via, lane, rate, congestion_refused });
                 // Nobody waits any more: the lane ends here.
                 let _ = tell.send(reached);
@@ -366,14 +366,24 @@ fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, 
 /// A lane, and why the congestion control that was asked for is not in use.
 type DialledLane = (Lane, Option<Error>);
 
+/// Where a lane is dialled, and how.
+pub(super) struct Target<'a> {
+    pub(super) via: Via,
+    pub(super) addr: SocketAddr,
+    /// The rate that it shares with the other lanes of its path.
+    pub(super) rate: &'a SharedRate,
+    /// How many these are, with it.
+    pub(super) lanes: u32,
+}
+
 /// Dials one lane of a path.
 pub(super) fn dial(
     options: &CopyOptions,
     path: &PathOptions,
-    reached: &ReachedPath,
+    target: &Target<'_>,
     identity: &Identity,
 ) -> Result<DialledLane, Error> {
-    let ReachedPath { via, addr, rate, lane_count } = reached;
+    let Target { via, addr, rate, lanes } = target;
     let local = path.local.map(|ip| SocketAddr::new(ip, 0));
     match via {
         Via::Tcp => {
@@ -383,10 +393,10 @@ pub(super) fn dial(
             Ok((lane.into_lane(), congestion_refused))
         }
         Via::Quic => {
-            let mut quic = quic::QuicOptions::new(*addr, rate.clone());
+            let mut quic = quic::QuicOptions::new(*addr, (*rate).clone());
             quic.local = local;
-            quic.lanes = *lane_count;
-            quic.memory = lane_memory(options, path, *lane_count)?;
+            quic.lanes = *lanes;
+            quic.memory = lane_memory(options, path, *lanes)?;
             Ok((quic::connect(&quic, identity)?, None))
         }
     }

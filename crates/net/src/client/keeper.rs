@@ -14,9 +14,9 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::memory::Way;
 use sterna_proto::plan::{self, Decision, TcpPath, Via};
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
-use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
 
-use super::dial::{DialledPath, Dialling, FirstLane, PathDials, lane_memory};
+use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory};
 use super::job::{Direction, Job};
 use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath};
@@ -127,7 +127,12 @@ pub(super) fn run_session(
     });
     keeper.begin_path(&first_path, first, lane_count)?;
     for (number, dialled) in others {
-        keeper.start_path(&keeper.paths[number], dialled)?;
+        let path = &keeper.paths[number];
+        match options.dry_run {
+            // What would be used is to be told.
+            true => keeper.begin_dialled(path, dialled),
+            false => keeper.start_path(path, dialled)?,
+        }
     }
     let alive = Arc::clone(&keeper);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
@@ -169,11 +174,31 @@ fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, obser
 impl Keeper {
     /// Starts the lanes of a path on which the agent has been reached.
     fn begin_path(self: &Arc<Self>, path: &Arc<KeptPath>, first: FirstLane, lane_count: u32) -> Result<(), Error> {
-        let FirstLane { via, addr, rate, lane, .. } = first;
+        let FirstLane { via, addr, rate, lane, remembered, .. } = first;
+        let stats = lane.handle.stats();
+        let rtt = if stats.rtt_min.is_zero() { stats.rtt } else { stats.rtt_min };
+        let given = &path.options.contract;
+        let expected = given.target.or(remembered.map(|record| record.rate));
+        let expected = expected.map(|rate| given.ceiling.map_or(rate, |ceiling| rate.min(ceiling)));
         // Set once: by the one thread that reaches the agent on this path.
-        let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count });
+        let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected });
         let mut first = Some(lane);
         (0..lane_count).try_for_each(|_| self.start_lane(path, first.take()))
+    }
+
+    /// Begins a path that has been dialled, if the agent was reached on it.
+    fn begin_dialled(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) {
+        match dialled.wait() {
+            Some(Ok(first)) => {
+                let lane_count = decide_lanes(&self.options, path, &first, &self.observer);
+                // A host that gives no more threads keeps the lanes that it has.
+                let _ = self.begin_path(path, first, lane_count);
+            }
+            Some(Err(error)) => {
+                self.observer.event(CopyEvent::Session(SessionEvent::Notice(path.say(error.chain()))));
+            }
+            None => {}
+        }
     }
 
     /// Starts the thread that reaches the agent on one more path.
@@ -269,7 +294,11 @@ impl Keeper {
             let dialled = match next.take() {
                 Some(lane) => Ok(lane),
                 // What the first lane was refused was said then.
-                None => super::dial::dial(&self.options, &path.options, reached, &self.identity).map(|(lane, _)| lane),
+                None => {
+                    let ReachedPath { via, addr, ref rate, lane_count: lanes, .. } = *reached;
+                    let target = Target { via, addr, rate, lanes };
+                    dial(&self.options, &path.options, &target, &self.identity).map(|(lane, _)| lane)
+                }
             };
             let id = self.lanes.next();
             let was_dialled = dialled.is_ok();
@@ -469,6 +498,12 @@ impl Keeper {
         state.summary.bytes_held = progress.bytes_held;
         state.summary.bytes_holes = progress.bytes_holes;
         state.summary.limits = self.limits().report;
+        let memory = |path: &Arc<KeptPath>| {
+            let lanes = path.reached.get().map_or(1, |reached| reached.lane_count);
+            let each = lane_memory(&self.options, &path.options, lanes).unwrap_or(ByteCount(0));
+            ByteCount(each.0 * u64::from(lanes))
+        };
+        state.summary.paths = self.paths.iter().filter_map(|path| path.plan(memory(path))).collect();
         state.unsettled_bytes = self.end.unsettled_bytes();
         match state.aborted.take() {
             Some(error) => Err(error),

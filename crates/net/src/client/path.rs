@@ -3,13 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 use sterna_proto::location::HostPort;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::PathNumber;
-use sterna_proto::{BitRate, Error};
+use sterna_proto::{BitRate, ByteCount, Error};
 
 use super::memory::{self, PathFile};
 use super::{CopyProgress, ViaChoice};
@@ -72,6 +73,33 @@ pub(super) struct ReachedPath {
     pub(super) rate: SharedRate,
     /// Lanes that it began with.
     pub(super) lane_count: u32,
+    /// Its round trip when it was reached.
+    pub(super) rtt: Duration,
+    /// What it is expected to carry: given, or remembered.
+    pub(super) expected: Option<BitRate>,
+}
+
+/// A path on which the agent was reached, as a plan tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct PathPlan {
+    /// Its number.
+    pub path: PathNumber,
+    /// Its transport.
+    pub via: Via,
+    /// Where the agent is on it.
+    pub peer: SocketAddr,
+    /// Its round trip.
+    pub rtt: Duration,
+    /// Lanes that it begins with.
+    pub lanes: u32,
+    /// What it is expected to carry on the wire: given, or remembered; `None`: that is to be found out.
+    pub rate: Option<BitRate>,
+    /// The rate was given.
+    pub is_given: bool,
+    /// Data that its lanes may hold at this end; `None`: the kernel decides (TCP).
+    pub memory: Option<ByteCount>,
+    /// It is used only while no other is up.
+    pub standby: bool,
 }
 
 impl KeptPath {
@@ -123,6 +151,22 @@ impl KeptPath {
         let (peak, stats) = &mut *lock(&self.carried);
         peak.observe(progress.elapsed, bytes);
         *stats = together.or(*stats);
+    }
+
+    /// What is to be used of it, once the agent has been reached on it; `memory`: of its lanes together, if they are QUIC's.
+    pub(super) fn plan(&self, memory: ByteCount) -> Option<PathPlan> {
+        let ReachedPath { via, addr, lane_count, rtt, expected, .. } = self.reached.get()?;
+        Some(PathPlan {
+            path: self.number,
+            via: *via,
+            peer: *addr,
+            rtt: *rtt,
+            lanes: *lane_count,
+            rate: *expected,
+            is_given: self.options.contract.target.is_some(),
+            memory: (*via == Via::Quic).then_some(memory),
+            standby: self.options.standby,
+        })
     }
 
     /// Keeps in `file` what the session has taught about it. Errors: the file cannot be written.

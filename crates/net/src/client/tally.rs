@@ -64,6 +64,7 @@ impl TallyState {
                 self.settled.insert(&entry.path);
                 self.summary.done += 1;
                 self.summary.bytes += entry.size;
+                self.summary.blocks += entry.blocks().count().max(1);
             }
             FileOutcome::Skipped => {
                 self.settled.insert(&entry.path);

@@ -132,7 +132,13 @@ impl Exchange {
             .unversioned_rustls_crypto_provider(provider)
             .root_certs(RootCerts::from(tls.unwrap_or_default()))
             .build();
-        let agent = Agent::config_builder()
+        // A token in clear text goes to this host only (see `secrets`): not by way of a proxy.
+        let keeps_off_proxies = options.token.is_some() && locations.iter().any(|location| !location.is_encrypted);
+        let config = match keeps_off_proxies {
+            true => Agent::config_builder().proxy(None),
+            false => Agent::config_builder(),
+        };
+        let agent = config
             .http_status_as_error(false)
             // Followed here, where credentials are kept to their server.
             .max_redirects(0)

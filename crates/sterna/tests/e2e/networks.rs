@@ -113,3 +113,29 @@ fn paths_that_cannot_be_meant_are_wrong_usage() {
         site.copy(&agent).args(flags).arg("f").arg(agent.url("f")).run().expect(2).says(said);
     }
 }
+
+#[test]
+fn a_plan_is_printed_and_nothing_is_copied() {
+    let (site, agent) = site_with(3 * MIB);
+    let paths = [
+        format!("--path=remote={},via=quic,rate=40Mbit", agent.addr),
+        format!("--path=remote={},via=tcp,lanes=2,standby", agent.addr),
+    ];
+    let plan = |flags: &[String]| {
+        let outcome = site.copy(&agent).args(flags).args(["--explain", "f"]).arg(agent.url("f")).succeed();
+        outcome.summary()["plan"].clone()
+    };
+    let planned = plan(&paths);
+    let (first, blocks) = (&planned["paths"][0], &planned["blocks"]);
+    assert_eq!((&first["transport"], &first["rate_bps"], blocks), (&"quic".into(), &40_000_000.into(), &3.into()));
+    assert_eq!(planned["paths"].as_array().unwrap().len(), 1, "a standby path is not dialled: {planned}");
+    assert!(planned["memory_bytes"].as_u64() > Some(0), "{planned}");
+    // 25 Mbit at 93 % of 40 Mbit/s.
+    let time = planned["time_s"].as_f64().unwrap();
+    assert!((0.6..2.0).contains(&time), "{planned}");
+    assert!(!site.root().join("f").exists());
+    // Nothing is known of the rate, and the file is there.
+    assert_eq!(plan(&[])["time_s"], Value::Null);
+    site.copy(&agent).arg("f").arg(agent.url("f")).succeed();
+    assert_eq!(plan(&paths)["blocks"], 0);
+}

@@ -1,0 +1,84 @@
+//! `--explain`: what a copy would use, and how long it should take.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sterna_net::client::{CopySummary, PathPlan};
+use sterna_proto::plan::expect_time;
+use sterna_proto::quantity::readable_time;
+use sterna_proto::{BitRate, ByteCount};
+
+/// How long the copy should take; `None` when the rate of a path is not known.
+fn time(summary: &CopySummary) -> Option<Duration> {
+    let used: Vec<&PathPlan> = summary.paths.iter().filter(|path| !path.standby).collect();
+    let rates = used.iter().map(|path| path.rate).collect::<Option<Vec<BitRate>>>()?;
+    let rtt = used.iter().map(|path| path.rtt).max()?;
+    Some(expect_time(ByteCount(summary.bytes), &rates, rtt))
+}
+
+/// The most that lanes over QUIC hold at this end.
+fn memory(summary: &CopySummary) -> ByteCount {
+    ByteCount(summary.paths.iter().filter_map(|path| path.memory).map(|memory| memory.0).sum())
+}
+
+/// The plan, as lines.
+pub fn lines(summary: &CopySummary) -> Vec<String> {
+    let mut lines: Vec<String> = summary.paths.iter().map(path_line).collect();
+    if summary.done > 0 {
+        lines.push(format!("blocks   {}", summary.blocks));
+    }
+    let is_kernels = summary.paths.iter().any(|path| path.memory.is_none());
+    match (memory(summary), is_kernels) {
+        (ByteCount(0), false) => {}
+        (ByteCount(0), true) => lines.push("memory   of data in flight: the kernel's buffers for TCP".to_owned()),
+        (quic, _) => {
+            let more = if is_kernels { ", and the kernel's buffers for TCP" } else { "" };
+            lines.push(format!("memory   up to {quic} of data in flight at this end{more}"));
+        }
+    }
+    lines.push(match time(summary) {
+        _ if summary.done == 0 => "time     none: there is nothing to copy".to_owned(),
+        Some(time) => format!("time     about {}", readable_time(time)),
+        None => "time     not known: what the path carries is found out by the first copy, and remembered".to_owned(),
+    });
+    lines
+}
+
+fn path_line(path: &PathPlan) -> String {
+    let rate = match (path.rate, path.is_given) {
+        (Some(rate), true) => format!("{rate} as given"),
+        (Some(rate), false) => format!("{rate} as remembered"),
+        (None, _) => "rate to be found".to_owned(),
+    };
+    format!(
+        "path {}   {} to {}, RTT {}, {} lane{}, {rate}{}",
+        path.path.0 + 1,
+        path.via,
+        path.peer,
+        readable_time(path.rtt),
+        path.lanes,
+        if path.lanes == 1 { "" } else { "s" },
+        if path.standby { ", standby" } else { "" }
+    )
+}
+
+/// The plan, as JSON.
+pub fn value(summary: &CopySummary) -> Value {
+    let path = |path: &PathPlan| {
+        json!({
+            "path": path.path.0 + 1,
+            "transport": path.via.to_string(),
+            "peer": path.peer.to_string(),
+            "rtt_s": path.rtt.as_secs_f64(),
+            "lanes": path.lanes,
+            "rate_bps": path.rate.map(|rate| rate.0),
+            "standby": path.standby,
+        })
+    };
+    json!({
+        "paths": summary.paths.iter().map(path).collect::<Vec<Value>>(),
+        "blocks": summary.blocks,
+        "memory_bytes": memory(summary).0,
+        "time_s": time(summary).map(|time| time.as_secs_f64()),
+    })
+}
