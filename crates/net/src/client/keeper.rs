@@ -22,7 +22,7 @@ use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath};
 use super::stall::StallWatch;
 use super::tally::{Tally, TallyState};
-use super::{ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, TICK};
+use super::{ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, TICK, ViaChoice};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Lane;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
@@ -293,12 +293,7 @@ impl Keeper {
             let born = Instant::now();
             let dialled = match next.take() {
                 Some(lane) => Ok(lane),
-                // What the first lane was refused was said then.
-                None => {
-                    let ReachedPath { via, addr, ref rate, lane_count: lanes, .. } = *reached;
-                    let target = Target { via, addr, rate, lanes };
-                    dial(&self.options, &path.options, &target, &self.identity).map(|(lane, _)| lane)
-                }
+                None => self.dial_again(path, reached),
             };
             let id = self.lanes.next();
             let was_dialled = dialled.is_ok();
@@ -324,6 +319,28 @@ impl Keeper {
             backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
             self.wait(backoff);
         }
+    }
+
+    /// Dials one more lane of a path: by the other transport when its own does not get through any more, and the choice was ours.
+    fn dial_again(&self, path: &KeptPath, reached: &ReachedPath) -> Result<Lane, Error> {
+        let ReachedPath { via, addr, ref rate, lane_count: lanes, .. } = *reached;
+        let by = |via| {
+            let target = Target { via, addr, rate, lanes };
+            // What the first lane was refused was said then.
+            dial(&self.options, &path.options, &target, &self.identity).map(|(lane, _)| lane)
+        };
+        let failed = match by(via) {
+            Err(error) if path.options.via == ViaChoice::Auto && error.retry != Retry::Never => error,
+            dialled => return dialled,
+        };
+        let other = if via == Via::Tcp { Via::Quic } else { Via::Tcp };
+        if self.is_ending() {
+            return Err(failed);
+        }
+        // Neither: the path is away, and what its own transport says is the reason.
+        let Ok(lane) = by(other) else { return Err(failed) };
+        self.decide("transport", path, format!("{other} for a lane: no {via} to {addr} any more: {}", failed.chain()));
+        Ok(lane)
     }
 
     fn run_lane(&self, id: LaneId, path: &KeptPath, lane: Lane) -> Result<(), Error> {

@@ -139,3 +139,19 @@ fn a_plan_is_printed_and_nothing_is_copied() {
     site.copy(&agent).arg("f").arg(agent.url("f")).succeed();
     assert_eq!(plan(&paths)["blocks"], 0);
 }
+
+#[test]
+fn a_network_that_lets_udp_through_no_more_gets_lanes_over_tcp() {
+    let (site, agent) = site_with(16 * MIB);
+    let (tcp, udp) = Strait::tcp_and_udp(&agent);
+    udp.mark(4 * MIB as u64, Then::Hold);
+    // With a rate given the choice is QUIC.
+    let flags = ["--rate", "40Mbit", "--lanes", "1", "--compress", "never", "f"];
+    let outcome = site.copy(&agent).args(flags).arg(tcp.url("f")).succeed();
+    assert_eq!(udp.marks_reached(), 1);
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+    let transports: Vec<&Value> =
+        outcome.events.iter().filter(|event| event["event"] == "lane_up").map(|event| &event["transport"]).collect();
+    assert_eq!(transports, ["quic", "tcp"]);
+    outcome.says("no quic to");
+}

@@ -78,7 +78,20 @@ impl Strait {
 
     /// A UDP strait in front of `agent`.
     pub fn udp(agent: &crate::site::Agent) -> Self {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        Self::ferrying(agent, UdpSocket::bind("127.0.0.1:0").unwrap())
+    }
+
+    /// One of each, at the same port.
+    pub fn tcp_and_udp(agent: &crate::site::Agent) -> (Self, Self) {
+        loop {
+            let tcp = Self::tcp(agent);
+            // Another test may have the port for UDP.
+            let Ok(socket) = UdpSocket::bind(tcp.addr) else { continue };
+            return (tcp, Self::ferrying(agent, socket));
+        }
+    }
+
+    fn ferrying(agent: &crate::site::Agent, socket: UdpSocket) -> Self {
         let strait = Self::before(agent, socket.local_addr().unwrap());
         let shared = Arc::clone(&strait.shared);
         thread::spawn(move || shared.ferry_datagrams(socket));
