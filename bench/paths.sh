@@ -20,12 +20,13 @@ head -c 200MB /dev/urandom >"$work/file"
 
 # NAME MBIT-LOST-TO-THE-CUT FIRST-OUTAGE SECOND-OUTAGE
 while read -r row lost first second; do
+    first=${first#none} second=${second#none}
     for run in 1 2 3; do
         rm -f "$work/gs/paths"
         mkdir -p "$work/in"
         # shellcheck disable=SC2086 # flags are words
-        "$sterna" lab up --name "$name" --buffers 64MB --seed "$run" --rate 50Mbit --rtt 100ms ${first/-/} \
-            --second "--rate 30Mbit --rtt 60ms ${second/-/}" >/dev/null
+        "$sterna" lab up --name "$name" --buffers 64MB --seed "$run" --rate 50Mbit --rtt 100ms $first \
+            --second "--rate 30Mbit --rtt 60ms $second" >/dev/null
         "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" \
             >/dev/null 2>&1 &
         agent=$!
@@ -47,7 +48,7 @@ print(json.dumps({"row": row, "run": int(run), "elapsed_s": round(summary["elaps
     "share": round(summary["goodput_bps"] * summary["elapsed_s"] / possible / 1e6, 3)}))' "$row" "$run" "$lost" "$summary"
     done
 done >>"$output" <<'ROWS'
-together 0 - -
-second-cut 300 - --outage=9s+10s
-first-cut 500 --outage=9s+10s -
+together 0 none none
+second-cut 300 none --outage=9s+10s
+first-cut 500 --outage=9s+10s none
 ROWS

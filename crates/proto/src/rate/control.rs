@@ -37,8 +37,9 @@ pub struct RateControl {
     round: Round,
     /// Losses of the epoch, older ones fading.
     standing: Losses,
-    /// Rounds in a row with a queue.
+    /// Rounds in a row with a queue, and when the first of them ended.
     queued_rounds: u32,
+    queued_since: Option<Instant>,
     /// The queue did not go when we sent less: it is that of others.
     is_foreign_queue: bool,
     trial: Option<Trial>,
@@ -146,6 +147,7 @@ impl RateControl {
             round: Round::new(),
             standing: Losses::default(),
             queued_rounds: 0,
+            queued_since: None,
             is_foreign_queue: false,
             trial: None,
             noise: contract.loss_ceiling(),
@@ -309,7 +311,8 @@ impl RateControl {
 
     fn start_epoch(&mut self) {
         self.epoch += 1;
-        (self.round, self.standing, self.queued_rounds) = (Round::new(), Losses::default(), 0);
+        (self.round, self.standing) = (Round::new(), Losses::default());
+        (self.queued_rounds, self.queued_since) = (0, None);
     }
 
     /// Looks for the rate: near what is remembered, or from the beginning.
@@ -373,14 +376,14 @@ impl RateControl {
         if self.noise_since.is_some_and(|since| now.saturating_duration_since(since) > NOISE_KEPT) {
             (self.noise, self.noise_since) = (self.contract.loss_ceiling(), None);
         }
-        self.watch_queue();
+        self.watch_queue(now);
         let epoch = self.epoch;
         let cure = self.cure();
         if self.round.losses.exceeds(self.noise) || self.standing.exceeds(self.noise) || cure == Cure::Useless {
             self.handle_excess(now);
-        } else if self.queued_rounds >= 2 && self.falls_behind(KEEPS_UP) {
+        } else if self.queue_stands(now) && self.falls_behind(KEEPS_UP) {
             self.cut(now, QUEUE_CUT);
-        } else if self.queued_rounds >= QUEUED_ROUNDS && self.falls_behind(KEEPS_UP_LONG) {
+        } else if self.queue_stands(now) && self.queued_rounds >= QUEUED_ROUNDS && self.falls_behind(KEEPS_UP_LONG) {
             self.cut(now, FIRST_CUT);
         } else if cure == Cure::Done {
             self.trial = None;
@@ -410,10 +413,17 @@ impl RateControl {
         }
     }
 
-    fn watch_queue(&mut self) {
+    fn watch_queue(&mut self, now: Instant) {
         let is_queueing = self.is_queueing();
+        self.queued_since = is_queueing.then(|| self.queued_since.unwrap_or(now));
         self.queued_rounds = if is_queueing { self.queued_rounds + 1 } else { 0 };
         self.is_foreign_queue = is_queueing && (self.is_foreign_queue || self.queued_rounds >= DRAIN_ROUNDS);
+    }
+
+    /// A queue has stood for longer than a host stalls.
+    fn queue_stands(&self, now: Instant) -> bool {
+        let stood = self.queued_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.queued_rounds >= 2 && (stood >= QUEUE_STANDS || self.contract.manner == Manner::Polite)
     }
 
     /// A queue stood during the whole round, and less than our rate came through.
@@ -627,6 +637,9 @@ const STALL_CUT: f64 = 0.5;
 /// sender takes any that can be told from the jitter of an idle host.
 const QUEUE_MIN: Duration = Duration::from_millis(25);
 const POLITE_QUEUE_MIN: Duration = Duration::from_millis(8);
+
+/// How long a queue must have stood to be held against the rate. Guess: busy hosts, and routers in software, stall for less.
+const QUEUE_STANDS: Duration = Duration::from_millis(200);
 
 /// Delivery keeps up when it reaches this part of the rate: bursts and late wake-ups cost a few per cent. With a queue that
 /// has stood for [`QUEUED_ROUNDS`] less is enough to yield: somebody else is taking what we do not get.
