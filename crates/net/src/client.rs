@@ -6,8 +6,10 @@
 
 mod dial;
 mod direct;
+pub(crate) mod errand;
 mod memory;
 mod stall;
+mod third_party;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -109,6 +111,8 @@ pub struct CopyOptions {
     pub web_token: Option<TokenSource>,
     /// A file of certificates of authorities that web servers may have beside those of this host.
     pub web_authority: Option<PathBuf>,
+    /// The peer that has asked an agent for this copy: at the other agent it has the rights that both have.
+    pub on_behalf_of: Option<Fingerprint>,
 }
 
 /// What the person who runs a copy sees and says; called from many threads.
@@ -119,6 +123,11 @@ pub trait CopyObserver: Send + Sync {
     fn progress(&self, progress: &CopyProgress);
     /// Whether the agent at `remote` with this key is trusted. Errors: it is not, with the reason for the person.
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error>;
+    /// The keys that the agent at `remote` may have, as far as they are known without asking anybody; the agent that is to reach
+    /// it has the key `beside`. Errors: what is known cannot be read.
+    fn expected_keys(&self, _remote: &RemoteLocation, _beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        Ok(Vec::new())
+    }
     /// Whether the person wants to stop.
     fn stopped(&self) -> bool;
 }
@@ -128,7 +137,7 @@ pub trait CopyObserver: Send + Sync {
 pub enum CopyEvent {
     /// A decision, with its reason.
     Decision {
-        /// What about: `transport`, `lanes`, `congestion` or `compression`.
+        /// What about: `transport`, `lanes`, `congestion`, `compression` or `agent`.
         subject: &'static str,
         /// Why.
         rationale: String,
@@ -220,16 +229,25 @@ pub fn copy(
     identity: &Identity,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
-    let mut started = Instant::now();
     if let Some(direct) = direct::Direct::plan(options)? {
         return direct.copy(options, observer);
     }
+    if let Some(third_party) = third_party::ThirdPartyCopy::plan(options)? {
+        return third_party.copy(options, identity, observer);
+    }
     let job = Job::plan(options)?;
     let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
+    copy_job(options, &job, identity, &tally)
+}
+
+/// Runs one job to its end. Errors: as [`copy`].
+fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
+    let mut started = Instant::now();
+    let observer = &tally.observer;
     // Since when the agent has been looked for again, after it lost a session.
     let mut lost_since: Option<Instant> = None;
     loop {
-        match run_session(options, &job, identity, observer, &tally, &mut started) {
+        match run_session(options, job, identity, observer, tally, &mut started) {
             Err(error) if error.kind == ErrorKind::SessionLost && !observer.stopped() => {
                 lost_since = Some(Instant::now());
                 lock(&tally.state).start_over();
@@ -264,12 +282,34 @@ struct Job {
 
 enum Direction {
     Push { sources: PushSources, destination: Vec<u8> },
-    Pull { sources: Vec<Vec<u8>>, destination: PathBuf },
+    Pull { sources: Vec<Vec<u8>>, destination: PullPlace },
+}
+
+/// Where a pull writes.
+enum PullPlace {
+    Local(PathBuf),
+    /// A path beneath a root of an agent.
+    Beneath(Root, Vec<u8>),
+}
+
+impl PullPlace {
+    fn resolve(&self) -> Result<(Root, Vec<u8>), Error> {
+        use std::os::unix::ffi::OsStrExt;
+        match self {
+            Self::Local(path) => Root::for_local_destination(path.as_os_str().as_bytes()),
+            Self::Beneath(root, path) => Ok((root.clone(), path.clone())),
+        }
+    }
 }
 
 enum PushSources {
     Local(Vec<PathBuf>),
     Web(Vec<WebLocation>),
+    /// Beneath roots of an agent.
+    Places {
+        places: Vec<Source>,
+        several: bool,
+    },
 }
 
 impl PushSources {
@@ -281,7 +321,7 @@ impl PushSources {
             match source {
                 Location::Local(path) => local.push(path.clone()),
                 Location::Web(location) => web.push(location.clone()),
-                Location::Remote(_) => return usage("both ends are remote: run the copy at one of the two hosts"),
+                Location::Remote(_) => return usage(third_party::TWO_KINDS),
             }
         }
         match (local.is_empty(), web.is_empty()) {
@@ -296,6 +336,7 @@ impl PushSources {
         match self {
             Self::Local(paths) => paths.len() > 1 || paths.iter().any(|path| means_many(path)),
             Self::Web(locations) => locations.len() > 1,
+            Self::Places { several, .. } => *several,
         }
     }
 }
@@ -329,18 +370,9 @@ impl Job {
                         Location::Web(_) => return usage(direct::TWO_KINDS),
                     }
                 }
-                let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
-                if let Some(remote) = remotes.iter().find(upward) {
-                    return usage(&format!(
-                        "{remote} has a .. in its path, which agents do not follow: write the path without"
-                    ));
-                }
-                let first = remotes[0].clone();
-                if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
-                    return usage("the sources are at several agents: copy from one at a time");
-                }
+                let first = one_agent(&remotes)?.clone();
                 let sources = remotes.iter().map(|remote| remote.path.clone()).collect();
-                let direction = Direction::Pull { sources, destination: destination.clone() };
+                let direction = Direction::Pull { sources, destination: PullPlace::Local(destination.clone()) };
                 Ok(Self { remote: first, direction })
             }
         }
@@ -376,6 +408,14 @@ impl Job {
                     Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
                 Ok((sender, None))
             }
+            Direction::Push { sources: PushSources::Places { places, .. }, .. } => {
+                let (settled, pool) = (tally.settled(), BufferPool::new());
+                let compression = Compression { wish: options.compress, rate: options.contract.target };
+                let places = places.clone();
+                let sender =
+                    Sender::start(places, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                Ok((sender, None))
+            }
             Direction::Push { sources: PushSources::Local(sources), .. } => {
                 let mut missing = Vec::new();
                 let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
@@ -392,8 +432,7 @@ impl Job {
                 Ok((sender, None))
             }
             Direction::Pull { sources, destination } => {
-                use std::os::unix::ffi::OsStrExt;
-                let (root, path) = Root::for_local_destination(destination.as_os_str().as_bytes())?;
+                let (root, path) = destination.resolve()?;
                 let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
                 let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
                 let receiver = Receiver::start(
@@ -419,6 +458,20 @@ impl Job {
             }
         }
     }
+}
+
+/// The agent that all sources are at, by the first of them. Errors: `Usage`.
+fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a RemoteLocation, Error> {
+    let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
+    if let Some(remote) = remotes.iter().find(upward) {
+        return usage(&format!("{remote} has a .. in its path, which agents do not follow: write the path without"));
+    }
+    let first = remotes[0];
+    if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
+        return usage("the sources are at several agents: copy from one at a time");
+    }
+    Ok(first)
 }
 
 fn local_source(path: &std::path::Path) -> Result<Source, Error> {
@@ -466,6 +519,11 @@ struct TallyState {
 impl Tally {
     fn settled(&self) -> Arc<SettledPaths> {
         Arc::clone(&lock(&self.state).earlier)
+    }
+
+    /// Leaves out files that were settled before this copy began.
+    fn leave_out(&self, settled: SettledPaths) {
+        Arc::make_mut(&mut lock(&self.state).earlier).extend(settled);
     }
 }
 
@@ -582,7 +640,11 @@ fn run_session(
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
         lanes: LaneIds::default(),
-        hello: Hello { contract: budget.contract(), ..Hello::new(random_session()?, job.request(options)) },
+        hello: Hello {
+            contract: budget.contract(),
+            on_behalf_of: options.on_behalf_of.map(|key| key.0),
+            ..Hello::new(random_session()?, job.request(options))
+        },
         welcomed: AtomicBool::new(false),
         remote: job.remote.clone(),
         addr,

@@ -83,7 +83,7 @@ impl RemoteLocation {
                 _ => return Err(wrong("the port is not a number from 1 to 65535")),
             },
         };
-        if host.is_empty() || host.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@') {
+        if !Self::is_host(host) {
             return Err(wrong("the host is not well formed"));
         }
         let path = percent_decode(path.strip_prefix(b"/").unwrap_or(path))
@@ -92,6 +92,12 @@ impl RemoteLocation {
             return Err(wrong("a path cannot hold a NUL byte"));
         }
         Ok(Self { host: host.to_owned(), port, path })
+    }
+
+    /// Whether this can be the name or address of a host.
+    pub fn is_host(host: &str) -> bool {
+        let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@';
+        !host.is_empty() && !host.bytes().any(is_odd)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::quantity::readable_time;
-use sterna_proto::session::{FileOutcome, LaneId, Request, SessionId};
+use sterna_proto::session::{ActiveEnd, FileOutcome, LaneId, PassiveAgent, Request, SessionId};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 
 use super::ONLY_ROOT;
@@ -69,9 +69,12 @@ impl SessionLog {
         let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("session {name}");
         log.line(&format!("{name}: {}, by {} at {from}", described(request), peer.short()));
-        let (Request::Push { dry_run, .. } | Request::Pull { dry_run, .. }) = request;
+        let is_dry_run = match request {
+            Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
+            Request::ThirdParty(copy) => copy.dry_run,
+        };
         let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
-        Self { log, name, is_dry_run: *dry_run, linger, started, tally }
+        Self { log, name, is_dry_run, linger, started, tally }
     }
 
     /// A lane has joined.
@@ -260,20 +263,38 @@ impl Observer for SessionLog {
     }
 }
 
-fn described(request: &Request) -> String {
-    let shown = |path: &[u8]| match path.iter().all(|&b| b == b'/') {
+fn shown(path: &[u8]) -> String {
+    match path.iter().all(|&b| b == b'/') {
         true => ONLY_ROOT.to_owned(),
         false => format!("{:?}", String::from_utf8_lossy(path)),
+    }
+}
+
+fn shown_sources(sources: &[Vec<u8>]) -> String {
+    let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| shown(source)).collect();
+    let rest = match sources.len().saturating_sub(SOURCES_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
     };
+    format!("{}{rest}", first.join(", "))
+}
+
+fn described(request: &Request) -> String {
     let (words, dry_run) = match request {
         Request::Push { destination, dry_run, .. } => (format!("push to {}", shown(destination)), dry_run),
-        Request::Pull { sources, dry_run, .. } => {
-            let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| shown(source)).collect();
-            let rest = match sources.len().saturating_sub(SOURCES_NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
+        Request::Pull { sources, dry_run, .. } => (format!("pull of {}", shown_sources(sources)), dry_run),
+        Request::ThirdParty(copy) => {
+            let PassiveAgent { host, port, .. } = &copy.passive;
+            let words = match copy.active {
+                ActiveEnd::Source => {
+                    format!("third-party push of {} to {host}:{port}", shown_sources(&copy.sources))
+                }
+                ActiveEnd::Destination => {
+                    let sources = shown_sources(&copy.sources);
+                    format!("third-party pull of {sources} from {host}:{port} to {}", shown(&copy.destination))
+                }
             };
-            (format!("pull of {}{rest}", first.join(", ")), dry_run)
+            (words, &copy.dry_run)
         }
     };
     if *dry_run { format!("dry run of a {words}") } else { words }

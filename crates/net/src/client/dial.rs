@@ -243,7 +243,8 @@ impl Dialling<'_> {
     }
 }
 
-fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
+/// The addresses of a host. Errors: `Unreachable`.
+pub(super) fn resolve(remote: &RemoteLocation) -> Result<Vec<SocketAddr>, Error> {
     if let Ok(ip) = remote.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, remote.port)]);
     }

@@ -62,6 +62,14 @@ impl Grant {
         self.roots.get(name).copied().unwrap_or(self.other_roots)
     }
 
+    /// What both this grant and another one allow.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let names = self.roots.keys().chain(other.roots.keys());
+        let roots = names.map(|name| (name.clone(), self.rights(name).min(other.rights(name)))).collect();
+        Self { other_roots: self.other_roots.min(other.other_roots), roots }
+    }
+
     /// Reads the words after the fingerprint: none of them is everything; naming roots grants these roots only,
     /// unless a bare `ro`, `rw` or `none` speaks for the others.
     fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, String> {
