@@ -340,3 +340,28 @@ fn conclusion_of(summary: &CopySummary) -> Conclusion {
         limits: summary.limits,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(reachable: Reachable, host: &str, port: u16) -> Option<String> {
+        let rules = ThirdPartyRules { reachable, memory_dir: None };
+        let passive = PassiveAgent { host: host.to_owned(), port, keys: vec![[0; 32]] };
+        rules.check(&passive).err().map(|error| error.text().to_owned())
+    }
+
+    #[test]
+    fn only_hosts_that_the_operator_named_are_reached() {
+        let hub = || Reachable::These(vec![ReachableHost { host: "hub".to_owned(), port: 7373 }]);
+        assert_eq!(refusal(hub(), "hub", 7373), None);
+        assert_eq!(refusal(hub(), "HUB", 7373), None, "names of hosts have no case");
+        assert_eq!(refusal(Reachable::Any, "169.254.169.254", 80), None);
+        for (host, port) in [("hub", 22), ("hub.", 7373), ("127.0.0.1", 7373), ("hub.evil", 7373)] {
+            let said = refusal(hub(), host, port).unwrap();
+            assert!(said.contains(&format!("--third-party {host}:{port}")), "{said}");
+        }
+        let said = refusal(Reachable::These(Vec::new()), "::1", 7373).unwrap();
+        assert!(said.contains("runs no copies with other agents") && said.contains("[::1]:7373"), "{said}");
+    }
+}

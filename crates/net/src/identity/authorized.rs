@@ -257,6 +257,24 @@ mod tests {
     }
 
     #[test]
+    fn two_grants_together_are_the_lesser_of_both() {
+        use Rights::{None, Read, ReadWrite};
+        let cases = [
+            ("", "", [ReadWrite, ReadWrite, ReadWrite]),
+            ("rw", "ro", [Read, Read, Read]),
+            ("in=rw", "out=rw", [None, None, None]),
+            ("in=rw ro", "in=ro out=rw", [Read, Read, None]),
+            ("none", "rw", [None, None, None]),
+        ];
+        for (one, other, expected) in cases {
+            let (one, other) = (grant_of(&format!("{PEER} {one}")), grant_of(&format!("{PEER} {other}")));
+            for both in [one.and(&other), other.and(&one)] {
+                assert_eq!(["in", "out", "other"].map(|name| both.rights(name)), expected);
+            }
+        }
+    }
+
+    #[test]
     fn a_revoked_peer_is_out_at_the_next_question() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::site::{Agent, BINARY, CopyCommand, Site, wait_until};
+use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
 use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_tree, write};
 
@@ -95,7 +95,10 @@ fn where_the_source_runs_no_copies_the_destination_pulls() {
     sites.write("tree/large", 3 * MIB);
     sites.write("tree/small", 10);
     let strait = Strait::tcp(&destination);
-    let copied = sites.copy(&source, &destination).arg(source.url("tree")).arg(strait.url("")).succeed();
+    let mut copy = sites.copy(&source, &destination);
+    let copied =
+        copy.args(["--via", "quic", "--rate", "200Mbit"]).arg(source.url("tree")).arg(strait.url("")).succeed();
+    assert_eq!(copied.last("lane_up")["transport"], "quic");
     assert_same_tree(&sites.near.root().join("tree"), &sites.far.root().join("tree"));
     copied.says("pulls from").says("--third-party");
     let (up, down) = strait.passed();
@@ -272,35 +275,51 @@ fn a_command_whose_connection_is_cut_comes_back_and_knows_all() {
 /// Size of the file that copies are stopped in. Reason: kernels hold less than half of it.
 const LARGE_BYTES: usize = 12 * MIB;
 
+/// Which agent runs the copy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Active {
+    Source,
+    Destination,
+}
+
+const BOTH: [Active; 2] = [Active::Source, Active::Destination];
+
 /// A copy that can be held in its middle.
 struct Held {
     sites: Triangle,
+    active: Active,
+    flags: Vec<&'static str>,
     source: Agent,
     destination: Agent,
+    /// In front of the passive agent.
     between: Strait,
 }
 
 impl Held {
-    fn new(flags: &[&str]) -> Self {
+    fn new(active: Active, flags: &[&'static str]) -> Self {
         let sites = Triangle::new();
         sites.write("tree/early", 1000);
         sites.write("tree/large", LARGE_BYTES);
-        let all = [&["--third-party", "any"], flags].concat();
-        let source = Triangle::agent(&sites.near, "127.0.0.1:0", &all);
-        let destination = sites.destination();
-        let between = Strait::tcp(&destination);
-        Self { sites, source, destination, between }
+        let flags = [&["--third-party", "any"], flags].concat();
+        let of = |end| if active == end { &flags[..] } else { &[] };
+        let source = Triangle::agent(&sites.near, "127.0.0.1:0", of(Active::Source));
+        let destination = Triangle::agent(&sites.far, "127.0.0.1:0", of(Active::Destination));
+        let between = Strait::tcp(if active == Active::Source { &destination } else { &source });
+        Self { sites, active, flags, source, destination, between }
     }
 
     fn command(&self, flags: &[&str]) -> CopyCommand {
         let mut copy = self.sites.copy(&self.source, &self.destination);
         copy.args(["--via", "tcp", "--lanes", "2", "--compress", "never"]).args(flags);
-        copy.arg(self.source.url("tree")).arg(self.between.url(""));
+        match self.active {
+            Active::Source => copy.arg(self.source.url("tree")).arg(self.between.url("")),
+            Active::Destination => copy.arg(self.between.url("tree")).arg(self.destination.url("")),
+        };
         copy
     }
 
     /// Starts a copy and waits until it is held.
-    fn start(&self, flags: &[&str]) -> crate::site::Copying {
+    fn start(&self, flags: &[&str]) -> Copying {
         self.between.mark(6_000_000, Then::Hold);
         let copying = self.command(flags).start();
         wait_until("the middle of the copy", || self.between.marks_reached() > 0);
@@ -308,10 +327,29 @@ impl Held {
     }
 
     /// Starts a copy that takes some seconds, and waits until its small file is there.
-    fn start_slowly(&self, flags: &[&str]) -> crate::site::Copying {
+    fn start_slowly(&self, flags: &[&str]) -> Copying {
         let mut copying = self.command(&[&["--rate", "8Mbit"], flags].concat()).start();
         copying.wait_for("the small file", |event| event["path"] == "tree/early");
         copying
+    }
+
+    fn running(&self) -> &Agent {
+        if self.active == Active::Source { &self.source } else { &self.destination }
+    }
+
+    fn passive(&self) -> &Agent {
+        if self.active == Active::Source { &self.destination } else { &self.source }
+    }
+
+    /// Ends the agent of one end by `end`, and starts it anew.
+    fn restart(&mut self, which: Active, end: impl FnOnce(&mut Agent)) {
+        let flags = if which == self.active { &self.flags[..] } else { &[] };
+        let (site, agent) = match which {
+            Active::Source => (&self.sites.near, &mut self.source),
+            Active::Destination => (&self.sites.far, &mut self.destination),
+        };
+        end(agent);
+        *agent = Triangle::agent(site, &agent.addr.to_string(), flags);
     }
 
     fn check(&self) {
@@ -320,25 +358,34 @@ impl Held {
 }
 
 #[test]
-fn a_copy_survives_the_death_of_the_agent_that_receives() {
-    let mut held = Held::new(&[]);
-    let copying = held.start(&[]);
-    held.destination.kill();
-    held.between.release();
-    held.destination = Triangle::agent(&held.sites.far, &held.destination.addr.to_string(), &[]);
-    let copied = copying.finish().expect(0);
-    assert_eq!(copied.summary()["copied"], 2, "{}", copied.describe());
-    assert!(copied.count("restarted") > 0);
-    held.check();
+fn a_copy_survives_the_death_of_the_agent_that_was_reached() {
+    for active in BOTH {
+        let mut held = Held::new(active, &[]);
+        let copying = held.start(&[]);
+        let passive = if active == Active::Source { Active::Destination } else { Active::Source };
+        held.restart(passive, Agent::kill);
+        held.between.release();
+        let copied = copying.finish().expect(0);
+        assert_eq!(copied.summary()["copied"], 2, "{}", copied.describe());
+        assert!(copied.count("restarted") > 0);
+        held.check();
+    }
 }
 
 #[test]
-fn a_copy_survives_the_death_of_the_agent_that_runs_it() {
-    for overwrite in ["if-changed", "never"] {
-        let mut held = Held::new(&[]);
+fn a_copy_survives_the_end_of_the_agent_that_runs_it() {
+    let kill = |agent: &mut Agent| agent.kill();
+    let stop = |agent: &mut Agent| assert!(agent.terminate().success());
+    let ends: [(Active, &str, &dyn Fn(&mut Agent)); 4] = [
+        (Active::Source, "if-changed", &kill),
+        (Active::Source, "never", &kill),
+        (Active::Destination, "if-changed", &kill),
+        (Active::Destination, "never", &stop),
+    ];
+    for (active, overwrite, end) in ends {
+        let mut held = Held::new(active, &[]);
         let copying = held.start_slowly(&["--overwrite", overwrite]);
-        held.source.kill();
-        held.source = Triangle::agent(&held.sites.near, &held.source.addr.to_string(), &["--third-party", "any"]);
+        held.restart(active, end);
         let copied = copying.finish().expect(0);
         assert!(copied.count("restarted") > 0);
         let summary = copied.summary();
@@ -349,33 +396,37 @@ fn a_copy_survives_the_death_of_the_agent_that_runs_it() {
 
 #[test]
 fn a_killed_command_leaves_a_copy_that_the_next_one_takes_over() {
-    let held = Held::new(&[]);
-    let mut copying = held.start(&[]);
-    copying.kill();
-    held.between.release();
-    held.command(&[]).succeed();
-    held.check();
+    for active in BOTH {
+        let held = Held::new(active, &[]);
+        let mut copying = held.start(&[]);
+        copying.kill();
+        held.between.release();
+        held.command(&[]).succeed();
+        held.check();
+    }
 }
 
 #[test]
 fn a_copy_whose_command_does_not_come_back_is_stopped() {
-    let held = Held::new(&["--linger", "1s"]);
+    let held = Held::new(Active::Source, &["--linger", "1s"]);
     let mut copying = held.start_slowly(&[]);
     copying.kill();
-    held.source.wait_for_log("ended early: no lane to the peer for 1 s");
-    held.destination.wait_for_log("ended early");
+    held.running().wait_for_log("ended early: no lane to the peer for 1 s");
+    held.passive().wait_for_log("ended early");
     assert!(!held.sites.far.root().join("tree/large").exists());
 }
 
 #[test]
 fn a_person_who_stops_the_command_stops_the_copy() {
-    let held = Held::new(&[]);
-    let mut copying = held.start_slowly(&[]);
-    copying.interrupt();
-    held.source.wait_for_log("ended early: the copy was stopped");
-    copying.finish().expect(130);
-    held.destination.wait_for_log("ended early");
-    assert!(!held.sites.far.root().join("tree/large").exists());
-    held.command(&[]).succeed();
-    held.check();
+    for active in BOTH {
+        let held = Held::new(active, &[]);
+        let mut copying = held.start_slowly(&[]);
+        copying.interrupt();
+        held.running().wait_for_log("ended early: the copy was stopped");
+        copying.finish().expect(130);
+        held.passive().wait_for_log("ended early");
+        assert!(!held.sites.far.root().join("tree/large").exists());
+        held.command(&[]).succeed();
+        held.check();
+    }
 }

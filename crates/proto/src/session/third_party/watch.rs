@@ -197,3 +197,125 @@ impl WatchSession {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{ErrorKind, Phase, Scope};
+
+    const LANE: LaneId = LaneId(0);
+    const LINGER: Duration = Duration::from_secs(600);
+
+    fn ends() -> (WatchSession, WatchSession) {
+        let mut ends = (WatchSession::new(WatchSide::Command, LINGER), WatchSession::new(WatchSide::Agent, LINGER));
+        connect(&mut ends, LANE);
+        ends
+    }
+
+    fn connect((command, agent): &mut (WatchSession, WatchSession), lane: LaneId) {
+        command.handle_lane_up(lane);
+        agent.handle_lane_up(lane);
+    }
+
+    fn notice(number: usize) -> Told {
+        Told::Notice(number.to_string())
+    }
+
+    /// Carries what `from` has to say on `lane` to `to`.
+    fn carry(from: &mut WatchSession, to: &mut WatchSession, lane: LaneId) {
+        while let Some(frame) = from.poll_frame(lane) {
+            match frame {
+                Frame::Messages { first, encoded } => to.handle_messages(first, &encoded).unwrap(),
+                Frame::Acknowledge { next } => to.handle_acknowledgement(next).unwrap(),
+                other => panic!("{other:?} is no frame of the log"),
+            }
+        }
+    }
+
+    fn heard(command: &mut WatchSession) -> Vec<String> {
+        std::iter::from_fn(|| command.poll_event())
+            .map(|event| match event {
+                WatchEvent::Told(Told::Notice(text)) => text,
+                WatchEvent::Concluded(conclusion) => format!("{} done", conclusion.done),
+                WatchEvent::Aborted(error) => error.text().to_owned(),
+                other => panic!("{other:?} was never told"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_a_dead_lane_took_along_is_heard_on_the_next_and_once() {
+        let mut ends = ends();
+        ends.1.tell(notice(0));
+        carry(&mut ends.1, &mut ends.0, LANE);
+        ends.1.tell(notice(1));
+        // On its way when the lane dies, with the acknowledgement of the first.
+        assert!(ends.1.poll_frame(LANE).is_some());
+        let now = Instant::now();
+        ends.0.handle_lane_down(LANE, now);
+        ends.1.handle_lane_down(LANE, now);
+        ends.1.conclude(Conclusion { done: 7, ..Conclusion::default() });
+        ends.1.handle_timeout(now + LINGER / 2);
+        assert!(!ends.1.is_over(), "the outcome is kept for a command that comes back");
+        connect(&mut ends, LaneId(1));
+        carry(&mut ends.1, &mut ends.0, LaneId(1));
+        assert_eq!(heard(&mut ends.0), ["0", "1", "7 done"]);
+        assert!(!ends.0.is_over(), "the agent does not know yet that it was heard");
+        carry(&mut ends.0, &mut ends.1, LaneId(1));
+        assert!(ends.0.is_over() && ends.1.is_over());
+    }
+
+    #[test]
+    fn a_command_that_hears_too_little_holds_nothing_up_and_the_end_says_so() {
+        let mut ends = ends();
+        let error = || Error::new(ErrorKind::Io, Scope::Source, Phase::Transfer, "x");
+        for _ in 0..100_000 {
+            ends.1.tell(Told::Unreadable(error()));
+        }
+        assert!(ends.1.log.waiting_bytes() < 16 << 20);
+        ends.1.conclude(Conclusion { failed: 100_000, ..Conclusion::default() });
+        carry(&mut ends.1, &mut ends.0, LANE);
+        let mut count = 0;
+        let mut last = Vec::new();
+        while let Some(event) = ends.0.poll_event() {
+            match event {
+                WatchEvent::Told(Told::Unreadable(_)) => count += 1,
+                other => last.push(other),
+            }
+        }
+        let [WatchEvent::Told(Told::Notice(text)), WatchEvent::Concluded(conclusion)] = &last[..] else {
+            panic!("{last:?}")
+        };
+        assert!(text.starts_with(&format!("{} outcomes were not told", 100_000 - count)), "{text}");
+        assert!(count > 0 && conclusion.failed == 100_000);
+    }
+
+    #[test]
+    fn a_stop_reaches_the_agent_and_one_whose_command_is_gone_stops_by_itself() {
+        let stopped = || Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
+        let mut ends = ends();
+        ends.0.abort(stopped());
+        carry(&mut ends.0, &mut ends.1, LANE);
+        assert_eq!(heard(&mut ends.1), ["stopped"]);
+        ends.1.tell(notice(0));
+        carry(&mut ends.1, &mut ends.0, LANE);
+        assert_eq!(heard(&mut ends.0), ["stopped"], "nothing is told behind the end");
+        assert!(ends.0.is_over() && ends.1.is_over());
+
+        let (_, mut alone) = self::ends();
+        let now = Instant::now();
+        alone.handle_lane_down(LANE, now);
+        alone.handle_timeout(now + LINGER - Duration::from_millis(1));
+        assert!(alone.poll_event().is_none());
+        alone.handle_timeout(now + LINGER);
+        assert!(matches!(alone.poll_event(), Some(WatchEvent::Aborted(_))));
+    }
+
+    #[test]
+    fn neither_end_takes_what_only_the_other_one_says() {
+        let (mut command, mut agent) = ends();
+        let told = Message::Told(Box::new(notice(0))).encode();
+        assert!(agent.handle_messages(0, &told).is_err() && agent.is_concluded());
+        assert!(command.handle_messages(0, &Message::Bye.encode()).is_err() && command.is_concluded());
+    }
+}
