@@ -328,7 +328,7 @@ impl Held {
 
     /// Starts a copy that takes some seconds, and waits until its small file is there.
     fn start_slowly(&self, flags: &[&str]) -> Copying {
-        let mut copying = self.command(&[&["--rate", "8Mbit"], flags].concat()).start();
+        let mut copying = self.command(&[&["--rate", "20Mbit"], flags].concat()).start();
         copying.wait_for("the small file", |event| event["path"] == "tree/early");
         copying
     }
