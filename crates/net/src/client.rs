@@ -42,8 +42,10 @@ use crate::session::{
 use crate::web::{TokenSource, Web};
 
 use self::dial::{FirstLane, dial, dial_first, lane_memory};
+use self::errand::PullPlace;
 use self::memory::PathFile;
 use self::stall::StallWatch;
+use self::third_party::one_agent;
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
@@ -285,23 +287,6 @@ enum Direction {
     Pull { sources: Vec<Vec<u8>>, destination: PullPlace },
 }
 
-/// Where a pull writes.
-enum PullPlace {
-    Local(PathBuf),
-    /// A path beneath a root of an agent.
-    Beneath(Root, Vec<u8>),
-}
-
-impl PullPlace {
-    fn resolve(&self) -> Result<(Root, Vec<u8>), Error> {
-        use std::os::unix::ffi::OsStrExt;
-        match self {
-            Self::Local(path) => Root::for_local_destination(path.as_os_str().as_bytes()),
-            Self::Beneath(root, path) => Ok((root.clone(), path.clone())),
-        }
-    }
-}
-
 enum PushSources {
     Local(Vec<PathBuf>),
     Web(Vec<WebLocation>),
@@ -458,20 +443,6 @@ impl Job {
             }
         }
     }
-}
-
-/// The agent that all sources are at, by the first of them. Errors: `Usage`.
-fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a RemoteLocation, Error> {
-    let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-    let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
-    if let Some(remote) = remotes.iter().find(upward) {
-        return usage(&format!("{remote} has a .. in its path, which agents do not follow: write the path without"));
-    }
-    let first = remotes[0];
-    if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
-        return usage("the sources are at several agents: copy from one at a time");
-    }
-    Ok(first)
 }
 
 fn local_source(path: &std::path::Path) -> Result<Source, Error> {

@@ -8,9 +8,9 @@ use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
     ActiveEnd, ActiveFile, BlockData, BlockHeader, BlockTask, Conclusion, Counts, FileId, FileOutcome, Frame, Hello,
-    KEYS_MAX, LINGER_DEFAULT, LaneFigures, LaneId, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PATHS_MAX,
-    PassiveAgent, PathNumber, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SendSession, SessionId, Snapshot, Subject,
-    ThirdParty, Told,
+    IpBytes, KEYS_MAX, LINGER_DEFAULT, LaneFigures, LaneId, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX,
+    PATHS_MAX, PassiveAgent, PathNumber, PeerAddress, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SendSession, SessionId,
+    Snapshot, Subject, ThirdParty, Told,
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
@@ -131,7 +131,8 @@ fn a_third_party_copy_that_cannot_be_is_an_error() {
         Frame::decode(&Frame::Hello(Hello::new(SessionId([1; 16]), Request::ThirdParty(copy))).encode())
     };
     assert!(read(&|_| {}).is_ok());
-    let cases: [(&str, &dyn Fn(&mut ThirdParty)); 8] = [
+    type Change<'a> = &'a dyn Fn(&mut ThirdParty);
+    let cases: [(&str, Change<'_>); 8] = [
         ("a host with a user", &|copy| copy.passive.host = "root@hub".to_owned()),
         ("no host", &|copy| copy.passive.host.clear()),
         ("an endless host", &|copy| copy.passive.host = "h".repeat(301)),
@@ -163,8 +164,12 @@ fn counts() -> Counts {
 fn told() -> Vec<Told> {
     let settled = |outcome| Told::Settled { entry: entry(b"a", 7), outcome };
     let mut all = vec![
-        Told::LaneUp { lane: u32::MAX, via: Via::Tcp, peer: "10.0.0.7:7373".parse().unwrap() },
-        Told::LaneUp { lane: 0, via: Via::Quic, peer: "[2001:db8::1]:1".parse().unwrap() },
+        Told::LaneUp {
+            lane: u32::MAX,
+            via: Via::Tcp,
+            peer: PeerAddress { ip: IpBytes::V4([10, 0, 0, 7]), port: 7373 },
+        },
+        Told::LaneUp { lane: 0, via: Via::Quic, peer: PeerAddress { ip: IpBytes::V6([9; 16]), port: 1 } },
         Told::LaneDown { lane: 3, reason: "reset by peer".to_owned() },
         settled(FileOutcome::Skipped),
         Told::Notice("nöthing".to_owned()),

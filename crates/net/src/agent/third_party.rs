@@ -4,6 +4,7 @@
 //! happens. What it refuses to do: reach for a host that the operator has not named, or go on when the command is gone for good.
 //! Here the copy has the rights of the command's key; at the passive agent those that the keys of both have.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, Counts, FileOutcome, LaneFigures, PassiveAgent, Snapshot, Subject, ThirdParty, Told,
-    WatchEvent, WatchSide,
+    ActiveEnd, Conclusion, Counts, FileOutcome, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject,
+    ThirdParty, Told, WatchEvent, WatchSide,
 };
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
@@ -268,7 +269,11 @@ impl Relay {
             }
             CopyEvent::LaneUp { lane, transport, peer } => {
                 let via = if *transport == Transport::Quic { Via::Quic } else { Via::Tcp };
-                Told::LaneUp { lane: *lane, via, peer: *peer }
+                let ip = match peer.ip() {
+                    IpAddr::V4(ip) => IpBytes::V4(ip.octets()),
+                    IpAddr::V6(ip) => IpBytes::V6(ip.octets()),
+                };
+                Told::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
             }
             CopyEvent::LaneDown { lane, reason } => Told::LaneDown { lane: *lane, reason: reason.clone() },
             CopyEvent::Restarted => Told::Restarted,

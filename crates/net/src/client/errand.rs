@@ -3,6 +3,7 @@
 //! What it does: makes of a request the job that every copy is. What it refuses to do: decide who may ask for it, and for what
 //! (`agent::third_party` has).
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -10,9 +11,7 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::session::ThirdParty;
 use sterna_proto::{ByteCount, Error, Location};
 
-use super::{
-    CopyObserver, CopyOptions, CopySummary, Direction, Job, PullPlace, PushSources, Tally, ViaChoice, copy_job,
-};
+use super::{CopyObserver, CopyOptions, CopySummary, Direction, Job, PushSources, Tally, ViaChoice, copy_job};
 use crate::disk::Root;
 use crate::identity::{Fingerprint, Identity};
 use crate::session::{SettledPaths, Source};
@@ -20,6 +19,24 @@ use crate::session::{SettledPaths, Source};
 /// Most memory that the transports of a copy hold here. Reason: the default of `--memory`; the memory is this host's, so that
 /// no command has a say in it.
 const MEMORY: ByteCount = ByteCount(256 << 20);
+
+/// Where a pull writes.
+pub(super) enum PullPlace {
+    /// A path on this host.
+    Local(PathBuf),
+    /// A path beneath a root of an agent.
+    Beneath(Root, Vec<u8>),
+}
+
+impl PullPlace {
+    /// The root and the path beneath it. Errors: this host does not let us open it.
+    pub(super) fn resolve(&self) -> Result<(Root, Vec<u8>), Error> {
+        match self {
+            Self::Local(path) => Root::for_local_destination(path.as_os_str().as_bytes()),
+            Self::Beneath(root, path) => Ok((root.clone(), path.clone())),
+        }
+    }
+}
 
 /// Where the copy's end at this agent is.
 pub(crate) enum Place {

@@ -6,6 +6,7 @@
 //! The agent of the sources is asked first, since it can read them without a network and a destination is often behind a
 //! firewall; when it does not run such copies or cannot reach the other one, the agent of the destination is asked to pull.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,15 +17,15 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, Counts, Frame, Hello, KEYS_MAX, LaneId, Overwrite, PassiveAgent, Request, SETTLED_TOLD_MAX,
-    SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
+    ActiveEnd, Conclusion, Counts, Frame, Hello, IpBytes, KEYS_MAX, LaneId, Overwrite, PassiveAgent, Request,
+    SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
 };
 use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
 
 use super::dial::{dial, resolve};
 use super::{
     BACKOFF_MAX, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, DEPARTURE, HEALTHY_LIFE,
-    LAST_PACKET, TICK, TallyState, ViaChoice, ends_session, one_agent, random_session,
+    LAST_PACKET, TICK, TallyState, ViaChoice, ends_session, random_session,
 };
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::SharedBudget;
@@ -110,6 +111,20 @@ impl ThirdPartyCopy {
             Error::new(first.kind, first.scope, first.phase, text).retry(first.retry)
         })
     }
+}
+
+/// The agent that all sources are at, by the first of them. Errors: `Usage`.
+pub(super) fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a RemoteLocation, Error> {
+    let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
+    if let Some(remote) = remotes.iter().find(upward) {
+        return usage(&format!("{remote} has a .. in its path, which agents do not follow: write the path without"));
+    }
+    let first = remotes[0];
+    if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
+        return usage("the sources are at several agents: copy from one at a time");
+    }
+    Ok(first)
 }
 
 /// An agent as people are told of it.
@@ -617,7 +632,11 @@ fn event_of(told: Told) -> CopyEvent {
         Told::Decision { subject, rationale } => CopyEvent::Decision { subject: subject.name(), rationale },
         Told::LaneUp { lane, via, peer } => {
             let transport = if via == Via::Quic { Transport::Quic } else { Transport::Tcp };
-            CopyEvent::LaneUp { lane, transport, peer }
+            let ip = match peer.ip {
+                IpBytes::V4(ip) => IpAddr::from(ip),
+                IpBytes::V6(ip) => IpAddr::from(ip),
+            };
+            CopyEvent::LaneUp { lane, transport, peer: SocketAddr::new(ip, peer.port) }
         }
         Told::LaneDown { lane, reason } => CopyEvent::LaneDown { lane, reason },
         Told::Settled { entry, outcome } => CopyEvent::Session(SessionEvent::Settled { entry, outcome }),

@@ -140,7 +140,10 @@ impl End for Watch {
             Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next)?,
             Frame::Welcome => {}
-            Frame::Snapshot(snapshot) => return Ok(self.show(*snapshot)),
+            Frame::Snapshot(snapshot) => {
+                self.show(*snapshot);
+                return Ok(());
+            }
             _ => return Err(Error::protocol("a frame from the peer out of place")),
         }
         self.after_change();

@@ -23,8 +23,8 @@ pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_bl
 pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 pub use third_party::{
-    ActiveEnd, Conclusion, Counts, KEYS_MAX, LaneFigures, PassiveAgent, SETTLED_TOLD_MAX, Snapshot, Subject,
-    ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
+    ActiveEnd, Conclusion, Counts, IpBytes, KEYS_MAX, LaneFigures, PassiveAgent, PeerAddress, SETTLED_TOLD_MAX,
+    Snapshot, Subject, ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
 };
 
 use std::time::Duration;

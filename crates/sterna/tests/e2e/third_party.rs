@@ -376,7 +376,8 @@ fn a_copy_survives_the_death_of_the_agent_that_was_reached() {
 fn a_copy_survives_the_end_of_the_agent_that_runs_it() {
     let kill = |agent: &mut Agent| agent.kill();
     let stop = |agent: &mut Agent| assert!(agent.terminate().success());
-    let ends: [(Active, &str, &dyn Fn(&mut Agent)); 4] = [
+    type End<'a> = &'a dyn Fn(&mut Agent);
+    let ends: [(Active, &str, End<'_>); 4] = [
         (Active::Source, "if-changed", &kill),
         (Active::Source, "never", &kill),
         (Active::Destination, "if-changed", &kill),

@@ -7,7 +7,7 @@
 mod told;
 mod watch;
 
-pub use told::{Conclusion, Counts, LaneFigures, Snapshot, Subject, Told};
+pub use told::{Conclusion, Counts, IpBytes, LaneFigures, PeerAddress, Snapshot, Subject, Told};
 pub use watch::{WatchEvent, WatchSession, WatchSide};
 
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! What the active agent tells the command, and its encoding.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use super::read_many;
@@ -71,7 +70,7 @@ pub enum Told {
         /// Its transport.
         via: Via,
         /// The address of the passive agent.
-        peer: SocketAddr,
+        peer: PeerAddress,
     },
     /// A lane is down; it is dialled again.
     LaneDown {
@@ -108,7 +107,7 @@ impl Told {
                 w.byte(2);
                 w.integer(u64::from(*lane));
                 w.byte(u8::from(*via == Via::Quic));
-                write_addr(w, *peer);
+                peer.write(w);
             }
             Self::LaneDown { lane, reason } => {
                 w.byte(3);
@@ -153,7 +152,7 @@ impl Told {
             2 => Self::LaneUp {
                 lane: read_lane(r)?,
                 via: if read_flag(r)? { Via::Quic } else { Via::Tcp },
-                peer: read_addr(r)?,
+                peer: PeerAddress::read(r)?,
             },
             3 => Self::LaneDown { lane: read_lane(r)?, reason: read_text(r)? },
             4 => Self::Settled {
@@ -181,22 +180,42 @@ fn read_lane(r: &mut Reader<'_>) -> Result<u32, Error> {
     r.integer_up_to(u64::from(u32::MAX)).map(|lane| lane as u32)
 }
 
-fn write_addr(w: &mut Writer, addr: SocketAddr) {
-    match addr.ip() {
-        IpAddr::V4(ip) => w.bytes(&ip.octets()),
-        IpAddr::V6(ip) => w.bytes(&ip.octets()),
-    }
-    w.integer(u64::from(addr.port()));
+/// An address as a value: nothing is opened with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// Of IP.
+    pub ip: IpBytes,
+    /// TCP or UDP.
+    pub port: u16,
 }
 
-fn read_addr(r: &mut Reader<'_>) -> Result<SocketAddr, Error> {
-    let bytes = r.bytes()?;
-    let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
-        (Ok(v4), _) => IpAddr::V4(Ipv4Addr::from(v4)),
-        (_, Ok(v6)) => IpAddr::V6(Ipv6Addr::from(v6)),
-        _ => return Err(Error::protocol("address from the peer: neither 4 nor 16 bytes")),
-    };
-    Ok(SocketAddr::new(ip, r.integer_up_to(u64::from(u16::MAX))? as u16))
+/// An address of IP, in the order of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpBytes {
+    /// IPv4.
+    V4([u8; 4]),
+    /// IPv6.
+    V6([u8; 16]),
+}
+
+impl PeerAddress {
+    fn write(self, w: &mut Writer) {
+        match &self.ip {
+            IpBytes::V4(ip) => w.bytes(ip),
+            IpBytes::V6(ip) => w.bytes(ip),
+        }
+        w.integer(u64::from(self.port));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        let bytes = r.bytes()?;
+        let ip = match (bytes.try_into(), bytes.try_into()) {
+            (Ok(v4), _) => IpBytes::V4(v4),
+            (_, Ok(v6)) => IpBytes::V6(v6),
+            _ => return Err(Error::protocol("address from the peer: neither 4 nor 16 bytes")),
+        };
+        Ok(Self { ip, port: r.integer_up_to(u64::from(u16::MAX))? as u16 })
+    }
 }
 
 /// What a lane of the active agent says of its path; times, packets and bytes since the lane began.
