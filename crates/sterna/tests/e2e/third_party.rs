@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_tree, write};
+use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, write};
 
 /// Two agents and the host of a command, each with an identity of its own.
 struct Triangle {
@@ -247,6 +247,19 @@ fn what_makes_no_sense_between_agents_is_wrong_usage() {
     for (args, words) in cases {
         sites.copy(&source, &destination).args(args).run().expect(2).says(words);
     }
+}
+
+#[test]
+fn where_tcp_does_not_pass_the_command_asks_by_quic() {
+    let sites = Triangle::new();
+    sites.write("f", LARGE_BYTES);
+    let (source, destination) = (sites.source(), sites.destination());
+    let strait = Strait::udp(&source);
+    sites.copy(&source, &destination).args(["--via", "tcp"]).arg(strait.url("f")).arg(destination.url("f")).succeed();
+    assert_same_file(&sites.near.root().join("f"), &sites.far.root().join("f"));
+    let (up, down) = strait.passed();
+    // The engine looks for the largest packet that passes, which takes some tens of packets of kilobytes.
+    assert!(up > 0 && up + down < LARGE_BYTES as u64 / 10, "{up} and {down} bytes passed by the command");
 }
 
 #[test]

@@ -41,8 +41,8 @@ pub struct WatchSession {
     untold: u64,
     /// Everything was said or heard; only acknowledgements are left.
     over: bool,
-    /// It ended before the copy did.
-    aborted: bool,
+    /// The outcome of the copy is among the last words: the command is to have it, also when it comes back for it.
+    awaits_command: bool,
     leaving_since: Option<Instant>,
     ended: bool,
 }
@@ -57,7 +57,7 @@ impl WatchSession {
             events: VecDeque::new(),
             untold: 0,
             over: false,
-            aborted: false,
+            awaits_command: false,
             leaving_since: None,
             ended: false,
         }
@@ -133,6 +133,7 @@ impl WatchSession {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
+        self.awaits_command = true;
         if self.untold > 0 {
             let text = format!(
                 "{} outcomes were not told one by one, since the connection to the agent carried less than they took; the \
@@ -148,13 +149,13 @@ impl WatchSession {
     pub fn abort(&mut self, error: Error) {
         if !self.over {
             self.log.push(&Message::Abort { error: copied(&error) });
+            self.awaits_command = self.side == WatchSide::Agent;
             self.finish_with(error);
         }
     }
 
     fn finish_with(&mut self, error: Error) {
         if !std::mem::replace(&mut self.over, true) {
-            self.aborted = true;
             self.events.push_back(WatchEvent::Aborted(error));
         }
     }
@@ -180,8 +181,12 @@ impl WatchSession {
 
     /// Whether the session is over and its last words have arrived, or no lane takes them.
     pub fn is_over(&self) -> bool {
-        let said = if self.aborted { self.log.is_sent() } else { self.log.is_settled() };
-        self.ended || self.over && said && !self.log.owes_acknowledgement()
+        let said = match self.awaits_command {
+            true => self.log.is_settled(),
+            // Nobody is there to be told.
+            false => self.log.is_sent() && !self.log.owes_acknowledgement() || self.log.lane_count() == 0,
+        };
+        self.ended || self.over && said
     }
 
     /// How many lanes are up.
@@ -191,10 +196,7 @@ impl WatchSession {
 
     /// How long the last words are held for a peer: the outcome of a copy for as long as the command may come back for it.
     fn farewell(&self) -> Duration {
-        match (self.side, self.aborted) {
-            (WatchSide::Agent, false) => self.linger,
-            _ => FAREWELL_TIME_MAX,
-        }
+        if self.awaits_command { self.linger } else { FAREWELL_TIME_MAX }
     }
 }
 
@@ -308,7 +310,31 @@ mod tests {
         alone.handle_timeout(now + LINGER - Duration::from_millis(1));
         assert!(alone.poll_event().is_none());
         alone.handle_timeout(now + LINGER);
-        assert!(matches!(alone.poll_event(), Some(WatchEvent::Aborted(_))));
+        assert!(matches!(alone.poll_event(), Some(WatchEvent::Aborted(_))) && alone.is_over());
+    }
+
+    #[test]
+    fn a_copy_that_fails_while_nobody_listens_is_told_to_a_command_that_comes_back() {
+        let mut ends = ends();
+        let now = Instant::now();
+        ends.0.handle_lane_down(LANE, now);
+        ends.1.handle_lane_down(LANE, now);
+        ends.1.abort(Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "no space"));
+        ends.1.handle_timeout(now + LINGER / 2);
+        assert!(!ends.1.is_over());
+        connect(&mut ends, LaneId(1));
+        carry(&mut ends.1, &mut ends.0, LaneId(1));
+        assert_eq!(heard(&mut ends.0), ["no space"]);
+        carry(&mut ends.0, &mut ends.1, LaneId(1));
+        assert!(ends.0.is_over() && ends.1.is_over());
+        // And not for ever.
+        let mut forgotten = WatchSession::new(WatchSide::Agent, LINGER);
+        forgotten.conclude(Conclusion::default());
+        forgotten.handle_timeout(now);
+        forgotten.handle_timeout(now + LINGER - Duration::from_millis(1));
+        assert!(!forgotten.is_over());
+        forgotten.handle_timeout(now + LINGER);
+        assert!(forgotten.is_over());
     }
 
     #[test]
