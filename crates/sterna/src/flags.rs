@@ -58,7 +58,8 @@ const AGENT_EXAMPLES: &str = "Examples:
   sterna agent --root /data --authorize /etc/sterna/authorized
   sterna agent --root passes=/data/passes:ro --root incoming=/data/incoming \\
       --listen '[::]:7373' --authorize /etc/sterna/authorized
-  sterna agent --root /data --authorize /etc/sterna/authorized --third-party hub.example.org
+  sterna agent --root /data --authorize /etc/sterna/authorized \\
+      --third-party hub.example.org                  # may copy to and from that agent
   sterna agent --root . --listen 127.0.0.1:7373 --authorize-any    # to try it
 
 It prints one line on stdout when it is ready and its log on stderr, and runs until
@@ -82,7 +83,7 @@ const COPY_EXAMPLES: &str = concat!(
   sterna copy pass-0412.h5 sterna://archive.example.org/incoming/
   sterna copy --rate 50Mbit /data/passes sterna://gs.example.org/
   sterna copy 'sterna://hub.example.org/S1A/*.SAFE' /data/
-  sterna copy sterna://gs.example.org/passes/ sterna://hub.example.org/  # this host only asks
+  sterna copy sterna://gs.example.org/S1A sterna://hub.example.org/   # one asks the other
   sterna copy https://archive.example.org/S1A/pass-0412.h5 /data/
 
 ",
