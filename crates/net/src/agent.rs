@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveEnd, Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
@@ -397,7 +396,7 @@ impl Shared {
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
         session
-            .start(|| self.start_session(session, &key, from, places, hello.contract))
+            .start(|| self.start_session(session, &key, from, places, hello))
             .inspect_err(|_| self.sessions.remove(session))?;
         Ok(seat)
     }
@@ -408,11 +407,11 @@ impl Shared {
         (peer, id): &SessionKey,
         from: SocketAddr,
         places: Vec<Source>,
-        contract: RateContract,
+        hello: &Hello,
     ) -> Result<Started, Error> {
         let AgentSession { request, .. } = session;
         let peer = *peer;
-        let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, request, self.linger));
+        let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, hello, self.linger));
         match request {
             Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
                 let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
@@ -442,7 +441,7 @@ impl Shared {
             Request::Pull { dry_run, compress, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
-                let compression = Compression { wish: *compress, rate: contract.target };
+                let compression = Compression { wish: *compress, rate: hello.contract.target };
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), compression, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
             }

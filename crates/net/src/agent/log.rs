@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::quantity::readable_time;
-use sterna_proto::session::{ActiveEnd, FileOutcome, LaneId, PassiveAgent, Request, SessionId};
+use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Request, SessionId};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 
 use super::ONLY_ROOT;
@@ -63,12 +63,14 @@ impl SessionLog {
         log: &Arc<dyn AgentLog>,
         (peer, session): (&Fingerprint, &SessionId),
         from: SocketAddr,
-        request: &Request,
+        hello: &Hello,
         linger: Duration,
     ) -> Self {
+        let request = &hello.request;
         let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("session {name}");
-        log.line(&format!("{name}: {}, by {} at {from}", described(request), peer.short()));
+        let behind = hello.on_behalf_of.map(|key| format!(" for {}", Fingerprint(key).short())).unwrap_or_default();
+        log.line(&format!("{name}: {}, by {}{behind} at {from}", described(request), peer.short()));
         let is_dry_run = match request {
             Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
             Request::ThirdParty(copy) => copy.dry_run,
@@ -324,7 +326,8 @@ mod tests {
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
         let request = Request::Pull { sources, dry_run: false, compress: Wish::Never };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
-        SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &request, Duration::from_secs(600))
+        let hello = Hello { on_behalf_of: Some([0xff; 32]), ..Hello::new(session, request) };
+        SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &hello, Duration::from_secs(600))
     }
 
     fn settled(path: &str, outcome: FileOutcome) -> SessionEvent {
@@ -346,7 +349,7 @@ mod tests {
         session.end(&Progress::default(), None);
         let said = lock(&lines.0).clone();
         let expected = [
-            "session a5a5a5a5: pull of \"a/x\", \"b\", \"c\" and 2 more, by SHA256:AAAAAAAAAAAA at 127.0.0.1:5",
+            "session a5a5a5a5: pull of \"a/x\", \"b\", \"c\" and 2 more, by SHA256:AAAAAAAAAAAA for SHA256://////////// at 127.0.0.1:5",
             "(session a5a5a5a5: lane 0 is up: tcp)",
             "session a5a5a5a5: done f",
             "session a5a5a5a5: up to date g",

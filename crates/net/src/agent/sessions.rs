@@ -288,7 +288,7 @@ mod tests {
     fn started() -> Result<Started, Error> {
         let (key, from) = (key(1, 1), "127.0.0.1:1".parse().unwrap());
         let deaf = Arc::new(Deaf) as Arc<dyn AgentLog>;
-        let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1).request, Duration::MAX));
+        let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1), Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
         let end = Sender::start(
             Vec::new(),

@@ -68,9 +68,7 @@ impl ThirdPartyRules {
             Reachable::These(_) => ("add to its flags", "runs no copies with that agent"),
         };
         let name = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-        let text = format!(
-            "this agent {what}: its operator can allow it ({flag} --third-party {name}:{port}); nothing was sent"
-        );
+        let text = format!("this agent {what}: its operator can allow it ({flag} --third-party {name}:{port})");
         Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
     }
 }
@@ -199,8 +197,11 @@ fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
         (_, Scope::Client) => Scope::Service,
         (_, scope) => scope,
     };
-    let text = match error.kind {
-        ErrorKind::Untrusted => format!("between the agent and {}:{}: {}", passive.host, passive.port, error.chain()),
+    let text = match (error.kind, error.scope) {
+        // It is the other agent that says "here" then, of the key of this one or of the command's.
+        (ErrorKind::Untrusted, Scope::Client | Scope::Service) => {
+            format!("{}:{} says: {}", passive.host, passive.port, error.chain())
+        }
         _ => error.chain(),
     };
     Error::new(error.kind, scope, error.phase, text).retry(error.retry)

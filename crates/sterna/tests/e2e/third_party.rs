@@ -173,12 +173,16 @@ fn a_copy_may_do_what_both_the_command_and_the_agent_may() {
         (here("ro"), format!("{agent} rw\n"), 6, "for whom"),
         (here("ro"), there("rw", "rw"), 0, "copied"),
     ];
+    let behind = format!("push to the agent's root, by {} for {} at ", &agent[..19], &command[..19]);
     for (of_source, of_destination, code, words) in cases {
         let source = Triangle::listed(&sites.near, &of_source);
         let destination = Triangle::listed(&sites.far, &of_destination);
         let run = sites.copy(&source, &destination).arg(source.url("f")).arg(destination.url("")).run().expect(code);
         run.says(words);
         assert_eq!(sites.far.root().join("f").exists(), code == 0, "{}", run.describe());
+        if code == 0 {
+            destination.wait_for_log(&behind);
+        }
     }
     // Who may only read at an agent cannot have it pull.
     let source = Triangle::agent(&sites.near, "127.0.0.1:0", &[]);
@@ -247,6 +251,26 @@ fn what_makes_no_sense_between_agents_is_wrong_usage() {
     for (args, words) in cases {
         sites.copy(&source, &destination).args(args).run().expect(2).says(words);
     }
+}
+
+#[test]
+fn a_command_that_has_lost_its_rights_loses_its_copy_with_its_next_lane() {
+    let sites = Triangle::new();
+    sites.write("f", LARGE_BYTES);
+    let command = fingerprint(&sites.near.path("client-state"));
+    let source = Triangle::listed(&sites.near, &format!("{command} ro\n"));
+    let destination = sites.destination();
+    let strait = Strait::tcp(&source);
+    let mut copy = sites.copy(&source, &destination);
+    copy.args(["--rate", "20Mbit"]).arg(strait.url("f")).arg(destination.url("f"));
+    let mut copying = copy.start();
+    copying.wait_for("a lane between the agents", |event| event["event"] == "lane_up");
+    fs::write(sites.near.path("authorize"), "# nobody\n").unwrap();
+    strait.cut();
+    copying.finish().expect(6).says("is not authorized here");
+    source.wait_for_log("ended early");
+    destination.wait_for_log("ended early");
+    assert!(!sites.far.root().join("f").exists());
 }
 
 #[test]
