@@ -24,7 +24,7 @@ use crate::client::errand::{Errand, Place, run_errand};
 use crate::client::{CopyEvent, CopyObserver, CopyProgress, CopySummary};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
-use crate::session::{End, Observer, Progress, SessionEvent, Source, Watch, lock};
+use crate::session::{Observer, Progress, SessionEvent, Source, Watch, lock};
 
 /// How long a new copy waits for one of the same command to the same place whose command is gone. Reason: it hears of its stop
 /// within a tick, and says goodbye for at most 2 s.
@@ -141,7 +141,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         // Does nothing where the copy has said how it ended.
         if thread::panicking() {
-            self.0.watch.abort(crate::internal("the thread of a copy between agents ended by a panic"));
+            self.0.watch.fail(crate::internal("the thread of a copy between agents ended by a panic"));
         }
         *lock(&self.0.ended.0) = true;
         self.0.ended.1.notify_all();
@@ -160,7 +160,7 @@ impl Runner {
         match outcome {
             _ if self.leaving.load(Ordering::Relaxed) => {}
             Ok(summary) => self.watch.conclude(conclusion_of(&summary)),
-            Err(error) => self.watch.abort(as_told(&error, &request.passive)),
+            Err(error) => self.watch.fail(as_told(&error, &request.passive)),
         }
     }
 

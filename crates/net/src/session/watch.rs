@@ -66,6 +66,12 @@ impl Watch {
         self.wake.notify_all();
     }
 
+    /// Agent: the copy has failed.
+    pub fn fail(&self, error: Error) {
+        lock(&self.session).fail(error);
+        self.after_change();
+    }
+
     /// Agent: the copy is so far.
     pub fn show(&self, snapshot: Snapshot) {
         let mut latest = lock(&self.latest);

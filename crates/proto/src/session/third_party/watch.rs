@@ -145,11 +145,19 @@ impl WatchSession {
         self.log.push(&Message::Concluded(Box::new(conclusion)));
     }
 
-    /// Ends the session at both ends.
+    /// Agent: the copy has failed. Its command is to hear of it, also when it comes back later.
+    pub fn fail(&mut self, error: Error) {
+        if !self.over {
+            self.abort(error);
+            self.awaits_command = true;
+        }
+    }
+
+    /// Ends the session at both ends; who is not there now does not hear of it.
     pub fn abort(&mut self, error: Error) {
+        self.awaits_command = false;
         if !self.over {
             self.log.push(&Message::Abort { error: copied(&error) });
-            self.awaits_command = self.side == WatchSide::Agent;
             self.finish_with(error);
         }
     }
@@ -319,7 +327,7 @@ mod tests {
         let now = Instant::now();
         ends.0.handle_lane_down(LANE, now);
         ends.1.handle_lane_down(LANE, now);
-        ends.1.abort(Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "no space"));
+        ends.1.fail(Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "no space"));
         ends.1.handle_timeout(now + LINGER / 2);
         assert!(!ends.1.is_over());
         connect(&mut ends, LaneId(1));
@@ -327,7 +335,7 @@ mod tests {
         assert_eq!(heard(&mut ends.0), ["no space"]);
         carry(&mut ends.0, &mut ends.1, LaneId(1));
         assert!(ends.0.is_over() && ends.1.is_over());
-        // And not for ever.
+        // Not for ever, and not when the agent needs the place or has been told to forget the command.
         let mut forgotten = WatchSession::new(WatchSide::Agent, LINGER);
         forgotten.conclude(Conclusion::default());
         forgotten.handle_timeout(now);
@@ -335,6 +343,11 @@ mod tests {
         assert!(!forgotten.is_over());
         forgotten.handle_timeout(now + LINGER);
         assert!(forgotten.is_over());
+        let mut revoked = WatchSession::new(WatchSide::Agent, LINGER);
+        revoked.conclude(Conclusion::default());
+        assert!(!revoked.is_over());
+        revoked.abort(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, "not authorized"));
+        assert!(revoked.is_over());
     }
 
     #[test]
