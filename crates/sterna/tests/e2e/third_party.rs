@@ -403,7 +403,9 @@ fn a_copy_survives_the_death_of_the_agent_that_was_reached() {
         held.restart(passive, Agent::kill);
         held.between.release();
         let copied = copying.finish().expect(0);
-        assert_eq!(copied.summary()["copied"], 2, "{}", copied.describe());
+        let count = |name: &str| copied.summary()[name].as_u64().unwrap();
+        // The small file may have had its name before word of it was held, and is up to date then.
+        assert_eq!((count("copied") + count("up_to_date"), count("failed")), (2, 0), "{}", copied.describe());
         assert!(copied.count("restarted") > 0);
         held.check();
     }
