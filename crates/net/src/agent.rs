@@ -6,6 +6,7 @@
 
 mod log;
 mod sessions;
+mod third_party;
 
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,8 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::rate::RateContract;
-use sterna_proto::session::{Frame, Hello, LaneId, Request};
+use sterna_proto::session::{ActiveEnd, Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::buffer::BufferPool;
@@ -30,6 +30,8 @@ use crate::session::{
 pub use self::log::AgentLog;
 use self::log::{SessionLog, Strangers};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
+use self::third_party::Assignment;
+pub use self::third_party::{Reachable, ThirdPartyRules};
 
 /// How often sessions are looked after.
 const TICK: Duration = Duration::from_millis(250);
@@ -67,12 +69,16 @@ pub struct AgentOptions {
     pub admission: Admission,
     /// How long a session outlives its last lane.
     pub linger: Duration,
+    /// Copies with other agents.
+    pub third_party: ThirdPartyRules,
 }
 
 struct Shared {
     roots: Vec<NamedRoot>,
     admission: Admission,
     linger: Duration,
+    third_party: ThirdPartyRules,
+    identity: Identity,
     sessions: Sessions,
     pool: Arc<BufferPool>,
     log: Arc<dyn AgentLog>,
@@ -93,7 +99,7 @@ impl Agent {
     ///
     /// Errors: the port is taken or may not be used.
     pub fn start(options: AgentOptions, identity: Identity, log: Arc<dyn AgentLog>) -> Result<Self, Error> {
-        let AgentOptions { roots, listen, admission, linger } = options;
+        let AgentOptions { roots, listen, admission, linger, third_party } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
         let roots = roots.into_iter().map(|NamedRoot { name, root }| {
@@ -107,6 +113,8 @@ impl Agent {
             roots: roots.collect(),
             admission,
             linger,
+            third_party,
+            identity: identity.clone(),
             sessions: Sessions::default(),
             pool: BufferPool::new(),
             log,
@@ -143,6 +151,8 @@ impl Agent {
         let checkpoints =
             || all_within(CHECKPOINTS_TIME_MAX, receivers().map(|receiver| move || receiver.checkpoint()));
         checkpoints();
+        let runners = sessions.iter().filter_map(|(_, session)| session.started()?.runner.clone());
+        all_within(CHECKPOINTS_TIME_MAX, runners.map(|runner| move || runner.leave(CHECKPOINTS_TIME_MAX)));
         // Lanes are cut and sessions are not aborted: their clients find the next agent and go on there.
         close_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
         // What came meanwhile.
@@ -357,17 +367,36 @@ impl Shared {
         })
     }
 
+    /// What is left of a grant when the peer asks on behalf of another one: what both may do. That nobody proves it is no harm,
+    /// since it can only take away. Errors: the other one is not authorized here.
+    fn narrowed(&self, grant: Grant, peer: &Fingerprint, hello: &Hello) -> Result<Grant, Error> {
+        let Some(other) = hello.on_behalf_of.map(Fingerprint) else { return Ok(grant) };
+        match &self.admission {
+            Admission::Anybody => Ok(grant),
+            Admission::Listed(list) => list.ask(&other).grant.map(|others| grant.and(&others)).ok_or_else(|| {
+                let text = format!(
+                    "{other}, for whom {} asks, is not authorized here: the operator of the agent must add a line with that \
+                     fingerprint too; a copy between agents may do what both of them may",
+                    peer.short()
+                );
+                // Asked the other way round, this agent would say the same.
+                Error::new(ErrorKind::Untrusted, Scope::Service, Phase::Prepare, text)
+            }),
+        }
+    }
+
     /// A seat in the session of a hello: the one that is running, or a new one. Its rights are looked at for each lane.
     fn session(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr, hello: &Hello) -> Result<Seat, Error> {
         let grant = self.grant(&peer)?;
         let key = (peer, hello.session);
-        let places = self.places(&hello.request, &grant).inspect_err(|error| {
+        let grant = self.narrowed(grant, &peer, hello);
+        let places = grant.and_then(|grant| self.places(&hello.request, &grant)).inspect_err(|error| {
             self.sessions.find(&key, &hello.request).iter().for_each(|session| session.abort(error));
         })?;
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
         session
-            .start(|| self.start_session(session, &key, from, places, hello.contract))
+            .start(|| self.start_session(session, &key, from, places, hello))
             .inspect_err(|_| self.sessions.remove(session))?;
         Ok(seat)
     }
@@ -378,11 +407,11 @@ impl Shared {
         (peer, id): &SessionKey,
         from: SocketAddr,
         places: Vec<Source>,
-        contract: RateContract,
+        hello: &Hello,
     ) -> Result<Started, Error> {
         let AgentSession { request, .. } = session;
         let peer = *peer;
-        let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, request, self.linger));
+        let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, hello, self.linger));
         match request {
             Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
                 let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
@@ -407,14 +436,29 @@ impl Shared {
                     },
                     Arc::clone(&log) as Arc<dyn Observer>,
                 )?;
-                Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log })
+                Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log, runner: None })
             }
             Request::Pull { dry_run, compress, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
-                let compression = Compression { wish: *compress, rate: contract.target };
+                let compression = Compression { wish: *compress, rate: hello.contract.target };
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), compression, pool, observer)?;
-                Ok(Started { end, receiver: None, log })
+                Ok(Started { end, receiver: None, log, runner: None })
+            }
+            Request::ThirdParty(copy) => {
+                self.third_party.check(&copy.passive)?;
+                let log = log();
+                let assignment = Assignment {
+                    request: (**copy).clone(),
+                    command: peer,
+                    places,
+                    identity: self.identity.clone(),
+                    memory_dir: self.third_party.memory_dir.clone(),
+                    linger: self.linger,
+                    deserted: self.sessions.deserted_copies(&peer, copy),
+                };
+                let (watch, runner) = third_party::start(assignment, &log)?;
+                Ok(Started { end: watch, receiver: None, log, runner: Some(runner) })
             }
         }
     }
@@ -431,6 +475,10 @@ impl Shared {
         match request {
             Request::Push { destination, .. } => Ok(vec![place(destination, Access::ReadWrite)?]),
             Request::Pull { sources, .. } => sources.iter().map(|source| place(source, Access::ReadOnly)).collect(),
+            Request::ThirdParty(copy) => match copy.active {
+                ActiveEnd::Source => copy.sources.iter().map(|source| place(source, Access::ReadOnly)).collect(),
+                ActiveEnd::Destination => Ok(vec![place(&copy.destination, Access::ReadWrite)?]),
+            },
         }
     }
 

@@ -5,12 +5,14 @@
 
 mod dial;
 mod direct;
+pub(crate) mod errand;
 mod job;
 mod keeper;
 mod memory;
 mod path;
 mod stall;
 mod tally;
+mod third_party;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -84,6 +86,8 @@ pub struct CopyOptions {
     pub web_token: Option<TokenSource>,
     /// A file of certificates of authorities that web servers may have beside those of this host.
     pub web_authority: Option<PathBuf>,
+    /// The peer that has asked an agent for this copy: at the other agent it has the rights that both have.
+    pub on_behalf_of: Option<Fingerprint>,
 }
 
 impl CopyOptions {
@@ -115,6 +119,11 @@ pub trait CopyObserver: Send + Sync {
     fn progress(&self, progress: &CopyProgress);
     /// Whether the agent at `remote` with this key is trusted. Errors: it is not, with the reason for the person.
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error>;
+    /// The keys that the agent at `remote` may have, as far as they are known without asking anybody; the agent that is to reach
+    /// it has the key `beside`. Errors: what is known cannot be read.
+    fn expected_keys(&self, _remote: &RemoteLocation, _beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        Ok(Vec::new())
+    }
     /// Whether the person wants to stop.
     fn stopped(&self) -> bool;
 }
@@ -124,7 +133,7 @@ pub trait CopyObserver: Send + Sync {
 pub enum CopyEvent {
     /// A decision, with its reason.
     Decision {
-        /// What about: `transport`, `lanes`, `congestion` or `compression`.
+        /// What about: `transport`, `lanes`, `congestion`, `compression` or `agent`.
         subject: &'static str,
         /// Why.
         rationale: String,
@@ -222,16 +231,23 @@ pub fn copy(
     identity: &Identity,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
-    let mut started = Instant::now();
     if let Some(direct) = direct::Direct::plan(options)? {
         return direct.copy(options, observer);
     }
-    let job = Job::plan(options)?;
-    let tally = Tally::new(observer);
+    if let Some(third_party) = third_party::ThirdPartyCopy::plan(options)? {
+        return third_party.copy(options, identity, observer);
+    }
+    copy_job(options, &Job::plan(options)?, identity, &Tally::new(observer))
+}
+
+/// Runs one job to its end. Errors: as [`copy`].
+fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
+    let mut started = Instant::now();
+    let observer = &tally.observer;
     // Since when the agent has been looked for again, after it lost a session.
     let mut lost_since: Option<Instant> = None;
     loop {
-        match run_session(options, &job, identity, observer, &tally, &mut started) {
+        match run_session(options, job, identity, tally, &mut started) {
             Err(error) if error.kind == ErrorKind::SessionLost && !observer.stopped() => {
                 lost_since = Some(Instant::now());
                 lock(&tally.state).start_over();

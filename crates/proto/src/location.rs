@@ -60,10 +60,18 @@ impl FromStr for HostPort {
                 _ => return Err("the port is not a number from 1 to 65535"),
             },
         };
-        if host.is_empty() || host.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@') {
+        if !Self::is_host(host) {
             return Err(NO_HOST);
         }
         Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl HostPort {
+    /// Whether this can be the name or address of a host.
+    pub fn is_host(host: &str) -> bool {
+        let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@';
+        !host.is_empty() && !host.bytes().any(is_odd)
     }
 }
 

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use sterna_proto::compress::{Slab, SlabEncoding, Wish};
 use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
+use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
-    BlockData, BlockHeader, BlockTask, FileId, Frame, Hello, LINGER_DEFAULT, LaneId, Message, Overwrite,
-    PACK_BYTES_MAX, PACK_FILES_MAX, PATHS_MAX, PathNumber, Request, SOURCES_MAX, SendSession, SessionId,
+    ActiveEnd, ActiveFile, BlockData, BlockHeader, BlockTask, Conclusion, Counts, FileId, FileOutcome, Frame, Hello,
+    IpBytes, KEYS_MAX, LINGER_DEFAULT, LaneFigures, LaneId, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX,
+    PATHS_MAX, PassiveAgent, PathNumber, PeerAddress, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SendSession, SessionId,
+    Snapshot, Subject, ThirdParty, Told,
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
@@ -94,7 +97,124 @@ fn requests() -> Vec<Request> {
         pull(0),
         pull(1),
         pull(SOURCES_MAX),
+        third_party(ActiveEnd::Source, "hub.example.org", 1),
+        third_party(ActiveEnd::Destination, "::1", KEYS_MAX),
     ]
+}
+
+fn third_party(active: ActiveEnd, host: &str, count: usize) -> Request {
+    let is_rich = count > 1;
+    Request::ThirdParty(Box::new(ThirdParty {
+        active,
+        passive: PassiveAgent { host: host.to_owned(), port: u16::MAX, keys: vec![[7; 32]; count] },
+        sources: vec![b"a/\xff*".to_vec(); count],
+        destination: b"in/".to_vec(),
+        overwrite: Overwrite::Never,
+        checks: Checks { md5: true, ..Checks::NONE },
+        expect: FileDigests::of(b"x", Checks::NONE).digest(Algorithm::Blake3),
+        dry_run: is_rich,
+        compress: Wish::Always,
+        via: is_rich.then_some(Via::Quic),
+        lanes: is_rich.then_some(64),
+        congestion: is_rich.then(|| "bbr".to_owned()),
+        contract: RateContract { ceiling: Some(BitRate(5)), ..RateContract::default() },
+        linger: LINGER_DEFAULT,
+        settled: vec![[9; 16]; if is_rich { SETTLED_TOLD_MAX } else { 0 }],
+    }))
+}
+
+#[test]
+fn a_third_party_copy_that_cannot_be_is_an_error() {
+    let read = |change: &dyn Fn(&mut ThirdParty)| {
+        let Request::ThirdParty(mut copy) = third_party(ActiveEnd::Source, "hub", 1) else { panic!("it is one") };
+        change(&mut copy);
+        Frame::decode(&Frame::Hello(Hello::new(SessionId([1; 16]), Request::ThirdParty(copy))).encode())
+    };
+    assert!(read(&|_| {}).is_ok());
+    type Change<'a> = &'a dyn Fn(&mut ThirdParty);
+    let cases: [(&str, Change<'_>); 8] = [
+        ("a host with a user", &|copy| copy.passive.host = "root@hub".to_owned()),
+        ("no host", &|copy| copy.passive.host.clear()),
+        ("an endless host", &|copy| copy.passive.host = "h".repeat(301)),
+        ("no port", &|copy| copy.passive.port = 0),
+        ("any key", &|copy| copy.passive.keys.clear()),
+        ("too many keys", &|copy| copy.passive.keys = vec![[1; 32]; KEYS_MAX + 1]),
+        ("too many lanes", &|copy| copy.lanes = Some(65)),
+        ("a path for a congestion control", &|copy| copy.congestion = Some("x y".to_owned())),
+    ];
+    for (what, change) in cases {
+        assert!(read(change).is_err(), "{what}");
+    }
+}
+
+fn counts() -> Counts {
+    Counts {
+        files_known: 1,
+        bytes_known: 1 << 62,
+        bytes_done: 3,
+        bytes_held: 4,
+        bytes_up_to_date: 5,
+        bytes_holes: 6,
+        bytes_carried: 7,
+        bytes_encoded: 8,
+        blocks_again: 9,
+    }
+}
+
+fn told() -> Vec<Told> {
+    let settled = |outcome| Told::Settled { entry: entry(b"a", 7), outcome };
+    let mut all = vec![
+        Told::LaneUp {
+            lane: u32::MAX,
+            via: Via::Tcp,
+            peer: PeerAddress { ip: IpBytes::V4([10, 0, 0, 7]), port: 7373 },
+        },
+        Told::LaneUp { lane: 0, via: Via::Quic, peer: PeerAddress { ip: IpBytes::V6([9; 16]), port: 1 } },
+        Told::LaneDown { lane: 3, reason: "reset by peer".to_owned() },
+        settled(FileOutcome::Skipped),
+        Told::Notice("nöthing".to_owned()),
+        Told::Restarted,
+    ];
+    let subjects = ["transport", "lanes", "congestion", "compression", "agent"].map(|name| Subject::of(name).unwrap());
+    let decision = |subject| Told::Decision { subject, rationale: "so it is".to_owned() };
+    all.extend(subjects.into_iter().map(decision));
+    all.extend(digests().into_iter().map(|digests| settled(FileOutcome::Done(digests))));
+    all.extend(errors().into_iter().map(|error| settled(FileOutcome::Failed(error))));
+    all.extend(errors().into_iter().map(Told::Unreadable));
+    all
+}
+
+fn conclusion(first_failure: Option<Error>) -> Conclusion {
+    let (counts, limits) = (counts(), limit_report());
+    Conclusion { done: 1, skipped: 2, failed: 3, bytes: 4, bytes_skipped: 5, first_failure, counts, limits }
+}
+
+fn snapshot(lanes: usize) -> Snapshot {
+    let lane = LaneFigures {
+        rtt: Duration::from_millis(660),
+        rtt_min: Duration::from_millis(650),
+        packets_sent: 1,
+        packets_lost: 2,
+        wire_bytes_sent: 3,
+        wire_bytes_received: 4,
+    };
+    Snapshot {
+        counts: counts(),
+        manifest_complete: true,
+        lanes_up: lanes as u64,
+        lanes: vec![lane; lanes],
+        files: vec![ActiveFile { path: RelPath::new(b"d/f").unwrap(), size: 9, done: 4 }; lanes.min(4)],
+        limits: limit_report(),
+    }
+}
+
+#[test]
+fn snapshots_read_back_as_they_were() {
+    for lanes in [0, 1, 64] {
+        let frame = Frame::Snapshot(Box::new(snapshot(lanes)));
+        let Frame::Snapshot(read) = Frame::decode(&frame.encode()).unwrap() else { panic!("it is one") };
+        assert_eq!(*read, snapshot(lanes));
+    }
 }
 
 fn messages() -> Vec<Message> {
@@ -113,6 +233,9 @@ fn messages() -> Vec<Message> {
         Message::Wait { file },
         Message::Finished,
     ];
+    all.extend(told().into_iter().map(|told| Message::Told(Box::new(told))));
+    let failures = [None, errors().pop()];
+    all.extend(failures.map(|failure| Message::Concluded(Box::new(conclusion(failure)))));
     all.extend(digests().into_iter().map(|digests| Message::Done { file, digests }));
     all.extend(errors().into_iter().map(|error| Message::Withdraw { file, error }));
     all.extend(errors().into_iter().map(|error| Message::Unreadable { error }));
@@ -144,6 +267,9 @@ fn frames() -> Vec<Frame> {
     all.push(Frame::Acknowledge { next: u64::MAX });
     all.push(Frame::Receiver(receiver_report()));
     all.push(Frame::Limits(Box::new(limit_report())));
+    all.extend([0, 64].map(|lanes| Frame::Snapshot(Box::new(snapshot(lanes)))));
+    let request = third_party(ActiveEnd::Source, "hub", 1);
+    all.push(Frame::Hello(Hello { on_behalf_of: Some([8; 32]), ..Hello::new(SessionId([1; 16]), request) }));
     all
 }
 
@@ -347,6 +473,11 @@ fn errors_and_remarks_bring_no_control_characters_and_no_flood() {
     let Ok(Frame::Refuse(read)) = Frame::decode(&Frame::Refuse(error).encode()) else { panic!("it is a refusal") };
     // A byte that was replaced takes three.
     assert!(!read.text().chars().any(char::is_control) && read.text().len() <= 3 * ERROR_TEXT_BYTES_MAX);
+    let told = Message::Told(Box::new(Told::Notice(nasty.clone()))).encode();
+    let read = Message::decode_all(&told).unwrap();
+    let [Message::Told(read)] = &read[..] else { panic!("{read:?}") };
+    let Told::Notice(text) = &**read else { panic!("{read:?}") };
+    assert!(!text.chars().any(char::is_control) && text.chars().count() <= 4096);
     let notice = Message::Notice { file: FileId(0), text: nasty }.encode();
     let read = Message::decode_all(&notice).unwrap();
     let [Message::Notice { text, .. }] = &read[..] else { panic!("{read:?}") };

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sterna_net::agent::{Admission, Agent, AgentLog, AgentOptions, NamedRoot};
+use sterna_net::agent::{Admission, Agent, AgentLog, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
 use sterna_net::disk::{Access, Root};
 use sterna_net::identity::Authorized;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::flags::AgentFlags;
+use crate::flags::{AgentFlags, ThirdPartyFlag};
 use crate::{print_line, say, state};
 
 /// Runs the agent until SIGTERM or SIGINT.
@@ -32,7 +32,11 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     };
     let identity = state::identity(flags.state.as_deref())?;
     let fingerprint = identity.fingerprint();
-    let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger };
+    let third_party = ThirdPartyRules {
+        reachable: reachable(&flags.third_party),
+        memory_dir: state::directory(flags.state.as_deref()).ok(),
+    };
+    let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party };
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| {
@@ -46,6 +50,15 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     }
     agent.run(|| stop.load(Ordering::Relaxed));
     Ok(0)
+}
+
+/// Which agents copies of others may reach from here.
+fn reachable(flags: &[ThirdPartyFlag]) -> Reachable {
+    let hosts = flags.iter().map(|flag| match flag {
+        ThirdPartyFlag::Any => None,
+        ThirdPartyFlag::Host(host) => Some(host.clone()),
+    });
+    hosts.collect::<Option<Vec<_>>>().map_or(Reachable::Any, Reachable::These)
 }
 
 /// Reads `[NAME=]DIR[:ro]`.

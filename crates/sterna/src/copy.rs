@@ -21,7 +21,7 @@ use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::brevity::{AlikeFailures, LanesDown};
-use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag};
+use crate::flags::{CompressFlag, CopyFlags, Lanes, MEMORY_DEFAULT, OverwriteFlag, ViaFlag};
 use crate::log::SampleLog;
 use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
@@ -30,6 +30,8 @@ use crate::{json, limits, plan, print_line, say, state};
 /// Runs one copy; the exit code says how it ended.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     let options = options(flags)?;
+    let is_between_agents = is_between_agents(&options);
+    check_flags(flags, is_between_agents)?;
     let directory = state::directory(flags.state.as_deref())?;
     let identity = state::identity(flags.state.as_deref())?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -45,7 +47,8 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     let person = Arc::new(Person {
         log: Mutex::new(log),
         known: KnownHosts::new(&directory),
-        trust: flags.trust,
+        trust: flags.trust.clone(),
+        is_between_agents,
         output: match (flags.json, flags.quiet) {
             (true, _) => Output::Json,
             (false, true) => Output::Quiet,
@@ -183,7 +186,43 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
             (None, None) => None,
         },
         web_authority: flags.http_ca.clone(),
+        on_behalf_of: None,
     })
+}
+
+/// Whether both ends are at agents.
+fn is_between_agents(options: &CopyOptions) -> bool {
+    let is_remote = |location: &Location| matches!(location, Location::Remote(_));
+    is_remote(&options.destination) && options.sources.iter().any(is_remote)
+}
+
+/// Whether flags fit the ends of the copy: some mean this host, through which no data of a copy between agents passes.
+/// Errors: `Usage`.
+fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> {
+    let text = if !is_between_agents && flags.trust.len() > 1 {
+        "--trust was given more than once, and this copy has one agent"
+    } else if !is_between_agents {
+        return Ok(());
+    } else if flags.log.is_some() {
+        "--log writes samples of the connections of this host, and this copy has its connections between the two agents: leave \
+         it out; --json tells how far it is"
+    } else if flags.memory != MEMORY_DEFAULT {
+        "--memory is of this host, and this copy has its data between the two agents, which have limits of their own: leave it \
+         out"
+    } else if flags.trust.len() > 2 {
+        "--trust was given more than twice, and a copy has two agents at most"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+}
+
+/// What an agent is called in known hosts.
+fn known_as(remote: &RemoteLocation) -> String {
+    match remote.host.contains(':') {
+        true => format!("[{}]:{}", remote.host, remote.port),
+        false => format!("{}:{}", remote.host, remote.port),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -196,7 +235,9 @@ enum Output {
 /// The person at the terminal, or the program that reads our JSON.
 struct Person {
     known: KnownHosts,
-    trust: Option<Fingerprint>,
+    trust: Vec<Fingerprint>,
+    /// Two agents are spoken of, and `trust` does not say which key is whose.
+    is_between_agents: bool,
     output: Output,
     verbose: bool,
     dry_run: bool,
@@ -243,18 +284,16 @@ impl CopyObserver for Person {
     }
 
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
-        let name = match remote.host.contains(':') {
-            true => format!("[{}]:{}", remote.host, remote.port),
-            false => format!("{}:{}", remote.host, remote.port),
-        };
+        let name = known_as(remote);
         let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(expected) = &self.trust {
-            if expected != peer {
+        match self.trust.first() {
+            Some(_) if self.trust.contains(peer) => return self.known.add(&name, peer),
+            Some(expected) if !self.is_between_agents => {
                 return Err(untrusted(format!(
                     "{name} has the key {peer}, not {expected} as --trust says: not connected"
                 )));
             }
-            return self.known.add(&name, peer);
+            _ => {}
         }
         match self.known.lookup(&name, peer)? {
             KnownHost::Match => Ok(()),
@@ -264,6 +303,17 @@ impl CopyObserver for Person {
                 self.known.path().display()
             ))),
             KnownHost::Unknown => self.ask(&name, peer),
+        }
+    }
+
+    fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        let name = known_as(remote);
+        let known = self.known.keys(&name)?;
+        let mut others = self.trust.iter().filter(|key| *key != beside);
+        match (known.is_empty(), others.next(), others.next()) {
+            // The one that is left is the other agent's.
+            (true, Some(key), None) => self.known.add(&name, key).map(|()| vec![*key]),
+            _ => Ok(known),
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sterna_proto::location::DEFAULT_PORT;
+use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
 
 use crate::paths::PathFlag;
@@ -38,7 +38,7 @@ pub enum Command {
     /// Serve directories of this host to other sterna hosts
     #[command(after_help = AGENT_EXAMPLES)]
     Agent(AgentFlags),
-    /// Copy files between this host and an agent, or from web servers
+    /// Copy files between this host and an agent, between two agents, or from web servers
     #[command(after_help = COPY_EXAMPLES)]
     Copy(Box<CopyFlags>),
     /// Print the fingerprint of this host, by which other hosts know it
@@ -59,6 +59,8 @@ const AGENT_EXAMPLES: &str = "Examples:
   sterna agent --root /data --authorize /etc/sterna/authorized
   sterna agent --root passes=/data/passes:ro --root incoming=/data/incoming \\
       --listen '[::]:7373' --authorize /etc/sterna/authorized
+  sterna agent --root /data --authorize /etc/sterna/authorized \\
+      --third-party hub.example.org                  # may copy to and from that agent
   sterna agent --root . --listen 127.0.0.1:7373 --authorize-any    # to try it
 
 It prints one line on stdout when it is ready and its log on stderr, and runs until
@@ -82,6 +84,7 @@ const COPY_EXAMPLES: &str = concat!(
   sterna copy pass-0412.h5 sterna://archive.example.org/incoming/
   sterna copy --rate 50Mbit /data/passes sterna://gs.example.org/
   sterna copy 'sterna://hub.example.org/S1A/*.SAFE' /data/
+  sterna copy sterna://gs.example.org/S1A sterna://hub.example.org/   # one asks the other
   sterna copy https://archive.example.org/S1A/pass-0412.h5 /data/
   sterna copy --path remote=gs-a.example.org,rate=50Mbit \\
       --path remote=gs-b.example.org,rate=30Mbit /data/passes sterna://gs-a.example.org/
@@ -111,6 +114,9 @@ pub struct AgentFlags {
     /// Let everybody who can connect read and write
     #[arg(long)]
     pub authorize_any: bool,
+    /// Agent that others may have this one copy to and from, by the name that they write; any for every host; may be given several times (default: none)
+    #[arg(long, value_name = "HOST[:PORT]|any", value_parser = parse_reachable)]
+    pub third_party: Vec<ThirdPartyFlag>,
     /// How long to wait for a client whose connections are all lost; what has arrived stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
@@ -226,9 +232,9 @@ pub struct CopyFlags {
     /// Congestion control of TCP connections, such as bbr or cubic (default: the kernel's; bbr once packets are lost)
     #[arg(long, value_name = "NAME")]
     pub congestion: Option<String>,
-    /// Accept the agent with this fingerprint (as `sterna id` prints it there) and remember it
+    /// Accept the agent with this fingerprint (as `sterna id` prints it there) and remember it; twice for a copy between two agents
     #[arg(long, value_name = "FINGERPRINT")]
-    pub trust: Option<sterna_net::identity::Fingerprint>,
+    pub trust: Vec<sterna_net::identity::Fingerprint>,
     /// Whether the sending end compresses; the receiving end always gets the files as they are
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub compress: CompressFlag,
@@ -280,6 +286,9 @@ pub struct CopyFlags {
     pub state: Option<PathBuf>,
 }
 
+/// `--memory` when nobody says it: the default of the flag. Reason: 10 Gbit/s over 200 ms.
+pub const MEMORY_DEFAULT: ByteCount = ByteCount(256 << 20);
+
 /// `--lanes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lanes {
@@ -292,6 +301,28 @@ pub enum Lanes {
 /// Parts per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ppm(pub u32);
+
+/// `--third-party`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ThirdPartyFlag {
+    /// Every host.
+    Any,
+    /// This one.
+    Host(HostPort),
+}
+
+/// Reads `any`, `hub.example.org`, `10.0.0.7:7373` or `[::1]:7373`.
+fn parse_reachable(text: &str) -> Result<ThirdPartyFlag, String> {
+    if text == "any" {
+        return Ok(ThirdPartyFlag::Any);
+    }
+    match text.parse() {
+        Ok(host) => Ok(ThirdPartyFlag::Host(host)),
+        Err(_) => {
+            Err("expected any, or a host with or without a port, such as hub.example.org or [::1]:7373".to_owned())
+        }
+    }
+}
 
 /// Reads `127.0.0.1:7373`, `[::]:7373`, or an address alone.
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
@@ -377,6 +408,22 @@ mod tests {
         }
         for wrong in ["localhost", "localhost:7373", "7373", ":7373", "", "127.0.0.1:", "1.2.3.4:70000"] {
             assert!(parse_listen(wrong).unwrap_err().contains("127.0.0.1:7373"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn hosts_that_copies_may_reach_are_those_of_locations() {
+        let host = |host: &str, port| ThirdPartyFlag::Host(HostPort { host: host.to_owned(), port });
+        for (text, expected) in [
+            ("any", ThirdPartyFlag::Any),
+            ("hub", host("hub", 7373)),
+            ("10.0.0.7:80", host("10.0.0.7", 80)),
+            ("[::1]:80", host("::1", 80)),
+        ] {
+            assert_eq!(parse_reachable(text).unwrap(), expected);
+        }
+        for wrong in ["", "hub/x", "hub:", "hub:0", "::1", "a@hub", "sterna://hub"] {
+            assert!(parse_reachable(wrong).is_err(), "{wrong}");
         }
     }
 

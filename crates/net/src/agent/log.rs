@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::quantity::readable_time;
-use sterna_proto::session::{FileOutcome, LaneId, Request, SessionId};
+use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Request, SessionId};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 
 use super::ONLY_ROOT;
@@ -63,15 +63,20 @@ impl SessionLog {
         log: &Arc<dyn AgentLog>,
         (peer, session): (&Fingerprint, &SessionId),
         from: SocketAddr,
-        request: &Request,
+        hello: &Hello,
         linger: Duration,
     ) -> Self {
+        let request = &hello.request;
         let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("session {name}");
-        log.line(&format!("{name}: {}, by {} at {from}", described(request), peer.short()));
-        let (Request::Push { dry_run, .. } | Request::Pull { dry_run, .. }) = request;
+        let behind = hello.on_behalf_of.map(|key| format!(" for {}", Fingerprint(key).short())).unwrap_or_default();
+        log.line(&format!("{name}: {}, by {}{behind} at {from}", described(request), peer.short()));
+        let is_dry_run = match request {
+            Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
+            Request::ThirdParty(copy) => copy.dry_run,
+        };
         let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
-        Self { log, name, is_dry_run: *dry_run, linger, started, tally }
+        Self { log, name, is_dry_run, linger, started, tally }
     }
 
     /// A lane has joined.
@@ -260,20 +265,38 @@ impl Observer for SessionLog {
     }
 }
 
-fn described(request: &Request) -> String {
-    let shown = |path: &[u8]| match path.iter().all(|&b| b == b'/') {
+fn shown(path: &[u8]) -> String {
+    match path.iter().all(|&b| b == b'/') {
         true => ONLY_ROOT.to_owned(),
         false => format!("{:?}", String::from_utf8_lossy(path)),
+    }
+}
+
+fn shown_sources(sources: &[Vec<u8>]) -> String {
+    let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| shown(source)).collect();
+    let rest = match sources.len().saturating_sub(SOURCES_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
     };
+    format!("{}{rest}", first.join(", "))
+}
+
+fn described(request: &Request) -> String {
     let (words, dry_run) = match request {
         Request::Push { destination, dry_run, .. } => (format!("push to {}", shown(destination)), dry_run),
-        Request::Pull { sources, dry_run, .. } => {
-            let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| shown(source)).collect();
-            let rest = match sources.len().saturating_sub(SOURCES_NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
+        Request::Pull { sources, dry_run, .. } => (format!("pull of {}", shown_sources(sources)), dry_run),
+        Request::ThirdParty(copy) => {
+            let PassiveAgent { host, port, .. } = &copy.passive;
+            let words = match copy.active {
+                ActiveEnd::Source => {
+                    format!("third-party push of {} to {host}:{port}", shown_sources(&copy.sources))
+                }
+                ActiveEnd::Destination => {
+                    let sources = shown_sources(&copy.sources);
+                    format!("third-party pull of {sources} from {host}:{port} to {}", shown(&copy.destination))
+                }
             };
-            (format!("pull of {}{rest}", first.join(", ")), dry_run)
+            (words, &copy.dry_run)
         }
     };
     if *dry_run { format!("dry run of a {words}") } else { words }
@@ -303,7 +326,8 @@ mod tests {
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
         let request = Request::Pull { sources, dry_run: false, compress: Wish::Never };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
-        SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &request, Duration::from_secs(600))
+        let hello = Hello { on_behalf_of: Some([0xff; 32]), ..Hello::new(session, request) };
+        SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &hello, Duration::from_secs(600))
     }
 
     fn settled(path: &str, outcome: FileOutcome) -> SessionEvent {
@@ -325,7 +349,7 @@ mod tests {
         session.end(&Progress::default(), None);
         let said = lock(&lines.0).clone();
         let expected = [
-            "session a5a5a5a5: pull of \"a/x\", \"b\", \"c\" and 2 more, by SHA256:AAAAAAAAAAAA at 127.0.0.1:5",
+            "session a5a5a5a5: pull of \"a/x\", \"b\", \"c\" and 2 more, by SHA256:AAAAAAAAAAAA for SHA256://////////// at 127.0.0.1:5",
             "(session a5a5a5a5: lane 0 is up: tcp)",
             "session a5a5a5a5: done f",
             "session a5a5a5a5: up to date g",

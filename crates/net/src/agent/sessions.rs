@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::plan::LANES_MAX;
 use sterna_proto::rate::RateContract;
-use sterna_proto::session::{Hello, PathNumber, Request, SessionId};
+use sterna_proto::session::{Hello, PathNumber, Request, SessionId, ThirdParty};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::log::SessionLog;
+use super::third_party::Runner;
 use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::session::{End, LaneIds, Lanes, Receiver, lock};
@@ -38,6 +39,8 @@ pub(super) struct Started {
     /// The same, when the session receives.
     pub(super) receiver: Option<Arc<Receiver>>,
     pub(super) log: Arc<SessionLog>,
+    /// The copy that runs, when the session is of a command that asked for one.
+    pub(super) runner: Option<Arc<Runner>>,
 }
 
 /// A session, from its first hello on.
@@ -213,6 +216,19 @@ impl Sessions {
         lock(&self.0).values().filter(|session| session.peer == *peer).cloned().collect()
     }
 
+    /// The copies between agents that run for `peer` to the place of `request` and have lost their command.
+    pub(super) fn deserted_copies(&self, peer: &Fingerprint, request: &ThirdParty) -> Vec<Arc<Runner>> {
+        let same_place = |session: &AgentSession| match &session.request {
+            Request::ThirdParty(other) => {
+                (other.active, &other.passive.host, other.passive.port, &other.destination)
+                    == (request.active, &request.passive.host, request.passive.port, &request.destination)
+            }
+            _ => false,
+        };
+        let sessions = self.of_peer(peer).into_iter().filter(|session| same_place(session) && session.is_deserted());
+        sessions.filter_map(|session| session.started()?.runner.clone()).collect()
+    }
+
     /// Every session with its key.
     pub(super) fn all(&self) -> Vec<(SessionKey, Arc<AgentSession>)> {
         lock(&self.0).iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
@@ -272,7 +288,7 @@ mod tests {
     fn started() -> Result<Started, Error> {
         let (key, from) = (key(1, 1), "127.0.0.1:1".parse().unwrap());
         let deaf = Arc::new(Deaf) as Arc<dyn AgentLog>;
-        let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1).request, Duration::MAX));
+        let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1), Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
         let end = Sender::start(
             Vec::new(),
@@ -283,7 +299,7 @@ mod tests {
             BufferPool::new(),
             observer,
         )?;
-        Ok(Started { end, receiver: None, log })
+        Ok(Started { end, receiver: None, log, runner: None })
     }
 
     #[test]

@@ -342,8 +342,8 @@ impl PathDialling<'_> {
     }
 }
 
-/// The addresses of an agent, of the family of `local` when that is given.
-fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
+/// The addresses of an agent, of the family of `local` when that is given. Errors: `Unreachable`.
+pub(super) fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
     let failed = |text: String| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text);
     let found: Vec<SocketAddr> = match remote.host.parse::<IpAddr>() {
         Ok(ip) => vec![SocketAddr::new(ip, remote.port)],

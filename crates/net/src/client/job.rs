@@ -9,7 +9,9 @@ use sterna_proto::session::{Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
+use super::errand::PullPlace;
 use super::tally::Tally;
+use super::third_party::{TWO_KINDS, one_agent};
 use super::{CopyOptions, direct};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
@@ -27,12 +29,17 @@ pub(super) struct Job {
 
 pub(super) enum Direction {
     Push { sources: PushSources, destination: Vec<u8> },
-    Pull { sources: Vec<Vec<u8>>, destination: PathBuf },
+    Pull { sources: Vec<Vec<u8>>, destination: PullPlace },
 }
 
 pub(super) enum PushSources {
     Local(Vec<PathBuf>),
     Web(Vec<WebLocation>),
+    /// Beneath roots of an agent.
+    Places {
+        places: Vec<Source>,
+        several: bool,
+    },
 }
 
 impl PushSources {
@@ -44,7 +51,7 @@ impl PushSources {
             match source {
                 Location::Local(path) => local.push(path.clone()),
                 Location::Web(location) => web.push(location.clone()),
-                Location::Remote(_) => return usage("both ends are remote: run the copy at one of the two hosts"),
+                Location::Remote(_) => return usage(TWO_KINDS),
             }
         }
         match (local.is_empty(), web.is_empty()) {
@@ -59,6 +66,7 @@ impl PushSources {
         match self {
             Self::Local(paths) => paths.len() > 1 || paths.iter().any(|path| means_many(path)),
             Self::Web(locations) => locations.len() > 1,
+            Self::Places { several, .. } => *several,
         }
     }
 }
@@ -93,18 +101,9 @@ impl Job {
                         Location::Web(_) => return usage(direct::TWO_KINDS),
                     }
                 }
-                let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
-                if let Some(remote) = remotes.iter().find(upward) {
-                    return usage(&format!(
-                        "{remote} has a .. in its path, which agents do not follow: write the path without"
-                    ));
-                }
-                let first = remotes[0].clone();
-                if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
-                    return usage("the sources are at several agents: copy from one at a time");
-                }
+                let first = one_agent(&remotes)?.clone();
                 let sources = remotes.iter().map(|remote| remote.path.clone()).collect();
-                let direction = Direction::Pull { sources, destination: destination.clone() };
+                let direction = Direction::Pull { sources, destination: PullPlace::Local(destination.clone()) };
                 Ok(Self { remote: first, direction })
             }
         }
@@ -140,6 +139,14 @@ impl Job {
                     Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
                 Ok((sender, None))
             }
+            Direction::Push { sources: PushSources::Places { places, .. }, .. } => {
+                let (settled, pool) = (tally.settled(), BufferPool::new());
+                let compression = Compression { wish: options.compress, rate: options.target() };
+                let places = places.clone();
+                let sender =
+                    Sender::start(places, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                Ok((sender, None))
+            }
             Direction::Push { sources: PushSources::Local(sources), .. } => {
                 let mut missing = Vec::new();
                 let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
@@ -156,7 +163,7 @@ impl Job {
                 Ok((sender, None))
             }
             Direction::Pull { sources, destination } => {
-                let (root, path) = Root::for_local_destination(destination.as_os_str().as_bytes())?;
+                let (root, path) = destination.resolve()?;
                 let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
                 let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
                 let receiver = Receiver::start(
@@ -196,7 +203,7 @@ fn means_many(path: &Path) -> bool {
 }
 
 /// Whether a remote source can; only the agent knows whether a name with a wildcard in it exists as it is written.
-fn may_mean_many(path: &[u8]) -> bool {
+pub(super) fn may_mean_many(path: &[u8]) -> bool {
     last_name(path).is_none() || has_wildcards(path)
 }
 

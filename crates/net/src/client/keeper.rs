@@ -28,21 +28,21 @@ use crate::lane::Lane;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
 
 /// Longest wait before a dead lane is dialled again. Reason: an outage that ends is noticed within this.
-const BACKOFF_MAX: Duration = Duration::from_secs(10);
+pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
 /// How long no other path must be up before a standby one is used. Reason: a lane that is cut is up again sooner where its path
 /// still carries, and a session has none for its first round trips.
 const STANDBY_AFTER: Duration = Duration::from_secs(2);
 
 /// A lane that lived this long was well: the next wait is the shortest again.
-const HEALTHY_LIFE: Duration = Duration::from_secs(10);
+pub(super) const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 
 /// How long the last packets of a session get to leave this host. Reason: the thread of a lane wakes up within a few
 /// milliseconds and paces its last packets within some more.
-const DEPARTURE: Duration = Duration::from_millis(30);
+pub(super) const DEPARTURE: Duration = Duration::from_millis(30);
 
 /// How long the close of a lane gets to leave this host. Reason: it waits for no window and no pace, only for its thread.
-const LAST_PACKET: Duration = Duration::from_millis(10);
+pub(super) const LAST_PACKET: Duration = Duration::from_millis(10);
 
 /// What the threads that keep paths and lanes alive share.
 struct Keeper {
@@ -75,10 +75,10 @@ pub(super) fn run_session(
     options: &CopyOptions,
     job: &Job,
     identity: &Identity,
-    observer: &Arc<dyn CopyObserver>,
     tally: &Arc<Tally>,
     started: &mut Instant,
 ) -> Result<(), Error> {
+    let observer = &tally.observer;
     let way = match job.direction {
         Direction::Push { .. } => Way::Out,
         Direction::Pull { .. } => Way::In,
@@ -109,7 +109,10 @@ pub(super) fn run_session(
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
         lanes: LaneIds::default(),
-        hello: Hello::new(random_session()?, job.request(options)),
+        hello: Hello {
+            on_behalf_of: options.on_behalf_of.map(|key| key.0),
+            ..Hello::new(random_session()?, job.request(options))
+        },
         way,
         welcomed: AtomicBool::new(false),
         remote: job.remote.clone(),
@@ -146,7 +149,7 @@ pub(super) fn run_session(
     keeper.sum_up(&mut lock(&tally.state))
 }
 
-fn random_session() -> Result<SessionId, Error> {
+pub(super) fn random_session() -> Result<SessionId, Error> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
     Ok(SessionId(id))
@@ -545,6 +548,6 @@ impl Keeper {
 }
 
 /// Whether a lane's failure would meet every other lane too.
-fn ends_session(error: &Error) -> bool {
+pub(super) fn ends_session(error: &Error) -> bool {
     error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
 }

@@ -10,7 +10,7 @@ use crate::session::{Observer, SessionEvent, SettledPaths, lock};
 
 /// Counts outcomes, over every session of one copy, and passes events on.
 pub(super) struct Tally {
-    observer: Arc<dyn CopyObserver>,
+    pub(super) observer: Arc<dyn CopyObserver>,
     pub(super) state: Mutex<TallyState>,
 }
 
@@ -18,7 +18,7 @@ pub(super) struct Tally {
 pub(super) struct TallyState {
     pub(super) summary: CopySummary,
     /// Files that earlier sessions of this copy have settled well: the session that took over leaves them out.
-    earlier: Arc<SettledPaths>,
+    pub(super) earlier: Arc<SettledPaths>,
     /// Those of the session that runs.
     settled: SettledPaths,
     /// Bytes that the last session brought of files that it did not settle: the session that took over finds them.
@@ -34,6 +34,11 @@ impl Tally {
     /// What earlier sessions of the copy have settled well.
     pub(super) fn settled(&self) -> Arc<SettledPaths> {
         Arc::clone(&lock(&self.state).earlier)
+    }
+
+    /// Leaves out files that were settled before this copy began.
+    pub(super) fn leave_out(&self, settled: SettledPaths) {
+        Arc::make_mut(&mut lock(&self.state).earlier).extend(settled);
     }
 }
 
@@ -54,7 +59,7 @@ impl Observer for Tally {
 }
 
 impl TallyState {
-    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome) {
+    pub(super) fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome) {
         match outcome {
             FileOutcome::Failed(error) => self.fail(error),
             _ if entry.kind == EntryKind::Directory => {}
@@ -81,7 +86,7 @@ impl TallyState {
         self.summary.failures.clear();
     }
 
-    fn fail(&mut self, error: &Error) {
+    pub(super) fn fail(&mut self, error: &Error) {
         self.summary.failed += 1;
         if self.summary.failures.len() < FAILURES_KEPT_MAX {
             self.summary.failures.push(crate::copy_of(error));

@@ -62,6 +62,14 @@ impl Grant {
         self.roots.get(name).copied().unwrap_or(self.other_roots)
     }
 
+    /// What both this grant and another one allow.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let names = self.roots.keys().chain(other.roots.keys());
+        let roots = names.map(|name| (name.clone(), self.rights(name).min(other.rights(name)))).collect();
+        Self { other_roots: self.other_roots.min(other.other_roots), roots }
+    }
+
     /// Reads the words after the fingerprint: none of them is everything; naming roots grants these roots only,
     /// unless a bare `ro`, `rw` or `none` speaks for the others.
     fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, String> {
@@ -246,6 +254,24 @@ mod tests {
             assert_eq!(["in", "out", "other"].map(|name| grant.rights(name)), expected, "{words}");
         }
         assert!(ReadWrite.may_write() && Read.may_read() && !Read.may_write() && !None.may_read());
+    }
+
+    #[test]
+    fn two_grants_together_are_the_lesser_of_both() {
+        use Rights::{None, Read, ReadWrite};
+        let cases = [
+            ("", "", [ReadWrite, ReadWrite, ReadWrite]),
+            ("rw", "ro", [Read, Read, Read]),
+            ("in=rw", "out=rw", [None, None, None]),
+            ("in=rw ro", "in=ro out=rw", [Read, Read, None]),
+            ("none", "rw", [None, None, None]),
+        ];
+        for (one, other, expected) in cases {
+            let (one, other) = (grant_of(&format!("{PEER} {one}")), grant_of(&format!("{PEER} {other}")));
+            for both in [one.and(&other), other.and(&one)] {
+                assert_eq!(["in", "out", "other"].map(|name| both.rights(name)), expected);
+            }
+        }
     }
 
     #[test]

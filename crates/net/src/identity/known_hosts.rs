@@ -56,6 +56,14 @@ impl KnownHosts {
         self.find(&text, host, fingerprint)
     }
 
+    /// Every key that `host` is known by.
+    ///
+    /// Errors: a line that cannot be read, with its number.
+    pub fn keys(&self, host: &str) -> Result<Vec<Fingerprint>, Error> {
+        let text = files::read_text(&self.path, FILE_BYTES_MAX)?.unwrap_or_default();
+        self.keys_in(&text, host)
+    }
+
     /// Adds `host` by its key, keeping all that the file holds; nothing happens when it is there.
     ///
     /// Errors: `Untrusted` when the host is known by another key: a person has to remove that line first.
@@ -88,7 +96,17 @@ impl KnownHosts {
     }
 
     fn find(&self, text: &str, host: &str, fingerprint: &Fingerprint) -> Result<KnownHost, Error> {
-        let mut known = KnownHost::Unknown;
+        let keys = self.keys_in(text, host)?;
+        Ok(match keys.first() {
+            _ if keys.contains(fingerprint) => KnownHost::Match,
+            Some(expected) => KnownHost::Changed { expected: *expected },
+            None => KnownHost::Unknown,
+        })
+    }
+
+    /// The keys of `host` in the text of the file.
+    fn keys_in(&self, text: &str, host: &str) -> Result<Vec<Fingerprint>, Error> {
+        let mut keys = Vec::new();
         for (index, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default();
             let mut words = line.split_whitespace();
@@ -98,16 +116,11 @@ impl KnownHosts {
             if let Some(word) = words.next() {
                 return Err(files::line_error(&self.path, index + 1, format!("\"{word}\" is not expected")));
             }
-            if name != host {
-                continue;
+            if name == host {
+                keys.push(key);
             }
-            known = match known {
-                _ if key == *fingerprint => KnownHost::Match,
-                KnownHost::Unknown => KnownHost::Changed { expected: key },
-                known => known,
-            };
         }
-        Ok(known)
+        Ok(keys)
     }
 
     /// Keeps other processes from adding at the same time; the lock ends with the file.

@@ -20,6 +20,7 @@ mod slabs;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod writer;
 
 pub use encode::Compression;
@@ -28,6 +29,7 @@ pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use origin::Origins;
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
+pub use watch::{Watch, progress_of};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -40,6 +42,7 @@ use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error, FileEntry};
 
 use self::limits::Wait;
+use self::sender::NoBlocks;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 

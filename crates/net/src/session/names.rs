@@ -49,6 +49,16 @@ impl SettledPaths {
         self.0.extend(others.0.into_iter().take(room));
     }
 
+    /// Paths by the first 16 bytes of their BLAKE3, as far as there is room.
+    pub fn of_hashes(hashes: impl Iterator<Item = [u8; 16]>) -> Self {
+        Self(hashes.take(SETTLED_PATHS_MAX).collect())
+    }
+
+    /// The same of each path that is in.
+    pub fn hashes(&self) -> impl ExactSizeIterator<Item = [u8; 16]> + '_ {
+        self.0.iter().copied()
+    }
+
     /// Whether this path is in.
     pub fn contains(&self, path: &RelPath) -> bool {
         !self.0.is_empty() && self.0.contains(&hash_of(path.as_bytes()))

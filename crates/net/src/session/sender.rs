@@ -39,6 +39,7 @@ const DESCRIPTORS_DIVISOR: usize = 8;
 const ROOM_NAP: Duration = Duration::from_millis(100);
 
 /// Sources of one session: patterns beneath a root.
+#[derive(Clone)]
 pub struct Source {
     /// The root.
     pub root: Root,
@@ -682,8 +683,8 @@ impl End for Sender {
     }
 }
 
-/// A sender takes no blocks.
-struct NoBlocks;
+/// An end that takes no blocks.
+pub(super) struct NoBlocks;
 
 impl BlockSink for NoBlocks {
     fn begin(&mut self, _block: u64, _header: &[u8], _data_len: u64) -> Result<(), Error> {

@@ -19,6 +19,7 @@ pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, TcpSample, 
 pub use path::{Flow, PathHistory, WindowCause};
 pub use remedy::{Facts, remedy};
 pub use report::{LimitReport, ReceiverReport};
+pub(crate) use report::{read_time, write_time};
 
 /// What bound a transfer in a stretch of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -125,6 +125,11 @@ impl LimitReport {
     }
 }
 
+/// Writes a time: an integer of microseconds.
+pub(crate) fn write_time(w: &mut Writer, time: Duration) {
+    w.integer(micros(time));
+}
+
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -132,7 +137,8 @@ fn micros(time: Duration) -> u64 {
 /// Longest time that is taken from a peer: a year. Reason: sums of ten of them stay far from the end of a [`Duration`].
 const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-fn read_time(r: &mut Reader<'_>) -> Result<Duration, Error> {
+/// Reads a time as it is written, at most [`TIME_MAX`] of it.
+pub(crate) fn read_time(r: &mut Reader<'_>) -> Result<Duration, Error> {
     Ok(Duration::from_micros(r.integer()?).min(TIME_MAX))
 }
 

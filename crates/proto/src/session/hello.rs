@@ -14,6 +14,9 @@ pub struct Hello {
     pub session: SessionId,
     /// The agent has welcomed a lane of this session before: it must still know it.
     pub rejoin: bool,
+    /// The SHA-256 of the key of another peer, which has asked this client for the session: the agent then grants what both of
+    /// them may do. Only a claim, but one that takes rights away and gives none.
+    pub on_behalf_of: Option<[u8; 32]>,
     /// What is asked; the same in every hello of a session.
     pub request: Request,
     /// The path that the lane is on.
@@ -35,38 +38,51 @@ const LOSS_CEILING_PPM_MAX: u64 = 500_000;
 impl Hello {
     /// A first hello, on the only path, of which nothing is agreed.
     pub fn new(session: SessionId, request: Request) -> Self {
-        Self { session, rejoin: false, request, path: PathNumber::default(), contract: RateContract::default() }
+        let (path, contract) = (PathNumber::default(), RateContract::default());
+        Self { session, rejoin: false, on_behalf_of: None, request, path, contract }
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
         w.raw(&self.session.0);
         w.byte(u8::from(self.rejoin));
+        w.byte(u8::from(self.on_behalf_of.is_some()));
+        self.on_behalf_of.iter().for_each(|key| w.raw(key));
         self.request.write(w);
         w.byte(self.path.0);
-        let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt: _ } =
-            self.contract;
-        for rate in [ceiling, minimum, target, remembered] {
-            w.integer(rate.map_or(0, |rate| rate.0));
-        }
-        w.integer(u64::from(loss_ceiling_ppm));
-        w.byte(u8::from(manner == Manner::Polite));
+        write_contract(w, &self.contract);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
         let session = SessionId(r.array()?);
-        let (rejoin, request) = (read_flag(r)?, Request::read(r)?);
+        let rejoin = read_flag(r)?;
+        let on_behalf_of = read_flag(r)?.then(|| r.array()).transpose()?;
+        let request = Request::read(r)?;
         let path = match r.byte()? {
             number @ 0..PATHS_MAX => PathNumber(number),
             number => {
                 return Err(Error::protocol(format!("hello from the peer: path {number}, of at most {PATHS_MAX}")));
             }
         };
-        let mut rate = || Ok::<_, Error>(Some(BitRate(r.integer()?)).filter(|rate| rate.0 > 0));
-        let (ceiling, minimum, target, remembered) = (rate()?, rate()?, rate()?, rate()?);
-        let loss_ceiling_ppm = r.integer_up_to(LOSS_CEILING_PPM_MAX)? as u32;
-        let manner = if read_flag(r)? { Manner::Polite } else { Manner::Fair };
-        let expected_rtt = None;
-        let contract = RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt };
-        Ok(Self { session, rejoin, request, path, contract })
+        Ok(Self { session, rejoin, on_behalf_of, request, path, contract: read_contract(r)? })
     }
+}
+
+/// Writes what is agreed about a rate; what is known of its round trip stays here.
+pub(super) fn write_contract(w: &mut Writer, contract: &RateContract) {
+    let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt: _ } = *contract;
+    for rate in [ceiling, minimum, target, remembered] {
+        w.integer(rate.map_or(0, |rate| rate.0));
+    }
+    w.integer(u64::from(loss_ceiling_ppm));
+    w.byte(u8::from(manner == Manner::Polite));
+}
+
+/// Reads it.
+pub(super) fn read_contract(r: &mut Reader<'_>) -> Result<RateContract, Error> {
+    let mut rate = || Ok::<_, Error>(Some(BitRate(r.integer()?)).filter(|rate| rate.0 > 0));
+    let (ceiling, minimum, target, remembered) = (rate()?, rate()?, rate()?, rate()?);
+    let loss_ceiling_ppm = r.integer_up_to(LOSS_CEILING_PPM_MAX)? as u32;
+    let manner = if read_flag(r)? { Manner::Polite } else { Manner::Fair };
+    let expected_rtt = None;
+    Ok(RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt })
 }

@@ -179,6 +179,11 @@ impl ControlLog {
         Frame::Acknowledge { next: self.expected }
     }
 
+    /// Whether something has come that was not acknowledged yet.
+    pub fn owes_acknowledgement(&self) -> bool {
+        self.expected > self.acknowledged
+    }
+
     /// Since when the session has had no lane, if it had one before and has none now.
     pub fn alone_since(&self) -> Option<Instant> {
         self.alone_since

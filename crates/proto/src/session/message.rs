@@ -5,6 +5,7 @@
 
 use super::FileId;
 use super::hello::Hello;
+use super::third_party::{Conclusion, Snapshot, ThirdParty, Told};
 use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, Wish, encoded_length, slab_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
@@ -20,6 +21,9 @@ pub const SOURCES_MAX: usize = 4096;
 
 /// Most ranges in one message. Reason: keeps a message near one frame; more ranges take more messages.
 const RANGES_MAX: usize = 1024;
+
+/// Longest text for people in a message, in characters. Reason: a path and a sentence.
+const TEXT_CHARS_MAX: usize = 4096;
 
 /// Most small files in one packed block. Reason: their entries (100 bytes each as a rule) stay below the header limit.
 pub const PACK_FILES_MAX: usize = 256;
@@ -68,6 +72,8 @@ pub enum Request {
         /// Whether the agent compresses.
         compress: Wish,
     },
+    /// The agent runs a session with another agent and tells what happens; no block passes on this lane.
+    ThirdParty(Box<ThirdParty>),
 }
 
 /// A control frame of a lane.
@@ -95,6 +101,8 @@ pub enum Frame {
     Receiver(ReceiverReport),
     /// Sender to receiver: what has limited the session until now.
     Limits(Box<LimitReport>),
+    /// Active agent to command: how far the copy is.
+    Snapshot(Box<Snapshot>),
 }
 
 /// A message of the control log.
@@ -180,6 +188,10 @@ pub enum Message {
         /// The file.
         file: FileId,
     },
+    /// Active agent: something happened in the copy that it runs.
+    Told(Box<Told>),
+    /// Active agent: the copy has come to its end.
+    Concluded(Box<Conclusion>),
 }
 
 /// What stands in front of the data of a block.
@@ -251,6 +263,10 @@ impl Frame {
                 w.byte(7);
                 report.write(&mut w);
             }
+            Self::Snapshot(snapshot) => {
+                w.byte(8);
+                snapshot.write(&mut w);
+            }
         }
         w.into_bytes()
     }
@@ -275,6 +291,7 @@ impl Frame {
             5 => Self::Acknowledge { next: r.integer()? },
             6 => Self::Receiver(ReceiverReport::read(&mut r)?),
             7 => Self::Limits(Box::new(LimitReport::read(&mut r)?)),
+            8 => Self::Snapshot(Box::new(Snapshot::read(&mut r)?)),
             code => return Err(Error::protocol(format!("frame from the peer: unknown type {code}"))),
         };
         r.finish()?;
@@ -298,13 +315,9 @@ impl Request {
                 w.byte(1);
                 w.bytes(destination);
                 w.byte(u8::from(*several));
-                w.byte(match overwrite {
-                    Overwrite::Never => 1,
-                    Overwrite::Always => 2,
-                    Overwrite::IfChanged => 3,
-                });
-                w.byte(check_bits(*checks));
-                w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
+                write_overwrite(w, *overwrite);
+                write_checks(w, *checks);
+                write_expect(w, *expect);
                 w.byte(u8::from(*dry_run));
             }
             Self::Pull { sources, dry_run, compress } => {
@@ -314,11 +327,11 @@ impl Request {
                     w.bytes(source);
                 }
                 w.byte(u8::from(*dry_run));
-                w.byte(match compress {
-                    Wish::Auto => 1,
-                    Wish::Never => 2,
-                    Wish::Always => 3,
-                });
+                write_wish(w, *compress);
+            }
+            Self::ThirdParty(copy) => {
+                w.byte(3);
+                copy.write(w);
             }
         }
     }
@@ -328,17 +341,9 @@ impl Request {
             1 => Ok(Self::Push {
                 destination: r.bytes()?.to_vec(),
                 several: read_flag(r)?,
-                overwrite: match r.byte()? {
-                    1 => Overwrite::Never,
-                    2 => Overwrite::Always,
-                    3 => Overwrite::IfChanged,
-                    code => return Err(Error::protocol(format!("request from the peer: overwrite rule {code}"))),
-                },
+                overwrite: read_overwrite(r)?,
                 checks: read_checks(r)?,
-                expect: match r.bytes()? {
-                    b"" => None,
-                    text => Some(String::from_utf8_lossy(text).parse()?),
-                },
+                expect: read_expect(r)?,
                 dry_run: read_flag(r)?,
             }),
             2 => {
@@ -347,20 +352,63 @@ impl Request {
                 for _ in 0..count {
                     sources.push(r.bytes()?.to_vec());
                 }
-                Ok(Self::Pull {
-                    sources,
-                    dry_run: read_flag(r)?,
-                    compress: match r.byte()? {
-                        1 => Wish::Auto,
-                        2 => Wish::Never,
-                        3 => Wish::Always,
-                        code => return Err(Error::protocol(format!("request from the peer: compression {code}"))),
-                    },
-                })
+                Ok(Self::Pull { sources, dry_run: read_flag(r)?, compress: read_wish(r)? })
             }
+            3 => ThirdParty::read(r).map(|copy| Self::ThirdParty(Box::new(copy))),
             code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
         }
     }
+}
+
+pub(super) fn write_overwrite(w: &mut Writer, overwrite: Overwrite) {
+    w.byte(match overwrite {
+        Overwrite::Never => 1,
+        Overwrite::Always => 2,
+        Overwrite::IfChanged => 3,
+    });
+}
+
+pub(super) fn read_overwrite(r: &mut Reader<'_>) -> Result<Overwrite, Error> {
+    match r.byte()? {
+        1 => Ok(Overwrite::Never),
+        2 => Ok(Overwrite::Always),
+        3 => Ok(Overwrite::IfChanged),
+        code => Err(Error::protocol(format!("request from the peer: overwrite rule {code}"))),
+    }
+}
+
+pub(super) fn write_expect(w: &mut Writer, expect: Option<Digest>) {
+    w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
+}
+
+pub(super) fn read_expect(r: &mut Reader<'_>) -> Result<Option<Digest>, Error> {
+    match r.bytes()? {
+        b"" => Ok(None),
+        text => String::from_utf8_lossy(text).parse().map(Some),
+    }
+}
+
+pub(super) fn write_wish(w: &mut Writer, wish: Wish) {
+    w.byte(match wish {
+        Wish::Auto => 1,
+        Wish::Never => 2,
+        Wish::Always => 3,
+    });
+}
+
+pub(super) fn read_wish(r: &mut Reader<'_>) -> Result<Wish, Error> {
+    match r.byte()? {
+        1 => Ok(Wish::Auto),
+        2 => Ok(Wish::Never),
+        3 => Ok(Wish::Always),
+        code => Err(Error::protocol(format!("request from the peer: compression {code}"))),
+    }
+}
+
+/// Reads a text for people, without what would drive their terminal and what is beyond [`TEXT_CHARS_MAX`].
+pub(super) fn read_text(r: &mut Reader<'_>) -> Result<String, Error> {
+    let text = String::from_utf8_lossy(r.bytes()?);
+    Ok(text.chars().filter(|c| !drives_terminal(*c)).take(TEXT_CHARS_MAX).collect())
 }
 
 pub(super) fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
@@ -437,6 +485,14 @@ impl Message {
                 13
             }
             Self::Finished => 14,
+            Self::Told(told) => {
+                told.write(w);
+                15
+            }
+            Self::Concluded(conclusion) => {
+                conclusion.write(w);
+                16
+            }
         }
     }
 
@@ -474,11 +530,12 @@ impl Message {
             11 => Self::Abort { error: r.error()? },
             12 => {
                 let file = FileId(r.integer()?);
-                let text = String::from_utf8_lossy(r.bytes()?);
-                Self::Notice { file, text: text.chars().filter(|c| !drives_terminal(*c)).take(4096).collect() }
+                Self::Notice { file, text: read_text(r)? }
             }
             13 => Self::Wait { file: FileId(r.integer()?) },
             14 => Self::Finished,
+            15 => Self::Told(Box::new(Told::read(r)?)),
+            16 => Self::Concluded(Box::new(Conclusion::read(r)?)),
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         })
     }
@@ -511,12 +568,16 @@ pub(super) fn ranges_per_message(blocks: &[(u64, u64)]) -> impl Iterator<Item = 
     blocks.chunks(RANGES_MAX).map(<[(u64, u64)]>::to_vec)
 }
 
+pub(super) fn write_checks(w: &mut Writer, checks: Checks) {
+    w.byte(check_bits(checks));
+}
+
 fn check_bits(checks: Checks) -> u8 {
     let kinds = [checks.adler32, checks.crc32c, checks.md5, checks.sha256];
     kinds.iter().enumerate().fold(0, |bits, (bit, wanted)| bits | u8::from(*wanted) << bit)
 }
 
-fn read_checks(r: &mut Reader<'_>) -> Result<Checks, Error> {
+pub(super) fn read_checks(r: &mut Reader<'_>) -> Result<Checks, Error> {
     let bits = r.byte()?;
     if bits > 0b1111 {
         return Err(Error::protocol(format!("digests from the peer: unknown kinds {bits:#b}")));
@@ -525,7 +586,7 @@ fn read_checks(r: &mut Reader<'_>) -> Result<Checks, Error> {
     Ok(Checks { adler32: wanted(0), crc32c: wanted(1), md5: wanted(2), sha256: wanted(3) })
 }
 
-fn write_digests(w: &mut Writer, digests: &FileDigests) {
+pub(super) fn write_digests(w: &mut Writer, digests: &FileDigests) {
     let FileDigests { blake3, adler32, crc32c, md5, sha256 } = digests;
     w.byte(check_bits(Checks {
         adler32: adler32.is_some(),
@@ -539,7 +600,7 @@ fn write_digests(w: &mut Writer, digests: &FileDigests) {
     sha256.iter().for_each(|sum| w.raw(sum));
 }
 
-fn read_digests(r: &mut Reader<'_>) -> Result<FileDigests, Error> {
+pub(super) fn read_digests(r: &mut Reader<'_>) -> Result<FileDigests, Error> {
     let checks = read_checks(r)?;
     Ok(FileDigests {
         blake3: r.array()?,

@@ -11,6 +11,7 @@ mod message;
 mod receive;
 mod runs;
 mod send;
+mod third_party;
 
 pub use hello::{Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
@@ -21,6 +22,10 @@ pub use message::{
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
 pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
+pub use third_party::{
+    ActiveEnd, Conclusion, Counts, IpBytes, KEYS_MAX, LaneFigures, PassiveAgent, PeerAddress, SETTLED_TOLD_MAX,
+    Snapshot, Subject, ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
+};
 
 use std::time::Duration;
 

@@ -571,7 +571,9 @@ impl RecvSession {
             | Message::Failed { .. }
             | Message::Wait { .. }
             | Message::Finished
-            | Message::Notice { .. } => Err(Error::protocol("a sender sent a message that only receivers send")),
+            | Message::Notice { .. }
+            | Message::Told(_)
+            | Message::Concluded(_) => Err(Error::protocol("a sender sent a message that senders do not send")),
         }
     }
 

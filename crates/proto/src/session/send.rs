@@ -248,7 +248,9 @@ impl SendSession {
             | Message::Withdraw { .. }
             | Message::Unreadable { .. }
             | Message::OffersEnd { .. }
-            | Message::Bye => Err(Error::protocol("a receiver sent a message that only senders send")),
+            | Message::Bye
+            | Message::Told(_)
+            | Message::Concluded(_) => Err(Error::protocol("a receiver sent a message that receivers do not send")),
         }
     }
 

@@ -18,6 +18,7 @@ mod resume;
 mod site;
 mod strait;
 mod strangers;
+mod third_party;
 mod tree;
 mod web;
 mod webserver;

@@ -1,0 +1,364 @@
+//! The active agent of a third-party copy: runs a session with another agent because a command asks for it.
+//!
+//! What it does: holds the request against what the operator allows, runs the copy as any client does, and tells the command what
+//! happens. What it refuses to do: reach for a host that the operator has not named, or go on when the command is gone for good.
+//! Here the copy has the rights of the command's key; at the passive agent those that the keys of both have.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::location::HostPort;
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::plan::Via;
+use sterna_proto::session::{
+    ActiveEnd, Conclusion, Counts, FileOutcome, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject,
+    ThirdParty, Told, WatchEvent, WatchSide,
+};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use super::log::SessionLog;
+use crate::client::errand::{Errand, Place, run_errand};
+use crate::client::{CopyEvent, CopyObserver, CopyProgress, CopySummary};
+use crate::identity::{Fingerprint, Identity};
+use crate::lane::Transport;
+use crate::session::{Observer, Progress, SessionEvent, Source, Watch, lock};
+
+/// How long a new copy waits for one of the same command to the same place whose command is gone. Reason: it hears of its stop
+/// within a tick, and says goodbye for at most 2 s.
+const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(5);
+/// Which agents a command may have this one reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reachable {
+    /// These; none: third-party copies are refused.
+    These(Vec<HostPort>),
+    /// Any that this host can reach.
+    Any,
+}
+
+/// What an agent does for third-party copies.
+pub struct ThirdPartyRules {
+    /// Where they may go.
+    pub reachable: Reachable,
+    /// Directory that keeps what is learnt about paths; `None`: nothing is remembered.
+    pub memory_dir: Option<PathBuf>,
+}
+
+impl ThirdPartyRules {
+    /// Errors: `Denied`, of the agent itself, so that the command may ask the other agent.
+    pub(super) fn check(&self, passive: &PassiveAgent) -> Result<(), Error> {
+        let PassiveAgent { host, port, .. } = passive;
+        let is_meant = |known: &HostPort| known.host.eq_ignore_ascii_case(host) && known.port == *port;
+        let (flag, what) = match &self.reachable {
+            Reachable::Any => return Ok(()),
+            Reachable::These(hosts) if hosts.iter().any(is_meant) => return Ok(()),
+            Reachable::These(hosts) if hosts.is_empty() => ("start it with", "runs no copies with other agents"),
+            Reachable::These(_) => ("add to its flags", "runs no copies with that agent"),
+        };
+        let name = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        let text = format!("this agent {what}: its operator can allow it ({flag} --third-party {name}:{port})");
+        Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
+    }
+}
+
+/// One copy that runs here.
+pub(super) struct Runner {
+    watch: Arc<Watch>,
+    /// The copy is to end.
+    stop: Arc<AtomicBool>,
+    /// This agent is stopping: the command finds the next one, and must not hear of an end.
+    leaving: AtomicBool,
+    ended: (Mutex<bool>, Condvar),
+}
+
+/// What the thread of a copy is given.
+pub(super) struct Assignment {
+    pub(super) request: ThirdParty,
+    /// The key of the command.
+    pub(super) command: Fingerprint,
+    /// Where its end is here.
+    pub(super) places: Vec<Source>,
+    pub(super) identity: Identity,
+    pub(super) memory_dir: Option<PathBuf>,
+    pub(super) linger: Duration,
+    /// Copies of the same command to the same place that have lost it.
+    pub(super) deserted: Vec<Arc<Runner>>,
+}
+
+impl Assignment {
+    fn place(&mut self) -> Result<Place, Error> {
+        let places = std::mem::take(&mut self.places);
+        match self.request.active {
+            ActiveEnd::Source => Ok(Place::Sources(places)),
+            ActiveEnd::Destination => {
+                let place = places.into_iter().next().ok_or_else(|| crate::internal("a pull to no place"))?;
+                Ok(Place::Destination(place.root, place.pattern))
+            }
+        }
+    }
+}
+
+/// Starts a copy in a thread of its own. Errors: this host gives no thread.
+pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result<(Arc<Watch>, Arc<Runner>), Error> {
+    let place = assignment.place()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (stopped, heard) = (Arc::clone(&stop), Arc::clone(log));
+    let hear = move |event| {
+        // Of the rest an agent hears nothing.
+        if let WatchEvent::Aborted(error) = event {
+            heard.session_event(SessionEvent::Aborted(error));
+            stopped.store(true, Ordering::Relaxed);
+        }
+    };
+    let watch = Watch::start(WatchSide::Agent, assignment.linger, Box::new(hear))?;
+    let ended = (Mutex::new(false), Condvar::new());
+    let runner = Arc::new(Runner { watch: Arc::clone(&watch), stop, leaving: AtomicBool::new(false), ended });
+    let (running, log) = (Arc::clone(&runner), Arc::clone(log));
+    let spawned = thread::Builder::new().name("third-party".to_owned()).spawn(move || {
+        let running = Running(running);
+        running.0.run(&assignment, place, log);
+    });
+    spawned.map_err(|e| crate::internal("start the thread of a copy between agents").caused_by(e))?;
+    Ok((watch, runner))
+}
+
+/// Says that a copy has ended, also by a panic.
+struct Running(Arc<Runner>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Does nothing where the copy has said how it ended.
+        if thread::panicking() {
+            self.0.watch.fail(crate::internal("the thread of a copy between agents ended by a panic"));
+        }
+        *lock(&self.0.ended.0) = true;
+        self.0.ended.1.notify_all();
+    }
+}
+
+impl Runner {
+    fn run(self: &Arc<Self>, assignment: &Assignment, place: Place, log: Arc<SessionLog>) {
+        let Assignment { request, command, identity, memory_dir, deserted, .. } = assignment;
+        deserted.iter().for_each(|other| other.end_within(TAKEOVER_TIME_MAX));
+        let passive = request.passive.clone();
+        let relay = Relay { watch: Arc::clone(&self.watch), log, stop: Arc::clone(&self.stop), passive };
+        let observer: Arc<dyn CopyObserver> = Arc::new(relay);
+        let errand = Errand { request, place, on_behalf_of: *command, memory_dir: memory_dir.clone() };
+        let outcome = run_errand(errand, identity, &observer);
+        match outcome {
+            _ if self.leaving.load(Ordering::Relaxed) => {}
+            Ok(summary) => self.watch.conclude(conclusion_of(&summary)),
+            Err(error) => self.watch.fail(as_told(&error, &request.passive)),
+        }
+    }
+
+    /// Stops the copy and says nothing of it: this agent is being stopped.
+    pub(super) fn leave(&self, time_max: Duration) {
+        self.leaving.store(true, Ordering::Relaxed);
+        self.end_within(time_max);
+    }
+
+    /// Stops the copy and waits for its end, no longer than `time_max`.
+    pub(super) fn end_within(&self, time_max: Duration) {
+        self.stop.store(true, Ordering::Relaxed);
+        let (ended, wake) = &self.ended;
+        let until = Instant::now() + time_max;
+        let mut guard = lock(ended);
+        while !*guard {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            // A poisoned lock ends the wait: the thread of the copy has panicked.
+            match wake.wait_timeout(guard, left) {
+                Ok((again, _)) => guard = again,
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// An error as the command is to see it: what failed on this host is for the command a failure of the agent.
+fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
+    let scope = match (error.kind, error.scope) {
+        (ErrorKind::Cancelled | ErrorKind::Usage | ErrorKind::Untrusted | ErrorKind::Internal, scope) => scope,
+        (_, Scope::Client) => Scope::Service,
+        (_, scope) => scope,
+    };
+    let text = match (error.kind, error.scope) {
+        // It is the other agent that says "here" then, of the key of this one or of the command's.
+        (ErrorKind::Untrusted, Scope::Client | Scope::Service) => {
+            format!("{}:{} says: {}", passive.host, passive.port, error.chain())
+        }
+        _ => error.chain(),
+    };
+    Error::new(error.kind, scope, error.phase, text).retry(error.retry)
+}
+
+/// Passes on to the command what the copy has to say, and to the log of this agent.
+struct Relay {
+    watch: Arc<Watch>,
+    log: Arc<SessionLog>,
+    stop: Arc<AtomicBool>,
+    passive: PassiveAgent,
+}
+
+impl CopyObserver for Relay {
+    fn event(&self, event: CopyEvent) {
+        self.tell(&event);
+        match event {
+            // The end of the copy is told by whoever runs it.
+            CopyEvent::Session(SessionEvent::Aborted(_)) => {}
+            CopyEvent::Session(event) => self.log.session_event(event),
+            CopyEvent::Decision { subject, rationale } => self.log.detail(&format!("{subject}: {rationale}")),
+            CopyEvent::LaneUp { lane, transport, peer, .. } => {
+                self.log.detail(&format!("lane {lane} to the other agent is up: {transport} to {peer}"));
+            }
+            CopyEvent::LaneDown { lane, reason } => {
+                self.log.detail(&format!("lane {lane} to the other agent is down: {reason}"));
+            }
+            CopyEvent::Restarted => {
+                self.log.session_event(SessionEvent::Notice("the other agent was restarted".into()))
+            }
+        }
+    }
+
+    fn progress(&self, progress: &CopyProgress) {
+        self.watch.show(snapshot_of(progress));
+    }
+
+    fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
+        if self.passive.keys.contains(&peer.0) {
+            return Ok(());
+        }
+        let keys: Vec<String> = self.passive.keys.iter().map(|key| Fingerprint(*key).to_string()).collect();
+        let text = format!(
+            "{}:{} shows {peer} and the command expects {}: somebody may be in between, or it was set up anew; nothing was \
+             sent",
+            remote.host,
+            remote.port,
+            keys.join(" or ")
+        );
+        // Of the path, and not of an agent that does not know us: nobody is to try the other way round.
+        Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text))
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Relay {
+    fn tell(&self, event: &CopyEvent) {
+        let told = match event {
+            CopyEvent::Decision { subject, rationale }
+            | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
+                let Some(subject) = Subject::of(subject) else { return };
+                Told::Decision { subject, rationale: rationale.clone() }
+            }
+            CopyEvent::LaneUp { lane, transport, peer, .. } => {
+                let via = if *transport == Transport::Quic { Via::Quic } else { Via::Tcp };
+                let ip = match peer.ip() {
+                    IpAddr::V4(ip) => IpBytes::V4(ip.octets()),
+                    IpAddr::V6(ip) => IpBytes::V6(ip.octets()),
+                };
+                Told::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
+            }
+            CopyEvent::LaneDown { lane, reason } => Told::LaneDown { lane: *lane, reason: reason.clone() },
+            CopyEvent::Restarted => Told::Restarted,
+            CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
+                let outcome = match outcome {
+                    FileOutcome::Done(digests) => FileOutcome::Done(*digests),
+                    FileOutcome::Skipped => FileOutcome::Skipped,
+                    FileOutcome::Failed(error) => FileOutcome::Failed(crate::copy_of(error)),
+                };
+                Told::Settled { entry: entry.clone(), outcome }
+            }
+            CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
+            CopyEvent::Session(SessionEvent::Unreadable(error)) => Told::Unreadable(crate::copy_of(error)),
+            CopyEvent::Session(SessionEvent::Aborted(_)) => return,
+        };
+        self.watch.tell(told);
+    }
+}
+
+fn counts_of(progress: &Progress) -> Counts {
+    Counts {
+        files_known: progress.files_known,
+        bytes_known: progress.bytes_known,
+        bytes_done: progress.bytes_done,
+        bytes_held: progress.bytes_held,
+        bytes_up_to_date: progress.bytes_up_to_date,
+        bytes_holes: progress.bytes_holes,
+        bytes_carried: progress.bytes_carried,
+        bytes_encoded: progress.bytes_encoded,
+        blocks_again: progress.blocks_again,
+    }
+}
+
+fn snapshot_of(progress: &CopyProgress) -> Snapshot {
+    let lanes = progress.lanes.iter().map(|lane| LaneFigures {
+        rtt: lane.rtt,
+        rtt_min: lane.rtt_min,
+        packets_sent: lane.packets_sent,
+        packets_lost: lane.packets_lost,
+        wire_bytes_sent: lane.wire_bytes_sent,
+        wire_bytes_received: lane.wire_bytes_received,
+    });
+    Snapshot {
+        counts: counts_of(&progress.session),
+        manifest_complete: progress.session.manifest_complete,
+        lanes_up: progress.session.lanes as u64,
+        lanes: lanes.collect(),
+        files: progress.files.clone(),
+        limits: progress.limits.report,
+    }
+}
+
+fn conclusion_of(summary: &CopySummary) -> Conclusion {
+    Conclusion {
+        done: summary.done,
+        skipped: summary.skipped,
+        failed: summary.failed,
+        bytes: summary.bytes,
+        bytes_skipped: summary.bytes_skipped,
+        first_failure: summary.failures.first().map(crate::copy_of),
+        counts: Counts {
+            bytes_held: summary.bytes_held,
+            bytes_holes: summary.bytes_holes,
+            bytes_carried: summary.bytes_carried,
+            bytes_encoded: summary.bytes_encoded,
+            blocks_again: summary.blocks_again,
+            ..Counts::default()
+        },
+        limits: summary.limits,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(reachable: Reachable, host: &str, port: u16) -> Option<String> {
+        let rules = ThirdPartyRules { reachable, memory_dir: None };
+        let passive = PassiveAgent { host: host.to_owned(), port, keys: vec![[0; 32]] };
+        rules.check(&passive).err().map(|error| error.text().to_owned())
+    }
+
+    #[test]
+    fn only_hosts_that_the_operator_named_are_reached() {
+        let hub = || Reachable::These(vec![HostPort { host: "hub".to_owned(), port: 7373 }]);
+        assert_eq!(refusal(hub(), "hub", 7373), None);
+        assert_eq!(refusal(hub(), "HUB", 7373), None, "names of hosts have no case");
+        assert_eq!(refusal(Reachable::Any, "169.254.169.254", 80), None);
+        for (host, port) in [("hub", 22), ("hub.", 7373), ("127.0.0.1", 7373), ("hub.evil", 7373)] {
+            let said = refusal(hub(), host, port).unwrap();
+            assert!(said.contains(&format!("--third-party {host}:{port}")), "{said}");
+        }
+        let said = refusal(Reachable::These(Vec::new()), "::1", 7373).unwrap();
+        assert!(said.contains("runs no copies with other agents") && said.contains("[::1]:7373"), "{said}");
+    }
+}

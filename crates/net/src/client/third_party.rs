@@ -1,0 +1,653 @@
+//! A copy between two agents: this client asks one of them to run it and hears what happens.
+//!
+//! What it does: chooses the agent that is asked, learns the key that the other one must have, keeps one lane of control frames
+//! alive, and starts anew when the agent was restarted. What it refuses to do: carry a block.
+//!
+//! The agent of the sources is asked first, since it can read them without a network and a destination is often behind a
+//! firewall; when it does not run such copies or cannot reach the other one, the agent of the destination is asked to pull.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::plan::Via;
+use sterna_proto::session::{
+    ActiveEnd, Conclusion, Counts, Frame, Hello, IpBytes, KEYS_MAX, LaneId, Overwrite, PassiveAgent, PathNumber,
+    Request, SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
+};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
+
+use super::dial::{Target, dial, resolve};
+use super::keeper::{BACKOFF_MAX, DEPARTURE, HEALTHY_LIFE, LAST_PACKET, ends_session, random_session};
+use super::path::PathOptions;
+use super::tally::TallyState;
+use super::{BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice};
+use crate::identity::{Fingerprint, Identity};
+use crate::lane::quic::SharedRate;
+use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
+use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SessionEvent, Watch, attach, close_all, lock, progress_of};
+
+/// What is said of sources of two kinds.
+pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";
+
+/// How often a wait looks whether the person wants to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A copy from one agent to another.
+pub(super) struct ThirdPartyCopy {
+    sources: Vec<RemoteLocation>,
+    destination: RemoteLocation,
+}
+
+/// A copy that did not come to its end.
+struct Failed {
+    error: Error,
+    /// The other agent may be able to run it.
+    may_ask_other: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, may_ask_other: false }
+    }
+}
+
+impl ThirdPartyCopy {
+    /// What is to be done; `None`: it is a copy of another kind. Errors: `Usage`.
+    pub(super) fn plan(options: &CopyOptions) -> Result<Option<Self>, Error> {
+        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        let Location::Remote(destination) = &options.destination else { return Ok(None) };
+        let remote = |source: &Location| match source {
+            Location::Remote(remote) => Some(remote.clone()),
+            _ => None,
+        };
+        let sources: Vec<RemoteLocation> = options.sources.iter().filter_map(remote).collect();
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        if sources.len() < options.sources.len() {
+            return usage(TWO_KINDS);
+        }
+        if sources.len() > SOURCES_MAX {
+            return usage("more than 4096 sources: name their directory, or use a wildcard in quotes");
+        }
+        if options.paths.len() != 1 || options.paths.iter().any(|path| path.local.is_some() || path.remote.is_some()) {
+            return usage(
+                "--path names networks of this host, and in a copy between agents no data passes here: leave it out",
+            );
+        }
+        let first = one_agent(&sources.iter().collect::<Vec<_>>())?;
+        if (&first.host, first.port) == (&destination.host, destination.port) {
+            return usage("both ends are at the same agent: use cp on its host");
+        }
+        Ok(Some(Self { sources, destination: destination.clone() }))
+    }
+
+    /// Runs the copy to its end. Errors: as [`super::copy`].
+    pub(super) fn copy(
+        &self,
+        options: &CopyOptions,
+        identity: &Identity,
+        observer: &Arc<dyn CopyObserver>,
+    ) -> Result<CopySummary, Error> {
+        let asking = Asking { copy: self, options, identity, observer };
+        let (source, destination) = (place_of(&self.sources[0]), place_of(&self.destination));
+        let say = |rationale: String| observer.event(CopyEvent::Decision { subject: "agent", rationale });
+        say(format!("{source} runs the copy: it has the sources, and pushes to {destination}"));
+        let first = match asking.run(ActiveEnd::Source) {
+            Err(failed) if failed.may_ask_other => failed.error,
+            outcome => return outcome.map_err(|failed| failed.error),
+        };
+        say(format!("{destination} pulls from {source}, which cannot push: {}", first.chain()));
+        asking.run(ActiveEnd::Destination).map_err(|Failed { error, may_ask_other }| {
+            if !may_ask_other {
+                return error;
+            }
+            let text = format!(
+                "neither agent can run the copy; {source}, asked to push: {}; {destination}, asked to pull: {}",
+                first.chain(),
+                error.chain()
+            );
+            Error::new(first.kind, first.scope, first.phase, text).retry(first.retry)
+        })
+    }
+}
+
+/// The agent that all sources are at, by the first of them. Errors: `Usage`.
+pub(super) fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a RemoteLocation, Error> {
+    let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
+    if let Some(remote) = remotes.iter().find(upward) {
+        return usage(&format!("{remote} has a .. in its path, which agents do not follow: write the path without"));
+    }
+    let first = remotes[0];
+    if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
+        return usage("the sources are at several agents: copy from one at a time");
+    }
+    Ok(first)
+}
+
+/// An agent as people are told of it.
+fn place_of(remote: &RemoteLocation) -> String {
+    if remote.host.contains(':') {
+        format!("[{}]:{}", remote.host, remote.port)
+    } else {
+        format!("{}:{}", remote.host, remote.port)
+    }
+}
+
+struct Asking<'a> {
+    copy: &'a ThirdPartyCopy,
+    options: &'a CopyOptions,
+    identity: &'a Identity,
+    observer: &'a Arc<dyn CopyObserver>,
+}
+
+impl Asking<'_> {
+    /// Has the agent of one end run the copy, however often it is restarted.
+    fn run(&self, active: ActiveEnd) -> Result<CopySummary, Failed> {
+        let (asked, passive) = match active {
+            ActiveEnd::Source => (&self.copy.sources[0], &self.copy.destination),
+            ActiveEnd::Destination => (&self.copy.destination, &self.copy.sources[0]),
+        };
+        let mut started = Instant::now();
+        let first = self.reach(asked).map_err(|error| {
+            let may_ask_other = error.kind == ErrorKind::Unreachable;
+            Failed { error, may_ask_other }
+        })?;
+        let questions = Instant::now();
+        self.observer.trust(asked, &first.peer).inspect_err(|_| first.handle.close("not trusted"))?;
+        let keys = self.keys_of(passive, &first.peer)?;
+        // The time that a person takes to answer is not the copy's.
+        started += questions.elapsed();
+        let heard = Arc::new(Heard::new(Arc::clone(self.observer), self.options, started));
+        let mut first = Some(first);
+        let mut lost_since: Option<Instant> = None;
+        loop {
+            let lane = match first.take() {
+                Some(lane) => Ok(lane),
+                None => self.reach(asked),
+            };
+            let outcome = lane.and_then(|lane| self.run_session((active, asked, passive), &keys, lane, &heard));
+            match outcome {
+                Err(error) if error.kind == ErrorKind::SessionLost && !self.observer.stopped() => {
+                    lost_since = Some(Instant::now());
+                    heard.start_over()?;
+                }
+                // It may be gone again before the new session has a lane.
+                Err(error)
+                    if error.kind == ErrorKind::Unreachable
+                        && lost_since.is_some_and(|since| since.elapsed() < self.options.linger)
+                        && !self.observer.stopped() =>
+                {
+                    thread::sleep(BACKOFF_MIN);
+                }
+                Ok(conclusion) => return Ok(heard.sum_up(conclusion)),
+                Err(error) => {
+                    let may_ask_other = lost_since.is_none() && heard.may_ask_other(&error);
+                    return Err(Failed { error, may_ask_other });
+                }
+            }
+        }
+    }
+
+    /// A lane to the agent at `remote`: by TCP, which has no use for a rate here, or by QUIC where that does not pass.
+    fn reach(&self, remote: &RemoteLocation) -> Result<Lane, Error> {
+        let (tell, answer) = channel();
+        let (remote, options, identity) = (remote.clone(), self.lane_options(), self.identity.clone());
+        let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
+            // Nobody waits any more: the lane ends here.
+            let _ = tell.send(dial_any(&remote, &options, &identity));
+        });
+        dialled.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(lane) => return lane,
+                Err(RecvTimeoutError::Timeout) if !self.observer.stopped() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped");
+                    return Err(error);
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(crate::internal("a thread that dials has ended")),
+            }
+        }
+    }
+
+    /// How the lane of control frames is made.
+    fn lane_options(&self) -> CopyOptions {
+        let paths = vec![PathOptions { lanes: Some(1), ..PathOptions::default() }];
+        CopyOptions { paths, congestion: None, ..self.options.clone() }
+    }
+
+    /// The keys that the passive agent may have: those that are known, or the one that it shows here.
+    fn keys_of(&self, passive: &RemoteLocation, active: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        let mut known = self.observer.expected_keys(passive, active)?;
+        if !known.is_empty() {
+            known.truncate(KEYS_MAX);
+            return Ok(known);
+        }
+        match self.reach(passive) {
+            Ok(lane) => {
+                lane.handle.close("only its key was asked for");
+                self.observer.trust(passive, &lane.peer)?;
+                Ok(vec![lane.peer])
+            }
+            Err(error) if error.kind == ErrorKind::Unreachable => {
+                let text = format!(
+                    "{} is not known here, and does not answer here ({}): give --trust with the fingerprint that `sterna id` \
+                     prints there, too",
+                    place_of(passive),
+                    error.chain()
+                );
+                Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn request(&self, active: ActiveEnd, passive: &RemoteLocation, keys: &[Fingerprint], heard: &Heard) -> Request {
+        let options = self.options;
+        // There is one: `plan` refuses more.
+        let path = options.paths.first().cloned().unwrap_or_default();
+        Request::ThirdParty(Box::new(ThirdParty {
+            active,
+            passive: PassiveAgent {
+                host: passive.host.clone(),
+                port: passive.port,
+                keys: keys.iter().map(|key| key.0).collect(),
+            },
+            sources: self.copy.sources.iter().map(|source| source.path.clone()).collect(),
+            destination: self.copy.destination.path.clone(),
+            overwrite: options.overwrite,
+            checks: options.checks,
+            expect: options.expect,
+            dry_run: options.dry_run,
+            compress: options.compress,
+            via: match path.via {
+                ViaChoice::Auto => None,
+                ViaChoice::Only(via) => Some(via),
+            },
+            lanes: path.lanes,
+            congestion: options.congestion.clone(),
+            contract: path.contract,
+            linger: options.linger,
+            settled: heard.settled(),
+        }))
+    }
+
+    /// One session with the active agent, from its first lane to the end of the copy.
+    fn run_session(
+        &self,
+        (active, asked, passive): (ActiveEnd, &RemoteLocation, &RemoteLocation),
+        keys: &[Fingerprint],
+        first: Lane,
+        heard: &Arc<Heard>,
+    ) -> Result<Conclusion, Error> {
+        let hear = Arc::clone(heard);
+        let watch =
+            Watch::start(WatchSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)))?;
+        let keeper = Arc::new(Keeper {
+            watch: Arc::clone(&watch),
+            lanes: LaneIds::default(),
+            hello: Hello::new(random_session()?, self.request(active, passive, keys, heard)),
+            welcomed: AtomicBool::new(false),
+            asked: asked.clone(),
+            key: Mutex::new(first.peer),
+            options: self.lane_options(),
+            identity: self.identity.clone(),
+            observer: Arc::clone(self.observer),
+            handle: Mutex::default(),
+            over: (Mutex::new(false), Condvar::new()),
+        });
+        let (lane_keeper, alive) = (Arc::clone(&keeper), Arc::clone(&keeper));
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || lane_keeper.keep(first));
+        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+        let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
+        spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
+        keeper.tick_until_over(heard);
+        watch.pass_on();
+        keeper.finish();
+        heard.take_outcome()
+    }
+}
+
+/// A lane to an agent, by any address and either transport. Errors: of all of them.
+fn dial_any(remote: &RemoteLocation, options: &CopyOptions, identity: &Identity) -> Result<Lane, Error> {
+    let mut errors: Vec<Error> = Vec::new();
+    let path = PathOptions { lanes: Some(1), ..PathOptions::default() };
+    for addr in resolve(&remote.host_port(), None)? {
+        for via in [Via::Tcp, Via::Quic] {
+            let rate = SharedRate::new(path.contract);
+            match dial(options, &path, &Target { via, addr, rate: &rate, lanes: 1 }, identity) {
+                Ok((lane, _)) => return Ok(lane),
+                Err(error) if error.kind != ErrorKind::Unreachable => return Err(error),
+                Err(error) => errors.push(error),
+            }
+        }
+    }
+    let text = errors.iter().map(Error::chain).collect::<Vec<_>>().join("; ");
+    Err(Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After))
+}
+
+/// Keeps the lane to the active agent alive.
+struct Keeper {
+    watch: Arc<Watch>,
+    lanes: LaneIds,
+    hello: Hello,
+    welcomed: AtomicBool,
+    asked: RemoteLocation,
+    /// The key of the agent, as the first lane showed it.
+    key: Mutex<Fingerprint>,
+    options: CopyOptions,
+    identity: Identity,
+    observer: Arc<dyn CopyObserver>,
+    handle: Mutex<Option<Arc<dyn LaneHandle>>>,
+    over: (Mutex<bool>, Condvar),
+}
+
+impl Keeper {
+    fn keep(&self, first: Lane) {
+        let mut next = Some(first);
+        let mut backoff = BACKOFF_MIN;
+        let mut is_told = false;
+        while !self.watch.is_over() {
+            let born = Instant::now();
+            let lane = match next.take() {
+                Some(lane) => Ok(lane),
+                None => dial_any(&self.asked, &self.options, &self.identity),
+            };
+            let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
+            if self.watch.is_over() || *lock(&self.over.0) {
+                return;
+            }
+            let reason = match outcome {
+                Ok(()) => "closed by the agent".to_owned(),
+                Err(error) if ends_session(&error) => return self.watch.abort(error),
+                Err(error) => error.chain(),
+            };
+            if !std::mem::replace(&mut is_told, true) {
+                self.notice(format!("no connection to the agent ({reason}), which goes on; dialling again"));
+            }
+            backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
+            self.wait(backoff);
+        }
+    }
+
+    fn run_lane(&self, id: LaneId, lane: Lane, is_told: &mut bool) -> Result<(), Error> {
+        if *lock(&self.key) != lane.peer {
+            self.observer.trust(&self.asked, &lane.peer)?;
+            *lock(&self.key) = lane.peer;
+        }
+        *lock(&self.handle) = Some(Arc::clone(&lane.handle));
+        let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
+        let was_told = std::mem::take(is_told);
+        let is_back = AtomicBool::new(false);
+        let on_welcome = || {
+            self.welcomed.store(true, Ordering::Relaxed);
+            if !is_back.swap(true, Ordering::Relaxed) && was_told {
+                self.notice("the agent is connected again".to_owned());
+            }
+        };
+        let end: Arc<dyn End> = Arc::clone(&self.watch) as _;
+        let outcome = attach(end, id, lane, Some(Frame::Hello(hello)), &on_welcome);
+        *is_told = was_told && !is_back.into_inner();
+        outcome
+    }
+
+    fn notice(&self, text: String) {
+        self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+    }
+
+    fn wait(&self, time: Duration) {
+        let (over, wake) = &self.over;
+        let guard = lock(over);
+        if !*guard {
+            // A poisoned lock only ends the wait early.
+            let _ = wake.wait_timeout(guard, time);
+        }
+    }
+
+    /// Tells the agent that the command lives. A thread of its own: what the person sees may block.
+    fn keep_alive(&self) {
+        while !*lock(&self.over.0) {
+            lock(&self.handle).iter().for_each(|handle| handle.say_alive());
+            self.wait(ALIVE_EVERY);
+        }
+    }
+
+    /// Ticks the session until it is over; ends it when the person wants to stop.
+    fn tick_until_over(&self, heard: &Heard) {
+        let mut stopping = false;
+        while !self.watch.is_over() {
+            thread::sleep(TICK);
+            self.watch.tick();
+            heard.progress(self.watch.latest());
+            if self.observer.stopped() && !stopping {
+                stopping = true;
+                let text = "the copy was stopped; run the same command again to go on from here";
+                self.watch.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+            }
+        }
+        heard.progress(self.watch.latest());
+    }
+
+    /// Ends the lane. What was said last leaves this host.
+    fn finish(&self) {
+        let (over, wake) = &self.over;
+        *lock(over) = true;
+        wake.notify_all();
+        let handle = lock(&self.handle).take();
+        close_all(handle.clone(), "session over");
+        thread::sleep(DEPARTURE);
+        handle.iter().for_each(|lane| lane.cut("session over"));
+        thread::sleep(LAST_PACKET);
+    }
+}
+
+/// What was heard of a copy, over every session with the active agent.
+struct Heard {
+    observer: Arc<dyn CopyObserver>,
+    overwrite: Overwrite,
+    dry_run: bool,
+    started: Instant,
+    state: Mutex<HeardState>,
+}
+
+#[derive(Default)]
+struct HeardState {
+    /// Counts by the events that were heard, and what was settled.
+    tally: TallyState,
+    outcome: Option<Result<Conclusion, Error>>,
+    latest: Option<(u64, Snapshot)>,
+    /// Something has happened between the agents.
+    has_begun: bool,
+    before: Before,
+}
+
+/// What earlier sessions with the active agent have brought.
+#[derive(Clone, Copy, Default)]
+struct Before {
+    done: u64,
+    bytes: u64,
+    /// Counts that go on from one session to the next.
+    counts: Counts,
+    /// Bytes that the last session brought of files that it did not settle: the next one finds them.
+    found: u64,
+}
+
+impl Before {
+    /// The counts of a session that follows, with what was before it.
+    fn and(&self, now: &Counts) -> Counts {
+        Counts {
+            bytes_held: self.counts.bytes_held.saturating_add(now.bytes_held.saturating_sub(self.found)),
+            bytes_holes: self.counts.bytes_holes.saturating_add(now.bytes_holes),
+            bytes_carried: self.counts.bytes_carried.saturating_add(now.bytes_carried),
+            bytes_encoded: self.counts.bytes_encoded.saturating_add(now.bytes_encoded),
+            blocks_again: self.counts.blocks_again.saturating_add(now.blocks_again),
+            ..*now
+        }
+    }
+}
+
+impl Heard {
+    fn new(observer: Arc<dyn CopyObserver>, options: &CopyOptions, started: Instant) -> Self {
+        let CopyOptions { overwrite, dry_run, .. } = *options;
+        Self { observer, overwrite, dry_run, started, state: Mutex::default() }
+    }
+
+    fn handle_event(&self, event: WatchEvent) {
+        match event {
+            WatchEvent::Told(told) => self.handle_told(told),
+            WatchEvent::Concluded(conclusion) => lock(&self.state).outcome = Some(Ok(*conclusion)),
+            WatchEvent::Aborted(error) => {
+                lock(&self.state).outcome.get_or_insert(Err(error));
+            }
+        }
+    }
+
+    fn handle_told(&self, told: Told) {
+        let mut state = lock(&self.state);
+        state.has_begun |= matches!(told, Told::LaneUp { .. } | Told::Settled { .. });
+        match &told {
+            Told::Settled { entry, outcome } => state.tally.count(entry, outcome),
+            Told::Unreadable(error) => state.tally.fail(error),
+            Told::Restarted => state.tally.start_over(),
+            _ => {}
+        }
+        drop(state);
+        self.observer.event(event_of(told));
+    }
+
+    /// Shows the last snapshot, if there is one.
+    fn progress(&self, latest: Option<(u64, Snapshot)>) {
+        let Some((number, snapshot)) = latest else { return };
+        let mut state = lock(&self.state);
+        let before = state.before;
+        state.latest = Some((number, snapshot.clone()));
+        drop(state);
+        let mut session = progress_of(&snapshot);
+        let counts = before.and(&snapshot.counts);
+        (session.bytes_held, session.bytes_holes) = (counts.bytes_held, counts.bytes_holes);
+        let lane = |lane: &sterna_proto::session::LaneFigures| LaneStats {
+            rtt: lane.rtt,
+            rtt_min: lane.rtt_min,
+            packets_sent: lane.packets_sent,
+            packets_lost: lane.packets_lost,
+            wire_bytes_sent: lane.wire_bytes_sent,
+            wire_bytes_received: lane.wire_bytes_received,
+            ..LaneStats::default()
+        };
+        self.observer.progress(&CopyProgress {
+            session,
+            elapsed: self.started.elapsed(),
+            lanes: snapshot.lanes.iter().map(lane).collect(),
+            files: snapshot.files,
+            limits: LimitsNow { number, report: snapshot.limits, lanes: Vec::new() },
+        });
+    }
+
+    /// The files that the next session is to leave out. One that looks files up finds them up to date.
+    fn settled(&self) -> Vec<[u8; 16]> {
+        let state = lock(&self.state);
+        if self.overwrite == Overwrite::IfChanged || self.dry_run {
+            return Vec::new();
+        }
+        state.tally.earlier.hashes().take(SETTLED_TOLD_MAX).collect()
+    }
+
+    /// The active agent lost the session: the next one goes on. Errors: it could not tell what is done from what was there.
+    fn start_over(&self) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        state.outcome = None;
+        state.tally.start_over();
+        if self.overwrite != Overwrite::IfChanged && state.tally.earlier.hashes().len() > SETTLED_TOLD_MAX {
+            let text = format!(
+                "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and with --overwrite never or always the next \
+                 one cannot tell which of them this copy wrote; run the same command with --overwrite if-changed to go on"
+            );
+            let error = Error::new(ErrorKind::SessionLost, Scope::Service, Phase::Transfer, text);
+            return Err(error);
+        }
+        if !self.dry_run {
+            let last = state.latest.take().map(|(_, snapshot)| snapshot.counts).unwrap_or_default();
+            let summary = &state.tally.summary;
+            let (done, bytes) = (summary.done, summary.bytes);
+            let settled = bytes.saturating_sub(state.before.bytes).saturating_add(last.bytes_up_to_date);
+            let found = last.bytes_done.saturating_sub(settled);
+            state.before = Before { done, bytes, counts: state.before.and(&last), found };
+        }
+        drop(state);
+        self.observer.event(CopyEvent::Restarted);
+        Ok(())
+    }
+
+    fn take_outcome(&self) -> Result<Conclusion, Error> {
+        let outcome = lock(&self.state).outcome.take();
+        outcome.unwrap_or_else(|| Err(crate::internal("a copy between agents without an outcome")))
+    }
+
+    /// Whether the other agent may be able to run what this one could not.
+    fn may_ask_other(&self, error: &Error) -> bool {
+        let cannot_run = (error.kind, error.scope) == (ErrorKind::Denied, Scope::Service);
+        let cannot_reach = error.kind == ErrorKind::Unreachable;
+        let is_unknown_there = (error.kind, error.scope) == (ErrorKind::Untrusted, Scope::Client);
+        error.phase == Phase::Prepare
+            && (cannot_run || cannot_reach || is_unknown_there)
+            && !lock(&self.state).has_begun
+    }
+
+    fn sum_up(&self, conclusion: Conclusion) -> CopySummary {
+        let mut state = lock(&self.state);
+        let before = state.before;
+        let counts = before.and(&conclusion.counts);
+        // What earlier sessions copied the last one found up to date, unless it was told to leave it out.
+        let found_again = if self.overwrite == Overwrite::IfChanged { before } else { Before::default() };
+        let mut failures = std::mem::take(&mut state.tally.summary.failures);
+        if failures.is_empty() {
+            failures.extend(conclusion.first_failure);
+        }
+        CopySummary {
+            done: before.done.saturating_add(conclusion.done),
+            skipped: conclusion.skipped.saturating_sub(found_again.done),
+            failed: conclusion.failed,
+            bytes: before.bytes.saturating_add(conclusion.bytes),
+            bytes_skipped: conclusion.bytes_skipped.saturating_sub(found_again.bytes),
+            bytes_held: counts.bytes_held,
+            bytes_holes: counts.bytes_holes,
+            bytes_carried: counts.bytes_carried,
+            bytes_encoded: counts.bytes_encoded,
+            blocks_again: counts.blocks_again,
+            elapsed: self.started.elapsed(),
+            failures,
+            limits: conclusion.limits,
+            blocks: state.tally.summary.blocks,
+            // They are the agent's.
+            paths: Vec::new(),
+        }
+    }
+}
+
+/// What is told of a copy as it is told of every copy.
+fn event_of(told: Told) -> CopyEvent {
+    match told {
+        Told::Decision { subject, rationale } => CopyEvent::Decision { subject: subject.name(), rationale },
+        Told::LaneUp { lane, via, peer } => {
+            let transport = if via == Via::Quic { Transport::Quic } else { Transport::Tcp };
+            let ip = match peer.ip {
+                IpBytes::V4(ip) => IpAddr::from(ip),
+                IpBytes::V6(ip) => IpAddr::from(ip),
+            };
+            // An agent that is asked uses one path.
+            CopyEvent::LaneUp { lane, path: PathNumber(0), transport, peer: SocketAddr::new(ip, peer.port) }
+        }
+        Told::LaneDown { lane, reason } => CopyEvent::LaneDown { lane, reason },
+        Told::Settled { entry, outcome } => CopyEvent::Session(SessionEvent::Settled { entry, outcome }),
+        Told::Notice(text) => CopyEvent::Session(SessionEvent::Notice(text)),
+        Told::Unreadable(error) => CopyEvent::Session(SessionEvent::Unreadable(error)),
+        Told::Restarted => CopyEvent::Restarted,
+    }
+}

@@ -1,0 +1,221 @@
+//! Either end of a session without blocks: a command and the agent that runs a third-party copy for it.
+//!
+//! What it does: one control log over any number of lanes, and the latest snapshot beside it. What it refuses to do: run the
+//! copy (`agent::third_party` does), decide anything.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna_proto::Error;
+use sterna_proto::session::{
+    ActiveFile, BlockTask, Conclusion, Frame, LaneId, Snapshot, Told, WatchEvent, WatchSession, WatchSide,
+};
+
+use super::limits::{LimitWatch, Role};
+use super::{BlockSink, End, NoBlocks, Progress, Work, lock};
+use crate::lane::LaneTx;
+
+/// How often a snapshot is sent. Reason: displays draw five times a second; a snapshot of four lanes is some 300 bytes.
+const SNAPSHOT_EVERY: Duration = Duration::from_millis(200);
+
+/// Hears what the other end said, in order, one at a time.
+type Hear = Box<dyn Fn(WatchEvent) + Send + Sync>;
+
+/// One end.
+pub struct Watch {
+    session: Mutex<WatchSession>,
+    wake: Condvar,
+    limits: Arc<LimitWatch>,
+    latest: Mutex<Latest>,
+    hear: Hear,
+    /// Held while events are passed on, so that they keep their order.
+    passing_on: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Latest {
+    /// The last snapshot, and how many there were.
+    snapshot: Option<Snapshot>,
+    number: u64,
+    /// The number of the one that was sent last, and when.
+    sent: (u64, Option<Instant>),
+}
+
+impl Watch {
+    /// One end; `hear` is called from the threads of lanes.
+    pub fn start(side: WatchSide, linger: Duration, hear: Hear) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self {
+            session: Mutex::new(WatchSession::new(side, linger)),
+            wake: Condvar::new(),
+            limits: LimitWatch::start(Role::Receiver)?,
+            latest: Mutex::default(),
+            hear,
+            passing_on: Mutex::new(()),
+        }))
+    }
+
+    /// Agent: tells what happened.
+    pub fn tell(&self, told: Told) {
+        lock(&self.session).tell(told);
+        self.wake.notify_all();
+    }
+
+    /// Agent: tells how the copy came out.
+    pub fn conclude(&self, conclusion: Conclusion) {
+        lock(&self.session).conclude(conclusion);
+        self.wake.notify_all();
+    }
+
+    /// Agent: the copy has failed.
+    pub fn fail(&self, error: Error) {
+        lock(&self.session).fail(error);
+        self.after_change();
+    }
+
+    /// Agent: the copy is so far.
+    pub fn show(&self, snapshot: Snapshot) {
+        let mut latest = lock(&self.latest);
+        latest.snapshot = Some(snapshot);
+        latest.number += 1;
+    }
+
+    /// Command: the last snapshot, with a number that tells it from the others.
+    pub fn latest(&self) -> Option<(u64, Snapshot)> {
+        let latest = lock(&self.latest);
+        latest.snapshot.clone().map(|snapshot| (latest.number, snapshot))
+    }
+
+    /// Passes on what has been heard; behind this call the other threads have, too.
+    pub fn pass_on(&self) {
+        let _one = lock(&self.passing_on);
+        loop {
+            let event = lock(&self.session).poll_event();
+            match event {
+                Some(event) => (self.hear)(event),
+                None => break,
+            }
+        }
+    }
+
+    fn after_change(&self) {
+        self.pass_on();
+        self.wake.notify_all();
+    }
+
+    /// The latest snapshot, if it is new and it is time.
+    fn poll_snapshot(&self, now: Instant) -> Option<Frame> {
+        let mut latest = lock(&self.latest);
+        let (number, at) = latest.sent;
+        let is_due = at.is_none_or(|at| now.saturating_duration_since(at) >= SNAPSHOT_EVERY);
+        if number == latest.number || !is_due {
+            return None;
+        }
+        latest.sent = (latest.number, Some(now));
+        latest.snapshot.clone().map(|snapshot| Frame::Snapshot(Box::new(snapshot)))
+    }
+}
+
+impl End for Watch {
+    fn next_work(&self, lane: LaneId) -> Work {
+        let mut session = lock(&self.session);
+        if let Some(frame) = session.poll_frame(lane) {
+            return Work::Frame(frame);
+        }
+        if session.is_over() {
+            return Work::Over;
+        }
+        // What comes behind the conclusion nobody looks at.
+        let is_concluded = session.is_concluded();
+        drop(session);
+        let snapshot = if is_concluded { None } else { self.poll_snapshot(Instant::now()) };
+        snapshot.map_or(Work::Idle, Work::Frame)
+    }
+
+    fn wait_for_work(&self, nap: Duration) {
+        let session = lock(&self.session);
+        // A poisoned lock only ends the nap early.
+        let _ = self.wake.wait_timeout(session, nap);
+    }
+
+    fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {
+        Err(crate::internal("a block in a session without blocks"))
+    }
+
+    fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
+        match frame {
+            Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded)?,
+            Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next)?,
+            Frame::Welcome => {}
+            Frame::Snapshot(snapshot) => {
+                self.show(*snapshot);
+                return Ok(());
+            }
+            _ => return Err(Error::protocol("a frame from the peer out of place")),
+        }
+        self.after_change();
+        Ok(())
+    }
+
+    fn lane_up(&self, lane: LaneId) {
+        lock(&self.session).handle_lane_up(lane);
+        self.wake.notify_all();
+    }
+
+    fn lane_down(&self, lane: LaneId) {
+        lock(&self.session).handle_lane_down(lane, Instant::now());
+        self.after_change();
+    }
+
+    fn block_sink(self: Arc<Self>, _lane: LaneId) -> Box<dyn BlockSink> {
+        Box::new(NoBlocks)
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.session).is_over()
+    }
+
+    fn tick(&self) {
+        lock(&self.session).handle_timeout(Instant::now());
+        self.after_change();
+    }
+
+    fn limits(&self) -> &LimitWatch {
+        &self.limits
+    }
+
+    fn progress(&self) -> Progress {
+        lock(&self.latest).snapshot.as_ref().map(progress_of).unwrap_or_default()
+    }
+
+    fn active_files(&self, most: usize) -> Vec<ActiveFile> {
+        let latest = lock(&self.latest);
+        latest.snapshot.iter().flat_map(|snapshot| snapshot.files.iter().take(most).cloned()).collect()
+    }
+
+    fn unsettled_bytes(&self) -> u64 {
+        0
+    }
+
+    fn abort(&self, error: Error) {
+        lock(&self.session).abort(error);
+        self.after_change();
+    }
+}
+
+/// How far the session between the agents is, by what a snapshot says.
+pub fn progress_of(snapshot: &Snapshot) -> Progress {
+    let counts = &snapshot.counts;
+    Progress {
+        files_known: counts.files_known,
+        bytes_known: counts.bytes_known,
+        manifest_complete: snapshot.manifest_complete,
+        bytes_done: counts.bytes_done,
+        bytes_held: counts.bytes_held,
+        bytes_up_to_date: counts.bytes_up_to_date,
+        bytes_holes: counts.bytes_holes,
+        bytes_carried: counts.bytes_carried,
+        bytes_encoded: counts.bytes_encoded,
+        blocks_again: counts.blocks_again,
+        lanes: usize::try_from(snapshot.lanes_up).unwrap_or(usize::MAX),
+    }
+}

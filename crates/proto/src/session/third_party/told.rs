@@ -1,0 +1,398 @@
+//! What the active agent tells the command, and its encoding.
+
+use std::time::Duration;
+
+use super::read_many;
+use crate::error::Error;
+use crate::file::{FILE_BYTES_MAX, FileEntry, RelPath};
+use crate::limit::{LimitReport, read_time, write_time};
+use crate::plan::{LANES_MAX, Via};
+use crate::session::message::{read_digests, read_flag, read_text, write_digests};
+use crate::session::{ActiveFile, FileOutcome};
+use crate::wire::{Reader, Writer};
+
+/// Most lanes in a snapshot: as many as a session has.
+const LANES_SHOWN_MAX: usize = LANES_MAX as usize;
+
+/// Most files under way in a snapshot. Reason: as many lines as a person follows, and some.
+const FILES_SHOWN_MAX: usize = 16;
+
+/// What a decision is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// TCP or QUIC.
+    Transport,
+    /// How many lanes.
+    Lanes,
+    /// Congestion control of a TCP lane.
+    Congestion,
+    /// Whether and how blocks are compressed.
+    Compression,
+    /// Which agent runs the copy.
+    Agent,
+}
+
+impl Subject {
+    /// All of them; codes on the wire are positions, from 1.
+    const ALL: [Self; 5] = [Self::Transport, Self::Lanes, Self::Congestion, Self::Compression, Self::Agent];
+
+    /// Its name in JSON; never changed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Transport => "transport",
+            Self::Lanes => "lanes",
+            Self::Congestion => "congestion",
+            Self::Compression => "compression",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// The subject of a name.
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|subject| subject.name() == name)
+    }
+}
+
+/// Something that happened between the two agents.
+#[derive(Debug)]
+pub enum Told {
+    /// A decision, with its reason.
+    Decision {
+        /// What about.
+        subject: Subject,
+        /// Why.
+        rationale: String,
+    },
+    /// A lane to the passive agent is up.
+    LaneUp {
+        /// Its number.
+        lane: u32,
+        /// Its transport.
+        via: Via,
+        /// The address of the passive agent.
+        peer: PeerAddress,
+    },
+    /// A lane is down; it is dialled again.
+    LaneDown {
+        /// Its number.
+        lane: u32,
+        /// Why.
+        reason: String,
+    },
+    /// A file has its outcome.
+    Settled {
+        /// Its entry.
+        entry: FileEntry,
+        /// How it ended.
+        outcome: FileOutcome,
+    },
+    /// A remark for the person.
+    Notice(String),
+    /// Something in the sources could not be read.
+    Unreadable(Error),
+    /// The passive agent was restarted; a new session goes on.
+    Restarted,
+}
+
+impl Told {
+    pub(in crate::session) fn write(&self, w: &mut Writer) {
+        match self {
+            Self::Decision { subject, rationale } => {
+                w.byte(1);
+                // Of at most five.
+                w.byte(Subject::ALL.iter().position(|other| other == subject).map_or(0, |index| index as u8 + 1));
+                w.bytes(rationale.as_bytes());
+            }
+            Self::LaneUp { lane, via, peer } => {
+                w.byte(2);
+                w.integer(u64::from(*lane));
+                w.byte(u8::from(*via == Via::Quic));
+                peer.write(w);
+            }
+            Self::LaneDown { lane, reason } => {
+                w.byte(3);
+                w.integer(u64::from(*lane));
+                w.bytes(reason.as_bytes());
+            }
+            Self::Settled { entry, outcome } => {
+                w.byte(4);
+                w.entry(entry);
+                match outcome {
+                    FileOutcome::Done(digests) => {
+                        w.byte(1);
+                        write_digests(w, digests);
+                    }
+                    FileOutcome::Skipped => w.byte(2),
+                    FileOutcome::Failed(error) => {
+                        w.byte(3);
+                        w.error(error);
+                    }
+                }
+            }
+            Self::Notice(text) => {
+                w.byte(5);
+                w.bytes(text.as_bytes());
+            }
+            Self::Unreadable(error) => {
+                w.byte(6);
+                w.error(error);
+            }
+            Self::Restarted => w.byte(7),
+        }
+    }
+
+    pub(in crate::session) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        Ok(match r.byte()? {
+            1 => {
+                let code = r.byte()?;
+                let subject = Subject::ALL.get(usize::from(code).wrapping_sub(1));
+                let subject = *subject.ok_or_else(|| unknown("subject", code))?;
+                Self::Decision { subject, rationale: read_text(r)? }
+            }
+            2 => Self::LaneUp {
+                lane: read_lane(r)?,
+                via: if read_flag(r)? { Via::Quic } else { Via::Tcp },
+                peer: PeerAddress::read(r)?,
+            },
+            3 => Self::LaneDown { lane: read_lane(r)?, reason: read_text(r)? },
+            4 => Self::Settled {
+                entry: r.entry()?,
+                outcome: match r.byte()? {
+                    1 => FileOutcome::Done(read_digests(r)?),
+                    2 => FileOutcome::Skipped,
+                    3 => FileOutcome::Failed(r.error()?),
+                    code => return Err(unknown("outcome", code)),
+                },
+            },
+            5 => Self::Notice(read_text(r)?),
+            6 => Self::Unreadable(r.error()?),
+            7 => Self::Restarted,
+            code => return Err(unknown("event", code)),
+        })
+    }
+}
+
+fn unknown(what: &str, code: u8) -> Error {
+    Error::protocol(format!("news of a third-party copy from the peer: unknown {what} {code}"))
+}
+
+fn read_lane(r: &mut Reader<'_>) -> Result<u32, Error> {
+    r.integer_up_to(u64::from(u32::MAX)).map(|lane| lane as u32)
+}
+
+/// An address as a value: nothing is opened with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// Of IP.
+    pub ip: IpBytes,
+    /// TCP or UDP.
+    pub port: u16,
+}
+
+/// An address of IP, in the order of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpBytes {
+    /// IPv4.
+    V4([u8; 4]),
+    /// IPv6.
+    V6([u8; 16]),
+}
+
+impl PeerAddress {
+    fn write(self, w: &mut Writer) {
+        match &self.ip {
+            IpBytes::V4(ip) => w.bytes(ip),
+            IpBytes::V6(ip) => w.bytes(ip),
+        }
+        w.integer(u64::from(self.port));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        let bytes = r.bytes()?;
+        let ip = match (bytes.try_into(), bytes.try_into()) {
+            (Ok(v4), _) => IpBytes::V4(v4),
+            (_, Ok(v6)) => IpBytes::V6(v6),
+            _ => return Err(Error::protocol("address from the peer: neither 4 nor 16 bytes")),
+        };
+        Ok(Self { ip, port: r.integer_up_to(u64::from(u16::MAX))? as u16 })
+    }
+}
+
+/// What a lane of the active agent says of its path; times, packets and bytes since the lane began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneFigures {
+    /// Smoothed round-trip time; zero while unknown.
+    pub rtt: Duration,
+    /// Smallest round-trip time; zero while unknown.
+    pub rtt_min: Duration,
+    /// Packets sent, and those of them that were lost.
+    pub packets_sent: u64,
+    /// See `packets_sent`.
+    pub packets_lost: u64,
+    /// Bytes on the wire that the active agent sent.
+    pub wire_bytes_sent: u64,
+    /// Bytes on the wire that it received.
+    pub wire_bytes_received: u64,
+}
+
+/// Counts of a copy that runs or has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Files in the manifest so far.
+    pub files_known: u64,
+    /// Their bytes.
+    pub bytes_known: u64,
+    /// File bytes at the receiver.
+    pub bytes_done: u64,
+    /// Those of them that an earlier run had left.
+    pub bytes_held: u64,
+    /// Those of them that are of files that were up to date.
+    pub bytes_up_to_date: u64,
+    /// Bytes of holes that were told instead of carried.
+    pub bytes_holes: u64,
+    /// File bytes that lanes carried.
+    pub bytes_carried: u64,
+    /// What these became on the lanes.
+    pub bytes_encoded: u64,
+    /// Blocks that were sent again.
+    pub blocks_again: u64,
+}
+
+impl Counts {
+    fn write(&self, w: &mut Writer) {
+        let Self { files_known, bytes_known, bytes_done, bytes_held, bytes_up_to_date, .. } = *self;
+        let Self { bytes_holes, bytes_carried, bytes_encoded, blocks_again, .. } = *self;
+        for count in [files_known, bytes_known, bytes_done, bytes_held, bytes_up_to_date] {
+            w.integer(count);
+        }
+        for count in [bytes_holes, bytes_carried, bytes_encoded, blocks_again] {
+            w.integer(count);
+        }
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        // Sums of some of them stay far from the end of an integer.
+        let mut count = || r.integer_up_to(FILE_BYTES_MAX);
+        Ok(Self {
+            files_known: count()?,
+            bytes_known: count()?,
+            bytes_done: count()?,
+            bytes_held: count()?,
+            bytes_up_to_date: count()?,
+            bytes_holes: count()?,
+            bytes_carried: count()?,
+            bytes_encoded: count()?,
+            blocks_again: count()?,
+        })
+    }
+}
+
+/// How far a third-party copy is. It stands for itself: the loss of one costs nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Its counts.
+    pub counts: Counts,
+    /// Whether the manifest is complete.
+    pub manifest_complete: bool,
+    /// Lanes that the passive agent has welcomed.
+    pub lanes_up: u64,
+    /// Each lane, at most [`LANES_MAX`].
+    pub lanes: Vec<LaneFigures>,
+    /// Large files under way, the first few.
+    pub files: Vec<ActiveFile>,
+    /// What limits it.
+    pub limits: LimitReport,
+}
+
+impl Snapshot {
+    pub(in crate::session) fn write(&self, w: &mut Writer) {
+        self.counts.write(w);
+        w.byte(u8::from(self.manifest_complete));
+        w.integer(self.lanes_up);
+        let lanes = &self.lanes[..self.lanes.len().min(LANES_SHOWN_MAX)];
+        w.integer(lanes.len() as u64);
+        for lane in lanes {
+            write_time(w, lane.rtt);
+            write_time(w, lane.rtt_min);
+            let counts = [lane.packets_sent, lane.packets_lost, lane.wire_bytes_sent, lane.wire_bytes_received];
+            counts.iter().for_each(|count| w.integer(*count));
+        }
+        let files = &self.files[..self.files.len().min(FILES_SHOWN_MAX)];
+        w.integer(files.len() as u64);
+        for file in files {
+            w.bytes(file.path.as_bytes());
+            w.integer(file.size);
+            w.integer(file.done);
+        }
+        self.limits.write(w);
+    }
+
+    pub(in crate::session) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            counts: Counts::read(r)?,
+            manifest_complete: read_flag(r)?,
+            lanes_up: r.integer_up_to(u64::from(u32::MAX))?,
+            lanes: read_many(r, LANES_SHOWN_MAX, read_lane_figures)?,
+            files: read_many(r, FILES_SHOWN_MAX, |r| {
+                let path = RelPath::new(r.bytes()?).map_err(|e| Error::protocol(e.text()))?;
+                Ok(ActiveFile { path, size: r.integer_up_to(FILE_BYTES_MAX)?, done: r.integer_up_to(FILE_BYTES_MAX)? })
+            })?,
+            limits: LimitReport::read(r)?,
+        })
+    }
+}
+
+fn read_lane_figures(r: &mut Reader<'_>) -> Result<LaneFigures, Error> {
+    let (rtt, rtt_min) = (read_time(r)?, read_time(r)?);
+    let mut count = || r.integer_up_to(FILE_BYTES_MAX);
+    let (packets_sent, packets_lost) = (count()?, count()?);
+    Ok(LaneFigures {
+        rtt,
+        rtt_min,
+        packets_sent,
+        packets_lost,
+        wire_bytes_sent: count()?,
+        wire_bytes_received: count()?,
+    })
+}
+
+/// How a third-party copy came out, as the active agent counts it.
+#[derive(Debug, Default)]
+pub struct Conclusion {
+    /// Files that were copied.
+    pub done: u64,
+    /// Files that were up to date.
+    pub skipped: u64,
+    /// Files, directories and sources that failed.
+    pub failed: u64,
+    /// Bytes of the files that were copied.
+    pub bytes: u64,
+    /// Bytes of the files that were up to date.
+    pub bytes_skipped: u64,
+    /// Why the first that failed did.
+    pub first_failure: Option<Error>,
+    /// The counts of the session, over all sessions of the copy.
+    pub counts: Counts,
+    /// What limited it.
+    pub limits: LimitReport,
+}
+
+impl Conclusion {
+    pub(in crate::session) fn write(&self, w: &mut Writer) {
+        for count in [self.done, self.skipped, self.failed, self.bytes, self.bytes_skipped] {
+            w.integer(count);
+        }
+        w.byte(u8::from(self.first_failure.is_some()));
+        self.first_failure.iter().for_each(|error| w.error(error));
+        self.counts.write(w);
+        self.limits.write(w);
+    }
+
+    pub(in crate::session) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        let mut count = || r.integer_up_to(FILE_BYTES_MAX);
+        let (done, skipped, failed, bytes, bytes_skipped) = (count()?, count()?, count()?, count()?, count()?);
+        let first_failure = read_flag(r)?.then(|| r.error()).transpose()?;
+        let (counts, limits) = (Counts::read(r)?, LimitReport::read(r)?);
+        Ok(Self { done, skipped, failed, bytes, bytes_skipped, first_failure, counts, limits })
+    }
+}
