@@ -912,7 +912,7 @@ mod tests {
     fn entry(path: &str, kind: EntryKind) -> FileEntry {
         let path = RelPath::new(path.as_bytes()).unwrap();
         let mtime = FileTime { seconds: 1, nanoseconds: 0 };
-        FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1, version: 1 }
+        FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1, version: 1, growth: None }
     }
 
     fn counts(state: &TallyState) -> (u64, u64, u64) {

@@ -44,6 +44,7 @@ fn entry(path: &[u8], size: u64) -> FileEntry {
         allocated: u64::MAX,
         inode: u64::MAX,
         version: u64::MAX - 1,
+        growth: None,
     }
 }
 

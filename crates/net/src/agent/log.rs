@@ -309,7 +309,8 @@ mod tests {
     fn settled(path: &str, outcome: FileOutcome) -> SessionEvent {
         let (path, mtime) = (RelPath::new(path.as_bytes()).unwrap(), FileTime { seconds: 1, nanoseconds: 0 });
         let (kind, size) = (EntryKind::File, 3000);
-        let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 };
+        let entry =
+            FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1, growth: None };
         SessionEvent::Settled { entry, outcome }
     }
 

@@ -138,6 +138,7 @@ pub(super) fn entry_from(stat: &Stat, kind: EntryKind, path: RelPath) -> FileEnt
         inode: stat.st_ino,
         // Nanoseconds since 1970; it is only compared.
         version: (stat.st_ctime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_ctime_nsec),
+        growth: None,
     }
 }
 

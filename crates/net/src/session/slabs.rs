@@ -214,6 +214,7 @@ mod tests {
             allocated: size,
             inode: 1,
             version: 1,
+            growth: None,
         };
         let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
         let terms = Terms { overwrite: Overwrite::Always, checks: Checks::NONE };

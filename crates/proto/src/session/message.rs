@@ -128,6 +128,20 @@ pub enum Message {
     },
     /// Sender: it knows the outcome of every file; the session is over.
     Bye,
+    /// Sender: a growing file has ended.
+    Ended {
+        /// Which.
+        file: FileId,
+        /// What it is now, with its size.
+        entry: FileEntry,
+    },
+    /// Sender: the BLAKE3 of a growing file, read as a whole after it had ended; nothing else is to be published.
+    Sealed {
+        /// Which.
+        file: FileId,
+        /// Its BLAKE3.
+        blake3: [u8; 32],
+    },
     /// Receiver: these blocks are here; they need not be sent (again).
     Have {
         /// The file.
@@ -437,6 +451,16 @@ impl Message {
                 13
             }
             Self::Finished => 14,
+            Self::Ended { file, entry } => {
+                w.integer(file.0);
+                w.entry(entry);
+                15
+            }
+            Self::Sealed { file, blake3 } => {
+                w.integer(file.0);
+                w.raw(blake3);
+                16
+            }
         }
     }
 
@@ -479,6 +503,8 @@ impl Message {
             }
             13 => Self::Wait { file: FileId(r.integer()?) },
             14 => Self::Finished,
+            15 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
+            16 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         })
     }

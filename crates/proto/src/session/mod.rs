@@ -83,7 +83,17 @@ mod tests {
         let entry = |name: &[u8]| {
             let mtime = crate::FileTime { seconds: 1, nanoseconds: 0 };
             let (path, kind, size) = (RelPath::new(name).unwrap(), crate::EntryKind::File, 2 << 20);
-            crate::FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 }
+            crate::FileEntry {
+                path,
+                kind,
+                size,
+                mtime,
+                mode: 0o644,
+                allocated: size,
+                inode: 1,
+                version: 1,
+                growth: None,
+            }
         };
         let mut sender = SendSession::new(LINGER_DEFAULT);
         let (held, other) = (sender.add_file(entry(b"held")), sender.add_file(entry(b"other")));

@@ -132,9 +132,28 @@ struct RecvFile {
     failures: BTreeMap<u64, u32>,
     /// Why it fails, once the storage has answered.
     fails_by: Option<Error>,
+    /// What a growing file must have as a whole, once its sender has said so.
+    seal: Option<[u8; 32]>,
 }
 
 impl RecvFile {
+    /// Whether every block of it is here and it may get its name.
+    fn is_complete(&self) -> bool {
+        let may_be_published = self.entry.growth.is_none() || !self.entry.is_growing() && self.seal.is_some();
+        may_be_published && self.arrived_count == self.entry.blocks().count() && !self.rechecking
+    }
+
+    /// Takes an entry that came with a block or a message. Errors: it is not of this file.
+    fn take_entry(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
+        if self.entry.grows_into(entry) {
+            self.entry = entry.clone();
+        } else if self.entry != *entry && !entry.grows_into(&self.entry) {
+            // Blocks of a growing file may come in another order than they appeared in.
+            return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
+        }
+        Ok(())
+    }
+
     /// Bytes of it that are here; the last block counts as whole.
     fn arrived_bytes(&self) -> u64 {
         (self.arrived_count * self.entry.blocks().block_bytes()).min(self.entry.size)
@@ -280,11 +299,8 @@ impl RecvSession {
         if self.settled.contains(id.0) {
             return Ok(());
         }
-        if let Some(file) = self.files.get(&id) {
-            if file.entry != *entry {
-                return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
-            }
-            return Ok(());
+        if let Some(file) = self.files.get_mut(&id) {
+            return file.take_entry(id, entry);
         }
         let end = self.offers_end.map_or(u64::MAX, |(files, _)| files);
         if id.0 >= self.offered.saturating_add(UNSETTLED_FILES_MAX as u64) || id.0 >= end {
@@ -310,6 +326,7 @@ impl RecvSession {
                 claims: BTreeMap::new(),
                 failures: BTreeMap::new(),
                 fails_by: None,
+                seal: None,
             },
         );
         if self.open_paths.insert(entry.path.clone()) {
@@ -375,6 +392,10 @@ impl RecvSession {
                     self.log.push(&Message::Notice { file: id, text });
                 }
                 self.want(id, &missed);
+                // It may have ended, and have been sealed, without a block that is missing.
+                if self.files.get(&id).is_some_and(|file| file.entry.growth.is_some()) {
+                    self.publish_if_complete(id);
+                }
             }
             PrepareOutcome::UpToDate => self.settle(id, FileOutcome::Skipped),
             PrepareOutcome::Complete(digests) => self.settle(id, FileOutcome::Done(digests)),
@@ -412,7 +433,7 @@ impl RecvSession {
 
     fn publish_if_complete(&mut self, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else { return };
-        if file.arrived_count == file.entry.blocks().count() && !file.rechecking {
+        if file.stage == Stage::Receiving && file.is_complete() {
             file.stage = Stage::Publishing;
             self.events.push_back(RecvEvent::Publish { file: id });
         }
@@ -530,6 +551,8 @@ impl RecvSession {
                 Ok(())
             }
             Message::Withdraw { file, error } => self.handle_withdraw(file, error),
+            Message::Ended { file, entry } => self.handle_ended(file, &entry),
+            Message::Sealed { file, blake3 } => self.handle_sealed(file, blake3),
             Message::Unreadable { error } => {
                 self.is_lacking |= is_missing(&error);
                 self.events.push_back(RecvEvent::Unreadable(error));
@@ -563,6 +586,37 @@ impl RecvSession {
             | Message::Finished
             | Message::Notice { .. } => Err(Error::protocol("a sender sent a message that only receivers send")),
         }
+    }
+
+    fn handle_ended(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
+        self.check_offered(id)?;
+        if entry.growth.is_none() || entry.is_growing() {
+            return Err(Error::protocol(format!("file {} from the peer: it has ended, and grows on", id.0)));
+        }
+        if let Some(file) = self.files.get_mut(&id) {
+            file.take_entry(id, entry)?;
+            self.publish_if_complete(id);
+        }
+        Ok(())
+    }
+
+    fn handle_sealed(&mut self, id: FileId, blake3: [u8; 32]) -> Result<(), Error> {
+        self.check_offered(id)?;
+        let Some(file) = self.files.get_mut(&id) else { return Ok(()) };
+        if file.entry.growth.is_none() || file.entry.is_growing() || file.seal.is_some_and(|seal| seal != blake3) {
+            return Err(Error::protocol(format!("file {} from the peer: its digest comes out of place", id.0)));
+        }
+        file.seal = Some(blake3);
+        self.publish_if_complete(id);
+        Ok(())
+    }
+
+    /// Errors: no file of this number was offered in the log.
+    fn check_offered(&self, id: FileId) -> Result<(), Error> {
+        if id.0 >= self.offered {
+            return Err(Error::protocol(format!("file {} of the peer: it was never offered", id.0)));
+        }
+        Ok(())
     }
 
     fn handle_withdraw(&mut self, id: FileId, error: Error) -> Result<(), Error> {
@@ -764,6 +818,12 @@ impl RecvSession {
     /// Whether a file is known and not settled.
     pub fn is_open(&self, file: FileId) -> bool {
         self.files.contains_key(&file)
+    }
+
+    /// What is known of a file that is open, which may have grown since its offer; also the BLAKE3 that it must have, when its sender
+    /// has said so.
+    pub fn open_entry(&self, file: FileId) -> Option<(&FileEntry, Option<[u8; 32]>)> {
+        self.files.get(&file).map(|file| (&file.entry, file.seal))
     }
 
     /// Whether blocks of a file may still come.

@@ -235,6 +235,8 @@ impl SendSession {
             | Message::Withdraw { .. }
             | Message::Unreadable { .. }
             | Message::OffersEnd { .. }
+            | Message::Ended { .. }
+            | Message::Sealed { .. }
             | Message::Bye => Err(Error::protocol("a receiver sent a message that only senders send")),
         }
     }
@@ -257,10 +259,12 @@ impl SendSession {
             file.pending.remove(start..end);
         }
         let was_asked = !std::mem::replace(&mut file.unasked, false);
+        // It was looked up. A file that had no block yet when it had to wait is told so by nothing else.
+        let waited = file.entry.growth.is_some() && std::mem::replace(&mut file.waits, false);
         if file.pending.is_empty() {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
-        } else if !was_asked && file.is_ready() {
+        } else if (!was_asked || waited) && file.is_ready() {
             self.mark_ready(id, false);
         }
         Ok(())
@@ -357,6 +361,32 @@ impl SendSession {
             self.mark_ready(id, small);
         }
         id
+    }
+
+    /// A growing file has become `entry`: its new blocks join the pool, and the receiver is told when that is its end.
+    ///
+    /// Range: its entry until now grows into this one; otherwise, and when it has settled, nothing changes.
+    pub fn grow(&mut self, id: FileId, entry: FileEntry) {
+        let Some(file) = self.files.get_mut(&id).filter(|file| file.entry.grows_into(&entry)) else { return };
+        let (before, now) = (unit_count(&file.entry), unit_count(&entry));
+        self.offered_bytes += entry.size - file.entry.size;
+        if !entry.is_growing() {
+            self.log.push(&Message::Ended { file: id, entry: entry.clone() });
+        }
+        file.entry = entry;
+        if now > before {
+            file.pending.insert(before..now);
+        }
+        if file.is_ready() {
+            self.mark_ready(id, false);
+        }
+    }
+
+    /// A growing file that has ended was read once more as a whole, and has this BLAKE3: what was sent of it must have it too.
+    pub fn seal(&mut self, id: FileId, blake3: [u8; 32]) {
+        if self.files.get(&id).is_some_and(|file| !file.withdrawn) {
+            self.log.push(&Message::Sealed { file: id, blake3 });
+        }
     }
 
     /// Something in the sources cannot be offered.

@@ -649,7 +649,8 @@ fn file(number: u64, size: u64) -> SourceFile {
     let path = RelPath::new(format!("dir/f{number}").as_bytes()).expect("a plain path");
     let mtime = FileTime { seconds: 1, nanoseconds: 0 };
     let kind = EntryKind::File;
-    let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number, version: 0 };
+    let entry =
+        FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number, version: 0, growth: None };
     SourceFile { entry, changed: false }
 }
 

@@ -37,6 +37,7 @@ fn file_entry(path: impl AsRef<[u8]>, size: u64) -> FileEntry {
         allocated: size,
         inode: 4711,
         version: 42,
+        growth: None,
     }
 }
 
