@@ -466,10 +466,23 @@ impl Receiver {
     fn publish_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
         let outcome = match slot.and_then(|slot| slot.incoming()) {
-            Some(incoming) => incoming.publish(self.options.expect.as_slice()),
+            Some(incoming) => {
+                self.close_growing(id, &incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
+            }
             None => Err(crate::internal("publish a file that was never looked up")),
         };
         lock(&self.session).handle_published(id, outcome);
+    }
+
+    /// Compares a file that was sent while it grew with what its sender says of the whole.
+    fn close_growing(&self, id: FileId, incoming: &IncomingFile) -> Result<(), Error> {
+        let session = lock(&self.session);
+        let (entry, seal) = session.open_entry(id).map_or((None, None), |(entry, seal)| (Some(entry.clone()), seal));
+        drop(session);
+        if let Some(entry) = entry {
+            incoming.grow(&entry)?;
+        }
+        seal.map_or(Ok(()), |blake3| incoming.check_seal(blake3))
     }
 
     fn discard_file(&self, id: FileId) {
@@ -728,9 +741,14 @@ impl ReceiverLane {
         }
         let incoming = slot.incoming().ok_or_else(|| crate::internal("a block of a file that was never looked up"))?;
         slot.begin();
+        let grown = if entry.growth.is_some() { incoming.grow(&entry) } else { Ok(()) };
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming, meter);
         let mut broken = false;
-        if data == BlockData::Hole {
+        if let Err(error) = grown {
+            lock(&receiver.session).fail(file, error);
+            receiver.after_change();
+            broken = true;
+        } else if data == BlockData::Hole {
             // Before the block counts as here: no byte of it ever counts as carried.
             let offset = entry.blocks().offset(index);
             let slots = lock(&receiver.slots);
