@@ -6,6 +6,7 @@
 
 mod dial;
 mod direct;
+mod follow;
 mod memory;
 mod stall;
 
@@ -34,8 +35,8 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::SharedBudget;
 use crate::lane::{Lane, LaneStats, Transport};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, Compression, End, LaneIds, Lanes, LimitsNow, Observer, Origins, Progress, Receiver,
-    ReceiverOptions, Sender, SessionEvent, SettledPaths, Source, attach, close_all, lock,
+    ALIVE_EVERY, AskedNames, Compression, End, Follow, LaneIds, Lanes, LimitsNow, Observer, Origins, Progress,
+    Receiver, ReceiverOptions, Sender, SessionEvent, SettledPaths, Source, Then, attach, close_all, lock,
 };
 use crate::web::{TokenSource, Web};
 
@@ -109,6 +110,10 @@ pub struct CopyOptions {
     pub web_token: Option<TokenSource>,
     /// A file of certificates of authorities that web servers may have beside those of this host.
     pub web_authority: Option<PathBuf>,
+    /// Sources are sent as they grow and appear; how long a file must stay as it is to have ended.
+    pub follow: Option<Duration>,
+    /// What is done with sources that have arrived.
+    pub then: Option<Then>,
 }
 
 /// What the person who runs a copy sees and says; called from many threads.
@@ -221,11 +226,13 @@ pub fn copy(
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
+    follow::check(options)?;
     if let Some(direct) = direct::Direct::plan(options)? {
         return direct.copy(options, observer);
     }
     let job = Job::plan(options)?;
     let tally = Arc::new(Tally { observer: Arc::clone(observer), state: Mutex::default() });
+    lock(&tally.state).remembers_none = options.follow.is_some();
     // Since when the agent has been looked for again, after it lost a session.
     let mut lost_since: Option<Instant> = None;
     loop {
@@ -260,6 +267,8 @@ type OurEnd = (Arc<dyn End>, Option<Arc<Receiver>>);
 struct Job {
     remote: RemoteLocation,
     direction: Direction,
+    /// What follows the sources, over all sessions.
+    follow: Option<Arc<Follow>>,
 }
 
 enum Direction {
@@ -313,8 +322,12 @@ impl Job {
             Location::Web(_) => usage("a web server is no destination: copy from one to this host or to an agent"),
             Location::Remote(remote) => {
                 let sources = PushSources::of(&options.sources)?;
+                let follow = match &sources {
+                    PushSources::Local(paths) => follow::prepare(options, paths)?,
+                    PushSources::Web(_) => None,
+                };
                 let direction = Direction::Push { sources, destination: remote.path.clone() };
-                Ok(Self { remote: remote.clone(), direction })
+                Ok(Self { remote: remote.clone(), direction, follow })
             }
             Location::Local(destination) => {
                 let mut remotes = Vec::new();
@@ -341,7 +354,7 @@ impl Job {
                 }
                 let sources = remotes.iter().map(|remote| remote.path.clone()).collect();
                 let direction = Direction::Pull { sources, destination: destination.clone() };
-                Ok(Self { remote: first, direction })
+                Ok(Self { remote: first, direction, follow: None })
             }
         }
     }
@@ -352,7 +365,7 @@ impl Job {
             Direction::Push { sources, destination } => Request::Push {
                 destination: destination.clone(),
                 several: sources.are_many(),
-                overwrite: options.overwrite,
+                overwrite: follow::overwrite(options),
                 checks: options.checks,
                 expect: options.expect,
                 dry_run: options.dry_run,
@@ -386,8 +399,13 @@ impl Job {
                 let settled = tally.settled();
                 let pool = BufferPool::new();
                 let compression = Compression { wish: options.compress, rate: options.contract.target };
+                let sources = match &self.follow {
+                    Some(follow) => Origins::Followed(Arc::clone(follow)),
+                    None => Origins::Roots(sources),
+                };
                 let sender =
                     Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                options.then.iter().cloned().for_each(|then| sender.set_then(then));
                 missing.into_iter().for_each(|error| sender.unreadable(error));
                 Ok((sender, None))
             }
@@ -461,6 +479,8 @@ struct TallyState {
     /// Bytes that the last session brought of files that it did not settle: the session that took over finds them.
     unsettled_bytes: u64,
     aborted: Option<Error>,
+    /// What has settled is known elsewhere, and may come again under the same name.
+    remembers_none: bool,
 }
 
 impl Tally {
@@ -474,7 +494,7 @@ impl Observer for Tally {
         let mut state = lock(&self.state);
         match &event {
             SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
-            SessionEvent::Unreadable(error) => state.fail(error),
+            SessionEvent::Unreadable(error) | SessionEvent::Left(error) => state.fail(error),
             SessionEvent::Aborted(error) => {
                 state.aborted.get_or_insert_with(|| crate::copy_of(error));
             }
@@ -493,15 +513,21 @@ impl TallyState {
             // The receiver of a session that took over reports files again that an earlier one had settled.
             _ if self.earlier.contains(&entry.path) => {}
             FileOutcome::Done(_) => {
-                self.settled.insert(&entry.path);
+                self.remember(entry);
                 self.summary.done += 1;
                 self.summary.bytes += entry.size;
             }
             FileOutcome::Skipped => {
-                self.settled.insert(&entry.path);
+                self.remember(entry);
                 self.summary.skipped += 1;
                 self.summary.bytes_skipped += entry.size;
             }
+        }
+    }
+
+    fn remember(&mut self, entry: &FileEntry) {
+        if !self.remembers_none {
+            self.settled.insert(&entry.path);
         }
     }
 
@@ -760,7 +786,9 @@ impl Keeper {
             self.observer.progress(&progress);
             self.watch_rate(&progress);
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-            if let Some(text) = stall.observe(carried, Instant::now()) {
+            // A spool may have nothing to send for days.
+            let told = stall.observe(carried, Instant::now()).filter(|_| self.options.follow.is_none());
+            if let Some(text) = told {
                 self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
             }
             if self.observer.stopped() && !stopping {
@@ -769,6 +797,8 @@ impl Keeper {
                 self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
             }
         }
+        // What a lane has heard last is done with when this returns: a source that was to go has gone.
+        self.end.tick();
         self.observer.progress(&self.progress(started));
     }
 

@@ -8,6 +8,7 @@ pub mod compress;
 pub mod digest;
 pub mod error;
 pub mod file;
+pub mod follow;
 pub mod growth;
 pub mod journal;
 pub mod limit;

@@ -245,7 +245,7 @@ impl Observer for SessionLog {
                 drop(tally);
                 return self.detail(&format!("{subject}: {rationale}"));
             }
-            SessionEvent::Unreadable(error) => {
+            SessionEvent::Unreadable(error) | SessionEvent::Left(error) => {
                 tally.failed += 1;
                 error.chain()
             }
