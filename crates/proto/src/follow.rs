@@ -32,8 +32,10 @@ pub struct Look {
 /// How a file came to be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It was there, and was last changed so long ago.
+    /// It was there, and was last changed so long ago: it may be one that an earlier run has sent.
     There(Duration),
+    /// It was named, and was last changed so long ago.
+    Named(Duration),
     /// It has appeared.
     Appeared,
 }
@@ -69,7 +71,7 @@ pub struct Followed {
     changed_at: Instant,
     closed_at: Option<Instant>,
     is_marked: bool,
-    /// It has appeared, or was seen growing: one that was only there may be an old one.
+    /// It has appeared, was named, or was seen growing: one that was only there may be an old one.
     is_live: bool,
 }
 
@@ -78,6 +80,7 @@ impl Followed {
     pub fn new(now: Instant, look: Look, found: Found) -> Self {
         let (is_live, age) = match found {
             Found::There(age) => (false, age),
+            Found::Named(age) => (true, age),
             Found::Appeared => (true, Duration::ZERO),
         };
         let changed_at = now.checked_sub(age).unwrap_or(now);
@@ -171,6 +174,8 @@ mod tests {
         let mut young = Followed::new(start, look(1), Found::There(IDLE / 2));
         assert_eq!(young.step(start, IDLE), FollowStep::Wait);
         assert_eq!(young.step(start + IDLE / 2, IDLE), FollowStep::End(FileEnd::Idle));
+        let named = Followed::new(start, look(1), Found::Named(IDLE / 2));
+        assert_eq!(named.step(start, IDLE), FollowStep::Pause);
         young.handle_look(start + IDLE / 4, look(2));
         assert_eq!(young.step(start + IDLE / 4, IDLE), FollowStep::Grow);
     }

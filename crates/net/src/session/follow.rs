@@ -320,7 +320,11 @@ impl State {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(look.mtime.seconds).ok()?);
             SystemTime::now().duration_since(at).ok()
         };
-        let found = if is_news { Found::Appeared } else { Found::There(age().unwrap_or_default()) };
+        let found = match (is_news, is_named) {
+            (true, _) => Found::Appeared,
+            (false, true) => Found::Named(age().unwrap_or_default()),
+            (false, false) => Found::There(age().unwrap_or_default()),
+        };
         self.touch(key, target, found, is_named);
     }
 
@@ -470,7 +474,11 @@ fn grow(
     growth: Growth,
     step: FollowStep,
 ) -> Result<Option<FileId>, Error> {
-    let whole = growth.whole_bytes(active.followed.look().size);
+    let size = active.followed.look().size;
+    let whole = growth.whole_bytes(size);
+    if let (FollowStep::Pause, Sent::Growing(id, _)) = (step, &active.sent) {
+        sender.set_tail(*id, size);
+    }
     let known = match &active.sent {
         Sent::Growing(_, entry) => {
             check_grown(entry, active, path)?;

@@ -4,6 +4,8 @@
 //! that another session holds; one reads what earlier sessions left; some publish (they wait for the disk, so that lanes
 //! do not); one makes journals durable about once a second.
 
+mod tail;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
@@ -699,6 +701,8 @@ enum OpenBlock {
         /// The disk refused it; the file has failed and the rest is read past.
         broken: bool,
     },
+    /// Part of a block of a growing file.
+    Tail { file: FileId, entry: FileEntry, offset: u64, data: Vec<u8> },
     Packed {
         /// Each with whether this lane may write it.
         files: Vec<(FileId, FileEntry, BlockClaim)>,
@@ -871,6 +875,7 @@ impl BlockSink for ReceiverLane {
                 self.begin_single((file, entry, index), data, data_len)?
             }
             BlockHeader::Packed { files, slab } => self.begin_packed(files, slab, data_len)?,
+            BlockHeader::Tail { file, entry, offset } => self.begin_tail(file, entry, offset, data_len)?,
         };
         self.open.insert(block, open);
         Ok(())
@@ -889,7 +894,7 @@ impl BlockSink for ReceiverLane {
                     self.receiver.after_change();
                 }
             }
-            Some(OpenBlock::Packed { data: whole, .. }) => {
+            Some(OpenBlock::Packed { data: whole, .. } | OpenBlock::Tail { data: whole, .. }) => {
                 let start = offset as usize;
                 let place = whole.get_mut(start..start + data.len());
                 place.ok_or_else(|| crate::internal("a lane gave data beyond its block"))?.copy_from_slice(data);
@@ -908,6 +913,10 @@ impl BlockSink for ReceiverLane {
                 self.end_single(*writer, slabs.as_ref(), &entry, trailer)
             }
             Some(OpenBlock::Packed { files, slab, data }) => self.end_packed(files, slab, data, trailer),
+            Some(OpenBlock::Tail { file, entry, offset, data }) => {
+                self.end_tail((file, &entry), offset, &data, trailer);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

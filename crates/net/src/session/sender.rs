@@ -617,6 +617,7 @@ impl End for Sender {
     fn send_block(&self, lane: LaneId, task: BlockTask, tx: &mut dyn LaneTx) -> Result<(), Error> {
         match task {
             BlockTask::Packed { files } => self.send_packed(lane, files, tx),
+            BlockTask::Tail { file, entry, range } => self.send_tail(lane, (file, &entry), range, tx),
             BlockTask::Single { file, entry, index } => {
                 if let Err(error) = self.send_single(lane, (file, entry, index), tx)? {
                     self.withdraw(file, error);

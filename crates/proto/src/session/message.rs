@@ -30,6 +30,10 @@ pub const PACK_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of entries in the header of a packed block. Reason: a lane refuses headers above 128 KiB.
 pub(super) const PACK_HEADER_BYTES_MAX: usize = 64 << 10;
 
+/// Most bytes of the part of a block that travels before the block is whole. Reason: the receiver holds it in memory until it is verified, as it does a
+/// packed block.
+pub const TAIL_BYTES_MAX: u64 = 1 << 20;
+
 /// What a receiver does when the destination exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
@@ -209,6 +213,15 @@ pub enum BlockHeader {
         index: u64,
         /// What its data is.
         data: BlockData,
+    },
+    /// Part of a block of a growing file that is not whole yet, since its writer pauses. It is no block: it is verified and written, and counts as nothing.
+    Tail {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// Where the data begins in the file, in bytes.
+        offset: u64,
     },
     /// Small files, whole, one behind the other.
     Packed {
@@ -594,6 +607,12 @@ impl BlockHeader {
                     slabs.iter().for_each(|slab| write_slab(&mut w, slab));
                 }
             }
+            Self::Tail { file, entry, offset } => {
+                w.byte(6);
+                w.integer(file.0);
+                w.entry(entry);
+                w.integer(*offset);
+            }
             Self::Packed { files, slab } => {
                 w.byte(if slab.is_some() { 5 } else { 3 });
                 slab.iter().for_each(|slab| write_slab(&mut w, slab));
@@ -616,6 +635,7 @@ impl BlockHeader {
         let (header, expected) = match kind {
             1 | 2 | 4 => read_single(&mut r, kind)?,
             3 | 5 => read_packed(&mut r, kind)?,
+            6 => (read_tail(&mut r, data_len)?, data_len),
             code => return Err(Error::protocol(format!("block from the peer: unknown kind {code}"))),
         };
         r.finish()?;
@@ -645,6 +665,19 @@ fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error
         }
     };
     Ok((BlockHeader::Single { file, entry, index, data }, expected))
+}
+
+/// The same of a part of a block of a growing file, of `data_len` bytes.
+fn read_tail(r: &mut Reader<'_>, data_len: u64) -> Result<BlockHeader, Error> {
+    let (file, entry) = (FileId(r.integer()?), r.entry()?);
+    let offset = r.integer()?;
+    // Behind what is whole there is one block at most.
+    let end = entry.size + entry.blocks().block_bytes();
+    let fits = offset >= entry.size && offset.checked_add(data_len).is_some_and(|last| last <= end);
+    if !entry.is_growing() || !fits || data_len == 0 || data_len > TAIL_BYTES_MAX {
+        return Err(Error::protocol(format!("tail of {} from the peer: it cannot be there", entry.path)));
+    }
+    Ok(BlockHeader::Tail { file, entry, offset })
 }
 
 /// The same of a block of small files.

@@ -101,7 +101,7 @@ mod tests {
         sender.handle_lane_up(lane);
         let next = |sender: &mut SendSession| match sender.next_block(lane) {
             Some(BlockTask::Single { file, index, .. }) => Some((file, index)),
-            Some(BlockTask::Packed { .. }) => panic!("no file is small"),
+            Some(_) => panic!("no file is small"),
             None => None,
         };
         assert_eq!(next(&mut sender), Some((held, 0)));

@@ -1,5 +1,7 @@
 //! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
 
+mod growing;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -137,26 +139,14 @@ struct RecvFile {
 }
 
 impl RecvFile {
-    /// Whether every block of it is here and it may get its name.
-    fn is_complete(&self) -> bool {
-        let may_be_published = self.entry.growth.is_none() || !self.entry.is_growing() && self.seal.is_some();
-        may_be_published && self.arrived_count == self.entry.blocks().count() && !self.rechecking
-    }
-
-    /// Takes an entry that came with a block or a message. Errors: it is not of this file.
-    fn take_entry(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
-        if self.entry.grows_into(entry) {
-            self.entry = entry.clone();
-        } else if self.entry != *entry && !entry.grows_into(&self.entry) {
-            // Blocks of a growing file may come in another order than they appeared in.
-            return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
-        }
-        Ok(())
-    }
-
     /// Bytes of it that are here; the last block counts as whole.
     fn arrived_bytes(&self) -> u64 {
         (self.arrived_count * self.entry.blocks().block_bytes()).min(self.entry.size)
+    }
+
+    /// Whether every block of it is here and it may get its name.
+    fn is_complete(&self) -> bool {
+        self.is_closed() && self.arrived_count == self.entry.blocks().count() && !self.rechecking
     }
 }
 
@@ -588,37 +578,6 @@ impl RecvSession {
         }
     }
 
-    fn handle_ended(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
-        self.check_offered(id)?;
-        if entry.growth.is_none() || entry.is_growing() {
-            return Err(Error::protocol(format!("file {} from the peer: it has ended, and grows on", id.0)));
-        }
-        if let Some(file) = self.files.get_mut(&id) {
-            file.take_entry(id, entry)?;
-            self.publish_if_complete(id);
-        }
-        Ok(())
-    }
-
-    fn handle_sealed(&mut self, id: FileId, blake3: [u8; 32]) -> Result<(), Error> {
-        self.check_offered(id)?;
-        let Some(file) = self.files.get_mut(&id) else { return Ok(()) };
-        if file.entry.growth.is_none() || file.entry.is_growing() || file.seal.is_some_and(|seal| seal != blake3) {
-            return Err(Error::protocol(format!("file {} from the peer: its digest comes out of place", id.0)));
-        }
-        file.seal = Some(blake3);
-        self.publish_if_complete(id);
-        Ok(())
-    }
-
-    /// Errors: no file of this number was offered in the log.
-    fn check_offered(&self, id: FileId) -> Result<(), Error> {
-        if id.0 >= self.offered {
-            return Err(Error::protocol(format!("file {} of the peer: it was never offered", id.0)));
-        }
-        Ok(())
-    }
-
     fn handle_withdraw(&mut self, id: FileId, error: Error) -> Result<(), Error> {
         if id.0 >= self.offered {
             return Err(Error::protocol(format!("file {} withdrawn by the peer: it was never offered", id.0)));
@@ -818,12 +777,6 @@ impl RecvSession {
     /// Whether a file is known and not settled.
     pub fn is_open(&self, file: FileId) -> bool {
         self.files.contains_key(&file)
-    }
-
-    /// What is known of a file that is open, which may have grown since its offer; also the BLAKE3 that it must have, when its sender
-    /// has said so.
-    pub fn open_entry(&self, file: FileId) -> Option<(&FileEntry, Option<[u8; 32]>)> {
-        self.files.get(&file).map(|file| (&file.entry, file.seal))
     }
 
     /// Whether blocks of a file may still come.

@@ -1,5 +1,7 @@
 //! The sending end of a session: the pool of blocks that lanes pull from, and what is known of each file.
 
+mod growing;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -30,6 +32,15 @@ pub enum BlockTask {
         entry: FileEntry,
         /// Index of the block.
         index: u64,
+    },
+    /// Part of a block of a growing file that is not whole yet.
+    Tail {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// Its bytes, in the file.
+        range: Range<u64>,
     },
     /// Small files, whole.
     Packed {
@@ -86,6 +97,8 @@ struct SendFile {
     withdrawn: bool,
     /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
     waits: bool,
+    /// Of a growing file whose writer pauses: where it ends now, and up to where the part of a block there has been sent.
+    tail: Range<u64>,
 }
 
 impl SendFile {
@@ -113,6 +126,8 @@ pub struct SendSession {
     /// Files with pending blocks; small and large apart so that small ones pack well when they alternate.
     ready_small: BTreeSet<FileId>,
     ready_large: BTreeSet<FileId>,
+    /// Growing files with a part of a block to send, behind all that is whole.
+    ready_tails: BTreeSet<FileId>,
     runs: Runs,
     path_bytes: usize,
     offered: u64,
@@ -141,6 +156,7 @@ impl SendSession {
             files: BTreeMap::new(),
             ready_small: BTreeSet::new(),
             ready_large: BTreeSet::new(),
+            ready_tails: BTreeSet::new(),
             runs: Runs::default(),
             path_bytes: 0,
             offered: 0,
@@ -170,6 +186,7 @@ impl SendSession {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
         self.runs.end(lane);
+        self.send_tails_again();
         let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
         for (id, file) in files.iter_mut() {
             let lost: Vec<u64> = file.in_flight.iter().filter(|(_, l)| **l == lane).map(|(index, _)| *index).collect();
@@ -261,6 +278,10 @@ impl SendSession {
         let was_asked = !std::mem::replace(&mut file.unasked, false);
         // It was looked up. A file that had no block yet when it had to wait is told so by nothing else.
         let waited = file.entry.growth.is_some() && std::mem::replace(&mut file.waits, false);
+        if waited {
+            // What went of a part of a block was read past.
+            file.tail.start = 0;
+        }
         if file.pending.is_empty() {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
@@ -322,6 +343,7 @@ impl SendSession {
         if let Some(file) = self.files.remove(&id) {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
+            self.ready_tails.remove(&id);
             self.path_bytes -= file.entry.path.as_bytes().len();
             let missing = missing_bytes(&file, 0..unit_count(&file.entry));
             if !matches!(outcome, FileOutcome::Failed(_)) {
@@ -356,37 +378,14 @@ impl SendSession {
         let small = entry.is_packed();
         let unasked = order != BlockOrder::Next && !small;
         let in_flight = BTreeMap::new();
-        self.files.insert(id, SendFile { entry, order, unasked, pending, in_flight, withdrawn: false, waits: false });
+        self.files.insert(
+            id,
+            SendFile { entry, order, unasked, pending, in_flight, withdrawn: false, waits: false, tail: 0..0 },
+        );
         if !unasked {
             self.mark_ready(id, small);
         }
         id
-    }
-
-    /// A growing file has become `entry`: its new blocks join the pool, and the receiver is told when that is its end.
-    ///
-    /// Range: its entry until now grows into this one; otherwise, and when it has settled, nothing changes.
-    pub fn grow(&mut self, id: FileId, entry: FileEntry) {
-        let Some(file) = self.files.get_mut(&id).filter(|file| file.entry.grows_into(&entry)) else { return };
-        let (before, now) = (unit_count(&file.entry), unit_count(&entry));
-        self.offered_bytes += entry.size - file.entry.size;
-        if !entry.is_growing() {
-            self.log.push(&Message::Ended { file: id, entry: entry.clone() });
-        }
-        file.entry = entry;
-        if now > before {
-            file.pending.insert(before..now);
-        }
-        if file.is_ready() {
-            self.mark_ready(id, false);
-        }
-    }
-
-    /// A growing file that has ended was read once more as a whole, and has this BLAKE3: what was sent of it must have it too.
-    pub fn seal(&mut self, id: FileId, blake3: [u8; 32]) {
-        if self.files.get(&id).is_some_and(|file| !file.withdrawn) {
-            self.log.push(&Message::Sealed { file: id, blake3 });
-        }
     }
 
     /// Something in the sources cannot be offered.
@@ -421,7 +420,7 @@ impl SendSession {
             (Some(small), Some(large)) if small < large => self.next_packed(lane),
             (Some(_), None) => self.next_packed(lane),
             (_, Some(&large)) => self.next_large(large, lane),
-            (None, None) => None,
+            (None, None) => self.next_tail(),
         }
     }
 

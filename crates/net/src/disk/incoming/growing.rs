@@ -1,5 +1,7 @@
 //! What a file on its way in does when its source grows.
 
+use std::os::unix::fs::FileExt;
+
 use sterna_proto::{BlockMap, Checks, Error, ErrorKind, FileEntry, Retry, Scope};
 
 use super::{IncomingFile, Records};
@@ -27,6 +29,15 @@ impl IncomingFile {
         *ours = entry.clone();
         records.digester.grow(entry.blocks());
         Ok(())
+    }
+
+    /// Writes part of a block that is not whole yet, behind all that is.
+    ///
+    /// Errors: of the disk.
+    pub fn write_tail(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.part.write_all_at(data, offset).map_err(|error| {
+            WRITING.failed(error, format_args!("write {} bytes at {offset} of {}", data.len(), self.path))
+        })
     }
 
     /// Compares what was received with the BLAKE3 of the source, read as a whole after it had ended.

@@ -1,13 +1,18 @@
 //! What a sender does with sources that are followed, for the thread that follows them.
 //!
-//! That thread holds the lock of what it follows meanwhile, which the hearing of outcomes takes too: nothing here waits, or passes events on.
+//! That thread holds the lock of what it follows meanwhile, which the hearing of outcomes takes too: what it calls neither waits nor passes events on.
 
-use sterna_proto::session::{BlockOrder, FileId};
+use std::ops::Range;
+
+use bytes::Bytes;
+use sterna_proto::session::{BlockHeader, BlockOrder, FileId, LaneId};
 use sterna_proto::{Error, FileEntry};
 
+use super::super::limits::Wait;
 use super::super::origin::Origin;
 use super::super::{SessionEvent, lock};
-use super::Sender;
+use super::{READ_BYTES, Sender};
+use crate::lane::LaneTx;
 
 impl Sender {
     /// Offers a file; the caller has found room.
@@ -27,6 +32,43 @@ impl Sender {
     /// A growing file has become `entry`.
     pub(in crate::session) fn grow(&self, id: FileId, entry: FileEntry) {
         lock(&self.session).grow(id, entry);
+    }
+
+    /// The writer of a growing file pauses at `size` bytes.
+    pub(in crate::session) fn set_tail(&self, id: FileId, size: u64) {
+        lock(&self.session).set_tail(id, size);
+    }
+
+    /// Sends part of a block that is not whole yet. Errors: of the lane; a source that cannot be read is told to the session.
+    pub(super) fn send_tail(
+        &self,
+        lane: LaneId,
+        (id, entry): (FileId, &FileEntry),
+        range: Range<u64>,
+        tx: &mut dyn LaneTx,
+    ) -> Result<(), Error> {
+        let meter = self.limits.feeder(lane);
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let read = meter.during(Wait::Storage, bytes.len(), || {
+            let source = self.open_source(id)?;
+            source.read_at(range.start, &mut bytes)?;
+            source.check_unchanged(entry)
+        });
+        if let Err(error) = read {
+            self.withdraw(id, error);
+            return Ok(());
+        }
+        let header = BlockHeader::Tail { file: id, entry: entry.clone(), offset: range.start };
+        let digest = blake3::hash(&bytes);
+        let length = bytes.len() as u64;
+        tx.block_begin(&header.encode(), length)?;
+        let mut bytes = Bytes::from(bytes);
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(READ_BYTES));
+            meter.during(Wait::Transport, piece.len(), || tx.block_data(piece))?;
+            self.send_waiting_frames(lane, tx)?;
+        }
+        tx.block_end(digest.as_bytes())
     }
 
     /// A growing file, read as a whole, has this BLAKE3.

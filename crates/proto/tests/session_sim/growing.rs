@@ -1,0 +1,121 @@
+//! Files that grow while they are sent: their writers, and what must hold.
+
+use std::time::Duration;
+
+use sterna_proto::FileEntry;
+use sterna_proto::session::FileId;
+
+use super::seeded::{Seeded, for_seeds};
+use super::world::{Config, Event, World};
+use super::{MIB, assert_resumed, hard, run, side};
+
+/// How long writers take between two writes, at most.
+const WRITE_EVERY: Duration = Duration::from_millis(200);
+
+/// How long the last look at a file that has ended takes, at most.
+const SEAL_TIME: Duration = Duration::from_millis(500);
+
+impl World {
+    /// Every writer that has not closed its file writes something, or nothing.
+    pub fn grow_sources(&mut self) {
+        for index in 0..self.sources.len() {
+            self.grow_source(index);
+        }
+        let delay = self.random.up_to(WRITE_EVERY);
+        if self.sources.iter().any(|source| source.entry.is_growing()) {
+            self.after(delay, Event::Grow);
+        }
+    }
+
+    fn grow_source(&mut self, index: usize) {
+        let written = self.random.below(3 * MIB);
+        let pauses = self.random.chance(300);
+        let source = &mut self.sources[index];
+        let Some(growth) = source.entry.growth.filter(|growth| !growth.has_ended()) else { return };
+        source.size = (source.size + written).min(source.final_size);
+        let has_ended = source.size == source.final_size;
+        let (size, growth) =
+            if has_ended { (source.size, growth.end()) } else { (growth.whole_bytes(source.size), growth) };
+        source.entry = FileEntry { size, growth: Some(growth), ..source.entry.clone() };
+        let (entry, size) = (source.entry.clone(), source.size);
+        let Some(file) = self.offered_as(index) else { return };
+        self.session.send.grow(file, entry);
+        if has_ended {
+            self.seal_soon(file);
+        } else if pauses {
+            self.session.send.set_tail(file, size);
+        }
+    }
+
+    /// A file was offered that may have ended before.
+    pub fn seal_if_ended(&mut self, index: usize) {
+        if self.sources[index].entry.growth.is_some_and(|growth| growth.has_ended())
+            && let Some(file) = self.offered_as(index)
+        {
+            self.seal_soon(file);
+        }
+    }
+
+    fn seal_soon(&mut self, file: FileId) {
+        let delay = self.random.up_to(SEAL_TIME);
+        self.after(delay, Event::Sealed { file });
+    }
+
+    /// The number of a source in this session, once it was offered.
+    fn offered_as(&self, index: usize) -> Option<FileId> {
+        let place = self.session.sources.iter().position(|source| *source == index)?;
+        (place < self.session.next_source && !self.session.sender.gone).then_some(FileId(place as u64))
+    }
+}
+
+/// Ends of every kind: nothing, less than a block, a block, a byte more, many.
+fn growing_sizes(random: &mut Seeded) -> Vec<u64> {
+    let edges = [0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 7 * MIB + 3, 30 * MIB];
+    (0..1 + random.below(5)).map(|_| edges[random.below(edges.len() as u64) as usize]).collect()
+}
+
+fn growing(random: &mut Seeded) -> Config {
+    let mut config = hard(random);
+    config.growing = growing_sizes(random);
+    config.sizes = (0..random.below(4)).map(|_| random.below(3 * MIB)).collect();
+    config
+}
+
+#[test]
+fn files_that_grow_arrive_over_lanes_that_die_all_the_time() {
+    for_seeds("files_that_grow_arrive_over_lanes_that_die_all_the_time", 400, |seed| {
+        let mut random = Seeded::new(seed);
+        let mut config = growing(&mut random);
+        config.busy = random.below(300);
+        config.rot = random.below(200);
+        let world = run(config, seed);
+        assert!(world.failed.is_empty(), "{:?}", world.failed);
+    });
+}
+
+#[test]
+fn files_that_grow_go_on_where_they_were_when_either_end_crashes() {
+    for_seeds("files_that_grow_go_on_where_they_were_when_either_end_crashes", 400, |seed| {
+        let mut random = Seeded::new(seed);
+        let mut config = growing(&mut random);
+        config.crashes = (0..1 + random.below(8)).map(|_| (random.below(600), side(&mut random))).collect();
+        assert_resumed(&run(config, seed), "crashes");
+    });
+}
+
+#[test]
+fn files_that_grow_and_fail_end_once_and_alike_at_both_ends() {
+    for_seeds("files_that_grow_and_fail_end_once_and_alike_at_both_ends", 300, |seed| {
+        let mut random = Seeded::new(seed);
+        let mut config = growing(&mut random);
+        config.corrupt = random.below(200);
+        config.disk_refuses = random.below(30);
+        config.publish_fails = random.below(30);
+        config.busy = random.below(300);
+        config.source_changes = random.below(30);
+        if random.chance(200) {
+            config.abort = Some((Duration::from_millis(random.below(4000)), side(&mut random)));
+        }
+        run(config, seed);
+    });
+}
