@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(file.step(start + CLOSE_GRACE, IDLE), FollowStep::End(FileEnd::Closed));
         // Opened again and written to.
         file.handle_look(start + CLOSE_GRACE, look(6));
-        assert_eq!(file.step(start + CLOSE_GRACE * 2, IDLE), FollowStep::Pause);
+        assert_eq!(file.step(start + CLOSE_GRACE + PAUSE, IDLE), FollowStep::Pause);
         assert_eq!(file.step(start + CLOSE_GRACE + IDLE, IDLE), FollowStep::End(FileEnd::Idle));
     }
 
