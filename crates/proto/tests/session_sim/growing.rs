@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use sterna_proto::FileEntry;
-use sterna_proto::session::FileId;
+use sterna_proto::session::{
+    BlockClaim, FileId, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent, RecvSession,
+};
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, RangeSet, RelPath};
 
 use super::seeded::{Seeded, for_seeds};
 use super::world::{Config, Event, World};
@@ -118,4 +120,73 @@ fn files_that_grow_and_fail_end_once_and_alike_at_both_ends() {
         }
         run(config, seed);
     });
+}
+
+fn growing_entry(size: u64) -> FileEntry {
+    let (path, mtime) = (RelPath::new(b"capture").unwrap(), FileTime::default());
+    let growth = Some(Growth::for_rate(None));
+    FileEntry { path, kind: EntryKind::File, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1, growth }
+}
+
+fn ended(size: u64) -> FileEntry {
+    FileEntry { growth: Some(Growth::for_rate(None).end()), ..growing_entry(size) }
+}
+
+/// What a receiver says of messages that come behind the offer of a growing file of 2 MiB.
+fn told(messages: &[Message]) -> Result<RecvSession, Error> {
+    let mut receiver = RecvSession::new(LINGER_DEFAULT);
+    receiver.handle_lane_up(LaneId(0));
+    let offer = Message::Offer { file: FileId(0), entry: growing_entry(2 * MIB) };
+    for (number, message) in (0..).zip(std::iter::once(&offer).chain(messages)) {
+        receiver.handle_messages(number, &message.encode())?;
+    }
+    Ok(receiver)
+}
+
+#[test]
+fn a_sender_that_lies_about_a_growing_file_ends_the_session() {
+    let file = FileId(0);
+    let end = |size| Message::Ended { file, entry: ended(size) };
+    let seal = |byte| Message::Sealed { file, blake3: [byte; 32] };
+    let lies: [&[Message]; 9] = [
+        &[end(MIB)],
+        &[end(3 * MIB), end(4 * MIB)],
+        &[Message::Ended { file, entry: growing_entry(4 * MIB) }],
+        &[Message::Ended { file, entry: FileEntry { growth: None, ..ended(3 * MIB) } }],
+        &[Message::Ended { file, entry: FileEntry { inode: 2, ..ended(3 * MIB) } }],
+        &[Message::Ended { file: FileId(1), entry: ended(3 * MIB) }],
+        &[seal(1)],
+        &[Message::Sealed { file: FileId(u64::MAX), blake3: [0; 32] }],
+        &[end(3 * MIB), seal(1), seal(2)],
+    ];
+    for lie in lies {
+        assert_eq!(told(lie).unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
+    }
+    // What has ended does not grow, whatever a block says; what came late on a slow lane is no lie.
+    let mut receiver = told(&[end(3 * MIB + 1), seal(1), seal(1)]).unwrap();
+    assert!(receiver.handle_entry(file, &growing_entry(MIB)).is_ok());
+    assert!(receiver.handle_entry(file, &growing_entry(4 * MIB)).is_err());
+}
+
+#[test]
+fn a_growing_file_is_published_once_it_has_ended_and_was_read_as_a_whole_and_every_block_is_here() {
+    let (file, lane) = (FileId(0), LaneId(0));
+    let mut receiver = told(&[]).unwrap();
+    receiver.handle_prepared(file, PrepareOutcome::Ready { have: RangeSet::new(), notice: None });
+    let is_published = |receiver: &mut RecvSession| {
+        let events: Vec<RecvEvent> = std::iter::from_fn(|| receiver.poll_event()).collect();
+        events.iter().any(|event| matches!(event, RecvEvent::Publish { .. }))
+    };
+    let bring = |receiver: &mut RecvSession, index| {
+        assert_eq!(receiver.claim(lane, file, index), BlockClaim::Take);
+        receiver.handle_block(lane, file, index, Ok(()));
+    };
+    bring(&mut receiver, 0);
+    bring(&mut receiver, 1);
+    assert!(!is_published(&mut receiver), "it grows");
+    receiver.handle_messages(1, &Message::Ended { file, entry: ended(2 * MIB + 1) }.encode()).unwrap();
+    bring(&mut receiver, 2);
+    assert!(!is_published(&mut receiver), "nobody has read it as a whole");
+    receiver.handle_messages(2, &Message::Sealed { file, blake3: [1; 32] }.encode()).unwrap();
+    assert!(is_published(&mut receiver));
 }

@@ -51,12 +51,12 @@ fn follow(site: &Site, agent: &Agent, flags: &[&str], source: &str) -> CopyComma
     copy
 }
 
-/// Whether what is hidden in `directory` holds `bytes` and nothing has the name yet.
-fn has_hidden(directory: &Path, bytes: u64) -> bool {
+/// Whether a file that has no name yet in `directory` holds what `source` does.
+fn has_hidden(directory: &Path, source: &Path) -> bool {
+    let bytes = fs::read(source).unwrap();
     let hidden = fs::read_dir(directory).unwrap().map(|item| item.unwrap());
-    hidden
-        .filter(|item| item.file_name().to_string_lossy().ends_with(".part"))
-        .any(|item| item.metadata().unwrap().len() >= bytes)
+    let parts = hidden.filter(|item| item.file_name().to_string_lossy().ends_with(".part"));
+    parts.filter_map(|item| fs::read(item.path()).ok()).any(|part| part == bytes)
 }
 
 /// Whether a journal of `directory` speaks for `blocks` blocks.
@@ -78,11 +78,11 @@ fn a_file_is_sent_as_it_grows_and_published_when_it_is_closed() {
     // It grows while it is followed.
     for blocks in 4..8 {
         capture.write(&seeded.bytes(MIB));
-        wait_until("the next block's arrival", || has_hidden(&site.root(), blocks * MIB as u64));
+        wait_until("the next block's arrival", || has_journal(&site.root(), blocks));
     }
     // The part of a block that it pauses after.
     capture.write(&seeded.bytes(1234));
-    wait_until("the last byte's arrival", || has_hidden(&site.root(), 7 * MIB as u64 + 17 + 1234));
+    wait_until("the last byte's arrival", || has_hidden(&site.root(), &capture.path));
     assert!(!site.root().join("capture.dat").exists(), "it has its name before its end");
     let path = capture.path.clone();
     capture.write(&seeded.bytes(1000));

@@ -2,6 +2,7 @@
 
 mod destination;
 mod full_disk;
+mod growing;
 mod incoming;
 mod packed;
 mod source;
