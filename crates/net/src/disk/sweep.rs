@@ -57,6 +57,19 @@ impl Root {
         }
     }
 
+    /// Deletes the marker `path`; one that is not there is deleted already. Errors: those of the system.
+    pub fn delete_marker(&self, path: &RelPath) -> Result<(), Error> {
+        let deleted = self
+            .open_directory(parent_of(path))
+            .and_then(|directory| rustix::fs::unlinkat(directory, path.name(), AtFlags::empty()));
+        match deleted {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => {
+                Err(SWEEPING.failed(errno, format_args!("delete {path}, the marker of a file that has arrived")))
+            }
+        }
+    }
+
     /// The directory of `path`, when what has that name is what was sent as `entry`.
     fn same_source(&self, path: &RelPath, entry: &FileEntry) -> Result<std::os::fd::OwnedFd, Error> {
         let stays = |what: &str| {

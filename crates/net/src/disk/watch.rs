@@ -44,6 +44,8 @@ pub(crate) enum Noticed<P> {
         /// What.
         happened: Happened,
     },
+    /// The directory that was watched as this is gone.
+    Unwatched(P),
     /// The kernel could not keep all of it: the directories must be listed anew.
     Overflow,
 }
@@ -117,7 +119,7 @@ impl<P: Clone + PartialEq> Watch<P> {
                 seen.push(Noticed::Overflow);
             } else if events.contains(ReadFlags::IGNORED) {
                 // The directory is gone, and its number may be given to another.
-                self.places.remove(&watched);
+                seen.extend(self.places.remove(&watched).into_iter().flatten().map(Noticed::Unwatched));
             } else if let (Some(name), Some(happened)) = (event.file_name(), happened(events)) {
                 let places = self.places.get(&watched).into_iter().flatten();
                 let name = name.to_bytes();

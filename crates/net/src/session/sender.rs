@@ -266,10 +266,11 @@ impl Sender {
         lock(&self.open).files.remove(&file);
         self.holes.settle(file, outcome);
         self.encoding.forget(file);
-        if let (Some(sweeper), Some(origin)) = (self.sweeper.get(), &origin)
-            && let Err(error) = sweeper.sweep(origin, entry, outcome)
-        {
-            self.observer.session_event(SessionEvent::Left(error));
+        if let (Some(sweeper), Some(origin), FileOutcome::Done(_)) = (self.sweeper.get(), &origin, outcome) {
+            let marker = || if self.follow.is_some() { Sweeper::sweep_marker(origin) } else { Ok(()) };
+            if let Err(error) = sweeper.sweep(origin, entry).and_then(|()| marker()) {
+                self.observer.session_event(SessionEvent::Left(error));
+            }
         }
         if let Some((follow, session)) = &self.follow {
             follow.handle_settled(*session, file, outcome);

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use sterna_proto::session::FileOutcome;
-use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Phase, Scope};
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Phase, RelPath, Scope};
 
+use super::follow::MARKER_ENDING;
 use super::origin::Origin;
 use crate::disk::Root;
 
@@ -72,9 +72,9 @@ impl Sweeper {
         &self.turn
     }
 
-    /// Does with the source of a file what is to be done. Errors: it stays where it is, and why.
-    pub(super) fn sweep(&self, origin: &Origin, entry: &FileEntry, outcome: &FileOutcome) -> Result<(), Error> {
-        let (Origin::Disk { root, path }, FileOutcome::Done(_), EntryKind::File) = (origin, outcome, entry.kind) else {
+    /// Does with the source of a file that is done what is to be done. Errors: it stays where it is, and why.
+    pub(super) fn sweep(&self, origin: &Origin, entry: &FileEntry) -> Result<(), Error> {
+        let (Origin::Disk { root, path }, EntryKind::File) = (origin, entry.kind) else {
             return Ok(());
         };
         match &self.then {
@@ -85,5 +85,13 @@ impl Sweeper {
                 root.move_source(path, entry, &directory.join(name))
             }
         }
+    }
+
+    /// Deletes the marker of a file that has gone, which would end the next file of that name at once. Errors: it stays, and why.
+    pub(super) fn sweep_marker(origin: &Origin) -> Result<(), Error> {
+        let Origin::Disk { root, path } = origin else { return Ok(()) };
+        // A name that is too long for a marker has none.
+        let marker = RelPath::new(&[path.as_bytes(), MARKER_ENDING].concat());
+        marker.map_or(Ok(()), |marker| root.delete_marker(&marker))
     }
 }

@@ -128,6 +128,10 @@ pub struct SendSession {
     ready_large: BTreeSet<FileId>,
     /// Growing files with a part of a block to send, behind all that is whole.
     ready_tails: BTreeSet<FileId>,
+    /// The large file of the last block: where one grows, files take turns.
+    last_large: Option<FileId>,
+    /// Small files gave way to a file that grows the last time.
+    small_gave_way: bool,
     runs: Runs,
     path_bytes: usize,
     offered: u64,
@@ -157,6 +161,8 @@ impl SendSession {
             ready_small: BTreeSet::new(),
             ready_large: BTreeSet::new(),
             ready_tails: BTreeSet::new(),
+            last_large: None,
+            small_gave_way: false,
             runs: Runs::default(),
             path_bytes: 0,
             offered: 0,
@@ -416,10 +422,11 @@ impl SendSession {
         if let Some((file, index)) = self.next_of_run(lane) {
             return self.take_single(file, index, lane);
         }
-        match (self.ready_small.first(), self.ready_large.first()) {
-            (Some(small), Some(large)) if small < large => self.next_packed(lane),
+        let large = self.next_ready_large();
+        match (self.ready_small.first().copied(), large) {
+            (Some(small), Some(large)) if self.small_goes_first(small, large) => self.next_packed(lane),
             (Some(_), None) => self.next_packed(lane),
-            (_, Some(&large)) => self.next_large(large, lane),
+            (_, Some(large)) => self.next_large(large, lane),
             (None, None) => self.next_tail(),
         }
     }
@@ -489,6 +496,7 @@ impl SendSession {
         let file = self.files.get_mut(&id)?;
         file.pending.remove(index..index + 1);
         file.in_flight.insert(index, lane);
+        self.last_large = Some(id);
         if file.pending.is_empty() {
             self.ready_large.remove(&id);
         }

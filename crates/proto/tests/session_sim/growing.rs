@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sterna_proto::session::{
-    BlockClaim, FileId, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent, RecvSession,
+    BlockClaim, BlockTask, FileId, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent, RecvSession, SendSession,
 };
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, RangeSet, RelPath};
 
@@ -189,4 +189,24 @@ fn a_growing_file_is_published_once_it_has_ended_and_was_read_as_a_whole_and_eve
     assert!(!is_published(&mut receiver), "nobody has read it as a whole");
     receiver.handle_messages(2, &Message::Sealed { file, blake3: [1; 32] }.encode()).unwrap();
     assert!(is_published(&mut receiver));
+}
+
+#[test]
+fn files_take_turns_with_one_that_grows_and_may_never_be_done() {
+    let lane = LaneId(0);
+    let mut sender = SendSession::new(LINGER_DEFAULT);
+    sender.handle_lane_up(lane);
+    let named = |name: &str, entry: FileEntry| FileEntry { path: RelPath::new(name.as_bytes()).unwrap(), ..entry };
+    let growing = sender.add_file(growing_entry(100 * MIB));
+    let large = sender.add_file(named("large", FileEntry { growth: None, ..growing_entry(2 * MIB) }));
+    let small = sender.add_file(named("small", FileEntry { growth: None, ..growing_entry(1) }));
+    let taken: Vec<FileId> = (0..6)
+        .map(|_| match sender.next_block(lane).expect("blocks are left") {
+            BlockTask::Single { file, .. } | BlockTask::Tail { file, .. } => file,
+            BlockTask::Packed { files } => files[0].0,
+        })
+        .collect();
+    assert_eq!(taken.iter().filter(|file| **file == large).count(), 2, "{taken:?}");
+    assert_eq!(taken.iter().filter(|file| **file == small).count(), 1, "{taken:?}");
+    assert_eq!(taken.iter().filter(|file| **file == growing).count(), 3, "{taken:?}");
 }

@@ -45,6 +45,29 @@ impl SendSession {
         }
     }
 
+    /// The large file whose turn it is. In the order of the manifest; but a file that grows may never be done, and others take turns with it.
+    pub(super) fn next_ready_large(&self) -> Option<FileId> {
+        let first = self.ready_large.first().copied()?;
+        if !self.grows(first) {
+            return Some(first);
+        }
+        let behind = |last: FileId| self.ready_large.range(FileId(last.0 + 1)..).next().copied();
+        self.last_large.and_then(behind).or(Some(first))
+    }
+
+    /// Whether small files go before the large file whose turn it is.
+    pub(super) fn small_goes_first(&mut self, small: FileId, large: FileId) -> bool {
+        if small < large || !self.grows(large) {
+            return small < large;
+        }
+        self.small_gave_way = !self.small_gave_way;
+        !self.small_gave_way
+    }
+
+    fn grows(&self, file: FileId) -> bool {
+        self.files.get(&file).is_some_and(|file| file.entry.is_growing())
+    }
+
     /// Takes a part of a block that is not whole.
     pub(super) fn next_tail(&mut self) -> Option<BlockTask> {
         while let Some(id) = self.ready_tails.first().copied() {
