@@ -339,6 +339,13 @@ fn a_spool_is_emptied_though_its_ends_are_killed() {
     }
     let mut copy = follow(&site, &agent, &["--follow=100ms", "--then", "delete"], "spool/.").start();
     wait_until("the spool's emptying", || sent.iter().all(|(name, _)| !spool.join(name).exists()));
+    // A marker goes with its file: the next of that name is another.
+    let mut capture = Capture::start(spool.join("d0/capture"));
+    capture.write(b"first");
+    write(&spool.join("d0/capture.done"), b"");
+    wait_until("the marker's end", || !spool.join("d0/capture").exists() && !spool.join("d0/capture.done").exists());
+    sent.push(("d0/capture".to_owned(), b"first".to_vec()));
+    capture.close();
     copy.interrupt();
     copy.finish().expect(130);
     for (name, bytes) in sent {
