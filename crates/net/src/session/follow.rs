@@ -44,8 +44,12 @@ const FOLLOWED_MAX: usize = 65_536;
 /// Files that have settled and are remembered. Reason: as many as one directory may have names; later ones are asked for again.
 const REMEMBERED_MAX: usize = 4_000_000;
 
-/// How long a file of a spool that has failed waits for its next attempt. Guess: a disk that is full does not empty faster.
+/// How long a file of a spool that has failed waits for its next attempt; doubled up to [`AGAIN_AFTER_MAX`]. Guess: a disk that is full does not
+/// empty faster.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// Longest wait for the next attempt. Reason: what a person has put right is noticed within this, and few words of it are said until then.
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// How long a file of a spool that changed while it was sent waits. Guess: its writer may be at it still.
 const CHANGED_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -96,6 +100,19 @@ struct Active {
     /// It was named, and is not one of a spool.
     is_named: bool,
     not_before: Instant,
+    /// Attempts that have failed.
+    failures: u32,
+}
+
+impl Active {
+    /// How long it waits after another attempt that failed.
+    fn pause_after(&mut self, error: &Error) -> Duration {
+        if error.kind == ErrorKind::Changed {
+            return CHANGED_AGAIN_AFTER;
+        }
+        self.failures += 1;
+        AGAIN_AFTER_MAX.min(AGAIN_AFTER * 2u32.saturating_pow(self.failures - 1))
+    }
 }
 
 /// What the session knows of a file.
@@ -189,12 +206,11 @@ impl State {
     fn settle(&mut self, key: Key, outcome: &FileOutcome) {
         let Some(active) = self.active.get_mut(&key) else { return };
         if let FileOutcome::Failed(error) = outcome
-            && error.retry == Retry::After
+            && (error.retry == Retry::After || !matches!(active.sent, Sent::Whole(_)))
             && !active.is_named
         {
-            let pause = if error.kind == ErrorKind::Changed { CHANGED_AGAIN_AFTER } else { AGAIN_AFTER };
             active.sent = Sent::Nothing;
-            active.not_before = Instant::now() + pause;
+            active.not_before = Instant::now() + active.pause_after(error);
             return;
         }
         let version = version_of(active);
@@ -223,6 +239,7 @@ impl State {
             sent: Sent::Nothing,
             is_named,
             not_before: now,
+            failures: 0,
         };
         if let Some(known) = self.remembered.get_mut(&hash_of_key(&key)) {
             known.listing = self.listing;
