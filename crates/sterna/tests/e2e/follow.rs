@@ -288,6 +288,10 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     write(&site.local().join("elsewhere"), &seeded.bytes(MIB));
     fs::rename(site.local().join("elsewhere"), spool.join("new/moved")).unwrap();
     arrives(&mut copy, "new/moved");
+    // In a directory of the same name as one that is gone.
+    fs::remove_dir_all(spool.join("new")).unwrap();
+    write(&spool.join("new/again"), &seeded.bytes(10));
+    arrives(&mut copy, "new/again");
     // Growing, with a marker.
     let mut capture = Capture::start(spool.join("old/capture"));
     capture.write(&seeded.bytes(3 * MIB));
@@ -302,7 +306,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     let outcome = copy.finish().expect(130);
     let mut names = told(&outcome.events);
     names.sort();
-    let once = ["new/moved", "new/written", "old/capture", "old/deep/survivor", "survivor", "survivor"];
+    let once = ["new/again", "new/moved", "new/written", "old/capture", "old/deep/survivor", "survivor", "survivor"];
     assert_eq!(names, once);
     assert!(!site.root().join("old/capture.done").exists());
 
