@@ -274,7 +274,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     let mut seeded = Seeded::new(7);
     write(&spool.join("survivor"), &seeded.bytes(1000));
     write(&spool.join("old/deep/survivor"), &seeded.bytes(2 * MIB));
-    let mut copy = follow(&site, &agent, &["--follow=300ms"], "spool/.").start();
+    let mut copy = follow(&site, &agent, &["--follow=2s"], "spool/.").start();
     let arrives = |copy: &mut crate::site::Copying, name: &str| {
         copy.wait_for(name, |event| event["path"] == name && event["outcome"] == "copied");
         assert_same_file(&spool.join(name), &site.root().join(name));
@@ -294,8 +294,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     arrives(&mut copy, "new/again");
     // Growing, with a marker.
     let mut capture = Capture::start(spool.join("old/capture"));
-    capture.write(&seeded.bytes(3 * MIB));
-    capture.write(&seeded.bytes(77));
+    capture.write(&seeded.bytes(3 * MIB + 77));
     write(&spool.join("old/capture.done"), b"");
     arrives(&mut copy, "old/capture");
     capture.close();
@@ -312,7 +311,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
 
     // What is up to date is not sent by the next run.
     write(&spool.join("late"), b"late");
-    let mut copy = follow(&site, &agent, &["--follow=300ms"], "spool/.").start();
+    let mut copy = follow(&site, &agent, &["--follow=2s"], "spool/.").start();
     arrives(&mut copy, "late");
     copy.wait_for("the rest", |event| event["path"] == "old/capture" && event["outcome"] == "up_to_date");
     copy.interrupt();
@@ -344,12 +343,11 @@ fn a_spool_is_emptied_though_its_ends_are_killed() {
     let mut copy = follow(&site, &agent, &["--follow=100ms", "--then", "delete"], "spool/.").start();
     wait_until("the spool's emptying", || sent.iter().all(|(name, _)| !spool.join(name).exists()));
     // A marker goes with its file: the next of that name is another.
-    let mut capture = Capture::start(spool.join("d0/capture"));
-    capture.write(b"first");
     write(&spool.join("d0/capture.done"), b"");
+    write(&site.local().join("elsewhere"), b"first");
+    fs::rename(site.local().join("elsewhere"), spool.join("d0/capture")).unwrap();
     wait_until("the marker's end", || !spool.join("d0/capture").exists() && !spool.join("d0/capture.done").exists());
     sent.push(("d0/capture".to_owned(), b"first".to_vec()));
-    capture.close();
     copy.interrupt();
     copy.finish().expect(130);
     for (name, bytes) in sent {
