@@ -310,6 +310,8 @@ impl State {
                 self.listings.pop_front();
                 if self.listings.is_empty() {
                     self.forget_what_is_gone();
+                    // From its end: however long a listing takes, as much time goes by without one.
+                    self.listed_at = self.listed_at.map(|_| Instant::now());
                 }
                 continue;
             };
@@ -442,6 +444,14 @@ impl State {
         let open = |active: &&Active| !matches!(active.sent, Sent::Whole(_)) && active.not_before <= now;
         let keys: Vec<Key> = self.active.iter().filter(|(_, a)| open(a)).map(|(key, _)| key.clone()).collect();
         for key in keys {
+            // What is not to be told now is not looked at either: there may be many of it.
+            let waits = |active: &Active| {
+                let is_untold = matches!(active.sent, Sent::Nothing);
+                is_untold && (active.followed.step(now, rules.idle) == FollowStep::Wait || !sender.has_room())
+            };
+            if self.active.get(&key).is_none_or(waits) {
+                continue;
+            }
             if !self.look_at(&key) {
                 self.lose(sender, &key);
                 continue;
@@ -449,9 +459,6 @@ impl State {
             let Some(active) = self.active.get_mut(&key) else { continue };
             let root = &self.roots[key.source].0;
             let step = active.followed.step(now, rules.idle);
-            if matches!(active.sent, Sent::Nothing) && (step == FollowStep::Wait || !sender.has_room()) {
-                continue;
-            }
             let grown = match step {
                 FollowStep::Wait => continue,
                 FollowStep::Grow | FollowStep::Pause => grow(sender, root, &key.path, active, rules.growth, step),
