@@ -6,6 +6,7 @@
 mod dial;
 mod direct;
 pub(crate) mod errand;
+mod follow;
 mod job;
 mod keeper;
 mod memory;
@@ -29,7 +30,7 @@ use sterna_proto::{BitRate, ByteCount, Checks, Digest, Error, ErrorKind, Locatio
 
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
-use crate::session::{LimitsNow, Progress, SessionEvent, lock};
+use crate::session::{LimitsNow, Progress, SessionEvent, Then, lock};
 use crate::web::TokenSource;
 
 use self::job::Job;
@@ -86,6 +87,10 @@ pub struct CopyOptions {
     pub web_token: Option<TokenSource>,
     /// A file of certificates of authorities that web servers may have beside those of this host.
     pub web_authority: Option<PathBuf>,
+    /// Sources are sent as they grow and appear; how long a file must stay as it is to have ended.
+    pub follow: Option<Duration>,
+    /// What is done with sources that have arrived.
+    pub then: Option<Then>,
     /// The peer that has asked an agent for this copy: at the other agent it has the rights that both have.
     pub on_behalf_of: Option<Fingerprint>,
 }
@@ -231,13 +236,16 @@ pub fn copy(
     identity: &Identity,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
+    follow::check(options)?;
     if let Some(direct) = direct::Direct::plan(options)? {
         return direct.copy(options, observer);
     }
     if let Some(third_party) = third_party::ThirdPartyCopy::plan(options)? {
         return third_party.copy(options, identity, observer);
     }
-    copy_job(options, &Job::plan(options)?, identity, &Tally::new(observer))
+    let (job, tally) = (Job::plan(options)?, Tally::new(observer));
+    lock(&tally.state).remembers_none = options.follow.is_some();
+    copy_job(options, &job, identity, &tally)
 }
 
 /// Runs one job to its end. Errors: as [`copy`].

@@ -159,7 +159,7 @@ impl BlockHasher {
             blake3,
             adler32: checks.adler32.then(simd_adler32::Adler32::new),
             crc32c: checks.crc32c.then_some(0),
-            is_whole_file: blocks.count() == 1,
+            is_whole_file: blocks.is_one_block(),
             left_bytes: blocks.length(index),
         }
     }
@@ -210,6 +210,11 @@ impl FileDigester {
     /// Begins a file cut as `blocks` says.
     pub fn new(blocks: BlockMap) -> Self {
         Self { blocks, next: 0, subtrees: Vec::new(), adler32: Some(ADLER32_EMPTY), crc32c: Some(0) }
+    }
+
+    /// Takes note that the file has grown. Range: cut into blocks of the same size.
+    pub fn grow(&mut self, blocks: BlockMap) {
+        self.blocks = blocks;
     }
 
     /// The index of the block whose digest comes next.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Phase, Scope};
+use crate::growth::Growth;
 
 /// Longest relative path, in bytes: Linux's PATH_MAX.
 pub const PATH_BYTES_MAX: usize = 4096;
@@ -135,23 +136,28 @@ pub struct FileEntry {
     /// Inode at the source: tells a replaced source from a resumed one when size and time agree.
     pub inode: u64,
     /// Version at the source, only compared: its change time, which tells bytes that were written under a modification time
-    /// that was set back.
+    /// that was set back. Of a growing file, whose change time changes all the time, when it was made; 0 where that is not known.
     pub version: u64,
+    /// That it is sent while it grows, and how it is cut; `None` for a file that is cut by its size.
+    pub growth: Option<Growth>,
 }
 
 impl FileEntry {
     /// The cut of this file into blocks.
     pub fn blocks(&self) -> BlockMap {
-        BlockMap::new(self.size)
+        self.growth.map_or_else(|| BlockMap::new(self.size), |growth| BlockMap::growing(self.size, growth))
     }
 
     /// Whether this file travels packed with others in one block.
     pub fn is_packed(&self) -> bool {
-        self.kind == EntryKind::Directory || self.size <= PACKED_FILE_BYTES_MAX
+        self.kind == EntryKind::Directory || self.growth.is_none() && self.size <= PACKED_FILE_BYTES_MAX
     }
 
     /// Whether `other` is the same version of the same file, so that blocks of the one may complete the other.
     pub fn same_version(&self, other: &Self) -> bool {
+        if self.growth.is_some() || other.growth.is_some() {
+            return self.same_growing_file(other);
+        }
         let version = |entry: &Self| (entry.kind, entry.size, entry.mtime, entry.inode, entry.version);
         version(self) == version(other)
     }
@@ -159,11 +165,13 @@ impl FileEntry {
 
 /// How a file of a given size is cut: equal blocks of a power of two, the last one shorter.
 ///
-/// A pure function of the size, so that a later run cuts the same file in the same way.
+/// A pure function of the size, or of the rate for a file that grows, so that a later run cuts the same file in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockMap {
     size: u64,
     block_bytes: u64,
+    /// More blocks follow.
+    grows: bool,
 }
 
 impl BlockMap {
@@ -176,7 +184,17 @@ impl BlockMap {
         while block_bytes < 16 << 20 && size > block_bytes * 256 {
             block_bytes *= 2;
         }
-        Self { size, block_bytes }
+        Self { size, block_bytes, grows: false }
+    }
+
+    /// The cut of a growing file, of which there are `size` bytes in whole blocks, or in all when it has ended.
+    pub fn growing(size: u64, growth: Growth) -> Self {
+        Self { size, block_bytes: growth.block_bytes(), grows: !growth.has_ended() }
+    }
+
+    /// Whether the first block is the whole file, so that its digest is the file's.
+    pub fn is_one_block(&self) -> bool {
+        self.count() == 1 && !self.grows
     }
 
     /// Size of the file in bytes.

@@ -5,6 +5,7 @@
 
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, RelPath, drives_terminal};
+use crate::growth::Growth;
 
 /// Longest text of an error on the wire, in bytes; a longer one is cut. Reason: enough for two paths and a sentence.
 pub const ERROR_TEXT_BYTES_MAX: usize = 10_000;
@@ -70,6 +71,14 @@ impl Writer {
         self.integer(entry.allocated);
         self.integer(entry.inode);
         self.integer(entry.version);
+        match entry.growth {
+            None => self.byte(0),
+            Some(growth) => {
+                let (ended, block_log2) = growth.to_codes();
+                self.byte(1 + ended);
+                self.byte(block_log2);
+            }
+        }
     }
 
     /// An error: its four codes and its words with those of its causes.
@@ -187,7 +196,19 @@ impl<'a> Reader<'a> {
         let allocated = self.integer()?;
         let inode = self.integer()?;
         let version = self.integer()?;
-        Ok(FileEntry { path, kind, size, mtime: FileTime { seconds, nanoseconds }, mode, allocated, inode, version })
+        let growth = self.growth(kind, size)?;
+        let mtime = FileTime { seconds, nanoseconds };
+        Ok(FileEntry { path, kind, size, mtime, mode, allocated, inode, version, growth })
+    }
+
+    /// How an entry of `size` grows, if it does.
+    fn growth(&mut self, kind: EntryKind, size: u64) -> Result<Option<Growth>, Error> {
+        let code = self.byte()?;
+        match (code, kind) {
+            (0, _) => Ok(None),
+            (1 | 2, EntryKind::File) => Growth::from_codes(code == 2, self.byte()?, size).map(Some),
+            _ => Err(Error::protocol(format!("entry from the peer: growth of code {code}"))),
+        }
     }
 
     /// An error of the peer.

@@ -15,7 +15,7 @@ use sterna_proto::session::{
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime,
-    Phase, RelPath, Retry, Scope,
+    Growth, Phase, RelPath, Retry, Scope,
 };
 
 const MIB: u64 = 1 << 20;
@@ -47,6 +47,7 @@ fn entry(path: &[u8], size: u64) -> FileEntry {
         allocated: u64::MAX,
         inode: u64::MAX,
         version: u64::MAX - 1,
+        growth: None,
     }
 }
 
@@ -232,6 +233,8 @@ fn messages() -> Vec<Message> {
         Message::Notice { file, text: "the source has changed: ünïcode".into() },
         Message::Wait { file },
         Message::Finished,
+        Message::Ended { file, entry: entry(b"a", 5) },
+        Message::Sealed { file, blake3: [0xb3; 32] },
     ];
     all.extend(told().into_iter().map(|told| Message::Told(Box::new(told))));
     let failures = [None, errors().pop()];
@@ -555,4 +558,47 @@ fn no_bytes_make_a_reader_panic_and_what_is_read_can_be_written() {
             }
         }
     }
+}
+
+/// A file that grows, of `size` bytes.
+fn growing(size: u64) -> FileEntry {
+    FileEntry { growth: Some(Growth::for_rate(None)), ..entry(b"capture", size) }
+}
+
+#[test]
+fn entries_of_growing_files_read_back_and_those_that_cannot_be_are_errors() {
+    let ended = FileEntry { growth: Some(Growth::for_rate(None).end()), ..growing(5 * MIB + 3) };
+    for entry in [growing(0), growing(7 * MIB), ended.clone()] {
+        let bytes = Message::Offer { file: FileId(0), entry: entry.clone() }.encode();
+        let read = Message::decode_all(&bytes).unwrap();
+        assert!(matches!(&read[..], [Message::Offer { entry: read, .. }] if *read == entry), "{read:?}");
+    }
+    let refused = |entry: FileEntry| Message::decode_all(&Message::Offer { file: FileId(0), entry }.encode()).is_err();
+    assert!(refused(growing(MIB + 1)), "part of a block before the end");
+    assert!(refused(FileEntry { growth: growing(0).growth, ..directory() }), "a directory does not grow");
+    // The last byte of an entry that grows is the size of its blocks.
+    let mut bytes = Message::Offer { file: FileId(0), entry: growing(0) }.encode();
+    for (log2, is_right) in [(19, false), (20, true), (24, true), (25, false), (64, false), (255, false)] {
+        *bytes.last_mut().unwrap() = log2;
+        assert_eq!(Message::decode_all(&bytes).is_ok(), is_right, "blocks of 2^{log2} bytes");
+    }
+}
+
+#[test]
+fn part_of_a_block_lies_behind_what_is_whole_and_in_one_block() {
+    let decoded = |entry: FileEntry, offset, data_len| {
+        let header = BlockHeader::Tail { file: FileId(1), entry, offset };
+        let read = BlockHeader::decode(&header.encode(), data_len);
+        read.is_ok_and(|read| read == header)
+    };
+    assert!(decoded(growing(0), 0, 1) && decoded(growing(3 * MIB), 3 * MIB + 5, 100));
+    assert!(decoded(growing(MIB), MIB, MIB), "a block that no byte follows yet");
+    assert!(!decoded(growing(MIB), MIB, 0), "nothing");
+    assert!(!decoded(growing(MIB), MIB - 1, 1), "in a block that is whole");
+    assert!(!decoded(growing(MIB), MIB, MIB + 1) && !decoded(growing(MIB), 2 * MIB, 1), "beyond one block");
+    assert!(!decoded(growing(MIB), u64::MAX, 1), "beyond all numbers");
+    let wide = FileEntry { growth: Some(Growth::for_rate(Some(BitRate::megabits(1000)))), ..growing(0) };
+    assert!(decoded(wide.clone(), 9 * MIB, MIB) && !decoded(wide, 0, MIB + 1), "more than a receiver holds");
+    assert!(!decoded(FileEntry { growth: growing(0).growth.map(Growth::end), ..growing(MIB) }, MIB, 1), "it has ended");
+    assert!(!decoded(entry(b"a", MIB), MIB, 1), "it does not grow");
 }

@@ -187,6 +187,8 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         },
         web_authority: flags.http_ca.clone(),
         on_behalf_of: None,
+        follow: flags.follow,
+        then: flags.then.clone(),
     })
 }
 
@@ -400,7 +402,7 @@ impl Person {
                 format!("{verb} {} ({})", entry.path, ByteCount(entry.size))
             }),
             CopyEvent::Session(SessionEvent::Notice(text)) => Some(text.clone()),
-            CopyEvent::Session(SessionEvent::Unreadable(error)) => Some(error.chain()),
+            CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => Some(error.chain()),
             // Reported at the end.
             CopyEvent::Session(SessionEvent::Aborted(_)) => None,
             CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
@@ -517,7 +519,7 @@ fn this_host(text: &str) -> Error {
 fn failure_of(event: &CopyEvent) -> Option<&Error> {
     match event {
         CopyEvent::Session(SessionEvent::Settled { outcome: FileOutcome::Failed(error), .. })
-        | CopyEvent::Session(SessionEvent::Unreadable(error)) => Some(error),
+        | CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => Some(error),
         _ => None,
     }
 }

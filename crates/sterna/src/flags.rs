@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sterna_net::session::Then;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
 
@@ -88,6 +90,7 @@ const COPY_EXAMPLES: &str = concat!(
   sterna copy https://archive.example.org/S1A/pass-0412.h5 /data/
   sterna copy --path remote=gs-a.example.org,rate=50Mbit \\
       --path remote=gs-b.example.org,rate=30Mbit /data/passes sterna://gs-a.example.org/
+  sterna copy --follow --then delete /data/spool/. sterna://archive.example.org/incoming/
 
 ",
     exit_codes!(),
@@ -238,6 +241,15 @@ pub struct CopyFlags {
     /// Whether the sending end compresses; the receiving end always gets the files as they are
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub compress: CompressFlag,
+    /// Send files as they grow, until they are closed, have a FILE.done beside them, or stay as they are for IDLE (10s); from directories,
+    /// send what appears, until stopped
+    #[arg(long, value_name = "IDLE", num_args = 0..=1, require_equals = true, default_missing_value = "10s",
+          value_parser = parse_time, conflicts_with_all = ["dry_run", "expect"])]
+    pub follow: Option<std::time::Duration>,
+    /// What to do with a source that has arrived and was verified: delete, or move=DIR (on the same file system)
+    #[arg(long, value_name = "delete|move=DIR", value_parser = OsStringValueParser::new().try_map(parse_then),
+          conflicts_with = "dry_run")]
+    pub then: Option<Then>,
     /// What to do with files that exist
     #[arg(long, value_name = "WHEN", default_value = "if-changed")]
     pub overwrite: OverwriteFlag,
@@ -343,6 +355,18 @@ fn parse_lanes(text: &str) -> Result<Lanes, String> {
     match text.parse() {
         Ok(count @ 1..=sterna_proto::plan::LANES_MAX) => Ok(Lanes::Count(count)),
         _ => Err(format!("expected auto or a number from 1 to {}", sterna_proto::plan::LANES_MAX)),
+    }
+}
+
+/// Reads `delete` or `move=DIR`.
+fn parse_then(text: OsString) -> Result<Then, String> {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    match text.as_bytes() {
+        b"delete" => Ok(Then::Delete),
+        bytes => match bytes.strip_prefix(b"move=").filter(|directory| !directory.is_empty()) {
+            Some(directory) => Ok(Then::Move(PathBuf::from(OsString::from_vec(directory.to_vec())))),
+            None => Err("expected delete, or move=DIR with a directory".to_owned()),
+        },
     }
 }
 

@@ -27,6 +27,9 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
         CopyEvent::Session(SessionEvent::Unreadable(error)) => {
             json!({"event": "unreadable", "error": error_value(error)})
         }
+        CopyEvent::Session(SessionEvent::Left(error)) => {
+            json!({"event": "source_left", "error": error_value(error)})
+        }
         CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => file(entry, outcome, dry_run),
         // The error of the whole copy is its last line.
         CopyEvent::Session(SessionEvent::Aborted(_)) => return None,

@@ -250,7 +250,7 @@ impl Observer for SessionLog {
                 drop(tally);
                 return self.detail(&format!("{subject}: {rationale}"));
             }
-            SessionEvent::Unreadable(error) => {
+            SessionEvent::Unreadable(error) | SessionEvent::Left(error) => {
                 tally.failed += 1;
                 error.chain()
             }
@@ -333,7 +333,8 @@ mod tests {
     fn settled(path: &str, outcome: FileOutcome) -> SessionEvent {
         let (path, mtime) = (RelPath::new(path.as_bytes()).unwrap(), FileTime { seconds: 1, nanoseconds: 0 });
         let (kind, size) = (EntryKind::File, 3000);
-        let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 };
+        let entry =
+            FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1, growth: None };
         SessionEvent::Settled { entry, outcome }
     }
 

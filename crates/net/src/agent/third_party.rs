@@ -278,7 +278,9 @@ impl Relay {
                 Told::Settled { entry: entry.clone(), outcome }
             }
             CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
-            CopyEvent::Session(SessionEvent::Unreadable(error)) => Told::Unreadable(crate::copy_of(error)),
+            CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => {
+                Told::Unreadable(crate::copy_of(error))
+            }
             CopyEvent::Session(SessionEvent::Aborted(_)) => return,
         };
         self.watch.tell(told);

@@ -92,6 +92,8 @@ pub(crate) fn run_errand(
         memory_dir,
         web_token: None,
         web_authority: None,
+        follow: None,
+        then: None,
         on_behalf_of: Some(on_behalf_of),
     };
     let direction = match place {
@@ -106,5 +108,5 @@ pub(crate) fn run_errand(
     };
     let tally = Tally::new(observer);
     tally.leave_out(SettledPaths::of_hashes(request.settled.iter().copied()));
-    copy_job(&options, &Job { remote, direction }, identity, &tally)
+    copy_job(&options, &Job { remote, direction, follow: None }, identity, &tally)
 }

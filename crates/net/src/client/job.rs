@@ -12,10 +12,12 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 use super::errand::PullPlace;
 use super::tally::Tally;
 use super::third_party::{TWO_KINDS, one_agent};
-use super::{CopyOptions, direct};
+use super::{CopyOptions, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
-use crate::session::{AskedNames, Compression, End, Observer, Origins, Receiver, ReceiverOptions, Sender, Source};
+use crate::session::{
+    AskedNames, Compression, End, Follow, Observer, Origins, Receiver, ReceiverOptions, Sender, Source,
+};
 use crate::web::Web;
 
 /// Our end of a session; once more as a receiver if it is one.
@@ -25,6 +27,8 @@ pub(super) type OurEnd = (Arc<dyn End>, Option<Arc<Receiver>>);
 pub(super) struct Job {
     pub(super) remote: RemoteLocation,
     pub(super) direction: Direction,
+    /// What follows the sources, over all sessions.
+    pub(super) follow: Option<Arc<Follow>>,
 }
 
 pub(super) enum Direction {
@@ -85,8 +89,12 @@ impl Job {
             Location::Web(_) => usage("a web server is no destination: copy from one to this host or to an agent"),
             Location::Remote(remote) => {
                 let sources = PushSources::of(&options.sources)?;
+                let follow = match &sources {
+                    PushSources::Local(paths) => follow::prepare(options, paths)?,
+                    PushSources::Web(_) | PushSources::Places { .. } => None,
+                };
                 let direction = Direction::Push { sources, destination: remote.path.clone() };
-                Ok(Self { remote: remote.clone(), direction })
+                Ok(Self { remote: remote.clone(), direction, follow })
             }
             Location::Local(destination) => {
                 let mut remotes = Vec::new();
@@ -104,7 +112,7 @@ impl Job {
                 let first = one_agent(&remotes)?.clone();
                 let sources = remotes.iter().map(|remote| remote.path.clone()).collect();
                 let direction = Direction::Pull { sources, destination: PullPlace::Local(destination.clone()) };
-                Ok(Self { remote: first, direction })
+                Ok(Self { remote: first, direction, follow: None })
             }
         }
     }
@@ -115,7 +123,7 @@ impl Job {
             Direction::Push { sources, destination } => Request::Push {
                 destination: destination.clone(),
                 several: sources.are_many(),
-                overwrite: options.overwrite,
+                overwrite: follow::overwrite(options),
                 checks: options.checks,
                 expect: options.expect,
                 dry_run: options.dry_run,
@@ -143,8 +151,15 @@ impl Job {
                 let (settled, pool) = (tally.settled(), BufferPool::new());
                 let compression = Compression { wish: options.compress, rate: options.target() };
                 let places = places.clone();
-                let sender =
-                    Sender::start(places, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                let sender = Sender::start(
+                    Origins::Roots(places),
+                    options.linger,
+                    options.dry_run,
+                    settled,
+                    compression,
+                    pool,
+                    observer,
+                )?;
                 Ok((sender, None))
             }
             Direction::Push { sources: PushSources::Local(sources), .. } => {
@@ -157,8 +172,13 @@ impl Job {
                 let settled = tally.settled();
                 let pool = BufferPool::new();
                 let compression = Compression { wish: options.compress, rate: options.target() };
+                let sources = match &self.follow {
+                    Some(follow) => Origins::Followed(Arc::clone(follow)),
+                    None => Origins::Roots(sources),
+                };
                 let sender =
                     Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
+                options.then.iter().cloned().for_each(|then| sender.set_then(then));
                 missing.into_iter().for_each(|error| sender.unreadable(error));
                 Ok((sender, None))
             }

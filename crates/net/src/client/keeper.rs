@@ -422,7 +422,9 @@ impl Keeper {
                 path.watch_rate(self.way, &progress);
             }
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-            if let Some(text) = stall.observe(carried, Instant::now()) {
+            // A spool may have nothing to send for days.
+            let told = stall.observe(carried, Instant::now()).filter(|_| self.options.follow.is_none());
+            if let Some(text) = told {
                 self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
             }
             if self.observer.stopped() && !stopping {
@@ -431,6 +433,8 @@ impl Keeper {
                 self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
             }
         }
+        // What a lane has heard last is done with when this returns: a source that was to go has gone.
+        self.end.tick();
         self.observer.progress(&self.progress(started));
     }
 

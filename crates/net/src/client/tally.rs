@@ -24,6 +24,8 @@ pub(super) struct TallyState {
     /// Bytes that the last session brought of files that it did not settle: the session that took over finds them.
     pub(super) unsettled_bytes: u64,
     pub(super) aborted: Option<Error>,
+    /// What has settled is known elsewhere, and may come again under the same name.
+    pub(super) remembers_none: bool,
 }
 
 impl Tally {
@@ -47,7 +49,7 @@ impl Observer for Tally {
         let mut state = lock(&self.state);
         match &event {
             SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
-            SessionEvent::Unreadable(error) => state.fail(error),
+            SessionEvent::Unreadable(error) | SessionEvent::Left(error) => state.fail(error),
             SessionEvent::Aborted(error) => {
                 state.aborted.get_or_insert_with(|| crate::copy_of(error));
             }
@@ -66,16 +68,22 @@ impl TallyState {
             // The receiver of a session that took over reports files again that an earlier one had settled.
             _ if self.earlier.contains(&entry.path) => {}
             FileOutcome::Done(_) => {
-                self.settled.insert(&entry.path);
+                self.remember(entry);
                 self.summary.done += 1;
                 self.summary.bytes += entry.size;
                 self.summary.blocks += entry.blocks().count().max(1);
             }
             FileOutcome::Skipped => {
-                self.settled.insert(&entry.path);
+                self.remember(entry);
                 self.summary.skipped += 1;
                 self.summary.bytes_skipped += entry.size;
             }
+        }
+    }
+
+    fn remember(&mut self, entry: &FileEntry) {
+        if !self.remembers_none {
+            self.settled.insert(&entry.path);
         }
     }
 
@@ -103,7 +111,7 @@ mod tests {
     fn entry(path: &str, kind: EntryKind) -> FileEntry {
         let path = RelPath::new(path.as_bytes()).unwrap();
         let mtime = FileTime { seconds: 1, nanoseconds: 0 };
-        FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1, version: 1 }
+        FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1, version: 1, growth: None }
     }
 
     fn counts(state: &TallyState) -> (u64, u64, u64) {

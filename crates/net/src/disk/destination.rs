@@ -343,6 +343,7 @@ impl Destination {
             }
             Overwrite::IfChanged
                 if kind == FileType::RegularFile
+                    && !entry.is_growing()
                     && stat.st_size as u64 == entry.size
                     && time_from(&stat) == entry.mtime =>
             {

@@ -23,6 +23,9 @@ pub(super) const VERIFYING: At = At(Scope::Destination, Phase::Verify);
 /// Making a file durable and giving it its name.
 pub(super) const FINALISING: At = At(Scope::Destination, Phase::Finalise);
 
+/// Deleting or moving a source that has arrived.
+pub(super) const SWEEPING: At = At(Scope::Source, Phase::Finalise);
+
 impl At {
     /// The failure of `tried` with what the file system said.
     pub(super) fn failed(self, error: impl Into<io::Error>, tried: impl fmt::Display) -> Error {

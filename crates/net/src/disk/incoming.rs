@@ -2,11 +2,13 @@
 //!
 //! The order of steps, and what a crash after each leaves, is in the module above.
 
+mod growing;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -33,8 +35,8 @@ pub struct IncomingFile {
     part: File,
     names: HiddenNames,
     path: RelPath,
-    entry: FileEntry,
-    blocks: BlockMap,
+    /// Changes only while its source grows.
+    entry: RwLock<FileEntry>,
     overwrite: Overwrite,
     checks: Checks,
     restarted: Option<String>,
@@ -144,10 +146,13 @@ impl IncomingFile {
                 (Journal::None, reason.filter(|_| stat.st_size != 0))
             }
         };
+        // What is here of a growing file may be more than is known of it yet.
+        let length =
+            if entry.is_growing() && !records.have.is_empty() { stat.st_size as u64 } else { 0 }.max(entry.size);
         let occupied = if records.have.is_empty() { 0 } else { (stat.st_blocks as u64).saturating_mul(512) };
         let room = check_space(directory.as_fd(), &path, entry.allocated.saturating_sub(occupied))
             // The length only: the file is a hole until blocks come, so that holes of the source can stay.
-            .and_then(|()| rustix::fs::ftruncate(&part, entry.size).map_err(failed));
+            .and_then(|()| rustix::fs::ftruncate(&part, length).map_err(failed));
         if let Err(error) = room {
             if records.have.is_empty() {
                 let _ = unlink(directory.as_fd(), &names.part);
@@ -160,8 +165,7 @@ impl IncomingFile {
             part,
             names,
             path,
-            entry: entry.clone(),
-            blocks,
+            entry: RwLock::new(entry.clone()),
             overwrite: terms.overwrite,
             checks: terms.checks,
             restarted,
@@ -198,9 +202,9 @@ impl IncomingFile {
         }
     }
 
-    /// The entry that it was prepared for.
-    pub fn entry(&self) -> &FileEntry {
-        &self.entry
+    /// The entry that it was prepared for, or what that has grown into.
+    pub fn entry(&self) -> FileEntry {
+        self.entry_now().clone()
     }
 
     /// Its final path beneath the root.
@@ -209,8 +213,8 @@ impl IncomingFile {
     }
 
     /// The cut of the file into blocks.
-    pub fn blocks(&self) -> &BlockMap {
-        &self.blocks
+    pub fn blocks(&self) -> BlockMap {
+        self.entry_now().blocks()
     }
 
     /// The digests that its blocks are to carry beside BLAKE3.
@@ -230,7 +234,7 @@ impl IncomingFile {
 
     /// Whether every block is here.
     pub fn is_complete(&self) -> bool {
-        self.records().have.len() == self.blocks.count()
+        self.records().have.len() == self.blocks().count()
     }
 
     /// Writes `data` at its own offset; blocks may arrive in any order.
@@ -284,8 +288,8 @@ impl IncomingFile {
     ///
     /// Errors: `Protocol` for a block that the file does not have. Cost: memory only, until the next checkpoint.
     pub fn record(&self, index: u64, digest: BlockDigest) -> Result<(), Error> {
-        if index >= self.blocks.count() {
-            let count = self.blocks.count();
+        let count = self.blocks().count();
+        if index >= count {
             return Err(Error::protocol(format!("block {index} of {}, which has {count} blocks", self.path)));
         }
         let mut records = self.records();
@@ -363,8 +367,9 @@ impl IncomingFile {
         let failed = |what: &str, errno: Errno| {
             FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
         };
-        rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.entry.mode)))
-            .and_then(|()| rustix::fs::futimens(&self.part, &times(self.entry.mtime)))
+        let FileEntry { mode, mtime, .. } = self.entry();
+        rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(mode)))
+            .and_then(|()| rustix::fs::futimens(&self.part, &times(mtime)))
             .map_err(|errno| failed("set mode and time of", errno))?;
         if let Err(errno) = rustix::fs::fsync(&self.part) {
             *journal = Journal::Closed("a write was lost");
@@ -411,7 +416,7 @@ impl IncomingFile {
         rustix::fs::fdatasync(&self.part)?;
         let mut bytes = Vec::with_capacity(HEADER_BYTES + unsaved.len() * RECORD_BYTES);
         if matches!(journal, Journal::None) {
-            let header = JournalHeader::new(&self.entry, rustix::fs::fstat(&self.part)?.st_ino, nonce());
+            let header = JournalHeader::new(&self.entry(), rustix::fs::fstat(&self.part)?.st_ino, nonce());
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             // One that is there was left by a session that published; see step 6 in the module above.
             unlink(self.directory.as_fd(), &self.names.journal)?;
@@ -438,14 +443,15 @@ impl IncomingFile {
     /// Merges the blocks' digests, and reads the file once for those that `checks` wants and blocks did not carry.
     fn file_digests(&self, checks: Checks) -> Result<FileDigests, Error> {
         let digester = self.records().digester.clone();
-        if digester.next_index() != self.blocks.count() {
+        let entry = self.entry();
+        if digester.next_index() != entry.blocks().count() {
             let text = format!("publish {}: block {} is missing", self.path, digester.next_index());
             return Err(FINALISING.refused(ErrorKind::Internal, text));
         }
         let mut digests = digester.finish();
         let failed = |error: std::io::Error| VERIFYING.failed(error, format_args!("read back {}", self.path));
         let size = rustix::fs::fstat(&self.part).map_err(|errno| failed(errno.into()))?.st_size;
-        if size as u64 != self.entry.size {
+        if size as u64 != entry.size {
             let text = format!("publish {}: something cut its part file to {size} bytes", self.path);
             return Err(VERIFYING.refused(ErrorKind::Corrupt, text).retry(Retry::After));
         }
@@ -454,8 +460,8 @@ impl IncomingFile {
             let mut rest = InOrder::new(missing);
             let mut buffer = vec![0u8; READ_BACK_BYTES];
             let mut offset = 0;
-            while offset < self.entry.size {
-                let step = (self.entry.size - offset).min(READ_BACK_BYTES as u64) as usize;
+            while offset < entry.size {
+                let step = (entry.size - offset).min(READ_BACK_BYTES as u64) as usize;
                 self.part.read_exact_at(&mut buffer[..step], offset).map_err(failed)?;
                 rest.update(&buffer[..step]);
                 offset += step as u64;
@@ -490,13 +496,22 @@ impl IncomingFile {
     }
 
     fn check_range(&self, offset: u64, length: u64) -> Result<(), Error> {
-        match offset.checked_add(length).is_some_and(|end| end <= self.entry.size) {
+        let size = self.entry_now().size;
+        match offset.checked_add(length).is_some_and(|end| end <= size) {
             true => Ok(()),
-            false => Err(Error::protocol(format!(
-                "{length} bytes at {offset} of {}, which has {} bytes",
-                self.path, self.entry.size
-            ))),
+            false => {
+                Err(Error::protocol(format!("{length} bytes at {offset} of {}, which has {size} bytes", self.path)))
+            }
         }
+    }
+
+    fn entry_now(&self) -> RwLockReadGuard<'_, FileEntry> {
+        // An entry is replaced as a whole, so a panic elsewhere leaves it usable.
+        self.entry.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entry_mut(&self) -> RwLockWriteGuard<'_, FileEntry> {
+        self.entry.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
@@ -685,7 +700,9 @@ fn take_up(
     if !header.same_version(entry) {
         return over("the source is not the version that an earlier session began with");
     }
-    if header.data_inode != part.st_ino || part.st_size as u64 != entry.size {
+    // Of a growing file any length may be here: blocks that it is too short for are found when they are read.
+    let is_cut = entry.growth.is_none() && part.st_size as u64 != entry.size;
+    if header.data_inode != part.st_ino || is_cut {
         return over("its unfinished data was replaced or cut");
     }
     let codec = header.records();
@@ -705,6 +722,9 @@ fn take_up(
             break;
         }
         at += step as u64;
+    }
+    if records.are_beyond(&entry.blocks()) {
+        return over("the source is shorter than what an earlier session received of it");
     }
     Ok(Found::Journal(Journal::Open { file, codec, end }))
 }

@@ -38,6 +38,8 @@ mod packed;
 mod pattern;
 mod root;
 mod source;
+mod sweep;
+mod watch;
 
 pub use destination::{Destination, DirectoryModes, Inspected, Prepared, Seen, Terms, UNFINISHED_DIRECTORIES_MAX};
 pub(crate) use expand::last_name;
@@ -47,6 +49,7 @@ pub use packed::{OPEN_FILES_MAX, PackedBatch, PackedFile};
 pub(crate) use pattern::{has_wildcards, is_meant};
 pub use root::{Access, Root};
 pub use source::SourceFile;
+pub(crate) use watch::{Happened, Noticed, Watch, wait};
 
 #[cfg(test)]
 mod tests;

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{Advice, FileType, OFlags, Stat};
+use rustix::fs::{Advice, AtFlags, FileType, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
-use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath, Retry};
+use sterna_proto::follow::Look;
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, RelPath, Retry};
 
 use super::fault::{LISTING, READING};
 use super::root::Root;
@@ -32,6 +33,22 @@ impl Root {
         // A hint: that it is not taken costs speed only.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Sequential);
         Ok(SourceFile { file, root: self.clone(), path: path.clone() })
+    }
+}
+
+impl Root {
+    /// What the file `path` shows now; `None` when there is none, or it is no regular file.
+    ///
+    /// Errors: as the system says them.
+    pub fn look(&self, path: &RelPath) -> Result<Option<Look>, Error> {
+        let looked = self.open_at(path.as_bytes(), OFlags::PATH, rustix::fs::Mode::empty()).and_then(rustix::fs::fstat);
+        match looked {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+                Ok(Some(Look { size: stat.st_size as u64, mtime: time_from(&stat), inode: stat.st_ino }))
+            }
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(LISTING.failed(errno, format_args!("look at {path}"))),
+        }
     }
 }
 
@@ -76,6 +93,9 @@ impl SourceFile {
             .and_then(rustix::fs::fstat)
             .map_err(|errno| self.changed("its name is gone").caused_by(std::io::Error::from(errno)))?;
         let (now, named) = (self.entry_of(&self.stat()?), self.entry_of(&named));
+        if entry.growth.is_some() {
+            return self.check_growing(entry, &now, &named);
+        }
         // Losing its name changes the open file too: who has the name now says more.
         if named.inode != now.inode
             && let Some(what) = difference(entry, &named)
@@ -83,6 +103,37 @@ impl SourceFile {
             return Err(self.changed(format_args!("another file has its name, with {what}")));
         }
         difference(entry, &now).map_or(Ok(()), |what| Err(self.changed(what)))
+    }
+
+    /// Compares a file that is followed: it may only grow, and once it has ended it stays as it is.
+    fn check_growing(&self, entry: &FileEntry, now: &FileEntry, named: &FileEntry) -> Result<(), Error> {
+        if named.inode != now.inode || now.inode != entry.inode {
+            return Err(self.changed("another file has its name"));
+        }
+        if now.size < entry.size {
+            return Err(self.changed(format_args!("it was cut to {} bytes, and {} were there", now.size, entry.size)));
+        }
+        if !entry.is_growing() && (now.size, now.mtime) != (entry.size, entry.mtime) {
+            return Err(self.changed("it was written to after it had ended"));
+        }
+        Ok(())
+    }
+
+    /// The file as one that grows, which goes by `path` at the destination: with its whole blocks, or with all its bytes when `growth` says that it
+    /// has ended.
+    pub fn growing_entry(&self, path: RelPath, growth: Growth) -> Result<FileEntry, Error> {
+        let now = self.entry()?;
+        let size = if growth.has_ended() { now.size } else { growth.whole_bytes(now.size) };
+        Ok(FileEntry { path, size, version: self.birth(), growth: Some(growth), ..now })
+    }
+
+    /// When it was made, in nanoseconds since 1970; 0 where the file system does not know. Only compared.
+    fn birth(&self) -> u64 {
+        let looked = rustix::fs::statx(&self.file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+        let known = looked.ok().filter(|stat| stat.stx_mask & StatxFlags::BTIME.bits() != 0);
+        known.map_or(0, |stat| {
+            (stat.stx_btime.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.stx_btime.tv_nsec.into())
+        })
     }
 
     /// Where it lies beneath its root.
@@ -138,6 +189,7 @@ pub(super) fn entry_from(stat: &Stat, kind: EntryKind, path: RelPath) -> FileEnt
         inode: stat.st_ino,
         // Nanoseconds since 1970; it is only compared.
         version: (stat.st_ctime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_ctime_nsec),
+        growth: None,
     }
 }
 

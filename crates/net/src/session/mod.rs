@@ -8,27 +8,32 @@
 //! control frame or one block; it ends when the lane dies or the session is over.
 
 mod encode;
+mod follow;
 mod holes;
 pub mod limits;
 mod names;
 mod origin;
 mod receiver;
 mod recheck;
+mod seal;
 mod sender;
 mod silence;
 mod slabs;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod then;
 mod watch;
 mod writer;
 
 pub use encode::Compression;
+pub use follow::{Follow, FollowRules};
 pub use limits::{LimitWatch, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use origin::Origins;
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
+pub use then::Then;
 pub use watch::{Watch, progress_of};
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,6 +82,8 @@ pub enum SessionEvent {
     },
     /// Something in the sources could not be read.
     Unreadable(Error),
+    /// A source has arrived, and could not be deleted or moved as it should.
+    Left(Error),
     /// The session ended early.
     Aborted(Error),
 }

@@ -16,9 +16,9 @@ pub const SETTLED_PATHS_MAX: usize = 3_500_000;
 pub const FIRST_NAMES_MAX: usize = 4_000_000;
 
 /// Half of a BLAKE3: no two paths that anybody has share it.
-type PathHash = [u8; 16];
+pub(super) type PathHash = [u8; 16];
 
-fn hash_of(path: &[u8]) -> PathHash {
+pub(super) fn hash_of(path: &[u8]) -> PathHash {
     let mut hash = [0; 16];
     blake3::Hasher::new().update(path).finalize_xof().fill(&mut hash);
     hash

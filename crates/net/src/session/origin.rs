@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sterna_proto::{Error, FileEntry, RelPath};
 
+use super::follow::Follow;
 use super::sender::Source;
 use crate::disk::{Root, SourceFile};
 use crate::web::{Web, WebFile, WebReader};
@@ -14,14 +15,24 @@ pub enum Origins {
     Roots(Vec<Source>),
     /// Files on web servers.
     Web(Arc<Web>),
+    /// The same as roots, followed: files that still grow, and directories into which files come.
+    Followed(Arc<Follow>),
 }
 
 impl Origins {
     /// The web servers, if they are what is read.
     pub(super) fn web(&self) -> Option<Arc<Web>> {
         match self {
-            Self::Roots(_) => None,
+            Self::Roots(_) | Self::Followed(_) => None,
             Self::Web(web) => Some(Arc::clone(web)),
+        }
+    }
+
+    /// What is followed, and the number that this session of it has.
+    pub(super) fn follow(&self) -> Option<(Arc<Follow>, u32)> {
+        match self {
+            Self::Followed(follow) => Some((Arc::clone(follow), follow.begin_session())),
+            Self::Roots(_) | Self::Web(_) => None,
         }
     }
 }

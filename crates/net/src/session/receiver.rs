@@ -4,6 +4,8 @@
 //! that another session holds; one reads what earlier sessions left; some publish (they wait for the disk, so that lanes
 //! do not); one makes journals durable about once a second.
 
+mod tail;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
@@ -469,10 +471,23 @@ impl Receiver {
     fn publish_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
         let outcome = match slot.and_then(|slot| slot.incoming()) {
-            Some(incoming) => incoming.publish(self.options.expect.as_slice()),
+            Some(incoming) => {
+                self.close_growing(id, &incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
+            }
             None => Err(crate::internal("publish a file that was never looked up")),
         };
         lock(&self.session).handle_published(id, outcome);
+    }
+
+    /// Compares a file that was sent while it grew with what its sender says of the whole.
+    fn close_growing(&self, id: FileId, incoming: &IncomingFile) -> Result<(), Error> {
+        let session = lock(&self.session);
+        let (entry, seal) = session.open_entry(id).map_or((None, None), |(entry, seal)| (Some(entry.clone()), seal));
+        drop(session);
+        if let Some(entry) = entry {
+            incoming.grow(&entry)?;
+        }
+        seal.map_or(Ok(()), |blake3| incoming.check_seal(blake3))
     }
 
     fn discard_file(&self, id: FileId) {
@@ -696,6 +711,8 @@ enum OpenBlock {
         /// The disk refused it; the file has failed and the rest is read past.
         broken: bool,
     },
+    /// Part of a block of a growing file.
+    Tail { file: FileId, entry: FileEntry, offset: u64, data: Vec<u8> },
     Packed {
         /// Each with whether this lane may write it.
         files: Vec<(FileId, FileEntry, BlockClaim)>,
@@ -738,9 +755,14 @@ impl ReceiverLane {
         }
         let incoming = slot.incoming().ok_or_else(|| crate::internal("a block of a file that was never looked up"))?;
         slot.begin();
+        let grown = if entry.growth.is_some() { incoming.grow(&entry) } else { Ok(()) };
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming, meter);
         let mut broken = false;
-        if data == BlockData::Hole {
+        if let Err(error) = grown {
+            lock(&receiver.session).fail(file, error);
+            receiver.after_change();
+            broken = true;
+        } else if data == BlockData::Hole {
             // Before the block counts as here: no byte of it ever counts as carried.
             let offset = entry.blocks().offset(index);
             let slots = lock(&receiver.slots);
@@ -863,6 +885,7 @@ impl BlockSink for ReceiverLane {
                 self.begin_single((file, entry, index), data, data_len)?
             }
             BlockHeader::Packed { files, slab } => self.begin_packed(files, slab, data_len)?,
+            BlockHeader::Tail { file, entry, offset } => self.begin_tail(file, entry, offset, data_len)?,
         };
         self.open.insert(block, open);
         Ok(())
@@ -881,7 +904,7 @@ impl BlockSink for ReceiverLane {
                     self.receiver.after_change();
                 }
             }
-            Some(OpenBlock::Packed { data: whole, .. }) => {
+            Some(OpenBlock::Packed { data: whole, .. } | OpenBlock::Tail { data: whole, .. }) => {
                 let start = offset as usize;
                 let place = whole.get_mut(start..start + data.len());
                 place.ok_or_else(|| crate::internal("a lane gave data beyond its block"))?.copy_from_slice(data);
@@ -900,6 +923,10 @@ impl BlockSink for ReceiverLane {
                 self.end_single(*writer, slabs.as_ref(), &entry, trailer)
             }
             Some(OpenBlock::Packed { files, slab, data }) => self.end_packed(files, slab, data, trailer),
+            Some(OpenBlock::Tail { file, entry, offset, data }) => {
+                self.end_tail((file, &entry), offset, &data, trailer);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

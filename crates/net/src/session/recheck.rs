@@ -17,8 +17,9 @@ pub(super) fn recheck(incoming: &IncomingFile, is_moot: impl Fn() -> bool) -> Op
         if is_moot() {
             return None;
         }
-        let (offset, length) = (incoming.blocks().offset(index), incoming.blocks().length(index));
-        let mut hasher = BlockHasher::new(incoming.blocks(), index, incoming.checks());
+        let blocks = incoming.blocks();
+        let (offset, length) = (blocks.offset(index), blocks.length(index));
+        let mut hasher = BlockHasher::new(&blocks, index, incoming.checks());
         let mut done = 0;
         while done < length {
             let piece = &mut buffer[..RECHECK_BYTES.min((length - done) as usize)];

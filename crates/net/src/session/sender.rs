@@ -1,23 +1,28 @@
 //! The sending end: reads directories into the manifest and files into blocks.
 
+mod followed;
+
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sterna_proto::compress::{Method, Wish};
 use sterna_proto::session::{
-    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
+    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, FileOutcome, Frame, LaneId, SendEvent,
+    SendSession,
 };
 use sterna_proto::{BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::encode::{Compression, Encoding, LaneClock};
+use super::follow::Follow;
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
 use super::names::{Admittance, FirstNames};
 use super::origin::{OpenSource, Origin, Origins};
 use super::silence::{SilenceWatch, close_aside};
+use super::then::{Sweeper, Then};
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
 use crate::descriptors;
@@ -103,6 +108,9 @@ pub struct Sender {
     names: Mutex<HashMap<FileId, Origin>>,
     open: Mutex<OpenSources>,
     web: Option<Arc<Web>>,
+    /// What is followed, and the number of this session of it.
+    follow: Option<(Arc<Follow>, u32)>,
+    sweeper: OnceLock<Sweeper>,
     pool: Arc<BufferPool>,
     observer: Arc<dyn Observer>,
     /// Only the manifest travels.
@@ -137,6 +145,8 @@ impl Sender {
             names: Mutex::new(HashMap::new()),
             open: Mutex::new(OpenSources::default()),
             web: sources.web(),
+            follow: sources.follow(),
+            sweeper: OnceLock::new(),
             encoding: Encoding::new(compression, Arc::clone(&pool)),
             pool,
             observer,
@@ -155,8 +165,9 @@ impl Sender {
     }
 
     /// Reads the sources into the manifest; waits while the manifest is far enough ahead.
-    fn scan(&self, sources: &Origins) {
+    fn scan(self: &Arc<Self>, sources: &Origins) {
         match sources {
+            Origins::Followed(follow) => self.scan_followed(follow),
             Origins::Roots(sources) => self.scan_roots(sources),
             Origins::Web(web) => self.scan_web(web),
         }
@@ -247,17 +258,38 @@ impl Sender {
         self.wake.notify_all();
     }
 
+    /// Says what is done with sources that have arrived; to be called before the first lane.
+    pub fn set_then(&self, then: Then) {
+        // Set once: a copy has one.
+        let _ = self.sweeper.set(Sweeper::new(then));
+    }
+
+    /// A file has its outcome.
+    fn handle_settled(&self, file: FileId, entry: &FileEntry, outcome: &FileOutcome) {
+        let origin = lock(&self.names).remove(&file);
+        lock(&self.open).files.remove(&file);
+        self.holes.settle(file, outcome);
+        self.encoding.forget(file);
+        if let (Some(sweeper), Some(origin), FileOutcome::Done(_)) = (self.sweeper.get(), &origin, outcome) {
+            let marker = || if self.follow.is_some() { Sweeper::sweep_marker(origin) } else { Ok(()) };
+            if let Err(error) = sweeper.sweep(origin, entry).and_then(|()| marker()) {
+                self.observer.session_event(SessionEvent::Left(error));
+            }
+        }
+        if let Some((follow, session)) = &self.follow {
+            follow.handle_settled(*session, file, outcome);
+        }
+    }
+
     /// Passes on what the machine has to say, and wakes the feeders.
-    fn after_change(&self) {
+    pub(super) fn after_change(&self) {
+        let _turn = self.sweeper.get().map(|sweeper| lock(sweeper.turn()));
         loop {
             let event = lock(&self.session).poll_event();
             let Some(event) = event else { break };
             self.observer.session_event(match event {
                 SendEvent::Settled { file, entry, outcome } => {
-                    lock(&self.names).remove(&file);
-                    lock(&self.open).files.remove(&file);
-                    self.holes.settle(file, &outcome);
-                    self.encoding.forget(file);
+                    self.handle_settled(file, &entry, &outcome);
                     SessionEvent::Settled { entry, outcome }
                 }
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
@@ -538,7 +570,7 @@ impl Sender {
         read
     }
 
-    fn withdraw(&self, id: FileId, error: Error) {
+    pub(super) fn withdraw(&self, id: FileId, error: Error) {
         // The session is ending, and was when the file was left: it has not failed.
         if error.kind == ErrorKind::Cancelled {
             return;
@@ -590,6 +622,7 @@ impl End for Sender {
     fn send_block(&self, lane: LaneId, task: BlockTask, tx: &mut dyn LaneTx) -> Result<(), Error> {
         match task {
             BlockTask::Packed { files } => self.send_packed(lane, files, tx),
+            BlockTask::Tail { file, entry, range } => self.send_tail(lane, (file, &entry), range, tx),
             BlockTask::Single { file, entry, index } => {
                 if let Err(error) = self.send_single(lane, (file, entry, index), tx)? {
                     self.withdraw(file, error);

@@ -214,6 +214,7 @@ mod tests {
             allocated: size,
             inode: 1,
             version: 1,
+            growth: None,
         };
         let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
         let terms = Terms { overwrite: Overwrite::Always, checks: Checks::NONE };
@@ -258,7 +259,7 @@ mod tests {
     fn bring(directory: &TempDir, slabs: &[Slab], data: &[u8], decoding: &mut Decoding, seed: u64) -> Option<Vec<u8>> {
         let incoming = incoming(directory);
         let index = 3;
-        let blocks = *incoming.blocks();
+        let blocks = incoming.blocks();
         assert_eq!(blocks.length(index), BLOCK_BYTES);
         let mut writer = BlockWriter::new(FileId(0), index, &blocks, Checks::NONE, incoming, meter());
         let mut open = BlockSlabs::new(slabs.to_vec(), BLOCK_BYTES);
@@ -277,7 +278,7 @@ mod tests {
     }
 
     fn digest(directory: &TempDir, block: &[u8]) -> Vec<u8> {
-        let mut hasher = BlockHasher::new(incoming(directory).blocks(), 3, Checks::NONE);
+        let mut hasher = BlockHasher::new(&incoming(directory).blocks(), 3, Checks::NONE);
         hasher.update(block);
         hasher.finish().chaining_value.to_vec()
     }
@@ -332,7 +333,7 @@ mod tests {
         let (slabs, data) = encoded(&block());
         let directory = tempfile::tempdir().unwrap();
         let incoming = incoming(&directory);
-        let mut writer = BlockWriter::new(FileId(0), 3, &{ *incoming.blocks() }, Checks::NONE, incoming, meter());
+        let mut writer = BlockWriter::new(FileId(0), 3, &{ incoming.blocks() }, Checks::NONE, incoming, meter());
         let (mut open, mut decoding) = (BlockSlabs::new(slabs, BLOCK_BYTES), Decoding::default());
         open.write(0, &data[..5000], &mut writer, &mut decoding).unwrap();
         assert!(decoding.gathered_bytes.load(Ordering::Relaxed) > 0);

@@ -154,7 +154,17 @@ const LANE: LaneId = LaneId(1);
 fn entry(path: &str, kind: EntryKind, size: u64) -> FileEntry {
     let path = RelPath::new(path.as_bytes()).unwrap();
     let mode = if kind == EntryKind::File { 0o644 } else { 0o555 };
-    FileEntry { path, kind, size, mtime: FileTime::default(), mode, allocated: size, inode: 1, version: 1 }
+    FileEntry {
+        path,
+        kind,
+        size,
+        mtime: FileTime::default(),
+        mode,
+        allocated: size,
+        inode: 1,
+        version: 1,
+        growth: None,
+    }
 }
 
 /// A receiver that writes beneath a directory, and has a lane.

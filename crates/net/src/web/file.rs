@@ -156,6 +156,7 @@ impl Web {
             allocated: size,
             inode: number_of(&[named.origin().as_bytes(), named.path().as_bytes()]),
             version,
+            growth: None,
         };
         let notice = weakness(&entry, &reply, order);
         let (at, first) = (Mutex::new(at), Mutex::new(body));

@@ -461,7 +461,17 @@ mod tests {
 
     fn entry(name: &str, size: u64) -> FileEntry {
         let (path, mtime) = (RelPath::new(name.as_bytes()).unwrap(), FileTime { seconds: 1, nanoseconds: 0 });
-        FileEntry { path, kind: EntryKind::File, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 }
+        FileEntry {
+            path,
+            kind: EntryKind::File,
+            size,
+            mtime,
+            mode: 0o644,
+            allocated: size,
+            inode: 1,
+            version: 1,
+            growth: None,
+        }
     }
 
     /// How many of the blocks of a file of `size` were sampled, and how the last one was encoded.

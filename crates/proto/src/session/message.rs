@@ -34,6 +34,10 @@ pub const PACK_BYTES_MAX: u64 = 1 << 20;
 /// Most bytes of entries in the header of a packed block. Reason: a lane refuses headers above 128 KiB.
 pub(super) const PACK_HEADER_BYTES_MAX: usize = 64 << 10;
 
+/// Most bytes of the part of a block that travels before the block is whole. Reason: the receiver holds it in memory until it is verified, as it does a
+/// packed block.
+pub const TAIL_BYTES_MAX: u64 = 1 << 20;
+
 /// What a receiver does when the destination exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
@@ -136,6 +140,20 @@ pub enum Message {
     },
     /// Sender: it knows the outcome of every file; the session is over.
     Bye,
+    /// Sender: a growing file has ended.
+    Ended {
+        /// Which.
+        file: FileId,
+        /// What it is now, with its size.
+        entry: FileEntry,
+    },
+    /// Sender: the BLAKE3 of a growing file, read as a whole after it had ended; nothing else is to be published.
+    Sealed {
+        /// Which.
+        file: FileId,
+        /// Its BLAKE3.
+        blake3: [u8; 32],
+    },
     /// Receiver: these blocks are here; they need not be sent (again).
     Have {
         /// The file.
@@ -207,6 +225,15 @@ pub enum BlockHeader {
         index: u64,
         /// What its data is.
         data: BlockData,
+    },
+    /// Part of a block of a growing file that is not whole yet, since its writer pauses. It is no block: it is verified and written, and counts as nothing.
+    Tail {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// Where the data begins in the file, in bytes.
+        offset: u64,
     },
     /// Small files, whole, one behind the other.
     Packed {
@@ -493,6 +520,16 @@ impl Message {
                 conclusion.write(w);
                 16
             }
+            Self::Ended { file, entry } => {
+                w.integer(file.0);
+                w.entry(entry);
+                17
+            }
+            Self::Sealed { file, blake3 } => {
+                w.integer(file.0);
+                w.raw(blake3);
+                16
+            }
         }
     }
 
@@ -536,6 +573,8 @@ impl Message {
             14 => Self::Finished,
             15 => Self::Told(Box::new(Told::read(r)?)),
             16 => Self::Concluded(Box::new(Conclusion::read(r)?)),
+            17 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
+            18 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         })
     }
@@ -629,6 +668,12 @@ impl BlockHeader {
                     slabs.iter().for_each(|slab| write_slab(&mut w, slab));
                 }
             }
+            Self::Tail { file, entry, offset } => {
+                w.byte(6);
+                w.integer(file.0);
+                w.entry(entry);
+                w.integer(*offset);
+            }
             Self::Packed { files, slab } => {
                 w.byte(if slab.is_some() { 5 } else { 3 });
                 slab.iter().for_each(|slab| write_slab(&mut w, slab));
@@ -651,6 +696,7 @@ impl BlockHeader {
         let (header, expected) = match kind {
             1 | 2 | 4 => read_single(&mut r, kind)?,
             3 | 5 => read_packed(&mut r, kind)?,
+            6 => (read_tail(&mut r, data_len)?, data_len),
             code => return Err(Error::protocol(format!("block from the peer: unknown kind {code}"))),
         };
         r.finish()?;
@@ -680,6 +726,19 @@ fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error
         }
     };
     Ok((BlockHeader::Single { file, entry, index, data }, expected))
+}
+
+/// The same of a part of a block of a growing file, of `data_len` bytes.
+fn read_tail(r: &mut Reader<'_>, data_len: u64) -> Result<BlockHeader, Error> {
+    let (file, entry) = (FileId(r.integer()?), r.entry()?);
+    let offset = r.integer()?;
+    // Behind what is whole there is one block at most.
+    let end = entry.size + entry.blocks().block_bytes();
+    let fits = offset >= entry.size && offset.checked_add(data_len).is_some_and(|last| last <= end);
+    if !entry.is_growing() || !fits || data_len == 0 || data_len > TAIL_BYTES_MAX {
+        return Err(Error::protocol(format!("tail of {} from the peer: it cannot be there", entry.path)));
+    }
+    Ok(BlockHeader::Tail { file, entry, offset })
 }
 
 /// The same of a block of small files.

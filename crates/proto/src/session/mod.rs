@@ -88,7 +88,17 @@ mod tests {
         let entry = |name: &[u8]| {
             let mtime = crate::FileTime { seconds: 1, nanoseconds: 0 };
             let (path, kind, size) = (RelPath::new(name).unwrap(), crate::EntryKind::File, 2 << 20);
-            crate::FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 }
+            crate::FileEntry {
+                path,
+                kind,
+                size,
+                mtime,
+                mode: 0o644,
+                allocated: size,
+                inode: 1,
+                version: 1,
+                growth: None,
+            }
         };
         let mut sender = SendSession::new(LINGER_DEFAULT);
         let (held, other) = (sender.add_file(entry(b"held")), sender.add_file(entry(b"other")));
@@ -96,7 +106,7 @@ mod tests {
         sender.handle_lane_up(lane);
         let next = |sender: &mut SendSession| match sender.next_block(lane) {
             Some(BlockTask::Single { file, index, .. }) => Some((file, index)),
-            Some(BlockTask::Packed { .. }) => panic!("no file is small"),
+            Some(_) => panic!("no file is small"),
             None => None,
         };
         assert_eq!(next(&mut sender), Some((held, 0)));

@@ -1,5 +1,7 @@
 //! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
 
+mod growing;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -132,12 +134,19 @@ struct RecvFile {
     failures: BTreeMap<u64, u32>,
     /// Why it fails, once the storage has answered.
     fails_by: Option<Error>,
+    /// What a growing file must have as a whole, once its sender has said so.
+    seal: Option<[u8; 32]>,
 }
 
 impl RecvFile {
     /// Bytes of it that are here; the last block counts as whole.
     fn arrived_bytes(&self) -> u64 {
         (self.arrived_count * self.entry.blocks().block_bytes()).min(self.entry.size)
+    }
+
+    /// Whether every block of it is here and it may get its name.
+    fn is_complete(&self) -> bool {
+        self.is_closed() && self.arrived_count == self.entry.blocks().count() && !self.rechecking
     }
 }
 
@@ -290,11 +299,8 @@ impl RecvSession {
         if self.settled.contains(id.0) {
             return Ok(());
         }
-        if let Some(file) = self.files.get(&id) {
-            if file.entry != *entry {
-                return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
-            }
-            return Ok(());
+        if let Some(file) = self.files.get_mut(&id) {
+            return file.take_entry(id, entry);
         }
         let end = self.offers_end.map_or(u64::MAX, |(files, _)| files);
         if id.0 >= self.offered.saturating_add(UNSETTLED_FILES_MAX as u64) || id.0 >= end {
@@ -320,6 +326,7 @@ impl RecvSession {
                 claims: BTreeMap::new(),
                 failures: BTreeMap::new(),
                 fails_by: None,
+                seal: None,
             },
         );
         if self.open_paths.insert(entry.path.clone()) {
@@ -385,6 +392,10 @@ impl RecvSession {
                     self.log.push(&Message::Notice { file: id, text });
                 }
                 self.want(id, &missed);
+                // It may have ended, and have been sealed, without a block that is missing.
+                if self.files.get(&id).is_some_and(|file| file.entry.growth.is_some()) {
+                    self.publish_if_complete(id);
+                }
             }
             PrepareOutcome::UpToDate => self.settle(id, FileOutcome::Skipped),
             PrepareOutcome::Complete(digests) => self.settle(id, FileOutcome::Done(digests)),
@@ -422,7 +433,7 @@ impl RecvSession {
 
     fn publish_if_complete(&mut self, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else { return };
-        if file.arrived_count == file.entry.blocks().count() && !file.rechecking {
+        if file.stage == Stage::Receiving && file.is_complete() {
             file.stage = Stage::Publishing;
             self.events.push_back(RecvEvent::Publish { file: id });
         }
@@ -540,6 +551,8 @@ impl RecvSession {
                 Ok(())
             }
             Message::Withdraw { file, error } => self.handle_withdraw(file, error),
+            Message::Ended { file, entry } => self.handle_ended(file, &entry),
+            Message::Sealed { file, blake3 } => self.handle_sealed(file, blake3),
             Message::Unreadable { error } => {
                 self.is_lacking |= is_missing(&error);
                 self.events.push_back(RecvEvent::Unreadable(error));

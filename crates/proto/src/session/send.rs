@@ -1,5 +1,7 @@
 //! The sending end of a session: the pool of blocks that lanes pull from, and what is known of each file.
 
+mod growing;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -30,6 +32,15 @@ pub enum BlockTask {
         entry: FileEntry,
         /// Index of the block.
         index: u64,
+    },
+    /// Part of a block of a growing file that is not whole yet.
+    Tail {
+        /// The file.
+        file: FileId,
+        /// Its entry.
+        entry: FileEntry,
+        /// Its bytes, in the file.
+        range: Range<u64>,
     },
     /// Small files, whole.
     Packed {
@@ -86,6 +97,8 @@ struct SendFile {
     withdrawn: bool,
     /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
     waits: bool,
+    /// Of a growing file whose writer pauses: where it ends now, and up to where the part of a block there has been sent.
+    tail: Range<u64>,
 }
 
 impl SendFile {
@@ -113,6 +126,12 @@ pub struct SendSession {
     /// Files with pending blocks; small and large apart so that small ones pack well when they alternate.
     ready_small: BTreeSet<FileId>,
     ready_large: BTreeSet<FileId>,
+    /// Growing files with a part of a block to send, behind all that is whole.
+    ready_tails: BTreeSet<FileId>,
+    /// The large file of the last block: where one grows, files take turns.
+    last_large: Option<FileId>,
+    /// Small files gave way to a file that grows the last time.
+    small_gave_way: bool,
     runs: Runs,
     path_bytes: usize,
     offered: u64,
@@ -141,6 +160,9 @@ impl SendSession {
             files: BTreeMap::new(),
             ready_small: BTreeSet::new(),
             ready_large: BTreeSet::new(),
+            ready_tails: BTreeSet::new(),
+            last_large: None,
+            small_gave_way: false,
             runs: Runs::default(),
             path_bytes: 0,
             offered: 0,
@@ -170,6 +192,7 @@ impl SendSession {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
         self.runs.end(lane);
+        self.send_tails_again();
         let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
         for (id, file) in files.iter_mut() {
             let lost: Vec<u64> = file.in_flight.iter().filter(|(_, l)| **l == lane).map(|(index, _)| *index).collect();
@@ -248,6 +271,8 @@ impl SendSession {
             | Message::Withdraw { .. }
             | Message::Unreadable { .. }
             | Message::OffersEnd { .. }
+            | Message::Ended { .. }
+            | Message::Sealed { .. }
             | Message::Bye
             | Message::Told(_)
             | Message::Concluded(_) => Err(Error::protocol("a receiver sent a message that receivers do not send")),
@@ -272,10 +297,16 @@ impl SendSession {
             file.pending.remove(start..end);
         }
         let was_asked = !std::mem::replace(&mut file.unasked, false);
+        // It was looked up. A file that had no block yet when it had to wait is told so by nothing else.
+        let waited = file.entry.growth.is_some() && std::mem::replace(&mut file.waits, false);
+        if waited {
+            // What went of a part of a block was read past.
+            file.tail.start = 0;
+        }
         if file.pending.is_empty() {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
-        } else if !was_asked && file.is_ready() {
+        } else if (!was_asked || waited) && file.is_ready() {
             self.mark_ready(id, false);
         }
         Ok(())
@@ -333,6 +364,7 @@ impl SendSession {
         if let Some(file) = self.files.remove(&id) {
             self.ready_small.remove(&id);
             self.ready_large.remove(&id);
+            self.ready_tails.remove(&id);
             self.path_bytes -= file.entry.path.as_bytes().len();
             let missing = missing_bytes(&file, 0..unit_count(&file.entry));
             if !matches!(outcome, FileOutcome::Failed(_)) {
@@ -367,7 +399,10 @@ impl SendSession {
         let small = entry.is_packed();
         let unasked = order != BlockOrder::Next && !small;
         let in_flight = BTreeMap::new();
-        self.files.insert(id, SendFile { entry, order, unasked, pending, in_flight, withdrawn: false, waits: false });
+        self.files.insert(
+            id,
+            SendFile { entry, order, unasked, pending, in_flight, withdrawn: false, waits: false, tail: 0..0 },
+        );
         if !unasked {
             self.mark_ready(id, small);
         }
@@ -402,11 +437,12 @@ impl SendSession {
         if let Some((file, index)) = self.next_of_run(lane) {
             return self.take_single(file, index, lane);
         }
-        match (self.ready_small.first(), self.ready_large.first()) {
-            (Some(small), Some(large)) if small < large => self.next_packed(lane),
+        let large = self.next_ready_large();
+        match (self.ready_small.first().copied(), large) {
+            (Some(small), Some(large)) if self.small_goes_first(small, large) => self.next_packed(lane),
             (Some(_), None) => self.next_packed(lane),
-            (_, Some(&large)) => self.next_large(large, lane),
-            (None, None) => None,
+            (_, Some(large)) => self.next_large(large, lane),
+            (None, None) => self.next_tail(),
         }
     }
 
@@ -475,6 +511,7 @@ impl SendSession {
         let file = self.files.get_mut(&id)?;
         file.pending.remove(index..index + 1);
         file.in_flight.insert(index, lane);
+        self.last_large = Some(id);
         if file.pending.is_empty() {
             self.ready_large.remove(&id);
         }

@@ -153,8 +153,21 @@ pub struct Sending {
 
 /// A block that a lane brings.
 pub enum Open {
-    Single { file: FileId, entry: FileEntry, index: u64, claim: BlockClaim },
-    Packed { files: Vec<(FileId, FileEntry, BlockClaim)> },
+    /// Part of a block, which nothing counts on.
+    Tail {
+        file: FileId,
+        offset: u64,
+        claim: BlockClaim,
+    },
+    Single {
+        file: FileId,
+        entry: FileEntry,
+        index: u64,
+        claim: BlockClaim,
+    },
+    Packed {
+        files: Vec<(FileId, FileEntry, BlockClaim)>,
+    },
 }
 
 /// One lane, seen from both ends.

@@ -18,7 +18,17 @@ const LANE: LaneId = LaneId(0);
 fn entry(name: &str, size: u64) -> FileEntry {
     let path = RelPath::new(name.as_bytes()).unwrap();
     let mtime = FileTime::default();
-    FileEntry { path, kind: EntryKind::File, size, mtime, mode: 0o644, allocated: size, inode: 1, version: 1 }
+    FileEntry {
+        path,
+        kind: EntryKind::File,
+        size,
+        mtime,
+        mode: 0o644,
+        allocated: size,
+        inode: 1,
+        version: 1,
+        growth: None,
+    }
 }
 
 fn failure() -> Error {

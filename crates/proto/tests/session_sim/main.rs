@@ -2,6 +2,7 @@
 //!
 //! A failing seed is printed with the one command that replays it.
 
+mod growing;
 mod lane;
 mod liars;
 mod scale;
@@ -211,7 +212,8 @@ fn an_abort_at_any_time_ends_both_sessions() {
 fn assert_resumed(world: &World, what: &str) {
     assert!(world.failed.is_empty(), "{what}: {:?}", world.failed);
     let count = |size: u64| if size <= PACKED_FILE_BYTES_MAX { 1 } else { BlockMap::new(size).count() };
-    let blocks: u64 = world.config.sizes.iter().map(|size| count(*size)).sum();
+    let growing = world.config.growing.iter().map(|size| size.div_ceil(MIB));
+    let blocks: u64 = world.config.sizes.iter().map(|size| count(*size)).chain(growing).sum();
     let again = world.store.written_blocks - blocks;
     assert!(again <= world.lost_blocks, "{what}: {again} blocks written again, {} were lost", world.lost_blocks);
 }

@@ -25,6 +25,12 @@ impl Incoming {
         Self { entry: entry.clone(), verified, found, journaled, writing: BTreeMap::new() }
     }
 
+    fn grow(&mut self, entry: &FileEntry) {
+        if self.entry.grows_into(entry) {
+            self.entry = entry.clone();
+        }
+    }
+
     fn block_count(&self) -> u64 {
         if self.entry.is_packed() { 1 } else { self.entry.blocks().count() }
     }
@@ -57,6 +63,7 @@ impl Store {
             *incoming = Incoming::new(entry);
         }
         assert!(incoming.writing.is_empty(), "a file is looked up while a lane of a former session writes it");
+        incoming.entry = entry.clone();
         incoming.found = incoming.verified.clone();
         PrepareOutcome::Ready { have: incoming.verified.clone(), notice }
     }
@@ -78,10 +85,19 @@ impl Store {
     /// A lane begins to write a block.
     pub fn begin(&mut self, entry: &FileEntry, index: u64, lane: LaneId) {
         let incoming = self.incoming.get_mut(&entry.path).expect("a block of a file that was looked up");
-        assert_eq!(incoming.entry, *entry, "{}: a block of another version", entry.path);
+        incoming.grow(entry);
+        let same = incoming.entry == *entry || entry.grows_into(&incoming.entry);
+        assert!(same, "{}: a block of another version", entry.path);
         assert!(!incoming.verified.contains(index), "{} block {index}: written over a verified one", entry.path);
         let other = incoming.writing.insert(index, lane);
         assert!(other.is_none(), "{} block {index}: written by {lane:?} and {other:?} at once", entry.path);
+    }
+
+    /// A file has grown, or ended.
+    pub fn grow(&mut self, entry: &FileEntry) {
+        if let Some(incoming) = self.incoming.get_mut(&entry.path) {
+            incoming.grow(entry);
+        }
     }
 
     /// A lane has ended its block, well or not.
@@ -118,7 +134,9 @@ impl Store {
     /// No lane writes any more; files that are complete are published, what is verified of the others stays.
     pub fn end_session(&mut self) {
         self.incoming.values_mut().for_each(|incoming| incoming.writing.clear());
-        let complete = self.incoming.values().filter(|file| file.verified.len() == file.block_count());
+        // Of a growing file only its sender says that nothing is missing.
+        let may_end = self.incoming.values().filter(|file| file.entry.growth.is_none());
+        let complete = may_end.filter(|file| file.verified.len() == file.block_count());
         let complete: Vec<FileEntry> = complete.map(|file| file.entry.clone()).collect();
         complete.iter().for_each(|entry| self.publish(entry));
         self.checkpoint();

@@ -38,17 +38,20 @@ impl World {
         if session.sender.gone {
             return;
         }
+        let mut offered = Vec::new();
         let most = session.found.min(session.sources.len());
         while session.next_source < most && session.send.has_room() {
             let id = session.send.add_file(self.sources[session.sources[session.next_source]].entry.clone());
             assert_eq!(id.0, session.next_source as u64);
             session.next_source += 1;
+            offered.push(session.sources[id.0 as usize]);
         }
         if session.next_source == session.sources.len() && !session.ended {
             session.ended = true;
             session.send.end_files();
             self.hear_sender();
         }
+        offered.into_iter().for_each(|source| self.seal_if_ended(source));
     }
 
     /// One item of the sender's feeder; whether there was one.
@@ -88,6 +91,10 @@ impl World {
                 self.maybe_change(file);
                 BlockTask::Single { file, entry, index: block }
             }
+            BlockTask::Tail { file, entry, range } => {
+                data_len = range.end - range.start;
+                BlockTask::Tail { file, entry, range }
+            }
             BlockTask::Packed { files } => {
                 let mut kept = Vec::new();
                 for (file, entry) in files {
@@ -106,6 +113,9 @@ impl World {
             BlockTask::Single { file, entry, index } => {
                 BlockHeader::Single { file: *file, entry: entry.clone(), index: *index, data: BlockData::Raw }
             }
+            BlockTask::Tail { file, entry, range } => {
+                BlockHeader::Tail { file: *file, entry: entry.clone(), offset: range.start }
+            }
             BlockTask::Packed { files } if files.is_empty() => return,
             BlockTask::Packed { files } => BlockHeader::Packed { files: files.clone(), slab: None },
         };
@@ -121,7 +131,7 @@ impl World {
         let Sending { task, block, data_len, versions } = sending;
         let files = match &task {
             BlockTask::Packed { files } => files.len(),
-            BlockTask::Single { .. } => 1,
+            BlockTask::Single { .. } | BlockTask::Tail { .. } => 1,
         };
         if let BlockTask::Single { file, entry, .. } = &task
             && (self.source_version(*file) != versions[0] || versions[0] != entry.mtime.seconds)
@@ -142,7 +152,8 @@ impl World {
     }
 
     fn maybe_change(&mut self, file: FileId) {
-        if self.random.chance(self.config.source_changes) {
+        let grows = self.sources[self.session.sources[file.0 as usize]].entry.growth.is_some();
+        if self.random.chance(self.config.source_changes) && !grows {
             let source = &mut self.sources[self.session.sources[file.0 as usize]];
             source.entry.mtime.seconds += 1;
             source.changed = true;
@@ -305,7 +316,9 @@ impl World {
         let header = BlockHeader::decode(header, data_len).expect("our own header");
         let lane = self.session.lanes[index].receiver_id.expect("a lane that is up has a number");
         let files: Vec<(FileId, FileEntry)> = match &header {
-            BlockHeader::Single { file, entry, .. } => vec![(*file, entry.clone())],
+            BlockHeader::Single { file, entry, .. } | BlockHeader::Tail { file, entry, .. } => {
+                vec![(*file, entry.clone())]
+            }
             BlockHeader::Packed { files, .. } => files.clone(),
         };
         let mut waits_for = None;
@@ -325,6 +338,9 @@ impl World {
             BlockHeader::Single { file, entry, index, .. } => {
                 let claim = self.claim(lane, file, &entry, index);
                 Open::Single { file, entry, index, claim }
+            }
+            BlockHeader::Tail { file, offset, .. } => {
+                Open::Tail { file, offset, claim: self.session.recv.claim_tail(lane, file, offset) }
             }
             BlockHeader::Packed { files, .. } => {
                 let claimed = files.into_iter().map(|(file, entry)| {
@@ -360,6 +376,9 @@ impl World {
                     let check = if intact[0] { Ok(()) } else { Err(corrupt_block(&entry, index)) };
                     self.session.recv.handle_block(lane, file, index, check);
                 }
+            }
+            Some(Open::Tail { file, offset, claim: BlockClaim::Take }) => {
+                self.session.recv.handle_tail(lane, file, offset);
             }
             Some(Open::Packed { files }) => {
                 assert_eq!(files.len(), intact.len());
@@ -397,6 +416,7 @@ impl World {
     pub fn abandon_open_blocks(&mut self, index: usize, lane: LaneId) {
         for (_, open) in self.session.lanes[index].open.drain() {
             match open {
+                Open::Tail { .. } => {}
                 Open::Single { entry, index, .. } => self.store.end(&entry.path, index, lane, false),
                 Open::Packed { files } => {
                     files.iter().for_each(|(_, entry, _)| self.store.end(&entry.path, 0, lane, false));
@@ -439,7 +459,11 @@ impl World {
         let outcome = if self.random.chance(self.config.publish_fails) {
             Err(Error::new(ErrorKind::Io, Scope::Destination, Phase::Finalise, "rename"))
         } else {
-            self.store.publish(&self.session.entries[&file]);
+            let entry = self.session.recv.open_entry(file).map(|(entry, _)| entry.clone());
+            let entry = entry.expect("a file that is open");
+            assert!(!entry.is_growing(), "{} is published while it grows", entry.path);
+            self.store.grow(&entry);
+            self.store.publish(&entry);
             Ok(FileDigests::of(b"", Checks::NONE))
         };
         self.session.recv.handle_published(file, outcome);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sterna_lab::model::{LinkModel, Reorder};
 use sterna_proto::session::{FileId, LINGER_DEFAULT, LaneId, RecvSession, SendSession};
-use sterna_proto::{BitRate, EntryKind, Error, ErrorKind, FileEntry, FileTime, Phase, RelPath, Retry, Scope};
+use sterna_proto::{BitRate, EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, Phase, RelPath, Retry, Scope};
 
 use super::lane::{Lane, endless_queue};
 use super::seeded::Seeded;
@@ -28,6 +28,8 @@ pub enum Side {
 #[derive(Clone)]
 pub struct Config {
     pub sizes: Vec<u64>,
+    /// Sizes that files have at their end which grow while they are sent.
+    pub growing: Vec<u64>,
     pub directories: usize,
     pub lanes: usize,
     pub client: Side,
@@ -75,6 +77,7 @@ impl Config {
     pub fn clean(sizes: Vec<u64>) -> Self {
         Self {
             sizes,
+            growing: Vec::new(),
             directories: 0,
             lanes: 2,
             client: Side::Sender,
@@ -112,6 +115,10 @@ pub struct SourceFile {
     pub entry: FileEntry,
     /// Whether it changed while the copy ran: it may fail, and its old version may be in place.
     pub changed: bool,
+    /// How large it will be.
+    pub final_size: u64,
+    /// How large it is; its entry says how much of that is whole.
+    pub size: u64,
 }
 
 /// What fires at a time of its own.
@@ -149,6 +156,12 @@ pub enum Event {
     /// Directories have their modes.
     Finished,
     Checkpoint,
+    /// Writers write, and close.
+    Grow,
+    /// A growing file that has ended was read as a whole.
+    Sealed {
+        file: FileId,
+    },
     /// The reader of directories has found more.
     Scan,
     Abort {
@@ -232,6 +245,7 @@ impl World {
     pub fn new(config: Config, seed: u64) -> Self {
         let mut sources: Vec<SourceFile> = (0..config.directories).map(|i| directory(i as u64)).collect();
         sources.extend(config.sizes.iter().enumerate().map(|(i, size)| file(i as u64, *size)));
+        sources.extend(config.growing.iter().enumerate().map(|(i, size)| growing_file(1000 + i as u64, *size)));
         let session = Session::new(&config, (0..sources.len()).collect());
         let mut world = Self {
             config,
@@ -282,6 +296,9 @@ impl World {
             self.after(delay, Event::Dial { keeper });
         }
         self.after(Duration::from_secs(1), Event::Checkpoint);
+        if !self.config.growing.is_empty() {
+            self.after(Duration::ZERO, Event::Grow);
+        }
         if self.config.scan.is_zero() {
             self.session.found = self.session.sources.len();
         } else {
@@ -376,6 +393,8 @@ impl World {
             Event::Published { file } => self.publish(file),
             Event::Discarded { file } => self.discard(file),
             Event::Finished => self.finished(),
+            Event::Grow => self.grow_sources(),
+            Event::Sealed { file } => self.session.send.seal(file, SEAL),
             Event::Checkpoint => {
                 self.store.checkpoint();
                 self.after(Duration::from_secs(1), Event::Checkpoint);
@@ -649,9 +668,19 @@ fn file(number: u64, size: u64) -> SourceFile {
     let path = RelPath::new(format!("dir/f{number}").as_bytes()).expect("a plain path");
     let mtime = FileTime { seconds: 1, nanoseconds: 0 };
     let kind = EntryKind::File;
-    let entry = FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number, version: 0 };
-    SourceFile { entry, changed: false }
+    let entry =
+        FileEntry { path, kind, size, mtime, mode: 0o644, allocated: size, inode: number, version: 0, growth: None };
+    SourceFile { entry, changed: false, final_size: size, size }
 }
+
+fn growing_file(number: u64, final_size: u64) -> SourceFile {
+    let mut source = file(number, 0);
+    source.entry.growth = Some(Growth::for_rate(None));
+    SourceFile { final_size, ..source }
+}
+
+/// What a growing file has as a whole: the store compares no bytes.
+const SEAL: [u8; 32] = [7; 32];
 
 fn directory(number: u64) -> SourceFile {
     let mut source = file(number, 0);

@@ -85,6 +85,7 @@ pub fn entry(path: &[u8], size: u64) -> FileEntry {
         allocated: size,
         inode: 1,
         version: 1,
+        growth: None,
     }
 }
 

@@ -8,6 +8,7 @@ mod access;
 mod basics;
 mod compress;
 mod faults;
+mod follow;
 mod hostile;
 mod kills;
 mod names;

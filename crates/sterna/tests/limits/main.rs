@@ -4,6 +4,7 @@
 //! root and `/dev/net/tun`; says so and passes where they are missing.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
+mod follow;
 // What the other end-to-end tests need of it stands idle here.
 #[allow(dead_code)]
 #[path = "../e2e/site.rs"]

@@ -510,7 +510,7 @@ fn a_file_of_5_tb_with_holes_stays_sparse() {
     let Prepared::Incoming(file) = destination.prepare(&entry, &terms).unwrap() else {
         panic!("it is not there yet");
     };
-    let blocks = *file.blocks();
+    let blocks = file.blocks();
     let last = blocks.count() - 1;
     let bytes = pattern(blocks.length(last));
     file.write_at(blocks.offset(last), &bytes).unwrap();

@@ -2,6 +2,7 @@
 
 mod destination;
 mod full_disk;
+mod growing;
 mod incoming;
 mod packed;
 mod source;
@@ -37,6 +38,7 @@ fn file_entry(path: impl AsRef<[u8]>, size: u64) -> FileEntry {
         allocated: size,
         inode: 4711,
         version: 42,
+        growth: None,
     }
 }
 
@@ -77,7 +79,7 @@ fn incoming(destination: &Destination, entry: &FileEntry) -> IncomingFile {
 
 /// Writes and records one block of `data`.
 fn put_block(file: &IncomingFile, data: &[u8], index: u64) {
-    let blocks = *file.blocks();
+    let blocks = file.blocks();
     let (start, length) = (blocks.offset(index), blocks.length(index));
     let bytes = &data[start as usize..(start + length) as usize];
     file.write_at(start, bytes).unwrap();
@@ -86,7 +88,7 @@ fn put_block(file: &IncomingFile, data: &[u8], index: u64) {
 
 /// Reads what an earlier session left, as the session does; the blocks that are not what their journal says.
 fn recheck(file: &IncomingFile) -> Vec<u64> {
-    let blocks = *file.blocks();
+    let blocks = file.blocks();
     let mut lost = Vec::new();
     while let Some((index, claimed)) = file.next_claim() {
         let mut bytes = vec![0; blocks.length(index) as usize];

@@ -68,7 +68,7 @@ fn one_file_of_2_gib_with_a_checkpoint_every_64_blocks() {
     let entry = file_entry("a.h5", 2 << 30);
     let file = incoming(&destination, &entry);
     let data = pattern(file.blocks().block_bytes());
-    let digest = BlockDigest::of(file.blocks(), 0, file.checks(), &data);
+    let digest = BlockDigest::of(&file.blocks(), 0, file.checks(), &data);
     let began = Instant::now();
     for index in 0..file.blocks().count() {
         let start = file.blocks().offset(index);

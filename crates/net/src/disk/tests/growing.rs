@@ -1,0 +1,114 @@
+//! Files on their way in whose source grows, and sources that are done with.
+
+use std::fs;
+
+use sterna_proto::{ErrorKind, Growth, Retry};
+
+use super::*;
+
+fn growing(size: u64) -> FileEntry {
+    FileEntry { growth: Some(Growth::for_rate(None)), ..file_entry("capture", size) }
+}
+
+fn ended(size: u64) -> FileEntry {
+    FileEntry { growth: Some(Growth::for_rate(None).end()), ..growing(size) }
+}
+
+#[test]
+fn a_file_that_grows_is_resumed_at_any_size_and_gets_the_digest_of_its_end() {
+    for size in [5 * MIB + 17, 6 * MIB, MIB / 2, 0] {
+        let directory = scratch();
+        let destination = writable(&directory);
+        let data = pattern(size);
+        let mut have = 0;
+        for whole in (0..size / MIB).map(|blocks| blocks * MIB) {
+            let file = incoming(&destination, &growing(whole.saturating_sub(MIB)));
+            assert_eq!((file.have().len(), recheck(&file)), (have, Vec::new()), "{:?}", file.restarted());
+            file.grow(&growing(whole)).unwrap();
+            (have..whole / MIB).for_each(|index| put_block(&file, &data, index));
+            have = whole / MIB;
+            // Part of the next block, which counts as nothing.
+            file.write_tail(whole, &data[whole as usize..][..5]).unwrap();
+            file.checkpoint().unwrap();
+        }
+        let file = incoming(&destination, &growing(have * MIB));
+        recheck(&file);
+        file.grow(&ended(size)).unwrap();
+        file.grow(&growing(0)).unwrap();
+        (have..file.blocks().count()).for_each(|index| put_block(&file, &data, index));
+        let blake3 = *blake3::hash(&data).as_bytes();
+        file.check_seal(blake3).unwrap();
+        assert_eq!(file.publish(&[]).unwrap().blake3, blake3);
+        assert_matches_entry(&directory.path().join("capture"), &ended(size), &data);
+    }
+}
+
+#[test]
+fn what_is_not_the_whole_of_its_source_is_deleted_and_never_published() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(2 * MIB + 1);
+    let file = incoming(&destination, &growing(2 * MIB));
+    (0..2).for_each(|index| put_block(&file, &data, index));
+    file.checkpoint().unwrap();
+    file.grow(&ended(2 * MIB + 1)).unwrap();
+    put_block(&file, &data, 2);
+    let error = file.check_seal([0; 32]).unwrap_err();
+    assert_eq!((error.kind, error.retry), (ErrorKind::Changed, Retry::After));
+    assert!(names_in(directory.path()).is_empty());
+}
+
+#[test]
+fn a_source_that_is_shorter_than_what_was_received_starts_over() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(4 * MIB);
+    let file = incoming(&destination, &growing(3 * MIB));
+    (0..3).for_each(|index| put_block(&file, &data, index));
+    file.checkpoint().unwrap();
+    drop(file);
+    let file = incoming(&destination, &growing(2 * MIB));
+    assert!(file.have().is_empty() && file.restarted().unwrap().contains("shorter"), "{:?}", file.restarted());
+    drop(file);
+    // So do another file of the same name, and the same file sent as it is.
+    for other in [FileEntry { version: 1, ..growing(3 * MIB) }, file_entry("capture", 4 * MIB)] {
+        let file = incoming(&destination, &growing(3 * MIB));
+        (0..3).for_each(|index| put_block(&file, &data, index));
+        file.checkpoint().unwrap();
+        drop(file);
+        assert!(incoming(&destination, &other).have().is_empty());
+    }
+}
+
+fn source_of(directory: &TempDir, name: &str) -> (Root, FileEntry) {
+    let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
+    let entry = root.open_source(&rel(name)).unwrap().entry().unwrap();
+    (root, entry)
+}
+
+#[test]
+fn a_source_that_has_changed_since_it_was_sent_is_neither_deleted_nor_moved() {
+    let directory = scratch();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("file"), b"sent").unwrap();
+    let (root, entry) = source_of(&directory, "file");
+    let refused = |why: &str| {
+        for done in [root.delete_source(&rel("file"), &entry), root.move_source(&rel("file"), &entry, &at("moved"))] {
+            assert_eq!(done.unwrap_err().kind, ErrorKind::Changed, "{why}");
+        }
+        assert!(fs::symlink_metadata(at("file")).is_ok() && !at("moved").exists(), "{why}");
+    };
+    fs::write(at("file"), b"sent, and more").unwrap();
+    refused("it has grown");
+    fs::rename(at("file"), at("old")).unwrap();
+    fs::write(at("file"), b"sent").unwrap();
+    refused("another file has its name");
+    fs::remove_file(at("file")).unwrap();
+    std::os::unix::fs::symlink("old", at("file")).unwrap();
+    let (root, entry) = source_of(&directory, "old");
+    for done in [root.delete_source(&rel("file"), &entry), root.move_source(&rel("file"), &entry, &at("moved"))] {
+        assert_eq!(done.unwrap_err().kind, ErrorKind::Changed, "a symlink");
+    }
+    root.move_source(&rel("old"), &entry, &at("deep/er/moved")).unwrap();
+    assert!(at("deep/er/moved").exists() && !at("old").exists());
+}

@@ -1,0 +1,106 @@
+//! What the session is told of one followed file.
+
+use sterna_proto::follow::FollowStep;
+use sterna_proto::session::FileId;
+use sterna_proto::{Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, Scope};
+
+use super::super::origin::Origin;
+use super::super::seal::SealQueue;
+use super::super::sender::Sender;
+use super::{Active, Sent};
+use crate::disk::Root;
+
+/// Offers the whole blocks of a file, or says that there are more; its number, when it was offered.
+pub(super) fn grow(
+    sender: &Sender,
+    root: &Root,
+    path: &RelPath,
+    active: &mut Active,
+    growth: Growth,
+    step: FollowStep,
+) -> Result<Option<FileId>, Error> {
+    let size = active.followed.look().size;
+    let whole = growth.whole_bytes(size);
+    if let (FollowStep::Pause, Sent::Growing(id, _)) = (step, &active.sent) {
+        sender.set_tail(*id, size);
+    }
+    let known = match &active.sent {
+        Sent::Growing(_, entry) => {
+            check_grown(entry, active, path)?;
+            Some(entry.size)
+        }
+        _ => None,
+    };
+    let is_worth_it = match known {
+        Some(known) => whole > known,
+        None => whole > 0 || step == FollowStep::Pause && active.followed.look().size > 0,
+    };
+    if !is_worth_it {
+        return Ok(None);
+    }
+    let entry = root.open_source(path)?.growing_entry(active.target.clone(), growth)?;
+    if let Sent::Growing(id, before) = &mut active.sent {
+        sender.grow(*id, entry.clone());
+        *before = entry;
+        return Ok(None);
+    }
+    let id = offer(sender, root, path, entry.clone());
+    active.sent = Sent::Growing(id, entry);
+    Ok(Some(id))
+}
+
+/// Offers a file that has ended, or says that it has; its number, when it was offered.
+pub(super) fn end(
+    sender: &Sender,
+    root: &Root,
+    path: &RelPath,
+    active: &mut Active,
+    growth: Growth,
+    seals: &SealQueue,
+) -> Result<Option<FileId>, Error> {
+    let source = root.open_source(path)?;
+    let look = active.followed.look();
+    let is_growing = matches!(active.sent, Sent::Growing(..)) || look.size > growth.block_bytes();
+    let entry = match is_growing {
+        true => source.growing_entry(active.target.clone(), growth.end())?,
+        false => FileEntry { path: active.target.clone(), ..source.entry()? },
+    };
+    if (entry.size, entry.mtime, entry.inode) != (look.size, look.mtime, look.inode) {
+        // It changes in this moment; the next look decides.
+        return Ok(None);
+    }
+    let (id, is_new) = match &active.sent {
+        Sent::Growing(id, before) => {
+            check_grown(before, active, path)?;
+            sender.grow(*id, entry.clone());
+            (*id, false)
+        }
+        _ => (offer(sender, root, path, entry.clone()), true),
+    };
+    active.sent = Sent::Whole(id);
+    if is_growing {
+        seals.push(id, source, entry);
+    }
+    Ok(is_new.then_some(id))
+}
+
+/// Errors: a file that is followed was cut, or another file has its name.
+fn check_grown(before: &FileEntry, active: &Active, path: &RelPath) -> Result<(), Error> {
+    let look = active.followed.look();
+    let what = match () {
+        () if look.inode != before.inode => "another file has its name".to_owned(),
+        () if look.size < before.size => {
+            format!("it was cut to {} bytes when {} had been sent", look.size, before.size)
+        }
+        () => return Ok(()),
+    };
+    let text = format!(
+        "{path} changed while it was followed: {what}; nothing of it is published, and the next attempt starts it over"
+    );
+    Err(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
+}
+
+fn offer(sender: &Sender, root: &Root, path: &RelPath, entry: FileEntry) -> FileId {
+    let origin = Origin::Disk { root: root.clone(), path: path.clone() };
+    sender.offer_now(entry, origin)
+}

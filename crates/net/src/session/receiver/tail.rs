@@ -1,0 +1,46 @@
+//! Parts of blocks of growing files, whose writers pause: held in memory until they are verified, then written; they count as nothing.
+
+use sterna_proto::session::{BlockClaim, FileId};
+use sterna_proto::{Error, FileEntry};
+
+use super::super::limits::Wait;
+use super::super::lock;
+use super::{OpenBlock, ReceiverLane};
+
+impl ReceiverLane {
+    /// Begins one. Errors: its entry contradicts what is known of its file.
+    pub(super) fn begin_tail(
+        &self,
+        file: FileId,
+        entry: FileEntry,
+        offset: u64,
+        data_len: u64,
+    ) -> Result<OpenBlock, Error> {
+        let receiver = &self.receiver;
+        lock(&receiver.session).handle_entry(file, &entry)?;
+        receiver.after_change();
+        let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
+        receiver.look_up(file, &slot, false);
+        Ok(OpenBlock::Tail { file, entry, offset, data: vec![0; data_len as usize] })
+    }
+
+    /// Writes one that is what its sender read. What is not comes again with its block.
+    pub(super) fn end_tail(&self, (file, entry): (FileId, &FileEntry), offset: u64, data: &[u8], trailer: &[u8]) {
+        let receiver = &self.receiver;
+        let slot = receiver.slot(file, entry);
+        let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return };
+        let is_sound = blake3::hash(data).as_bytes() == trailer;
+        if !is_sound || lock(&receiver.session).claim_tail(self.lane, file, offset) == BlockClaim::Discard {
+            return;
+        }
+        let meter = receiver.limits.reader(self.lane);
+        let written = meter.during(Wait::Storage, data.len(), || incoming.write_tail(offset, data));
+        let mut session = lock(&receiver.session);
+        session.handle_tail(self.lane, file, offset);
+        if let Err(error) = written {
+            session.fail(file, error);
+        }
+        drop(session);
+        receiver.after_change();
+    }
+}

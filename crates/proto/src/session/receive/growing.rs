@@ -1,0 +1,94 @@
+//! What the receiving end does with a file that is sent while it grows.
+
+use super::super::message::Message;
+use super::super::{FileId, LaneId};
+use super::{BlockClaim, Claim, RecvFile, RecvSession, Stage};
+use crate::error::Error;
+use crate::file::FileEntry;
+
+impl RecvSession {
+    /// Asks for the right to write the part of a block that begins at `offset` and is not whole yet. To be given back with
+    /// [`RecvSession::handle_tail`] by who gets it.
+    pub fn claim_tail(&mut self, lane: LaneId, id: FileId, offset: u64) -> BlockClaim {
+        let is_over = self.over;
+        let Some(file) = self.files.get_mut(&id).filter(|file| !is_over && file.entry.is_growing()) else {
+            return BlockClaim::Discard;
+        };
+        let index = offset / file.entry.blocks().block_bytes();
+        if file.stage != Stage::Receiving || file.arrived.contains(index) || file.claims.contains_key(&index) {
+            return BlockClaim::Discard;
+        }
+        file.claims.insert(index, Claim { lane, discarded_copy: false });
+        BlockClaim::Take
+    }
+
+    /// The part of a block that begins at `offset` was written, or was not: its block is free. One that came whole meanwhile was read past, and is
+    /// asked for again.
+    pub fn handle_tail(&mut self, lane: LaneId, id: FileId, offset: u64) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        let index = offset / file.entry.blocks().block_bytes();
+        if file.claims.get(&index).is_none_or(|claim| claim.lane != lane) {
+            return;
+        }
+        if file.claims.remove(&index).is_some_and(|claim| claim.discarded_copy) {
+            self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
+        }
+    }
+
+    /// A growing file has ended.
+    pub(super) fn handle_ended(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
+        self.check_offered(id)?;
+        if entry.growth.is_none() || entry.is_growing() {
+            return Err(Error::protocol(format!("file {} from the peer: it has ended, and grows on", id.0)));
+        }
+        if let Some(file) = self.files.get_mut(&id) {
+            file.take_entry(id, entry)?;
+            self.publish_if_complete(id);
+        }
+        Ok(())
+    }
+
+    /// A growing file that has ended was read as a whole by its sender.
+    pub(super) fn handle_sealed(&mut self, id: FileId, blake3: [u8; 32]) -> Result<(), Error> {
+        self.check_offered(id)?;
+        let Some(file) = self.files.get_mut(&id) else { return Ok(()) };
+        if file.entry.growth.is_none() || file.entry.is_growing() || file.seal.is_some_and(|seal| seal != blake3) {
+            return Err(Error::protocol(format!("file {} from the peer: its digest comes out of place", id.0)));
+        }
+        file.seal = Some(blake3);
+        self.publish_if_complete(id);
+        Ok(())
+    }
+
+    /// Errors: no file of this number was offered in the log.
+    fn check_offered(&self, id: FileId) -> Result<(), Error> {
+        if id.0 >= self.offered {
+            return Err(Error::protocol(format!("file {} of the peer: it was never offered", id.0)));
+        }
+        Ok(())
+    }
+
+    /// What is known of a file that is open, which may have grown since its offer; also the BLAKE3 that it must have, when its sender
+    /// has said so.
+    pub fn open_entry(&self, file: FileId) -> Option<(&FileEntry, Option<[u8; 32]>)> {
+        self.files.get(&file).map(|file| (&file.entry, file.seal))
+    }
+}
+
+impl RecvFile {
+    /// Whether it may get its name once its blocks are here: it does not grow, or has ended and was read as a whole.
+    pub(super) fn is_closed(&self) -> bool {
+        self.entry.growth.is_none() || !self.entry.is_growing() && self.seal.is_some()
+    }
+
+    /// Takes an entry that came with a block or a message. Errors: it is not of this file.
+    pub(super) fn take_entry(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
+        if self.entry.grows_into(entry) {
+            self.entry = entry.clone();
+        } else if self.entry != *entry && !entry.grows_into(&self.entry) {
+            // Blocks of a growing file may come in another order than they appeared in.
+            return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,356 @@
+//! Files that still grow, spools, and what is done with sources that have arrived.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use crate::site::{Agent, CopyCommand, Site, wait_until};
+use crate::tree::{MIB, Seeded, assert_same_file, write};
+
+/// An idle time that no test waits for.
+const NEVER: &str = "--follow=1h";
+
+/// A process that writes what it is told to a file, and holds it open meanwhile.
+struct Capture {
+    child: Child,
+    pipe: Option<ChildStdin>,
+    path: PathBuf,
+    written: u64,
+}
+
+impl Capture {
+    fn start(path: PathBuf) -> Self {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = File::create(&path).unwrap();
+        let mut command = Command::new("cat");
+        let mut child = command.stdin(Stdio::piped()).stdout(file).spawn().expect("start a writer");
+        drop(command);
+        let pipe = child.stdin.take();
+        Self { child, pipe, path, written: 0 }
+    }
+
+    /// Returns when the file has the bytes.
+    fn write(&mut self, bytes: &[u8]) {
+        self.pipe.as_mut().unwrap().write_all(bytes).unwrap();
+        self.written += bytes.len() as u64;
+        wait_until("the writer's turn", || fs::metadata(&self.path).unwrap().len() == self.written);
+    }
+
+    /// The end of the writer, and with it of its hold on the file.
+    fn close(mut self) {
+        drop(self.pipe.take());
+        self.child.wait().unwrap();
+    }
+}
+
+/// A copy of `source`, in `local`, to the agent's root.
+fn follow(site: &Site, agent: &Agent, flags: &[&str], source: &str) -> CopyCommand {
+    let mut copy = site.copy(agent);
+    copy.args(flags).arg(source).arg(agent.url(""));
+    copy
+}
+
+/// Whether a file that has no name yet in `directory` holds what `source` does.
+fn has_hidden(directory: &Path, source: &Path) -> bool {
+    let bytes = fs::read(source).unwrap();
+    let hidden = fs::read_dir(directory).unwrap().map(|item| item.unwrap());
+    let parts = hidden.filter(|item| item.file_name().to_string_lossy().ends_with(".part"));
+    parts.filter_map(|item| fs::read(item.path()).ok()).any(|part| part == bytes)
+}
+
+/// Whether a journal of `directory` speaks for `blocks` blocks.
+fn has_journal(directory: &Path, blocks: u64) -> bool {
+    let hidden = fs::read_dir(directory).unwrap().map(|item| item.unwrap());
+    let journals = hidden.filter(|item| item.file_name().to_string_lossy().ends_with(".journal"));
+    let record = sterna_proto::journal::RECORD_BYTES as u64;
+    journals.filter_map(|item| item.metadata().ok()).any(|about| about.len() >= blocks * record)
+}
+
+#[test]
+fn a_file_is_sent_as_it_grows_and_published_when_it_is_closed() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mut seeded = Seeded::new(1);
+    let mut capture = Capture::start(site.local().join("capture.dat"));
+    capture.write(&seeded.bytes(3 * MIB + 17));
+    let copy = follow(&site, &agent, &[NEVER], "capture.dat").start();
+    // It grows while it is followed.
+    for blocks in 4..8 {
+        capture.write(&seeded.bytes(MIB));
+        wait_until("the next block's arrival", || has_journal(&site.root(), blocks));
+    }
+    // The part of a block that it pauses after.
+    capture.write(&seeded.bytes(1234));
+    wait_until("the last byte's arrival", || has_hidden(&site.root(), &capture.path));
+    assert!(!site.root().join("capture.dat").exists(), "it has its name before its end");
+    let path = capture.path.clone();
+    capture.write(&seeded.bytes(1000));
+    capture.close();
+    let outcome = copy.finish().expect(0);
+    assert_same_file(&path, &site.root().join("capture.dat"));
+    let digest = blake3::hash(&fs::read(&path).unwrap()).to_hex().to_string();
+    assert_eq!(outcome.last("file")["digests"]["blake3"], digest.as_str());
+    assert_eq!(outcome.summary()["copied"], 1);
+}
+
+#[test]
+fn a_growing_file_goes_on_after_kills_of_its_client() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mut seeded = Seeded::new(2);
+    let mut capture = Capture::start(site.local().join("capture.dat"));
+    capture.write(&seeded.bytes(MIB + 1));
+    let mut blocks = 1;
+    for _ in 0..3 {
+        let mut copy = follow(&site, &agent, &[NEVER], "capture.dat").start();
+        copy.wait_for("a lane", |event| event["event"] == "lane_up");
+        blocks += 2;
+        capture.write(&seeded.bytes(2 * MIB));
+        wait_until("a journal of all that is whole", || has_journal(&site.root(), blocks));
+        copy.kill();
+        assert!(!site.root().join("capture.dat").exists());
+    }
+    let mut copy = follow(&site, &agent, &[NEVER], "capture.dat").start();
+    copy.wait_for("a lane", |event| event["event"] == "lane_up");
+    let path = capture.path.clone();
+    capture.write(&seeded.bytes(MIB / 2));
+    capture.close();
+    let outcome = copy.finish().expect(0);
+    assert_same_file(&path, &site.root().join("capture.dat"));
+    assert!(!outcome.text().contains("starts over"), "{}", outcome.describe());
+}
+
+#[test]
+fn a_growing_file_goes_on_after_kills_of_its_agent() {
+    let site = Site::new();
+    let mut agent = site.agent();
+    let mut seeded = Seeded::new(3);
+    let mut capture = Capture::start(site.local().join("capture.dat"));
+    capture.write(&seeded.bytes(10));
+    let mut copy = follow(&site, &agent, &[NEVER, "--via", "tcp"], "capture.dat").start();
+    copy.wait_for("a lane", |event| event["event"] == "lane_up");
+    for kill in 1..4 {
+        capture.write(&seeded.bytes(2 * MIB));
+        wait_until("a journal of all that is whole", || has_journal(&site.root(), 2 * kill));
+        agent.kill();
+        capture.write(&seeded.bytes(5));
+        agent = site.agent_at(&agent.addr.to_string());
+    }
+    let path = capture.path.clone();
+    capture.close();
+    let outcome = copy.finish().expect(0);
+    assert_same_file(&path, &site.root().join("capture.dat"));
+    assert_eq!(outcome.count("restarted"), 3);
+    assert_eq!((&outcome.summary()["copied"], &outcome.summary()["failed"]), (&1.into(), &0.into()));
+}
+
+#[test]
+fn a_file_ends_by_its_marker_and_by_its_idle_time() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mut seeded = Seeded::new(4);
+    let mut marked = Capture::start(site.local().join("marked.dat"));
+    marked.write(&seeded.bytes(2 * MIB));
+    let copy = follow(&site, &agent, &[NEVER], "marked.dat").start();
+    marked.write(&seeded.bytes(MIB / 2));
+    write(&site.local().join("marked.dat.done"), b"");
+    copy.finish().expect(0);
+    assert_same_file(&marked.path, &site.root().join("marked.dat"));
+
+    let mut idle = Capture::start(site.local().join("idle.dat"));
+    idle.write(&seeded.bytes(2 * MIB));
+    follow(&site, &agent, &["--follow=200ms"], "idle.dat").succeed();
+    assert_same_file(&idle.path, &site.root().join("idle.dat"));
+    assert!(!site.root().join("marked.dat.done").exists(), "the marker was copied");
+}
+
+#[test]
+fn a_file_that_is_cut_or_rewritten_while_it_is_followed_is_not_published() {
+    for (case, words) in [("cut", "it was cut to"), ("rewritten", "was rewritten or cut while it was followed")] {
+        let site = Site::new();
+        let agent = site.agent();
+        let mut seeded = Seeded::new(5);
+        let mut capture = Capture::start(site.local().join("capture.dat"));
+        capture.write(&seeded.bytes(10));
+        let mut copy = follow(&site, &agent, &[NEVER], "capture.dat").start();
+        copy.wait_for("a lane", |event| event["event"] == "lane_up");
+        capture.write(&seeded.bytes(3 * MIB));
+        wait_until("all whole blocks' arrival", || has_journal(&site.root(), 3));
+        let file = File::options().write(true).open(&capture.path).unwrap();
+        match case {
+            "cut" => file.set_len(100).unwrap(),
+            _ => std::os::unix::fs::FileExt::write_all_at(&file, b"patched", 0).unwrap(),
+        }
+        drop(file);
+        capture.close();
+        copy.finish().expect(3).says(words);
+        assert!(!site.root().join("capture.dat").exists(), "{case}: it has its name");
+        // The next run sends it anew.
+        follow(&site, &agent, &["--follow=10ms"], "capture.dat").succeed();
+        assert_same_file(&site.local().join("capture.dat"), &site.root().join("capture.dat"));
+    }
+}
+
+/// Paths of all files beneath a directory, sorted.
+fn files_beneath(top: &Path) -> Vec<String> {
+    let leaves = crate::tree::read_tree(top).into_iter().filter(|(_, leaf)| !leaf.is_directory);
+    leaves.map(|(path, _)| String::from_utf8(path).unwrap()).collect()
+}
+
+#[test]
+fn sources_that_have_arrived_are_deleted_or_moved() {
+    let site = Site::new();
+    let agent = site.agent();
+    let tree = site.local().join("tree");
+    let sizes = [("a", 0), ("b/small", 1000), ("b/large", 3 * MIB)];
+    let make = || {
+        let mut seeded = Seeded::new(6);
+        sizes.iter().for_each(|(name, size)| write(&tree.join(name), &seeded.bytes(*size)));
+    };
+    make();
+    fs::create_dir(site.local().join("sent")).unwrap();
+    write(&site.local().join("sent/tree/a"), b"taken");
+    let outcome = follow(&site, &agent, &["--then", "move=sent"], "tree").run().expect(1);
+    outcome.says("the name is taken");
+    assert_eq!(outcome.count("source_left"), 1);
+    assert_eq!(files_beneath(&tree), ["a"]);
+    assert_same_file(&site.root().join("tree/b/large"), &site.local().join("sent/tree/b/large"));
+
+    make();
+    let outcome = follow(&site, &agent, &["--then", "delete"], "tree").succeed();
+    assert_eq!(files_beneath(&tree), Vec::<String>::new());
+    assert_same_file(&site.root().join("tree/b/large"), &site.local().join("sent/tree/b/large"));
+    assert_eq!(outcome.summary()["copied"], 3);
+}
+
+#[test]
+fn a_source_that_does_not_arrive_stays() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("file"), b"ours");
+    write(&site.root().join("file"), b"theirs");
+    follow(&site, &agent, &["--then", "delete", "--overwrite", "never"], "file").run().expect(4);
+    assert_eq!(fs::read(site.local().join("file")).unwrap(), b"ours");
+    // Of the same size and time, and other bytes: that it looks up to date is not enough to delete it.
+    crate::tree::set_mtime(&site.local().join("file"), 1_000, 0);
+    write(&site.root().join("file"), b"them");
+    crate::tree::set_mtime(&site.root().join("file"), 1_000, 0);
+    follow(&site, &agent, &["--then", "delete"], "file").succeed();
+    assert_eq!(fs::read(site.root().join("file")).unwrap(), b"ours");
+    assert!(!site.local().join("file").exists());
+}
+
+#[test]
+fn what_only_a_push_can_do_is_refused_elsewhere() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.root().join("file"), b"x");
+    for flag in ["--follow", "--then=delete"] {
+        let mut copy = site.copy(&agent);
+        copy.arg(flag)
+            .arg(agent.url("file"))
+            .arg(".")
+            .run()
+            .expect(2)
+            .says("run the copy at the host that has the sources");
+    }
+    fs::create_dir_all(site.local().join("spool/sent")).unwrap();
+    follow(&site, &agent, &["--follow", "--then", "move=spool/sent"], "spool").run().expect(2).says("lies within");
+    follow(&site, &agent, &["--then", "move=nowhere"], "spool").run().expect(2).says("nowhere");
+}
+
+/// The names that file events have told, in order.
+fn told(events: &[serde_json::Value]) -> Vec<String> {
+    let files = events.iter().filter(|event| event["event"] == "file" && event["outcome"] == "copied");
+    files.map(|event| event["path"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
+    let site = Site::new();
+    let agent = site.agent();
+    let spool = site.local().join("spool");
+    let mut seeded = Seeded::new(7);
+    write(&spool.join("survivor"), &seeded.bytes(1000));
+    write(&spool.join("old/deep/survivor"), &seeded.bytes(2 * MIB));
+    let mut copy = follow(&site, &agent, &["--follow=2s"], "spool/.").start();
+    let arrives = |copy: &mut crate::site::Copying, name: &str| {
+        copy.wait_for(name, |event| event["path"] == name && event["outcome"] == "copied");
+        assert_same_file(&spool.join(name), &site.root().join(name));
+    };
+    arrives(&mut copy, "survivor");
+    arrives(&mut copy, "old/deep/survivor");
+    // Written, in a directory that is new.
+    write(&spool.join("new/written"), &seeded.bytes(5000));
+    arrives(&mut copy, "new/written");
+    // Moved in.
+    write(&site.local().join("elsewhere"), &seeded.bytes(MIB));
+    fs::rename(site.local().join("elsewhere"), spool.join("new/moved")).unwrap();
+    arrives(&mut copy, "new/moved");
+    // In a directory of the same name as one that is gone.
+    fs::remove_dir_all(spool.join("new")).unwrap();
+    write(&spool.join("new/again"), &seeded.bytes(10));
+    arrives(&mut copy, "new/again");
+    // Growing, with a marker.
+    let mut capture = Capture::start(spool.join("old/capture"));
+    capture.write(&seeded.bytes(3 * MIB + 77));
+    write(&spool.join("old/capture.done"), b"");
+    arrives(&mut copy, "old/capture");
+    capture.close();
+    // Written anew: that is another version.
+    write(&spool.join("survivor"), &seeded.bytes(2000));
+    copy.wait_for("the second version", |event| event["path"] == "survivor" && event["size"] == 2000);
+    copy.interrupt();
+    let outcome = copy.finish().expect(130);
+    let mut names = told(&outcome.events);
+    names.sort();
+    let once = ["new/again", "new/moved", "new/written", "old/capture", "old/deep/survivor", "survivor", "survivor"];
+    assert_eq!(names, once);
+    assert!(!site.root().join("old/capture.done").exists());
+
+    // What is up to date is not sent by the next run.
+    write(&spool.join("late"), b"late");
+    let mut copy = follow(&site, &agent, &["--follow=2s"], "spool/.").start();
+    arrives(&mut copy, "late");
+    copy.wait_for("the rest", |event| event["path"] == "old/capture" && event["outcome"] == "up_to_date");
+    copy.interrupt();
+    assert_eq!(told(&copy.finish().expect(130).events), ["late"]);
+}
+
+#[test]
+fn a_spool_is_emptied_though_its_ends_are_killed() {
+    let site = Site::new();
+    let mut agent = site.agent();
+    let spool = site.local().join("spool");
+    let mut seeded = Seeded::new(8);
+    let mut sent = Vec::new();
+    for turn in 0..3 {
+        for file in 0..10 {
+            let name = format!("d{}/t{turn}f{file}", file % 2);
+            let bytes = seeded.bytes(if file == 3 { 3 * MIB } else { 1000 });
+            write(&spool.join(&name), &bytes);
+            sent.push((name, bytes));
+        }
+        let mut copy =
+            follow(&site, &agent, &["--follow=100ms", "--then", "delete", "--via", "tcp"], "spool/.").start();
+        copy.wait_for("some file", |event| event["outcome"] == "copied");
+        agent.kill();
+        agent = site.agent_at(&agent.addr.to_string());
+        copy.wait_for("the next session", |event| event["event"] == "restarted");
+        copy.kill();
+    }
+    let mut copy = follow(&site, &agent, &["--follow=100ms", "--then", "delete"], "spool/.").start();
+    wait_until("the spool's emptying", || sent.iter().all(|(name, _)| !spool.join(name).exists()));
+    // A marker goes with its file: the next of that name is another.
+    write(&spool.join("d0/capture.done"), b"");
+    write(&site.local().join("elsewhere"), b"first");
+    fs::rename(site.local().join("elsewhere"), spool.join("d0/capture")).unwrap();
+    wait_until("the marker's end", || !spool.join("d0/capture").exists() && !spool.join("d0/capture.done").exists());
+    sent.push(("d0/capture".to_owned(), b"first".to_vec()));
+    copy.interrupt();
+    copy.finish().expect(130);
+    for (name, bytes) in sent {
+        assert!(fs::read(site.root().join(&name)).unwrap() == bytes, "{name}");
+    }
+}
