@@ -136,79 +136,68 @@ impl Job {
 
     /// Our end of the session.
     pub(super) fn start_end(&self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
-        let observer = Arc::clone(tally) as Arc<dyn Observer>;
         match &self.direction {
-            Direction::Push { sources: PushSources::Web(locations), .. } => {
+            Direction::Push { sources, .. } => self.start_sender(sources, options, tally),
+            Direction::Pull { sources, destination } => start_receiver(sources, destination, options, tally),
+        }
+    }
+
+    fn start_sender(&self, from: &PushSources, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
+        let observer = Arc::clone(tally) as Arc<dyn Observer>;
+        let mut missing = Vec::new();
+        let origins = match from {
+            PushSources::Web(locations) => {
                 let web = Web::new(&direct::web_options(options), locations.clone(), None, Arc::clone(&observer))?;
-                let sources = Origins::Web(Arc::new(web));
-                let (settled, pool) = (tally.settled(), BufferPool::new());
-                let compression = Compression::default();
-                let sender =
-                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
-                Ok((sender, None))
+                Origins::Web(Arc::new(web))
             }
-            Direction::Push { sources: PushSources::Places { places, .. }, .. } => {
-                let (settled, pool) = (tally.settled(), BufferPool::new());
-                let compression = Compression { wish: options.compress, rate: options.target() };
-                let places = places.clone();
-                let sender = Sender::start(
-                    Origins::Roots(places),
-                    options.linger,
-                    options.dry_run,
-                    settled,
-                    compression,
-                    pool,
-                    observer,
-                )?;
-                Ok((sender, None))
-            }
-            Direction::Push { sources: PushSources::Local(sources), .. } => {
-                let mut missing = Vec::new();
+            PushSources::Places { places, .. } => Origins::Roots(places.clone()),
+            PushSources::Local(paths) => {
                 let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
-                let sources: Vec<Source> = sources.iter().filter_map(found).collect();
+                let sources: Vec<Source> = paths.iter().filter_map(found).collect();
                 if sources.is_empty() {
                     return Err(missing.swap_remove(0));
                 }
-                let settled = tally.settled();
-                let pool = BufferPool::new();
-                let compression = Compression { wish: options.compress, rate: options.target() };
-                let sources = match &self.follow {
+                match &self.follow {
                     Some(follow) => Origins::Followed(Arc::clone(follow)),
                     None => Origins::Roots(sources),
-                };
-                let sender =
-                    Sender::start(sources, options.linger, options.dry_run, settled, compression, pool, observer)?;
-                options.then.iter().cloned().for_each(|then| sender.set_then(then));
-                missing.into_iter().for_each(|error| sender.unreadable(error));
-                Ok((sender, None))
+                }
             }
-            Direction::Pull { sources, destination } => {
-                let (root, path) = destination.resolve()?;
-                let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
-                let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-                let receiver = Receiver::start(
-                    ReceiverOptions {
-                        destination: Destination::resolve(
-                            &root,
-                            &path,
-                            if many { Sources::Many } else { Sources::One },
-                        )?,
-                        overwrite: options.overwrite,
-                        checks: options.checks,
-                        expect: options.expect,
-                        dry_run: options.dry_run,
-                        linger: options.linger,
-                        leaves_first: true,
-                        asked,
-                        settled: tally.settled(),
-                        on_busy: Box::new(|_, _| {}),
-                    },
-                    observer,
-                )?;
-                Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
-            }
-        }
+        };
+        let compression = match from {
+            PushSources::Web(_) => Compression::default(),
+            _ => Compression { wish: options.compress, rate: options.target() },
+        };
+        let (settled, pool) = (tally.settled(), BufferPool::new());
+        let sender = Sender::start(origins, options.linger, options.dry_run, settled, compression, pool, observer)?;
+        options.then.iter().cloned().for_each(|then| sender.set_then(then));
+        missing.into_iter().for_each(|error| sender.unreadable(error));
+        Ok((sender, None))
     }
+}
+
+fn start_receiver(
+    sources: &[Vec<u8>],
+    destination: &PullPlace,
+    options: &CopyOptions,
+    tally: &Arc<Tally>,
+) -> Result<OurEnd, Error> {
+    let (root, path) = destination.resolve()?;
+    let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
+    let kind = if many { Sources::Many } else { Sources::One };
+    let receiver_options = ReceiverOptions {
+        destination: Destination::resolve(&root, &path, kind)?,
+        overwrite: options.overwrite,
+        checks: options.checks,
+        expect: options.expect,
+        dry_run: options.dry_run,
+        linger: options.linger,
+        leaves_first: true,
+        asked: AskedNames::of(sources.iter().map(Vec::as_slice)),
+        settled: tally.settled(),
+        on_busy: Box::new(|_, _| {}),
+    };
+    let receiver = Receiver::start(receiver_options, Arc::clone(tally) as Arc<dyn Observer>)?;
+    Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
 
 fn local_source(path: &Path) -> Result<Source, Error> {

@@ -93,12 +93,7 @@ pub(super) fn run_session(
         state.aborted = None;
         (state.summary.bytes_held, state.summary.bytes_holes, state.unsettled_bytes, state.summary.limits.total)
     };
-    let several = options.paths.len() > 1;
-    let path_of = |(number, path)| {
-        let name = several.then(|| format!("path {}", number + 1));
-        Arc::new(KeptPath::new(PathNumber(number as u8), path, name))
-    };
-    let paths: Vec<Arc<KeptPath>> = options.paths.iter().enumerate().map(path_of).collect();
+    let paths = kept_paths(options);
     let first_path = Arc::clone(&paths[on]);
     let lane_count = decide_lanes(options, &first_path, &first, observer);
     if first.via == Via::Quic {
@@ -129,14 +124,7 @@ pub(super) fn run_session(
         trusted: Mutex::new(Some(first.lane.peer)),
     });
     keeper.begin_path(&first_path, first, lane_count)?;
-    for (number, dialled) in others {
-        let path = &keeper.paths[number];
-        match options.dry_run {
-            // What would be used is to be told.
-            true => keeper.begin_dialled(path, dialled),
-            false => keeper.start_path(path, dialled)?,
-        }
-    }
+    others.into_iter().try_for_each(|(number, dialled)| keeper.start_path(&keeper.paths[number], dialled))?;
     let alive = Arc::clone(&keeper);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
     spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
@@ -147,6 +135,15 @@ pub(super) fn run_session(
         receiver.join();
     }
     keeper.sum_up(&mut lock(&tally.state))
+}
+
+fn kept_paths(options: &CopyOptions) -> Vec<Arc<KeptPath>> {
+    let several = options.paths.len() > 1;
+    let path_of = |(number, path)| {
+        let name = several.then(|| format!("path {}", number + 1));
+        Arc::new(KeptPath::new(PathNumber(number as u8), path, name))
+    };
+    options.paths.iter().enumerate().map(path_of).collect()
 }
 
 pub(super) fn random_session() -> Result<SessionId, Error> {
@@ -206,6 +203,11 @@ impl Keeper {
 
     /// Starts the thread that reaches the agent on one more path.
     fn start_path(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) -> Result<(), Error> {
+        if self.options.dry_run {
+            // What would be used is to be told.
+            self.begin_dialled(path, dialled);
+            return Ok(());
+        }
         let (keeper, path) = (Arc::clone(self), Arc::clone(path));
         let spawned =
             thread::Builder::new().name("keep-path".to_owned()).spawn(move || keeper.reach_path(&path, dialled));

@@ -446,89 +446,68 @@ impl Message {
     /// The message as bytes: its type, the length of its body, its body.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        let code = self.write_body(&mut w);
+        self.write_body(&mut w);
         let body = w.into_bytes();
         let mut out = Writer::default();
-        out.byte(code);
+        out.byte(self.code());
         out.bytes(&body);
         out.into_bytes()
     }
 
-    fn write_body(&self, w: &mut Writer) -> u8 {
+    fn code(&self) -> u8 {
         match self {
-            Self::Offer { file, entry } => {
+            Self::Offer { .. } => 1,
+            Self::Withdraw { .. } => 2,
+            Self::Unreadable { .. } => 3,
+            Self::OffersEnd { .. } => 4,
+            Self::Bye => 5,
+            Self::Have { .. } => 6,
+            Self::Want { .. } => 7,
+            Self::Skipped { .. } => 8,
+            Self::Done { .. } => 9,
+            Self::Failed { .. } => 10,
+            Self::Abort { .. } => 11,
+            Self::Notice { .. } => 12,
+            Self::Wait { .. } => 13,
+            Self::Finished => 14,
+            Self::Told(_) => 15,
+            Self::Concluded(_) => 16,
+            Self::Ended { .. } => 17,
+            Self::Sealed { .. } => 18,
+        }
+    }
+
+    fn write_body(&self, w: &mut Writer) {
+        match self {
+            Self::Offer { file, entry } | Self::Ended { file, entry } => {
                 w.integer(file.0);
                 w.entry(entry);
-                1
             }
-            Self::Withdraw { file, error } => {
+            Self::Withdraw { file, error } | Self::Failed { file, error } => {
                 w.integer(file.0);
                 w.error(error);
-                2
             }
-            Self::Unreadable { error } => {
-                w.error(error);
-                3
-            }
+            Self::Unreadable { error } | Self::Abort { error } => w.error(error),
             Self::OffersEnd { files, bytes } => {
                 w.integer(*files);
                 w.integer(*bytes);
-                4
             }
-            Self::Bye => 5,
-            Self::Have { file, blocks } => {
-                write_ranges(w, *file, blocks);
-                6
-            }
-            Self::Want { file, blocks } => {
-                write_ranges(w, *file, blocks);
-                7
-            }
-            Self::Skipped { file } => {
-                w.integer(file.0);
-                8
-            }
+            Self::Bye | Self::Finished => {}
+            Self::Have { file, blocks } | Self::Want { file, blocks } => write_ranges(w, *file, blocks),
+            Self::Skipped { file } | Self::Wait { file } => w.integer(file.0),
             Self::Done { file, digests } => {
                 w.integer(file.0);
                 write_digests(w, digests);
-                9
-            }
-            Self::Failed { file, error } => {
-                w.integer(file.0);
-                w.error(error);
-                10
-            }
-            Self::Abort { error } => {
-                w.error(error);
-                11
             }
             Self::Notice { file, text } => {
                 w.integer(file.0);
                 w.bytes(text.as_bytes());
-                12
             }
-            Self::Wait { file } => {
-                w.integer(file.0);
-                13
-            }
-            Self::Finished => 14,
-            Self::Told(told) => {
-                told.write(w);
-                15
-            }
-            Self::Concluded(conclusion) => {
-                conclusion.write(w);
-                16
-            }
-            Self::Ended { file, entry } => {
-                w.integer(file.0);
-                w.entry(entry);
-                17
-            }
+            Self::Told(told) => told.write(w),
+            Self::Concluded(conclusion) => conclusion.write(w),
             Self::Sealed { file, blake3 } => {
                 w.integer(file.0);
                 w.raw(blake3);
-                16
             }
         }
     }
