@@ -70,7 +70,7 @@ impl FromStr for HostPort {
 impl HostPort {
     /// Whether this can be the name or address of a host.
     pub fn is_host(host: &str) -> bool {
-        let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b == b'@';
+        let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b"@/".contains(&b);
         !host.is_empty() && !host.bytes().any(is_odd)
     }
 }

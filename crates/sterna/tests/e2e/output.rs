@@ -216,7 +216,12 @@ fn a_dry_run_counts_files_and_no_directories() {
     for name in ["tree/a", "tree/deep/b", "tree/deep/c"] {
         write(&site.local().join(name), name.as_bytes());
     }
-    let run = |dry: &[&str]| site.copy(&agent).args(dry).arg("tree").arg(agent.url("to/")).succeed().summary().clone();
+    let run = |dry: &[&str]| {
+        let mut summary = site.copy(&agent).args(dry).arg("tree").arg(agent.url("to/")).succeed().summary().clone();
+        // What would be used is told too.
+        assert_eq!(summary.as_object_mut().unwrap().remove("plan").is_some(), dry == ["--dry-run"]);
+        summary
+    };
     let would = |copy: [u64; 2], up_to_date: [u64; 2]| {
         serde_json::json!({
             "event": "summary", "failed": 0,

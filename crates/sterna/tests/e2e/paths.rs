@@ -16,13 +16,14 @@ fn remembered(site: &Site) -> Vec<Vec<String>> {
 fn what_a_path_carried_is_kept_and_chooses_the_next_transport() {
     let site = Site::new();
     let agent = site.agent();
-    write(&site.local().join("f"), &Seeded::new(3).bytes(8_000_000));
+    write(&site.local().join("f"), &Seeded::new(3).bytes(6_000_000));
+    // A rate that is given is not looked for, which a busy host makes hard.
     let slowly = ["--compress", "never", "--via"];
-    site.copy(&agent).args(slowly).args(["quic", "--rate-max", "20Mbit", "f"]).arg(agent.url("q")).succeed();
-    site.copy(&agent).args(slowly).args(["tcp", "--rate-max", "10Mbit", "f"]).arg(agent.url("t")).succeed();
+    site.copy(&agent).args(slowly).args(["quic", "--rate", "20Mbit", "f"]).arg(agent.url("q")).succeed();
+    site.copy(&agent).args(slowly).args(["tcp", "--rate-max", "8Mbit", "f"]).arg(agent.url("t")).succeed();
     let records = remembered(&site);
     assert_eq!(records.len(), 2, "{records:?}");
-    for (record, (via, most)) in records.iter().zip([("quic", 20_000_000), ("tcp", 10_000_000)]) {
+    for (record, (via, most)) in records.iter().zip([("quic", 20_000_000), ("tcp", 8_000_000)]) {
         assert_eq!((&record[0][..], &record[1][..], &record[3][..]), ("out", "127.0.0.1", via));
         assert_eq!(record[2], agent.addr.to_string());
         let rate: u64 = record[4].parse().unwrap();
