@@ -244,11 +244,11 @@ pub struct CopyFlags {
     /// Send files as they grow, until they are closed, have a FILE.done beside them, or stay as they are for IDLE (10s); from directories,
     /// send what appears, until stopped
     #[arg(long, value_name = "IDLE", num_args = 0..=1, require_equals = true, default_missing_value = "10s",
-          value_parser = parse_time, conflicts_with_all = ["dry_run", "expect"])]
+          value_parser = parse_time, conflicts_with_all = ["dry_run", "explain", "expect"])]
     pub follow: Option<std::time::Duration>,
     /// What to do with a source that has arrived and was verified: delete, or move=DIR (on the same file system)
     #[arg(long, value_name = "delete|move=DIR", value_parser = OsStringValueParser::new().try_map(parse_then),
-          conflicts_with = "dry_run")]
+          conflicts_with_all = ["dry_run", "explain"])]
     pub then: Option<Then>,
     /// What to do with files that exist
     #[arg(long, value_name = "WHEN", default_value = "if-changed")]

@@ -139,7 +139,8 @@ impl AgentSession {
 
     /// Whether it has come to its end.
     pub(super) fn is_over(&self) -> bool {
-        self.started().is_some_and(|started| started.end.is_over())
+        let has_ended = |started: &Started| started.runner.as_ref().is_none_or(|runner| runner.has_ended());
+        self.started().is_some_and(|started| started.end.is_over() && has_ended(started))
     }
 
     /// Takes note of whether anything has come from the client.
@@ -220,8 +221,14 @@ impl Sessions {
     pub(super) fn deserted_copies(&self, peer: &Fingerprint, request: &ThirdParty) -> Vec<Arc<Runner>> {
         let same_place = |session: &AgentSession| match &session.request {
             Request::ThirdParty(other) => {
-                (other.active, &other.passive.host, other.passive.port, &other.destination)
-                    == (request.active, &request.passive.host, request.passive.port, &request.destination)
+                (other.active, &other.passive.host, other.passive.port, &other.sources, &other.destination)
+                    == (
+                        request.active,
+                        &request.passive.host,
+                        request.passive.port,
+                        &request.sources,
+                        &request.destination,
+                    )
             }
             _ => false,
         };

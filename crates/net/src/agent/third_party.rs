@@ -161,6 +161,11 @@ impl Runner {
         self.end_within(time_max);
     }
 
+    /// Whether the copy has ended here too: the command may have gone before that.
+    pub(super) fn has_ended(&self) -> bool {
+        *lock(&self.ended.0)
+    }
+
     /// Stops the copy and waits for its end, no longer than `time_max`.
     pub(super) fn end_within(&self, time_max: Duration) {
         self.stop.store(true, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! What following sources, and doing something with them afterwards, asks of a copy.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use sterna_proto::session::Overwrite;
 use sterna_proto::{Error, ErrorKind, Growth, Location, Phase, Scope};
 
 use super::CopyOptions;
-use crate::disk::Root;
+use crate::disk::{Root, has_wildcards, last_name};
 use crate::session::{Follow, FollowRules};
 
 /// Errors: `Usage`: something that only a push of files of this host can do is asked of another copy.
@@ -19,11 +20,39 @@ pub(super) fn check(options: &CopyOptions) -> Result<(), Error> {
         (None, Some(_)) => "--then: sources are deleted or moved",
         (None, None) => return Ok(()),
     };
+    let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    if options.dry_run {
+        return usage(format!("{asked} only when they arrive, and this run copies nothing: leave one of both out"));
+    }
     if is_push && is_ours {
         return Ok(());
     }
-    let text = format!("{asked} only where they are read, at this host: run the copy at the host that has the sources");
-    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+    usage(format!("{asked} only where they are read, at this host: run the copy at the host that has the sources"))
+}
+
+/// Errors: `Usage`: several of the sources may have files of one name at the destination, where the later would take the place of
+/// the earlier. A copy that ends finds that out by its manifest; this one has no end.
+fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
+    use std::os::unix::ffi::OsStrExt;
+    let usage = |path: &PathBuf| {
+        let text = format!(
+            "--follow: {} and another source may have files of the same name at the destination: follow each by a copy of its own, \
+             to a place of its own",
+            path.display()
+        );
+        Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+    };
+    let mut names: HashSet<&[u8]> = HashSet::new();
+    for path in sources {
+        let bytes = path.as_os_str().as_bytes();
+        let name = last_name(bytes);
+        let above = bytes.strip_suffix(name.unwrap_or_default()).unwrap_or(bytes);
+        let means_many = name.is_none_or(has_wildcards) && sources.len() > 1 || has_wildcards(above) && !path.exists();
+        if means_many || !name.is_none_or(|name| names.insert(name)) {
+            return usage(path);
+        }
+    }
+    Ok(())
 }
 
 /// What follows `sources`, if that is asked for; and the look whether what is to be done with them afterwards can be.
@@ -41,6 +70,7 @@ pub(super) fn prepare(options: &CopyOptions, sources: &[PathBuf]) -> Result<Opti
         then.check(&named)?;
     }
     let Some(idle) = options.follow else { return Ok(None) };
+    check_names(sources)?;
     let rules = FollowRules { idle, growth: Growth::for_rate(options.target()) };
     Follow::new(roots, rules).map(|follow| Some(Arc::new(follow)))
 }

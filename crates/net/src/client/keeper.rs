@@ -254,9 +254,9 @@ impl Keeper {
         }
     }
 
-    /// Whether a path that is no standby is up.
+    /// Whether a path that is no standby is up, and something comes by it.
     fn is_served(&self) -> bool {
-        self.paths.iter().any(|path| !path.options.standby && path.is_up())
+        self.paths.iter().any(|path| !path.options.standby && path.is_up() && path.is_heard())
     }
 
     /// Whether it is a standby path that is not to be used, or not yet.
@@ -384,6 +384,12 @@ impl Keeper {
         if trusted == Some(lane.peer) {
             return Ok(());
         }
+        if self.paths.len() > 1 {
+            // One path that leads elsewhere must not end what the others carry.
+            lane.handle.close("another agent");
+            let text = format!("{} is another agent, with the key {}: not used", lane.handle.peer_addr(), lane.peer);
+            return Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text).retry(Retry::After));
+        }
         self.observer.trust(&self.remote, &lane.peer)?;
         *lock(&self.trusted) = Some(lane.peer);
         Ok(())
@@ -420,6 +426,7 @@ impl Keeper {
             let progress = self.progress(started);
             self.observer.progress(&progress);
             for path in &self.paths {
+                path.listen();
                 self.adapt(path);
                 path.watch_rate(self.way, &progress);
             }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::location::HostPort;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
@@ -16,7 +16,7 @@ use super::memory::{self, PathFile};
 use super::{CopyProgress, ViaChoice};
 use crate::lane::LaneStats;
 use crate::lane::quic::SharedRate;
-use crate::session::{Lanes, lock};
+use crate::session::{Lanes, SILENT_AFTER, lock};
 
 /// What is given about one path of a copy.
 #[derive(Clone, Debug)]
@@ -60,6 +60,8 @@ pub(super) struct KeptPath {
     pub(super) live: Lanes,
     /// Lanes that the agent has welcomed and that have not ended.
     pub(super) up: AtomicUsize,
+    /// What was heard of its lanes, and when that was more or less than before.
+    pub(super) heard: Mutex<(Option<u64>, Instant)>,
     /// Lanes that are kept; grows when they turn out too few.
     pub(super) lanes_wanted: AtomicU32,
     /// The most that its lanes have carried over some seconds, and what they said last of it.
@@ -111,6 +113,7 @@ impl KeptPath {
             reached: OnceLock::new(),
             live: Lanes::default(),
             up: AtomicUsize::new(0),
+            heard: Mutex::new((None, Instant::now())),
             lanes_wanted: AtomicU32::new(0),
             carried: Mutex::default(),
         }
@@ -118,6 +121,21 @@ impl KeptPath {
 
     pub(super) fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether something has come by it lately: a path that is cut has lanes for long.
+    pub(super) fn is_heard(&self) -> bool {
+        lock(&self.heard).1.elapsed() < SILENT_AFTER
+    }
+
+    /// Listens to its lanes.
+    pub(super) fn listen(&self) {
+        // A lane that does not listen has more to hear than it takes.
+        let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
+        let mut heard = lock(&self.heard);
+        if bytes.is_none() || bytes != heard.0 {
+            *heard = (bytes, Instant::now());
+        }
     }
 
     /// `text`, with the name of the path in front when there are several.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use sterna_proto::follow::{FollowStep, Followed, Found};
+use sterna_proto::follow::{FollowStep, Followed, Found, Look};
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, Scope};
 
@@ -122,8 +122,8 @@ enum Sent {
     Nothing,
     /// It was offered as it grows.
     Growing(FileId, FileEntry),
-    /// It was offered, or was said to have ended; its outcome is waited for.
-    Whole(FileId),
+    /// It was offered, or was said to have ended, in this version; its outcome is waited for.
+    Whole(FileId, u64),
 }
 
 /// What is kept of a file that has settled: its version, and the listing that has seen it last.
@@ -208,14 +208,18 @@ impl State {
     fn settle(&mut self, key: Key, outcome: &FileOutcome) {
         let Some(active) = self.active.get_mut(&key) else { return };
         if let FileOutcome::Failed(error) = outcome
-            && (error.retry == Retry::After || !matches!(active.sent, Sent::Whole(_)))
+            && (!lasts(error) || !matches!(active.sent, Sent::Whole(..)))
             && !active.is_named
         {
             active.sent = Sent::Nothing;
             active.not_before = Instant::now() + active.pause_after(error);
             return;
         }
-        let version = version_of(active);
+        // What was sent, which is not what is there when it has changed since.
+        let version = match active.sent {
+            Sent::Whole(_, version) => version,
+            _ => version_of(active),
+        };
         if !active.is_named && self.remembered.len() < REMEMBERED_MAX {
             self.remembered.insert(hash_of_key(&key), Remembered { version, listing: self.listing });
         }
@@ -429,9 +433,14 @@ impl State {
         }
     }
 
-    /// Looks at a file again; whether it is there.
+    /// Looks at a file again; whether it is there. One that cannot be looked at now is taken for what it was: what lasts of the
+    /// trouble shows when it is read.
     fn look_at(&mut self, key: &Key) -> bool {
-        let Ok(Some(look)) = self.roots[key.source].0.look(&key.path) else { return false };
+        let look = match self.roots[key.source].0.look(&key.path) {
+            Ok(Some(look)) => look,
+            Ok(None) => return false,
+            Err(_) => return true,
+        };
         if let Some(active) = self.active.get_mut(key) {
             active.followed.handle_look(Instant::now(), look);
         }
@@ -441,7 +450,7 @@ impl State {
     /// Looks at every file that has not ended and tells the session.
     fn advance(&mut self, sender: &Sender, rules: &FollowRules, seals: &SealQueue) {
         let now = Instant::now();
-        let open = |active: &&Active| !matches!(active.sent, Sent::Whole(_)) && active.not_before <= now;
+        let open = |active: &&Active| !matches!(active.sent, Sent::Whole(..)) && active.not_before <= now;
         let keys: Vec<Key> = self.active.iter().filter(|(_, a)| open(a)).map(|(key, _)| key.clone()).collect();
         for key in keys {
             // What is not to be told now is not looked at either: there may be many of it.
@@ -488,9 +497,13 @@ impl State {
     fn fail(&mut self, sender: &Sender, key: &Key, error: Error) {
         let Some(active) = self.active.get_mut(key) else { return };
         match std::mem::replace(&mut active.sent, Sent::Nothing) {
-            Sent::Growing(id, _) | Sent::Whole(id) => {
+            Sent::Growing(id, entry) => {
                 // Its outcome comes when the receiver has heard.
-                active.sent = Sent::Whole(id);
+                active.sent = Sent::Whole(id, version_of_entry(&entry));
+                sender.withdraw_now(id, error);
+            }
+            Sent::Whole(id, version) => {
+                active.sent = Sent::Whole(id, version);
                 sender.withdraw_now(id, error);
             }
             Sent::Nothing => {
@@ -500,6 +513,12 @@ impl State {
             }
         }
     }
+}
+
+/// Whether a failure lasts as long as the file is what it is: only something at its source can cure it. A destination that is full,
+/// or not to be written to, may be put right.
+fn lasts(error: &Error) -> bool {
+    error.retry != Retry::After && error.scope == Scope::Source || error.kind == ErrorKind::Exists
 }
 
 /// The path of `name` beneath `directory`, which is empty for the top.
@@ -520,7 +539,15 @@ fn hash_of_key(key: &Key) -> PathHash {
 
 /// What tells a file from the same file changed.
 fn version_of(active: &Active) -> u64 {
-    let look = active.followed.look();
+    version(active.followed.look())
+}
+
+/// The same of what was sent of it.
+fn version_of_entry(entry: &FileEntry) -> u64 {
+    version(Look { size: entry.size, mtime: entry.mtime, inode: entry.inode })
+}
+
+fn version(look: Look) -> u64 {
     let parts = [look.size, look.mtime.seconds as u64, look.mtime.nanoseconds.into(), look.inode];
     let hash = hash_of(&parts.map(u64::to_le_bytes).concat());
     u64::from_le_bytes(std::array::from_fn(|index| hash[index]))

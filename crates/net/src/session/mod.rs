@@ -33,6 +33,7 @@ pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use origin::Origins;
 pub use receiver::{Receiver, ReceiverOptions};
 pub use sender::{Sender, Source};
+pub(crate) use silence::SILENT_AFTER;
 pub use then::Then;
 pub use watch::{Watch, progress_of};
 

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use sterna_proto::session::FileId;
-use sterna_proto::{Error, FileEntry};
+use sterna_proto::{Error, FileEntry, RelPath};
 
 use super::sender::Sender;
 use super::{End, lock};
-use crate::disk::SourceFile;
+use crate::disk::{Root, SourceFile};
 
 /// Threads that read files once more. Reason: a small file does not wait for one of a terabyte that ended before it.
 const SEALERS: usize = 2;
@@ -20,8 +20,8 @@ const SEALERS: usize = 2;
 /// Bytes read at once. Guess: large enough that a system call costs nothing beside it.
 const SEAL_BYTES: usize = 1 << 20;
 
-/// A file that has ended, open, with its entry.
-type Job = (FileId, SourceFile, FileEntry);
+/// A file that has ended: where it is, and its entry.
+type Job = (FileId, (Root, RelPath), FileEntry);
 
 /// Files that wait to be read; the threads end when it is dropped.
 pub(super) struct SealQueue(JobQueue<Job>);
@@ -40,7 +40,7 @@ impl SealQueue {
     }
 
     /// Has a file read.
-    pub(super) fn push(&self, id: FileId, source: SourceFile, entry: FileEntry) {
+    pub(super) fn push(&self, id: FileId, source: (Root, RelPath), entry: FileEntry) {
         // The threads end later than their queue.
         let _ = self.0.send((id, source, entry));
     }
@@ -50,7 +50,8 @@ fn run(sender: &Sender, jobs: &Mutex<Receiver<Job>>) {
     loop {
         let job = lock(jobs).recv();
         let Ok((id, source, entry)) = job else { return };
-        match seal(sender, id, &source, &entry) {
+        let (root, path) = &source;
+        match root.open_source(path).and_then(|open| seal(sender, id, &open, &entry)) {
             Ok(Some(blake3)) => sender.seal(id, blake3),
             Ok(None) => {}
             Err(error) => sender.withdraw(id, error),

@@ -272,7 +272,8 @@ impl Sender {
         self.encoding.forget(file);
         if let (Some(sweeper), Some(origin), FileOutcome::Done(_)) = (self.sweeper.get(), &origin, outcome) {
             let marker = || if self.follow.is_some() { Sweeper::sweep_marker(origin) } else { Ok(()) };
-            if let Err(error) = sweeper.sweep(origin, entry).and_then(|()| marker()) {
+            // The marker first: one that outlives its file would end the next file of that name at once.
+            if let Err(error) = marker().and_then(|()| sweeper.sweep(origin, entry)) {
                 self.observer.session_event(SessionEvent::Left(error));
             }
         }

@@ -15,7 +15,7 @@ use crate::lane::LaneHandle;
 
 /// How long nothing is heard of a lane before it counts as silent. Reason: its peer says twice meanwhile that it lives, and the
 /// second time a long path has brought it.
-const SILENT_AFTER: Duration = Duration::from_millis(ALIVE_EVERY.as_millis() as u64 * 5 / 2);
+pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(ALIVE_EVERY.as_millis() as u64 * 5 / 2);
 
 /// Longest time between two looks. Reason: a host that was asleep has not listened, so that its peers were not silent.
 const LOOKS_APART_MAX: Duration = Duration::from_secs(1);

@@ -87,7 +87,7 @@ impl Sweeper {
         }
     }
 
-    /// Deletes the marker of a file that has gone, which would end the next file of that name at once. Errors: it stays, and why.
+    /// Deletes the marker of a file that is to go, which would end the next file of that name at once. Errors: it stays, and why.
     pub(super) fn sweep_marker(origin: &Origin) -> Result<(), Error> {
         let Origin::Disk { root, path } = origin else { return Ok(()) };
         // A name that is too long for a marker has none.

@@ -255,9 +255,18 @@ fn what_only_a_push_can_do_is_refused_elsewhere() {
             .expect(2)
             .says("run the copy at the host that has the sources");
     }
-    fs::create_dir_all(site.local().join("spool/sent")).unwrap();
+    for directory in ["spool/sent", "other"] {
+        fs::create_dir_all(site.local().join(directory)).unwrap();
+    }
     follow(&site, &agent, &["--follow", "--then", "move=spool/sent"], "spool").run().expect(2).says("lies within");
     follow(&site, &agent, &["--then", "move=nowhere"], "spool").run().expect(2).says("nowhere");
+    // A run that copies nothing deletes nothing.
+    for flag in ["--dry-run", "--explain"] {
+        follow(&site, &agent, &[flag, "--then", "delete"], "spool").run().expect(2).says(flag);
+    }
+    // Two spools may have files of one name, and the later would take the place of the earlier.
+    let two = ["--follow", "--then", "delete", "spool/."];
+    follow(&site, &agent, &two, "other/.").run().expect(2).says("of the same name");
 }
 
 /// The names that file events have told, in order.

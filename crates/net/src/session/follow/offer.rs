@@ -7,7 +7,7 @@ use sterna_proto::{Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, S
 use super::super::origin::Origin;
 use super::super::seal::SealQueue;
 use super::super::sender::Sender;
-use super::{Active, Sent};
+use super::{Active, Sent, version_of_entry};
 use crate::disk::Root;
 
 /// Offers the whole blocks of a file, or says that there are more; its number, when it was offered.
@@ -40,6 +40,9 @@ pub(super) fn grow(
     }
     let entry = root.open_source(path)?.growing_entry(active.target.clone(), growth)?;
     if let Sent::Growing(id, before) = &mut active.sent {
+        if !before.grows_into(&entry) {
+            return Err(changed(path, "it was cut, or another file has its name"));
+        }
         sender.grow(*id, entry.clone());
         *before = entry;
         return Ok(None);
@@ -72,14 +75,19 @@ pub(super) fn end(
     let (id, is_new) = match &active.sent {
         Sent::Growing(id, before) => {
             check_grown(before, active, path)?;
+            if !before.grows_into(&entry) {
+                return Err(changed(path, "it was cut, or another file has its name"));
+            }
             sender.grow(*id, entry.clone());
             (*id, false)
         }
         _ => (offer(sender, root, path, entry.clone()), true),
     };
-    active.sent = Sent::Whole(id);
+    active.sent = Sent::Whole(id, version_of_entry(&entry));
     if is_growing {
-        seals.push(id, source, entry);
+        // Not with what is open here: thousands may wait.
+        drop(source);
+        seals.push(id, (root.clone(), path.clone()), entry);
     }
     Ok(is_new.then_some(id))
 }
@@ -94,10 +102,14 @@ fn check_grown(before: &FileEntry, active: &Active, path: &RelPath) -> Result<()
         }
         () => return Ok(()),
     };
+    Err(changed(path, &what))
+}
+
+fn changed(path: &RelPath, what: &str) -> Error {
     let text = format!(
         "{path} changed while it was followed: {what}; nothing of it is published, and the next attempt starts it over"
     );
-    Err(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
+    Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After)
 }
 
 fn offer(sender: &Sender, root: &Root, path: &RelPath, entry: FileEntry) -> FileId {

@@ -29,7 +29,7 @@ impl SendSession {
 
     /// A growing file that has ended was read once more as a whole, and has this BLAKE3: what was sent of it must have it too.
     pub fn seal(&mut self, id: FileId, blake3: [u8; 32]) {
-        if self.files.get(&id).is_some_and(|file| !file.withdrawn) {
+        if self.files.get(&id).is_some_and(|file| !file.withdrawn && !file.entry.is_growing()) {
             self.log.push(&Message::Sealed { file: id, blake3 });
         }
     }
