@@ -100,6 +100,11 @@ struct Train {
     /// How fast it came, bytes per second: the best of what was known when half of it was there and later. The acknowledgement
     /// of its last packets waits for more packets, and says nothing about the path.
     came: f64,
+    /// Bytes per second that are known to come through.
+    proven: f64,
+    /// How often it has been sent before because a host stalled while it came, and the least that came then.
+    repeats: u32,
+    least: f64,
 }
 
 /// A cut, to be judged by the loss of the round after it.
@@ -193,7 +198,8 @@ impl RateControl {
     /// Lane number `lane` has heard `batch`; `scout_part`: its part of the rate, if it is the one that sends trains.
     pub(super) fn handle_batch(&mut self, now: Instant, lane: usize, batch: &AckBatch, scout_part: Option<f64>) {
         if let Some(rtt) = batch.rtt_min {
-            self.rtt_min.add(now, rtt);
+            let kept = if self.contract.manner == Manner::Polite { POLITE_RTT_KEPT } else { RTT_KEPT };
+            self.rtt_min.add(now, rtt, kept);
         }
         self.rtt_latest = batch.rtt_latest.unwrap_or(self.rtt_latest);
         if batch.epoch != self.epoch {
@@ -244,8 +250,16 @@ impl RateControl {
 
     /// How long nothing must be heard of a lane with `share` of the rate for what was in flight to say nothing.
     pub(super) fn silence(&self, share: BitRate) -> Duration {
-        let packet_time = Duration::from_secs_f64(self.packet_bytes as f64 / bytes_per_second(share).max(RATE_MIN));
-        SILENCE_MIN.max(packet_time * 8).max(self.rtt_min() / 2)
+        SILENCE_MIN.max(self.packet_time(share) * 8).max(self.rtt_min() / 2)
+    }
+
+    /// How long nothing must be heard of a lane with `share` of the rate for a host to have stalled.
+    pub(super) fn ack_gap(&self, share: BitRate) -> Duration {
+        ACK_GAP.max(self.packet_time(share) * 4)
+    }
+
+    fn packet_time(&self, share: BitRate) -> Duration {
+        Duration::from_secs_f64(self.packet_bytes as f64 / bytes_per_second(share).max(1.0))
     }
 
     /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
@@ -289,7 +303,7 @@ impl RateControl {
     /// Sends the train once more.
     pub(super) fn restart_train(&mut self) {
         if let Phase::Search(train) = self.phase {
-            self.start_train(train.pace);
+            self.start_train(train.pace, train.proven);
         }
     }
 
@@ -319,13 +333,14 @@ impl RateControl {
     fn search(&mut self) {
         let remembered = self.contract.remembered.map(bytes_per_second);
         self.limit = remembered.map_or(bytes_per_second(START_RATE), |rate| rate * REMEMBERED_START);
-        self.start_train(remembered.map_or(bytes_per_second(TRAIN_FIRST), |rate| rate * REMEMBERED_TRAIN));
+        self.start_train(remembered.map_or(bytes_per_second(TRAIN_FIRST), |rate| rate * REMEMBERED_TRAIN), 0.0);
     }
 
-    /// Sends the next packets at `pace`, as one train.
-    fn start_train(&mut self, pace: f64) {
+    /// Sends the next packets at `pace`, as one train; `proven` bytes per second come through for sure.
+    fn start_train(&mut self, pace: f64, proven: f64) {
         let packets = pace * TRAIN_TIME.as_secs_f64() / self.packet_bytes as f64;
-        self.phase = Phase::Search(Train { pace, packets: (packets as u64).max(TRAIN_PACKETS_MIN), came: 0.0 });
+        let packets = (packets as u64).max(TRAIN_PACKETS_MIN);
+        self.phase = Phase::Search(Train { pace, packets, came: 0.0, proven, repeats: 0, least: f64::INFINITY });
         self.start_epoch();
     }
 
@@ -341,15 +356,25 @@ impl RateControl {
         if !is_back {
             return;
         }
+        if self.round.has_resumed() || train.came == 0.0 {
+            // What had piled up says little of how fast it came; that much of it was lost says that it went too fast.
+            let came = if train.came > 0.0 { train.came } else { f64::INFINITY };
+            train = Train { came: 0.0, repeats: train.repeats + 1, least: train.least.min(came), ..train };
+            if train.repeats <= TRAIN_REPEATS && lost < packets * NOISE_MAX {
+                self.phase = Phase::Search(train);
+                return self.start_epoch();
+            }
+            train.came = if train.least.is_finite() { train.least } else { self.limit };
+        }
         let tried = train.pace.min(self.ceiling());
         if train.came < tried * TRAIN_KEEPS_UP {
             self.carried = train.came * whole;
-            self.limit = (self.carried * FIRST_CUT).max(self.floor());
+            self.limit = (self.carried * FIRST_CUT).max(train.proven).max(self.floor());
         } else if tried >= self.ceiling() {
             self.limit = tried;
         } else {
             self.limit = train.came.min(train.pace);
-            return self.start_train(train.pace * TRAIN_FACTOR);
+            return self.start_train(train.pace * TRAIN_FACTOR, self.limit);
         }
         self.phase = Phase::Cruise;
         self.hold_until = Some(now + HOLD_MIN.max(self.rtt_min() * 2));
@@ -357,12 +382,12 @@ impl RateControl {
     }
 
     fn round_is_over(&self, now: Instant) -> bool {
-        let lanes = self.round.lanes().max(1) as f64;
         let length = self.round.length();
-        let least = if length < ROUND_LONG { ROUND_PACKETS_MIN } else { ROUND_PACKETS_LONG };
-        self.round.losses.packets >= least as f64 * lanes
+        let least =
+            if length < ROUND_LONG { ROUND_PACKETS_MIN * self.round.lanes().max(1) as u64 } else { ROUND_PACKETS_LONG };
+        self.round.losses.packets >= least as f64
             && length >= self.rtt_min().max(self.round_min())
-            && !self.round.has_just_resumed(now)
+            && (!self.round.has_just_resumed(now) || self.round.losses.exceeds(NOISE_MAX))
     }
 
     /// Least length of a round: a probe is judged by few per cent.
@@ -442,6 +467,11 @@ impl RateControl {
         self.contract.manner == Manner::Polite || self.arrived() < self.current() * part
     }
 
+    /// This host sends so much less than it may that more would change nothing.
+    fn is_late(&self) -> bool {
+        self.queued_rounds == 0 && self.round.sent() < self.current() * LATE
+    }
+
     /// Bytes per second that would have come through if we had sent all the time: a host that is late sends less than its rate.
     /// Behind a queue what is sent waits for the window, and so for the path.
     fn arrived(&self) -> f64 {
@@ -510,7 +540,7 @@ impl RateControl {
 
     /// A clean round above what is known to be carried: kept if what it added has come.
     fn judge_probe(&mut self, now: Instant, from: f64, loss_before: f64, since: Instant) {
-        if self.round.app_limited {
+        if self.round.app_limited || self.is_late() {
             return;
         }
         let arrived = self.arrived() / (1.0 - loss_before);
@@ -535,7 +565,7 @@ impl RateControl {
         if is_open && self.step >= STEP_MAX && self.contract.manner == Manner::Fair {
             // It carries far more than it did: trains find out how much in a few round trips, but with a queue of their own.
             (self.limit, self.step) = (limit, STEP_MIN);
-            return self.start_train(limit * REMEMBERED_TRAIN);
+            return self.start_train(limit * REMEMBERED_TRAIN, limit);
         }
         if self.carried.is_infinite() {
             self.step = (self.step * 2.0).min(STEP_MAX);
@@ -552,7 +582,7 @@ impl RateControl {
             return;
         }
         let keeps_up = self.arrived() >= self.current() * (1.0 - self.noise) * KEEPS_UP;
-        if self.hold_until.is_some_and(|until| now < until) || !keeps_up {
+        if self.hold_until.is_some_and(|until| now < until) || !keeps_up || self.is_late() {
             return;
         }
         let next = if self.carried.is_infinite() {
@@ -590,6 +620,9 @@ const TRAIN_FACTOR: f64 = 8.0;
 const REMEMBERED_START: f64 = 0.8;
 const REMEMBERED_TRAIN: f64 = 2.0;
 
+/// How often a train is sent again because a host stalled. Guess.
+const TRAIN_REPEATS: u32 = 3;
+
 /// How long a train is, at its pace. Reason: what busy hosts and acknowledgements for 50 packets blur is some milliseconds.
 const TRAIN_TIME: Duration = Duration::from_millis(32);
 
@@ -605,7 +638,8 @@ const RATE_MIN: f64 = 8_000.0;
 /// Packets in a round, for each lane: below this, chance says more than the path.
 pub(super) const ROUND_PACKETS_MIN: u64 = 64;
 
-/// Packets in a round that has lasted this long already: a slow path has little to say and is not to be waited for.
+/// Packets of all lanes in a round that has lasted this long already: a slow path has little to say and is not to be waited
+/// for.
 const ROUND_PACKETS_LONG: u64 = 24;
 const ROUND_LONG: Duration = Duration::from_millis(600);
 
@@ -638,6 +672,11 @@ const STALL_CUT: f64 = 0.5;
 const QUEUE_MIN: Duration = Duration::from_millis(25);
 const POLITE_QUEUE_MIN: Duration = Duration::from_millis(8);
 
+/// How long the smallest RTT is believed. Guess: routes change less often, queues drain within it. A polite sender must not get
+/// used to the queue of others (RFC 6817 keeps ten minutes).
+const RTT_KEPT: Duration = Duration::from_secs(30);
+const POLITE_RTT_KEPT: Duration = Duration::from_secs(300);
+
 /// How long a queue must have stood to be held against the rate. Guess: busy hosts, and routers in software, stall for less.
 const QUEUE_STANDS: Duration = Duration::from_millis(200);
 
@@ -646,6 +685,9 @@ const QUEUE_STANDS: Duration = Duration::from_millis(200);
 const KEEPS_UP: f64 = 0.9;
 const KEEPS_UP_LONG: f64 = 0.98;
 const QUEUED_ROUNDS: u32 = 3;
+
+/// A host that sends less than this part of the rate is held up by something else than the rate. Guess.
+const LATE: f64 = 0.7;
 
 /// The part of a step up that must arrive for it to be kept.
 const PROBE_ADDS: f64 = 0.5;
@@ -683,6 +725,9 @@ const HOLD_POLICED: Duration = Duration::from_secs(30);
 
 /// No acknowledgement for this long with packets in flight is an outage.
 const SILENCE_MIN: Duration = Duration::from_millis(300);
+
+/// No acknowledgement for this long is a gap: two of the longest delays of QUIC's acknowledgements (RFC 9000, 25 ms).
+const ACK_GAP: Duration = Duration::from_millis(50);
 
 /// Packets in the window at least: some batches of acknowledgements.
 const WINDOW_PACKETS_MIN: u64 = 64;

@@ -22,6 +22,8 @@ pub struct AckBatch {
     pub(super) is_train_passed: bool,
     /// The lane had not heard anything for so long that what was in flight says nothing.
     pub(super) is_after_silence: bool,
+    /// The lane had not heard anything for longer than acknowledgements wait: some host did nothing, and this piled up.
+    pub(super) is_after_gap: bool,
     /// The lane had nothing to send meanwhile.
     pub(super) is_app_limited: bool,
 }
@@ -39,6 +41,7 @@ impl AckBatch {
             round_rtt_min: Duration::MAX,
             is_train_passed: false,
             is_after_silence: false,
+            is_after_gap: false,
             is_app_limited: false,
         }
     }
@@ -133,15 +136,15 @@ impl Round {
             return;
         }
         let lane = &mut self.lanes[lane];
+        if batch.is_after_gap {
+            lane.resumed = Some(now);
+        }
         if let Some(sent) = batch.last_sent {
             lane.sent.get_or_insert((sent, sent)).1 = sent;
         }
         match &mut lane.span {
             None => lane.span = Some((now, now)),
             Some((_, last)) => {
-                if now.saturating_duration_since(*last) > ACK_GAP {
-                    lane.resumed = Some(now);
-                }
                 *last = now;
                 lane.bytes += batch.bytes;
             }
@@ -155,6 +158,11 @@ impl Round {
             lane.bytes as f64 / time.as_secs_f64().max(1e-6)
         };
         self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum()
+    }
+
+    /// Whether any lane was heard again after a gap.
+    pub(super) fn has_resumed(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.resumed.is_some())
     }
 
     /// Whether a lane is heard again, after a gap, for less than a moment: its round is not to end between the gap and what
@@ -187,7 +195,7 @@ impl Round {
     }
 }
 
-/// The smallest RTT of the last one to two [`RTT_KEPT`], kept in two halves so that it can rise when the path changes.
+/// The smallest RTT of a time, kept in two halves so that it can rise when the path changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MinimumRtt {
     current: Option<(Instant, Duration)>,
@@ -195,9 +203,10 @@ pub(super) struct MinimumRtt {
 }
 
 impl MinimumRtt {
-    pub(super) fn add(&mut self, now: Instant, rtt: Duration) {
+    /// Adds one; each counts for one to two `kept`.
+    pub(super) fn add(&mut self, now: Instant, rtt: Duration, kept: Duration) {
         match &mut self.current {
-            Some((since, least)) if now.saturating_duration_since(*since) < RTT_KEPT => *least = (*least).min(rtt),
+            Some((since, least)) if now.saturating_duration_since(*since) < kept => *least = (*least).min(rtt),
             current => {
                 self.previous = current.map(|(_, least)| least);
                 *current = Some((now, rtt));
@@ -214,11 +223,5 @@ impl MinimumRtt {
     }
 }
 
-/// Time without an acknowledgement that is a gap: two of the longest delays of QUIC's acknowledgements (RFC 9000, 25 ms).
-const ACK_GAP: Duration = Duration::from_millis(50);
-
 /// How long it takes to hear what piled up in a gap.
 const CATCH_UP: Duration = Duration::from_millis(20);
-
-/// How long the smallest RTT is believed. Guess: routes change less often, queues drain within it.
-const RTT_KEPT: Duration = Duration::from_secs(30);

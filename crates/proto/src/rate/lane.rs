@@ -33,6 +33,8 @@ pub struct LaneControl {
     largest_sent: u64,
     last_sent: Option<Instant>,
     last_ack: Option<Instant>,
+    /// The end of the last silence that counted.
+    last_silence: Option<Instant>,
     batch: AckBatch,
 }
 
@@ -47,6 +49,7 @@ impl LaneControl {
             largest_sent: 0,
             last_sent: None,
             last_ack: None,
+            last_silence: None,
             batch: AckBatch::of_epoch(terms.epoch),
         };
         lane.start_epoch();
@@ -55,7 +58,7 @@ impl LaneControl {
 
     /// Packets up to `largest` have been sent.
     pub fn handle_sent(&mut self, now: Instant, largest: u64) {
-        let has_gap = self.last_sent.is_some_and(|last| now.saturating_duration_since(last) > TRAIN_GAP);
+        let has_gap = self.last_sent.is_some_and(|last| now.saturating_duration_since(last) > self.train_gap());
         self.is_train_broken |= self.is_in_train() && self.largest_sent > self.after && has_gap;
         self.largest_sent = self.largest_sent.max(largest);
         self.last_sent = Some(now);
@@ -131,6 +134,12 @@ impl LaneControl {
         self.train_last.is_some_and(|last| self.largest_sent < last)
     }
 
+    /// Time without a packet that breaks the train.
+    fn train_gap(&self) -> Duration {
+        let packets = self.terms.train.map(|train| train.pace.time_for(ByteCount(TRAIN_GAP_BYTES)));
+        TRAIN_GAP.max(packets.unwrap_or_default())
+    }
+
     fn start_epoch(&mut self) {
         self.after = self.largest_sent;
         self.train_last = self.terms.train.map(|train| self.largest_sent + train.packets);
@@ -140,14 +149,22 @@ impl LaneControl {
 
     /// After a silence the packets from before it tell nothing about the rate that the path carries.
     fn notice_silence(&mut self, now: Instant) {
-        let is_silence = |last: Instant| now.saturating_duration_since(last) > self.terms.silence;
-        if self.train_last.is_none() && self.last_ack.is_some_and(is_silence) {
+        let unheard = self.last_ack.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        let is_silence = self.train_last.is_none() && unheard > self.terms.silence;
+        let is_another = |before| now.saturating_duration_since(before) < self.terms.silence * SILENCES_APART;
+        if is_silence && !self.last_silence.is_some_and(is_another) {
+            self.last_silence = Some(now);
             self.after = self.largest_sent;
             self.batch = AckBatch { is_after_silence: true, ..AckBatch::of_epoch(self.terms.epoch) };
         }
+        self.batch.is_after_gap |= unheard > self.terms.ack_gap;
         self.last_ack = Some(now);
     }
 }
 
-/// Time without a packet that ends a train: pacers wake at least every 10 ms.
+/// Silences that are less than this many of them apart are no outages, but hosts that stall all the time: what was in flight counts.
+const SILENCES_APART: u32 = 8;
+
+/// Time without a packet that ends a train: pacers wake at least every 10 ms, and wait for their packets at low rates.
 const TRAIN_GAP: Duration = Duration::from_millis(15);
+const TRAIN_GAP_BYTES: u64 = 4 * 1500;

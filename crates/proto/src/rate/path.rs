@@ -26,6 +26,8 @@ pub struct Terms {
     pub is_first: bool,
     /// How long nothing must be heard of a lane for what was in flight to say nothing.
     pub silence: Duration,
+    /// How long nothing must be heard of a lane for a host to have stalled.
+    pub ack_gap: Duration,
     /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
     pub rtt_min: Duration,
 }
@@ -142,6 +144,7 @@ impl PathControl {
             epoch: self.control.epoch(),
             is_first,
             silence: self.control.silence(share),
+            ack_gap: self.control.ack_gap(share),
             rtt_min: self.control.rtt_min(),
         }
     }

@@ -7,7 +7,7 @@ use sterna_lab::model::{Outage, Policer, Queue};
 use sterna_proto::rate::{Manner, PathControl, RateContract};
 use sterna_proto::{BitRate, ByteCount};
 
-use crate::path::{Host, Path, Setup, Stalls, Tally};
+use crate::path::{Host, Path, Setup, Stall, Tally};
 
 fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
@@ -23,7 +23,7 @@ fn clean(mbit: u64, rtt_ms: u64) -> LinkModel {
 fn run(link: &LinkModel, contract: RateContract, length: u64) -> (Tally, PathControl) {
     let contract = RateContract { expected_rtt: Some(link.rtt), ..contract };
     let setup =
-        Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: None, duration: seconds(length) };
+        Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(length) };
     Path::new(setup).run()
 }
 
@@ -180,7 +180,7 @@ fn a_path_that_changes_is_followed_in_seconds() {
     for (before, after) in [(100, 20), (20, 100), (100, 1), (1, 100)] {
         let link = clean(before, 150);
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: None, duration: seconds(60) };
+        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(60) };
         let (tally, _) = Path::new(setup).change(seconds(30), BitRate::megabits(after)).run();
         let settled = share(&tally, 45, 60, BitRate::megabits(after));
         assert!(settled > 0.85, "{before} to {after} Mbit/s: {settled:.3}");
@@ -193,7 +193,8 @@ fn a_path_that_changes_is_followed_in_seconds() {
 fn a_polite_sender_leaves_the_path_to_others_and_takes_it_when_it_is_free() {
     let link = clean(50, 100);
     let contract = RateContract { manner: Manner::Polite, expected_rtt: Some(link.rtt), ..RateContract::default() };
-    let alone = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: None, duration: seconds(60) };
+    let alone =
+        Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(60) };
     let (tally, _) = Path::new(alone.clone()).run();
     let share_alone = share(&tally, 20, 60, link.forward.rate);
     assert!(share_alone > 0.8, "{share_alone:.3}");
@@ -208,7 +209,8 @@ fn lanes_together_find_what_one_finds() {
         let mut link = clean(mbit, 50);
         link.mtu = mtu;
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link: link.clone(), contract, lanes, competitors: 0, stalls: None, duration: seconds(4) };
+        let setup =
+            Setup { link: link.clone(), contract, lanes, competitors: 0, stalls: Vec::new(), duration: seconds(4) };
         let (tally, _) = Path::new(setup).run();
         let settled = share(&tally, 2, 4, link.forward.rate);
         assert!(settled > 0.93, "{mbit} Mbit/s, {lanes} lanes: {settled:.3}");
@@ -237,13 +239,68 @@ fn a_host_that_stalls_does_not_wear_the_rate_down() {
             [Host::Sender, Host::Receiver].map(|host| stalls.map(|stall| (host, stall))).concat()
         {
             let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-            let stalls =
-                Some(Stalls { host, length: Duration::from_millis(stall_ms), every: Duration::from_millis(every_ms) });
+            let (length, every) = (Duration::from_millis(stall_ms), Duration::from_millis(every_ms));
+            let ends = (1..).map(|count| every * count).take_while(|end| *end <= seconds(60));
+            let stalls = ends.map(|end| Stall { host, when: end - length..end }).collect();
             let setup = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls, duration: seconds(60) };
             let (tally, _) = Path::new(setup).run();
             let running = if host == Host::Sender { 1.0 - stall_ms as f64 / every_ms as f64 } else { 1.0 };
             let late = share(&tally, 20, 60, possible) / running;
             assert!(late > 0.75, "{possible}, {host:?}, {stall_ms} ms every {every_ms} ms: {late:.3}");
         }
+    }
+}
+
+/// Stalls of up to `longest` ms with `apart` ms between them at most, of a machine on which both hosts run, until `end`.
+fn busy_machine(seed: u64, longest: u64, apart: u64, end: Duration) -> Vec<Stall> {
+    let mut state = seed;
+    let mut pick = |least: u64, most: u64| {
+        // Knuth's generator: any will do, as long as it is the same tomorrow.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Duration::from_millis(least + (state >> 33) % (most - least))
+    };
+    let (mut stalls, mut now) = (Vec::new(), Duration::ZERO);
+    while now < end {
+        let start = now + pick(5, apart);
+        now = start + pick(5, longest);
+        stalls.push(Stall { host: Host::Both, when: start..now });
+    }
+    stalls
+}
+
+#[test]
+fn a_machine_that_was_busy_finds_the_rate_when_it_is_no_more() {
+    let mut lossy = clean(100, 320);
+    lossy.forward.loss = 0.005;
+    for (link, lanes) in [(lossy, 2), (clean(50, 660), 1), (policed(BitRate::megabits(30), 320), 2)] {
+        let possible = link.forward.policer.map_or(link.forward.rate, |policer| policer.rate);
+        // The share while a fifth of the time nothing is done; while two thirds of it, it is luck.
+        for (longest, apart, least) in [(100, 400, 0.5), (400, 200, 0.0)] {
+            for seed in 1..=8 {
+                let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+                let stalls = busy_machine(seed, longest, apart, seconds(15));
+                let setup =
+                    Setup { link: link.clone(), contract, lanes, competitors: 0, stalls, duration: seconds(45) };
+                let (tally, _) = Path::new(setup).run();
+                let (busy, late) = (share(&tally, 5, 15, possible), share(&tally, 30, 45, possible));
+                let case = format!("{possible}, stalls of {longest} ms, seed {seed}: {busy:.2} then {late:.2}");
+                assert!(busy > least && late > 0.9, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rate_that_fell_to_the_least_rises_again() {
+    for lanes in [1, 2, 4] {
+        let mut link = clean(100, 320);
+        link.forward.loss = 0.005;
+        let target = Some(BitRate(64_000));
+        let contract = RateContract { expected_rtt: Some(link.rtt), target, ..RateContract::default() };
+        let setup =
+            Setup { link: link.clone(), contract, lanes, competitors: 0, stalls: Vec::new(), duration: seconds(90) };
+        let (tally, _) = Path::new(setup).run();
+        let late = share(&tally, 60, 90, link.forward.rate);
+        assert!(late > 0.9, "{lanes} lanes: {late:.3}");
     }
 }

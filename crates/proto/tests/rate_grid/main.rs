@@ -86,7 +86,7 @@ fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
     let duration = (rtt * 60).clamp(least, least.max(most));
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
     let (tally, _) =
-        Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, stalls: None, duration }).run();
+        Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, stalls: Vec::new(), duration }).run();
     let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
     let half = duration / 2;
     Share {

@@ -5,6 +5,7 @@
 //! packets or 25 ms, a hole lost after later packets or a time.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use sterna_lab::LinkModel;
@@ -27,18 +28,18 @@ pub enum Packet {
     OtherAck { flow: usize, number: u64 },
 }
 
-/// A host that does nothing for `length`, once in `every`.
-#[derive(Clone, Copy, Debug)]
-pub struct Stalls {
+/// Nothing is done at a host, or at both when they share a machine.
+#[derive(Clone, Debug)]
+pub struct Stall {
     pub host: Host,
-    pub length: Duration,
-    pub every: Duration,
+    pub when: Range<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     Sender,
     Receiver,
+    Both,
 }
 
 /// What a run is made of.
@@ -49,7 +50,8 @@ pub struct Setup {
     pub lanes: usize,
     /// Cubic flows that use the path too, from the start.
     pub competitors: usize,
-    pub stalls: Option<Stalls>,
+    /// In the order of time, none within another.
+    pub stalls: Vec<Stall>,
     pub duration: Duration,
 }
 
@@ -193,9 +195,11 @@ impl Path {
 
     /// Whether a host does nothing now.
     fn is_stalled(&self, host: Host) -> bool {
-        let Some(stalls) = self.setup.stalls.filter(|stalls| stalls.host == host) else { return false };
-        let within = Duration::from_nanos((self.now.as_nanos() % stalls.every.as_nanos()) as u64);
-        within + stalls.length >= stalls.every
+        let stalls = &self.setup.stalls;
+        let next = stalls.partition_point(|stall| stall.when.end <= self.now);
+        stalls
+            .get(next)
+            .is_some_and(|stall| stall.when.contains(&self.now) && (stall.host == host || stall.host == Host::Both))
     }
 
     fn next_event(&self) -> Duration {
