@@ -548,8 +548,7 @@ impl RateControl {
         // Beyond what is known to be carried it must bring more than that.
         let known = if self.carried < limit { from.max(self.carried) } else { from };
         if arrived < known + (limit - known) * PROBE_ADDS {
-            let Losses { packets, lost } = self.round.losses;
-            self.note_carried(lost > packets * loss_before + 1.0);
+            self.note_carried(self.round.losses.exceeds(loss_before));
             self.limit = from.min(self.carried * FIRST_CUT).max(self.floor());
             return self.hold_longer(now, true);
         }
