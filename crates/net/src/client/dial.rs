@@ -16,7 +16,7 @@ use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::memory::{PathFile, key_of, unix_time};
-use super::path::{PathOptions, named};
+use super::path::{PathOptions, STANDBY_AFTER, named};
 use super::{CopyEvent, CopyObserver, CopyOptions, ViaChoice};
 use crate::identity::Identity;
 use crate::lane::quic::{self, SharedRate};
@@ -87,42 +87,59 @@ impl Dialling {
         }
     }
 
-    /// Dials every path that is no standby, all at once, and returns when the agent was reached on one; standby paths, when it was
-    /// reached on none. Errors: it was not reached on any.
+    /// Dials every path that is no standby, all at once, and returns when the agent was reached on one; standby paths too, when it was
+    /// reached on none for [`STANDBY_AFTER`]. Errors: it was not reached on any.
     pub(super) fn reach_paths(&self) -> Result<PathDials, Error> {
         let paths = &self.options.paths;
         if paths.len() == 1 {
             return self.reach_path(0).map(|first| PathDials { first, on: 0, others: Vec::new() });
         }
+        let (tell, told) = channel();
         let mut failed: Vec<Error> = Vec::new();
-        for standby in [false, true] {
-            let wanted = |path: &usize| paths[*path].standby == standby;
-            let (tell, told) = channel();
-            let mut dials: Vec<(usize, DialledPath)> = Vec::new();
-            for path in (0..paths.len()).filter(wanted) {
-                dials.push((path, self.start(path, tell.clone())?));
+        let mut dials: Vec<(usize, DialledPath)> = Vec::new();
+        let (standby, main): (Vec<usize>, Vec<usize>) = (0..paths.len()).partition(|path| paths[*path].standby);
+        // Standby paths wait for the others to fail, or to take their time.
+        let mut rounds = [main, standby].into_iter().filter(|round| !round.is_empty());
+        loop {
+            if dials.is_empty() && !self.start_all(rounds.next(), &tell, &mut dials)? {
+                return Err(together(failed));
             }
-            drop(tell);
-            while let Ok(path) = told.recv() {
-                let Some(place) = dials.iter().position(|(other, _)| *other == path) else { continue };
-                match dials.swap_remove(place).1.wait() {
-                    Some(Ok(first)) => {
-                        // Those that have failed are dialled again later, as those are that were not dialled yet.
-                        let pending = |path: usize, dials: &mut Vec<(usize, DialledPath)>| {
-                            let place = dials.iter().position(|(other, _)| *other == path);
-                            place.map_or(DialledPath(None), |place| dials.swap_remove(place).1)
-                        };
-                        let rest = (0..paths.len()).filter(|other| *other != path);
-                        let others = rest.map(|other| (other, pending(other, &mut dials))).collect();
-                        return Ok(PathDials { first, on: path, others });
-                    }
-                    Some(Err(error)) => failed.push(error),
-                    None => {}
-                }
+            let Ok(path) = told.recv_timeout(STANDBY_AFTER) else {
+                self.start_all(rounds.next(), &tell, &mut dials)?;
                 stop_if_asked(&self.observer)?;
+                continue;
+            };
+            let Some(place) = dials.iter().position(|(other, _)| *other == path) else { continue };
+            match dials.swap_remove(place).1.wait() {
+                Some(Ok(first)) => {
+                    // Those that have failed are dialled again later, as those are that were not dialled yet.
+                    let pending = |path: usize, dials: &mut Vec<(usize, DialledPath)>| {
+                        let place = dials.iter().position(|(other, _)| *other == path);
+                        place.map_or(DialledPath(None), |place| dials.swap_remove(place).1)
+                    };
+                    let rest = (0..paths.len()).filter(|other| *other != path);
+                    let others = rest.map(|other| (other, pending(other, &mut dials))).collect();
+                    return Ok(PathDials { first, on: path, others });
+                }
+                Some(Err(error)) => failed.push(error),
+                None => {}
             }
+            stop_if_asked(&self.observer)?;
         }
-        Err(together(failed))
+    }
+
+    /// Starts to dial each of these paths; whether there are any.
+    fn start_all(
+        &self,
+        round: Option<Vec<usize>>,
+        tell: &Sender<usize>,
+        dials: &mut Vec<(usize, DialledPath)>,
+    ) -> Result<bool, Error> {
+        let Some(round) = round else { return Ok(false) };
+        for path in round {
+            dials.push((path, self.start(path, tell.clone())?));
+        }
+        Ok(true)
     }
 
     /// Starts to dial a path; its number is told when the outcome is there.
@@ -130,9 +147,9 @@ impl Dialling {
         let (report, outcome) = channel();
         let dialling = self.clone();
         let spawned = thread::Builder::new().name("dial-path".to_owned()).spawn(move || {
+            let _told = Told { tell, path };
             // Nobody waits any more: the lane ends here.
             let _ = report.send(dialling.reach_path(path));
-            let _ = tell.send(path);
         });
         spawned.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
         Ok(DialledPath(Some(outcome)))
@@ -176,6 +193,19 @@ impl Dialling {
         let key = key_of(self.way, local, addr).ok();
         let file = self.options.memory_dir.as_deref().map(PathFile::new);
         file.zip(key).map(|(file, key)| file.recall(&key)).unwrap_or_default()
+    }
+}
+
+/// Tells that the dial of a path is over, however it ended.
+struct Told {
+    tell: Sender<usize>,
+    path: usize,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        // Nobody waits any more.
+        let _ = self.tell.send(self.path);
     }
 }
 

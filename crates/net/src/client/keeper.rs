@@ -19,7 +19,7 @@ use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
 use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory};
 use super::job::{Direction, Job};
 use super::memory::PathFile;
-use super::path::{KeptPath, ReachedPath};
+use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
 use super::stall::StallWatch;
 use super::tally::{Tally, TallyState};
 use super::{ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, TICK, ViaChoice};
@@ -29,10 +29,6 @@ use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEven
 
 /// Longest wait before a dead lane is dialled again. Reason: an outage that ends is noticed within this.
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(10);
-
-/// How long no other path must be up before a standby one is used. Reason: a lane that is cut is up again sooner where its path
-/// still carries, and a session has none for its first round trips.
-const STANDBY_AFTER: Duration = Duration::from_secs(2);
 
 /// A lane that lived this long was well: the next wait is the shortest again.
 pub(super) const HEALTHY_LIFE: Duration = Duration::from_secs(10);

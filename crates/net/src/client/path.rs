@@ -18,6 +18,10 @@ use crate::lane::LaneStats;
 use crate::lane::quic::SharedRate;
 use crate::session::{Lanes, SILENT_AFTER, lock};
 
+/// How long no other path must be up before a standby one is used. Reason: a lane that is cut is up again sooner where its path
+/// still carries, and a session has none for its first round trips.
+pub(super) const STANDBY_AFTER: Duration = Duration::from_secs(2);
+
 /// What is given about one path of a copy.
 #[derive(Clone, Debug)]
 pub struct PathOptions {

@@ -708,7 +708,10 @@ fn take_up(
     let codec = header.records();
     let end = RecordCodec::append_offset(file.metadata().map_err(failed)?.len());
     // Blocks are written twice only where they were found damaged; what is beyond this is not read, and is sent again.
-    let end = end.min(HEADER_BYTES as u64 + entry.blocks().count().saturating_mul(RECORD_BYTES as u64 * 2));
+    // What is here of a file that grows may be more than is known of it yet.
+    let whole = if entry.is_growing() { entry.size.max(part.st_size as u64) } else { entry.size };
+    let blocks = FileEntry { size: whole, ..entry.clone() }.blocks().count();
+    let end = end.min(HEADER_BYTES as u64 + blocks.saturating_mul(RECORD_BYTES as u64 * 2));
     let mut at = HEADER_BYTES as u64;
     while at < end {
         let step = (end - at).min(JOURNAL_READ_BYTES as u64) as usize;
@@ -722,6 +725,9 @@ fn take_up(
             break;
         }
         at += step as u64;
+    }
+    if entry.is_growing() {
+        records.forget_end(&entry.blocks());
     }
     if records.are_beyond(&entry.blocks()) {
         return over("the source is shorter than what an earlier session received of it");

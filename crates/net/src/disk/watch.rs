@@ -30,6 +30,8 @@ pub(crate) enum Happened {
     Directory,
     /// It is gone.
     Gone,
+    /// A directory is gone, or has another name now.
+    DirectoryGone,
 }
 
 /// What was seen in the watched directories.
@@ -102,6 +104,19 @@ impl<P: Clone + PartialEq> Watch<P> {
         Ok(())
     }
 
+    /// Watches none of the directories any more whose places `is_gone` names.
+    pub(crate) fn remove(&mut self, is_gone: impl Fn(&P) -> bool) {
+        self.places.retain(|watched, places| {
+            let before = places.len();
+            places.retain(|place| !is_gone(place));
+            if places.is_empty() && before > 0 {
+                // One that is deleted is not watched any more.
+                let _ = inotify::remove_watch(&self.inotify, *watched);
+            }
+            !places.is_empty()
+        });
+    }
+
     /// What has happened since the last call; never waits.
     pub(crate) fn take(&mut self) -> Result<Vec<Noticed<P>>, Error> {
         let mut seen = Vec::new();
@@ -133,7 +148,7 @@ impl<P: Clone + PartialEq> Watch<P> {
 fn happened(events: ReadFlags) -> Option<Happened> {
     let is_directory = events.contains(ReadFlags::ISDIR);
     if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
-        return (!is_directory).then_some(Happened::Gone);
+        return Some(if is_directory { Happened::DirectoryGone } else { Happened::Gone });
     }
     match (is_directory, events) {
         (true, events) => events.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO).then_some(Happened::Directory),

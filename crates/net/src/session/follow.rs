@@ -303,6 +303,16 @@ impl State {
         }
     }
 
+    /// A directory is gone from where it was, with all that is in it.
+    fn unwatch(&mut self, source: usize, path: &[u8]) {
+        let is_beneath = |place: &Place| {
+            let rest = place.path.strip_prefix(path).filter(|_| place.source == source);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        };
+        self.watch.remove(is_beneath);
+        self.places.retain(|_, place| !is_beneath(place));
+    }
+
     /// Lists a little.
     fn list(&mut self, sender: &Sender) {
         for _ in 0..LISTED_A_TURN {
@@ -419,7 +429,8 @@ impl State {
                     self.listings.push_front(Listing { source, target, items, is_news: true, is_first: false });
                 }
             }
-            Happened::Directory => {}
+            Happened::DirectoryGone if place.only.is_none() => self.unwatch(place.source, path.as_bytes()),
+            Happened::Directory | Happened::DirectoryGone => {}
             Happened::Gone => drop(self.remembered.remove(&hash_of_key(&key))),
             Happened::Touched | Happened::Closed => {
                 if place.only.is_none() {

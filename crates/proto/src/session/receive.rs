@@ -144,9 +144,10 @@ impl RecvFile {
         (self.arrived_count * self.entry.blocks().block_bytes()).min(self.entry.size)
     }
 
-    /// Whether every block of it is here and it may get its name.
+    /// Whether every block of it is here, nobody writes to it any more, and it may get its name.
     fn is_complete(&self) -> bool {
-        self.is_closed() && self.arrived_count == self.entry.blocks().count() && !self.rechecking
+        let is_whole = self.arrived_count == self.entry.blocks().count() && !self.rechecking;
+        is_whole && self.is_closed() && self.claims.is_empty()
     }
 }
 

@@ -192,6 +192,30 @@ fn a_growing_file_is_published_once_it_has_ended_and_was_read_as_a_whole_and_eve
 }
 
 #[test]
+fn a_growing_file_is_not_published_while_a_lane_writes_behind_its_end() {
+    let (file, lane, slow) = (FileId(0), LaneId(0), LaneId(1));
+    let mut receiver = told(&[]).unwrap();
+    receiver.handle_lane_up(slow);
+    receiver.handle_prepared(file, PrepareOutcome::Ready { have: RangeSet::new(), notice: None });
+    for index in 0..2 {
+        assert_eq!(receiver.claim(lane, file, index), BlockClaim::Take);
+        receiver.handle_block(lane, file, index, Ok(()));
+    }
+    assert_eq!(receiver.claim_tail(slow, file, 2 * MIB), BlockClaim::Take);
+    for (number, message) in
+        [(1, Message::Ended { file, entry: ended(2 * MIB) }), (2, Message::Sealed { file, blake3: [1; 32] })]
+    {
+        receiver.handle_messages(number, &message.encode()).unwrap();
+    }
+    let is_published = |receiver: &mut RecvSession| {
+        std::iter::from_fn(|| receiver.poll_event()).any(|event| matches!(event, RecvEvent::Publish { .. }))
+    };
+    assert!(!is_published(&mut receiver));
+    receiver.handle_tail(slow, file, 2 * MIB);
+    assert!(is_published(&mut receiver));
+}
+
+#[test]
 fn files_take_turns_with_one_that_grows_and_may_never_be_done() {
     let lane = LaneId(0);
     let mut sender = SendSession::new(LINGER_DEFAULT);

@@ -301,6 +301,11 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     fs::remove_dir_all(spool.join("new")).unwrap();
     write(&spool.join("new/again"), &seeded.bytes(10));
     arrives(&mut copy, "new/again");
+    // In a directory that has another name now: what it holds goes by the new one.
+    fs::rename(spool.join("old/deep"), spool.join("renamed")).unwrap();
+    arrives(&mut copy, "renamed/survivor");
+    write(&spool.join("renamed/inside"), &seeded.bytes(10));
+    arrives(&mut copy, "renamed/inside");
     // Growing, with a marker.
     let mut capture = Capture::start(spool.join("old/capture"));
     capture.write(&seeded.bytes(3 * MIB + 77));
@@ -314,7 +319,17 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     let outcome = copy.finish().expect(130);
     let mut names = told(&outcome.events);
     names.sort();
-    let once = ["new/again", "new/moved", "new/written", "old/capture", "old/deep/survivor", "survivor", "survivor"];
+    let once = [
+        "new/again",
+        "new/moved",
+        "new/written",
+        "old/capture",
+        "old/deep/survivor",
+        "renamed/inside",
+        "renamed/survivor",
+        "survivor",
+        "survivor",
+    ];
     assert_eq!(names, once);
     assert!(!site.root().join("old/capture.done").exists());
 

@@ -44,6 +44,12 @@ impl IncomingFile {
     ///
     /// Errors: `Changed`, after: what was sent is not what the source has now; it is deleted, and the next attempt starts over.
     pub fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error> {
+        let size = self.entry().size;
+        // Parts of blocks that were thought to come may have been written behind its end.
+        if rustix::fs::fstat(&self.part).is_ok_and(|stat| stat.st_size as u64 > size) {
+            rustix::fs::ftruncate(&self.part, size)
+                .map_err(|errno| WRITING.failed(errno, format_args!("cut {} to its {size} bytes", self.path)))?;
+        }
         if self.file_digests(Checks::NONE)?.blake3 == blake3 {
             return Ok(());
         }
@@ -58,6 +64,13 @@ impl IncomingFile {
 }
 
 impl Records {
+    /// Forgets the block behind the last whole one: an earlier session took its part for the end of the file, and it grows on.
+    pub(super) fn forget_end(&mut self, blocks: &BlockMap) {
+        let end = blocks.count();
+        self.have.remove(end..end + 1);
+        self.claimed.remove(&end);
+    }
+
     /// Whether a journal speaks of blocks that a source, cut as `blocks`, does not have.
     pub(super) fn are_beyond(&self, blocks: &BlockMap) -> bool {
         self.have.iter().next_back().is_some_and(|range| range.end > blocks.count())

@@ -67,7 +67,7 @@ fn a_source_that_is_shorter_than_what_was_received_starts_over() {
     (0..3).for_each(|index| put_block(&file, &data, index));
     file.checkpoint().unwrap();
     drop(file);
-    let file = incoming(&destination, &growing(2 * MIB));
+    let file = incoming(&destination, &growing(MIB));
     assert!(file.have().is_empty() && file.restarted().unwrap().contains("shorter"), "{:?}", file.restarted());
     drop(file);
     // So do another file of the same name, and the same file sent as it is.
@@ -78,6 +78,33 @@ fn a_source_that_is_shorter_than_what_was_received_starts_over() {
         drop(file);
         assert!(incoming(&destination, &other).have().is_empty());
     }
+}
+
+#[test]
+fn what_was_taken_for_the_end_of_a_file_that_grows_on_is_forgotten_alone() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(4 * MIB);
+    let file = incoming(&destination, &ended(2 * MIB + 17));
+    (0..3).for_each(|index| put_block(&file, &data[..(2 * MIB + 17) as usize], index));
+    file.checkpoint().unwrap();
+    drop(file);
+    // It has not grown by a block yet.
+    let file = incoming(&destination, &growing(2 * MIB));
+    assert_eq!((file.have().len(), recheck(&file)), (2, Vec::new()), "{:?}", file.restarted());
+    file.checkpoint().unwrap();
+    drop(file);
+    // It has: what counted as its last block is not that of the file as it is now.
+    let file = incoming(&destination, &growing(3 * MIB));
+    assert_eq!(recheck(&file), [2], "{:?}", file.restarted());
+    put_block(&file, &data, 2);
+    file.grow(&ended(4 * MIB)).unwrap();
+    put_block(&file, &data, 3);
+    // Part of a block that was thought to come.
+    file.write_tail(4 * MIB, b"behind the end").unwrap();
+    file.check_seal(*blake3::hash(&data).as_bytes()).unwrap();
+    file.publish(&[]).unwrap();
+    assert_matches_entry(&directory.path().join("capture"), &ended(4 * MIB), &data);
 }
 
 fn source_of(directory: &TempDir, name: &str) -> (Root, FileEntry) {

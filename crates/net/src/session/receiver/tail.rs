@@ -36,10 +36,11 @@ impl ReceiverLane {
         let meter = receiver.limits.reader(self.lane);
         let written = meter.during(Wait::Storage, data.len(), || incoming.write_tail(offset, data));
         let mut session = lock(&receiver.session);
-        session.handle_tail(self.lane, file, offset);
+        // First: a file that fails is not to be published because nobody writes to it any more.
         if let Err(error) = written {
             session.fail(file, error);
         }
+        session.handle_tail(self.lane, file, offset);
         drop(session);
         receiver.after_change();
     }

@@ -33,6 +33,7 @@ impl RecvSession {
         if file.claims.remove(&index).is_some_and(|claim| claim.discarded_copy) {
             self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
         }
+        self.publish_if_complete(id);
     }
 
     /// A growing file has ended.
