@@ -157,7 +157,14 @@ impl Round {
             let time = lane.sent.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first));
             lane.bytes as f64 / time.as_secs_f64().max(1e-6)
         };
-        self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum()
+        self.of_all(self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum())
+    }
+
+    /// What all lanes do, of which those that have been heard twice do `measured`. Lanes share the rate equally; behind the first
+    /// round of an epoch one that was not heard again has nothing to send.
+    fn of_all(&self, measured: f64) -> f64 {
+        let heard = self.lanes.iter().filter(|lane| lane.span.is_some()).count();
+        if self.rounds > 0 { measured } else { measured * heard as f64 / self.lanes().max(1) as f64 }
     }
 
     /// Whether any lane was heard again after a gap.
@@ -191,7 +198,7 @@ impl Round {
             let elapsed = if elapsed * 2 < longest { longest } else { elapsed };
             lane.bytes as f64 / elapsed.as_secs_f64().max(1e-6)
         };
-        self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum()
+        self.of_all(self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum())
     }
 }
 

@@ -220,6 +220,18 @@ fn lanes_together_find_what_one_finds() {
 }
 
 #[test]
+fn lanes_that_were_heard_once_only_are_not_taken_for_silent() {
+    let mut link = clean(10_000, 8);
+    (link.mtu, link.forward.loss) = (9000, 0.01);
+    let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+    let stalls = Vec::new();
+    let setup = Setup { link: link.clone(), contract, lanes: 40, competitors: 0, stalls, duration: seconds(4) };
+    let (tally, _) = Path::new(setup).run();
+    let settled = share(&tally, 2, 4, link.forward.rate);
+    assert!(settled > 0.85, "{settled:.3}");
+}
+
+#[test]
 fn loss_both_ways_does_not_wear_a_found_rate_down() {
     for (seed, remembered) in [(1, None), (2, Some(BitRate::megabits(52)))] {
         let mut link = clean(50, 660);
