@@ -192,10 +192,11 @@ impl Round {
     pub(super) fn delivered(&self) -> f64 {
         let longest = self.length();
         // Acknowledgements of lanes come at different moments: each is measured over its own time. A lane that was heard
-        // for less than half of the round has not sent in all of it.
+        // for less than half of the round has not sent in all of it, unless two acknowledgements explain what is missing.
         let rate = |lane: &LaneRound| {
             let elapsed = lane.length();
-            let elapsed = if elapsed * 2 < longest { longest } else { elapsed };
+            let is_part = elapsed * 2 < longest && longest.saturating_sub(elapsed) > ACKS_APART * 2;
+            let elapsed = if is_part { longest } else { elapsed };
             lane.bytes as f64 / elapsed.as_secs_f64().max(1e-6)
         };
         self.of_all(self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum())
@@ -229,6 +230,9 @@ impl MinimumRtt {
         }
     }
 }
+
+/// How far acknowledgements of a lane are apart (RFC 9000, 25 ms, and what a host adds).
+const ACKS_APART: Duration = Duration::from_millis(30);
 
 /// How long it takes to hear what piled up in a gap.
 const CATCH_UP: Duration = Duration::from_millis(20);

@@ -359,7 +359,7 @@ impl Lane {
 
     /// When silence calls for a probe.
     fn probe_at(&self) -> Duration {
-        self.last_progress + Duration::from_secs(1).max(self.control.terms().rtt_min * 2)
+        self.last_progress + self.control.terms().rtt_min * 2 + ACK_DELAY * 2
     }
 
     /// Takes for lost what `is_lost` says of (number, time of sending, largest acknowledged).
