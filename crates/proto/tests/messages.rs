@@ -314,6 +314,7 @@ fn limit_report() -> LimitReport {
         lanes: 12,
         is_quic: true,
         is_growing: false,
+        is_unscaled: true,
         cpu_at_receiver: true,
     };
     report

@@ -75,6 +75,7 @@ fn facts(facts: &Facts) -> Value {
         "loss": facts.loss_ppm as f64 / 1e6,
         "lanes": facts.lanes,
         "is_growing": facts.is_growing,
+        "is_unscaled": facts.is_unscaled,
     })
 }
 

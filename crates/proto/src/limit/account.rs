@@ -80,6 +80,8 @@ pub struct TcpSample {
     pub cap: Option<BitRate>,
     /// The window was never cut.
     pub is_growing: bool,
+    /// Windows are not scaled: neither end may announce more than 64 KiB.
+    pub is_unscaled: bool,
     /// The congestion control yields to loss.
     pub yields_to_loss: bool,
 }
@@ -267,6 +269,7 @@ impl Accountant {
             let rtt = match &change.now.transport {
                 TransportSample::Tcp(tcp) => {
                     facts.receive_window = facts.receive_window.max(tcp.receive_window);
+                    facts.is_unscaled = tcp.is_unscaled;
                     facts.send_buffer = facts.send_buffer.max(tcp.send_buffer);
                     facts.send_buffer_max = tcp.send_buffer_max;
                     tcp.rtt_min
@@ -415,7 +418,14 @@ fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &Rec
     let mut split = Split::default();
     split.add(Limit::ReceiveWindow, by_receiver);
     split.add(Limit::SendBuffer, by_buffer);
-    split.add(if is_capped { Limit::RateCap } else { window }, 1.0 - by_receiver - by_buffer);
+    // A sender that paces itself by what came through leaves a little of the window free, and the kernel does not count that.
+    let fills_window = now.in_flight.0 * 10 > now.receive_window.0 * 8 && by_receiver > 0.0;
+    let rest = match (is_capped, fills_window) {
+        (true, _) => Limit::RateCap,
+        (false, true) => Limit::ReceiveWindow,
+        (false, false) => window,
+    };
+    split.add(rest, 1.0 - by_receiver - by_buffer);
     split
 }
 

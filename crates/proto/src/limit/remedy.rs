@@ -41,12 +41,17 @@ pub struct Facts {
     pub is_growing: bool,
     /// The processors that were short are the receiver's.
     pub cpu_at_receiver: bool,
+    /// Windows are not scaled: a lane has 64 KiB in flight at most, whatever its buffers hold.
+    pub is_unscaled: bool,
 }
 
 /// Share of a buffer that is payload in flight when it was not measured. Reason: a receive window was half of its buffer up to
 /// Linux 6.5 and starts there since; of a send buffer 0.97 were measured (Linux 6.18).
 const RECEIVE_SHARE: f64 = 0.5;
 const SEND_SHARE: f64 = 0.97;
+
+/// The largest window that is announced without window scaling, in bytes (RFC 9293).
+const UNSCALED_WINDOW: u64 = 65_535;
 
 /// What is left of a policed rate when packets are to pass without loss. Source: SMART-1 report; the reserve pays for bursts.
 const BELOW_POLICER: f64 = 0.95;
@@ -77,12 +82,28 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
 }
 
 fn receive_window(facts: &Facts) -> Option<String> {
+    if facts.is_unscaled {
+        return Some(unscaled(facts));
+    }
     if facts.receive_buffer_max.0 == 0 {
         let window = (facts.receive_window.0 > 0).then(|| format!("{} in flight at most", facts.receive_window));
         return window;
     }
     let share = measured_share(facts.receive_window, facts.receive_buffer).unwrap_or(RECEIVE_SHARE);
     Some(buffer_words("peer rmem max", facts.receive_buffer_max, share, facts))
+}
+
+/// What a window of 16 bits carries, and who takes the option away that makes it larger (RFC 7323).
+fn unscaled(facts: &Facts) -> String {
+    let carries = |rtt: Duration| BitRate((UNSCALED_WINDOW as f64 * 8.0 / rtt.as_secs_f64()) as u64);
+    let rate = match facts.rtt {
+        Duration::ZERO => String::new(),
+        rtt => format!(", {} at {}", carries(rtt), readable_time(rtt)),
+    };
+    format!(
+        "no window scaling: 64 KiB in flight on a lane{rate}; a middlebox on the path strips the option, or net.ipv4.tcp_window_scaling is 0 at \
+         an end; --via quic has no such window"
+    )
 }
 
 fn send_buffer(facts: &Facts) -> Option<String> {
@@ -153,6 +174,9 @@ mod tests {
         assert_eq!(said, "peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms");
         let said = remedy(Limit::SendBuffer, &facts).unwrap();
         assert_eq!(said, "tcp_wmem max 4.19 MB; 8.39 MB would allow 8.14 Gbit/s at 8 ms");
+        let unscaled = Facts { is_unscaled: true, rtt: Duration::from_millis(200), ..facts };
+        let said = remedy(Limit::ReceiveWindow, &unscaled).unwrap();
+        assert!(said.starts_with("no window scaling: 64 KiB in flight on a lane, 2.62 Mbit/s at 200 ms; "), "{said}");
         let asked = Facts { rate_cap: BitRate::megabits(10_000), rtt: Duration::from_millis(148), ..facts };
         let said = remedy(Limit::ReceiveWindow, &asked).unwrap();
         assert_eq!(said, "peer rmem max 6.29 MB; 537 MB would allow 14.5 Gbit/s at 148 ms");

@@ -92,7 +92,7 @@ impl LimitReport {
         sizes.iter().for_each(|bytes| w.integer(bytes.0));
         w.integer(facts.loss_ppm);
         w.integer(facts.lanes);
-        let flags = [facts.is_quic, facts.is_growing, facts.cpu_at_receiver];
+        let flags = [facts.is_quic, facts.is_growing, facts.cpu_at_receiver, facts.is_unscaled];
         flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
     }
 
@@ -120,6 +120,7 @@ impl LimitReport {
             is_quic: read_flag(r)?,
             is_growing: read_flag(r)?,
             cpu_at_receiver: read_flag(r)?,
+            is_unscaled: read_flag(r)?,
         };
         Ok(Self { recent, total, facts })
     }

@@ -306,6 +306,7 @@ fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSam
         send_queued: memory.send_queued,
         cap: info.max_pacing_rate,
         is_growing: info.total_retrans == 0 && info.snd_ssthresh >= NO_THRESHOLD,
+        is_unscaled: !info.window_scaling,
         yields_to_loss: !congestion.starts_with("bbr"),
     }
 }
