@@ -262,7 +262,7 @@ impl RateControl {
         Duration::from_secs_f64(self.packet_bytes as f64 / bytes_per_second(share).max(1.0))
     }
 
-    /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
+    /// The smallest RTT of the last half minute or so (of minutes, of a polite sender), or what was expected before the first sample.
     pub fn rtt_min(&self) -> Duration {
         self.rtt_min.value().unwrap_or(self.contract.expected_rtt.unwrap_or(RTT_UNKNOWN))
     }

@@ -33,6 +33,8 @@ pub struct LaneControl {
     largest_sent: u64,
     last_sent: Option<Instant>,
     last_ack: Option<Instant>,
+    /// The one before that, at another time.
+    ack_before: Option<Instant>,
     /// The end of the last silence that counted.
     last_silence: Option<Instant>,
     batch: AckBatch,
@@ -49,6 +51,7 @@ impl LaneControl {
             largest_sent: 0,
             last_sent: None,
             last_ack: None,
+            ack_before: None,
             last_silence: None,
             batch: AckBatch::of_epoch(terms.epoch),
         };
@@ -66,8 +69,8 @@ impl LaneControl {
 
     /// The peer has `packet`.
     pub fn handle_acked(&mut self, now: Instant, packet: AckedPacket) {
-        self.notice_silence(now);
         let rtt = now.saturating_duration_since(packet.sent);
+        self.notice_silence(now, rtt);
         let batch = &mut self.batch;
         batch.rtt_latest = Some(rtt);
         batch.rtt_min = Some(batch.rtt_min.map_or(rtt, |least| least.min(rtt)));
@@ -148,17 +151,29 @@ impl LaneControl {
     }
 
     /// After a silence the packets from before it tell nothing about the rate that the path carries.
-    fn notice_silence(&mut self, now: Instant) {
-        let unheard = self.last_ack.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        let is_silence = self.train_last.is_none() && unheard > self.terms.silence;
+    fn notice_silence(&mut self, now: Instant, rtt: Duration) {
+        if self.last_ack != Some(now) {
+            (self.ack_before, self.last_ack) = (self.last_ack, Some(now));
+            self.notice_outage(now);
+        }
+        // What was sent a round trip ago could not be heard of before.
+        let is_late = rtt.saturating_sub(self.terms.rtt_min) > self.terms.ack_gap / 2;
+        self.batch.is_after_gap |= is_late && self.unheard(now) > self.terms.ack_gap;
+    }
+
+    /// How long nothing had been heard before `now`.
+    fn unheard(&self, now: Instant) -> Duration {
+        self.ack_before.map_or(Duration::ZERO, |last| now.saturating_duration_since(last))
+    }
+
+    fn notice_outage(&mut self, now: Instant) {
+        let is_silence = self.train_last.is_none() && self.unheard(now) > self.terms.silence;
         let is_another = |before| now.saturating_duration_since(before) < self.terms.silence * SILENCES_APART;
         if is_silence && !self.last_silence.is_some_and(is_another) {
             self.last_silence = Some(now);
             self.after = self.largest_sent;
             self.batch = AckBatch { is_after_silence: true, ..AckBatch::of_epoch(self.terms.epoch) };
         }
-        self.batch.is_after_gap |= unheard > self.terms.ack_gap;
-        self.last_ack = Some(now);
     }
 }
 
