@@ -1,6 +1,7 @@
 //! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
 
 mod growing;
+mod replicas;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -136,6 +137,8 @@ struct RecvFile {
     fails_by: Option<Error>,
     /// What a growing file must have as a whole, once its sender has said so.
     seal: Option<[u8; 32]>,
+    /// It is not published before it was released.
+    withheld: bool,
 }
 
 impl RecvFile {
@@ -146,7 +149,7 @@ impl RecvFile {
 
     /// Whether every block of it is here and it may get its name.
     fn is_complete(&self) -> bool {
-        self.is_closed() && self.arrived_count == self.entry.blocks().count() && !self.rechecking
+        self.is_closed() && self.arrived_count == self.entry.blocks().count() && !self.rechecking && !self.withheld
     }
 }
 
@@ -188,6 +191,8 @@ pub struct RecvSession {
     leaves_first: bool,
     /// The session was over when a lane ended: what the log would send again is of no use any more.
     ended: bool,
+    /// Files are published only when they have been released.
+    withholds: bool,
 }
 
 impl RecvSession {
@@ -220,6 +225,7 @@ impl RecvSession {
             leaving_since: None,
             leaves_first: false,
             ended: false,
+            withholds: false,
         }
     }
 
@@ -327,6 +333,7 @@ impl RecvSession {
                 failures: BTreeMap::new(),
                 fails_by: None,
                 seal: None,
+                withheld: self.withholds,
             },
         );
         if self.open_paths.insert(entry.path.clone()) {

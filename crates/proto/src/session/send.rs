@@ -1,6 +1,7 @@
 //! The sending end of a session: the pool of blocks that lanes pull from, and what is known of each file.
 
 mod growing;
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -493,7 +494,9 @@ impl SendSession {
             }
         }
         let splits = |id: FileId| {
-            let file = files.get(&id).filter(|file| file.is_ready() && file.order == BlockOrder::Runs);
+            let file = files
+                .get(&id)
+                .filter(|file| file.is_ready() && matches!(file.order, BlockOrder::Runs | BlockOrder::Shared));
             file.map(|file| &file.pending)
         };
         runs.split_largest(lane, splits);
