@@ -107,7 +107,9 @@ impl ReplicaLane {
         if *revoked {
             self.blocks.abandoned(block)?;
             drop(revoked);
-            self.end.tell(|session| session.handle_block_lost(copy, index));
+            // Its digest counts all the same.
+            let now = Instant::now();
+            self.end.tell(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
             return Ok(());
         }
         let ended = self.blocks.end(block, trailer);

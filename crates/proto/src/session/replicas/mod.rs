@@ -312,6 +312,9 @@ impl ReplicaSession {
         if file.is_packed() {
             return Ok(BlockUse::Compare);
         }
+        if !self.pool.is_looked_up(FILE) {
+            return Ok(BlockUse::Discard);
+        }
         if !self.is_wanted(index) {
             let compared = self.votes.is_compared(index) && !self.votes.has_voted(replica, index);
             return Ok(if compared { BlockUse::Compare } else { BlockUse::Discard });
@@ -341,9 +344,12 @@ impl ReplicaSession {
         now: Instant,
     ) {
         self.close(index, copy);
+        let is_wanted = self.is_wanted(index);
         let peer = &mut self.peers[replica.index()];
         peer.comparing.remove(&index);
-        peer.asked.remove(&index);
+        if arrived != Arrival::ReadPast || !is_wanted {
+            peer.asked.remove(&index);
+        }
         if arrived == Arrival::Corrupt {
             peer.corrupt += 1;
             if peer.corrupt >= CORRUPT_BLOCKS_MAX {
@@ -454,6 +460,7 @@ impl ReplicaSession {
         self.choose(now);
         self.join_pool(now);
         self.judge(now);
+        self.take_up_orphans();
         (0..self.peers.len()).for_each(|index| self.fill(index, now));
         self.check_complete(now);
         self.check_alone(now);
@@ -526,6 +533,19 @@ impl ReplicaSession {
             }
             self.peers[index].ask(&blocks);
         }
+    }
+
+    /// Gives blocks that nobody was asked for and nobody brings back to the pool: their copies were lost on the way. Looked for only when all else is asked for.
+    fn take_up_orphans(&mut self) {
+        if self.peers.iter().any(|peer| !peer.asked.is_empty())
+            || !self.open.is_empty()
+            || !self.pool.is_looked_up(FILE)
+        {
+            return;
+        }
+        let mut orphans = self.pool.missing(FILE);
+        self.peers.iter().flat_map(|peer| peer.given.iter()).for_each(|range| orphans.remove(range));
+        orphans.iter().for_each(|range| self.pool.give_back(FILE, range));
     }
 
     /// Asks a replica for more when less than half of what it should be asked for is on its way.
@@ -623,10 +643,12 @@ impl ReplicaSession {
     /// Whether a replica that is there has not sent all that is compared, and is still waited for.
     fn expects_votes(&self, now: Instant) -> bool {
         let is_late = self.complete.is_some_and(|since| now.saturating_duration_since(since) >= COMPARING_MAX);
+        // One that was not reached yet is waited for only where it can decide something.
+        let differs = (0..self.peers.len() as u32).any(|index| self.votes.differences(ReplicaId(index)) > 0);
         let owes = |(index, peer): (usize, &Peer)| {
             let replica = ReplicaId(index as u32);
-            let trying = matches!(peer.standing, Standing::Trying) && self.complete.is_none();
-            trying || peer.is_usable() && self.votes.blocks().any(|block| !self.votes.has_voted(replica, block))
+            let may_come = matches!(peer.standing, Standing::Trying) && (self.complete.is_none() || differs);
+            may_come || peer.is_usable() && self.votes.blocks().any(|block| !self.votes.has_voted(replica, block))
         };
         !is_late && self.peers.iter().enumerate().any(owes)
     }

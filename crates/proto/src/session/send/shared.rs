@@ -27,6 +27,17 @@ impl SendSession {
         is_free && self.take_single(id, index, lane).is_some()
     }
 
+    /// Takes these blocks of a file back from the lanes that have taken them, if any has.
+    pub(in crate::session) fn give_back(&mut self, id: FileId, blocks: std::ops::Range<u64>) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        for index in file.take_in_flight(blocks) {
+            file.pending.insert(index..index + 1);
+        }
+        if file.is_ready() {
+            self.mark_ready(id, false);
+        }
+    }
+
     /// Gives a block that a lane has taken to another lane; whether a lane had it.
     pub(in crate::session) fn hand_over(&mut self, lane: LaneId, id: FileId, index: u64) -> bool {
         let owner = self.files.get_mut(&id).and_then(|file| file.in_flight.get_mut(&index));
