@@ -141,10 +141,12 @@ impl Job {
                 dry_run: options.dry_run,
             },
             Direction::Pull { sources, .. } => {
-                Request::Pull { sources: sources.clone(), dry_run: options.dry_run, compress: options.compress }
+                let CopyOptions { dry_run, compress, .. } = *options;
+                Request::Pull { sources: sources.clone(), dry_run, compress, on_demand: false }
             }
             Direction::Replica { source, .. } => {
-                Request::Pull { sources: vec![source.clone()], dry_run: options.dry_run, compress: options.compress }
+                let CopyOptions { dry_run, compress, .. } = *options;
+                Request::Pull { sources: vec![source.clone()], dry_run, compress, on_demand: true }
             }
         }
     }

@@ -365,7 +365,7 @@ impl Member {
 
     fn keep_local(&self, path: &Path) -> Result<(), Error> {
         let source = local_source(path)?;
-        self.keep_inside(Origins::Roots(vec![source]), LOCAL_LANES, None)
+        self.keep_inside(Origins::OnDemand(vec![source]), LOCAL_LANES, None)
     }
 
     fn keep_web(self: &Arc<Self>, location: &sterna_proto::web::WebLocation) -> Result<(), Error> {

@@ -16,6 +16,8 @@ use crate::range_set::RangeSet;
 pub enum BlockOrder {
     /// Each takes the next one: every block costs the same to read.
     Next,
+    /// Likewise, and none is taken before the receiver has said which it has.
+    OnDemand,
     /// Each lane goes through a run of its own.
     Runs,
     /// Likewise, and a lane asks for a block at a time, so that all that it has not taken can go to another: each lane is a replica.

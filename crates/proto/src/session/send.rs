@@ -449,7 +449,7 @@ impl SendSession {
 
     fn next_large(&mut self, first: FileId, lane: LaneId) -> Option<BlockTask> {
         let file = self.files.get(&first)?;
-        if file.order == BlockOrder::Next {
+        if matches!(file.order, BlockOrder::Next | BlockOrder::OnDemand) {
             let index = file.pending.iter().next()?.start;
             return self.take_single(first, index, lane);
         }
@@ -489,7 +489,9 @@ impl SendSession {
         let ready = ready_large.len();
         for id in ready_large.iter() {
             let Some(file) = files.get(id) else { continue };
-            if file.order != BlockOrder::Next && runs.begin(lane, *id, file.order, &file.pending, ready) {
+            if !matches!(file.order, BlockOrder::Next | BlockOrder::OnDemand)
+                && runs.begin(lane, *id, file.order, &file.pending, ready)
+            {
                 return;
             }
         }

@@ -33,11 +33,12 @@ const ANSWER_GRACE: Duration = Duration::from_secs(2);
 /// hold up the end, and two slow ones must not take blocks from each other all the time.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a comparison is waited for when all else is here. Reason: as [`STUCK_AFTER`]; what was not compared is said.
-const COMPARING_MAX: Duration = Duration::from_secs(5);
+/// How long a comparison is waited for when all else is here. Reason: longer than a round trip; what was not compared then is taken anew from others.
+const COMPARING_MAX: Duration = Duration::from_secs(2);
 
-/// So many blocks that do not match their own digests end a replica. Reason: one may be chance; the file fails at [`super::BLOCK_FAILURES_MAX`] of one block.
-const CORRUPT_BLOCKS_MAX: u32 = 3;
+/// So many blocks that do not match their own digests end a replica, if they are a tenth of those that it gave. Reason: some may be chance; the file fails at
+/// [`super::BLOCK_FAILURES_MAX`] of one block.
+const CORRUPT_BLOCKS_MAX: u64 = 3;
 
 /// A replica, numbered from 0 in the order in which they were named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -130,6 +131,8 @@ pub struct ReplicaSession {
     released: bool,
     /// Replicas whose blocks were replaced to see whether the file is right without them; the last is [`HELD`] or is barred.
     suspects: Vec<Suspect>,
+    /// The last of them, as long as nothing else has changed since.
+    blamed: Option<ReplicaId>,
     /// Since when there has been no replica to ask.
     alone: Option<Instant>,
     over: bool,
@@ -168,6 +171,7 @@ impl ReplicaSession {
             complete: None,
             released: false,
             suspects: Vec::new(),
+            blamed: None,
             alone: None,
             over: false,
             events: VecDeque::new(),
@@ -315,11 +319,12 @@ impl ReplicaSession {
         if !self.pool.is_looked_up(FILE) {
             return Ok(BlockUse::Discard);
         }
+        let compared = self.votes.is_compared(index) && !self.votes.has_voted(replica, index);
         if !self.is_wanted(index) {
-            let compared = self.votes.is_compared(index) && !self.votes.has_voted(replica, index);
             return Ok(if compared { BlockUse::Compare } else { BlockUse::Discard });
         }
         let instead_of = match self.open.get(&index) {
+            Some(_) if !peer.asked.contains_key(&index) && compared => return Ok(BlockUse::Compare),
             Some(_) if !peer.asked.contains_key(&index) => return Ok(BlockUse::Discard),
             Some((_, other)) => Some(*other),
             None => None,
@@ -352,8 +357,13 @@ impl ReplicaSession {
         }
         if arrived == Arrival::Corrupt {
             peer.corrupt += 1;
-            if peer.corrupt >= CORRUPT_BLOCKS_MAX {
-                let text = format!("{CORRUPT_BLOCKS_MAX} of its blocks do not match their own digests");
+            if self.votes.is_compared(index) && !peer.is_dropped() {
+                // Whoever brings it now, its own is to be compared.
+                peer.comparing.insert(index);
+                peer.ask(&RangeSet::from_iter([index..index + 1]));
+            }
+            if peer.corrupt >= CORRUPT_BLOCKS_MAX && peer.corrupt * 10 > peer.given.len() {
+                let text = format!("{} of its blocks do not match their own digests", peer.corrupt);
                 self.drop_replica(replica, Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Verify, text), now);
             }
             return;
@@ -363,6 +373,7 @@ impl ReplicaSession {
         if arrived == Arrival::Written && !self.peers.iter().any(|peer| peer.given.contains(index)) {
             let peer = &mut self.peers[replica.index()];
             peer.given.insert(index..index + 1);
+            peer.lost = 0;
             (0..self.peers.len()).for_each(|other| self.call_off(other, index));
             if is_dropped {
                 // It was being written when its replica was dropped.
@@ -406,16 +417,14 @@ impl ReplicaSession {
 
     /// The whole file has not the digest that it must have: whose blocks are taken anew, if that may help. They are no longer that replica's.
     pub fn handle_wrong(&mut self, now: Instant) -> Option<RangeSet> {
-        let last = self.suspects.last().copied();
-        if let Some(Suspect::Replica(last)) = last {
-            self.peers[last.index()].barred = false;
-        }
+        self.blame_nobody();
         let suspect = self.next_suspect()?;
         self.suspects.push(suspect);
         let blocks = match suspect {
             Suspect::Held => self.held.take().unwrap_or_default(),
             Suspect::Replica(replica) => {
                 self.peers[replica.index()].barred = true;
+                self.blamed = Some(replica);
                 self.leave_pool(replica, now);
                 std::mem::take(&mut self.peers[replica.index()].given)
             }
@@ -462,6 +471,7 @@ impl ReplicaSession {
         self.judge(now);
         self.take_up_orphans();
         (0..self.peers.len()).for_each(|index| self.fill(index, now));
+        self.help_out(now);
         self.check_complete(now);
         self.check_alone(now);
         self.take_pool_events(now);
@@ -565,10 +575,21 @@ impl ReplicaSession {
             self.peers[index].asked.insert(block, now);
             more.insert(block..block + 1);
         }
-        if self.peers[index].asked.is_empty() {
-            more = self.take_over(index, wanted / blocks.block_bytes(), now);
-        }
         self.peers[index].ask(&more);
+    }
+
+    /// Lets those that have nothing left to do take what others were asked for: first who has proved able to deliver.
+    fn help_out(&mut self, now: Instant) {
+        let Some(file) = self.file.as_ref().filter(|file| !file.is_packed()) else { return };
+        let block_bytes = file.blocks().block_bytes();
+        let is_idle = |index: &usize| self.peers[*index].in_pool && self.peers[*index].asked.is_empty();
+        let mut idle: Vec<usize> = (0..self.peers.len()).filter(is_idle).collect();
+        idle.sort_by_key(|index| (self.peers[*index].lost, self.peers[*index].given.is_empty()));
+        for index in idle {
+            let most = self.peers[index].asked_bytes_wanted(block_bytes) / block_bytes;
+            let taken = self.take_over(index, most, now);
+            self.peers[index].ask(&taken);
+        }
     }
 
     /// An idle replica takes half of what the slowest was asked for, from its end; what it was asked for before only when the other is stuck.
@@ -595,6 +616,7 @@ impl ReplicaSession {
         for block in blocks.into_iter().rev().take(count) {
             if self.pool.hand_over(Peer::lane(index), FILE, block) {
                 self.call_off(other, block);
+                self.peers[other].lost += 1;
                 self.peers[index].asked.insert(block, now);
                 taken.insert(block..block + 1);
             }
@@ -648,7 +670,10 @@ impl ReplicaSession {
         let owes = |(index, peer): (usize, &Peer)| {
             let replica = ReplicaId(index as u32);
             let may_come = matches!(peer.standing, Standing::Trying) && (self.complete.is_none() || differs);
-            may_come || peer.is_usable() && self.votes.blocks().any(|block| !self.votes.has_voted(replica, block))
+            // What nothing is from need not be compared, unless it may decide between others.
+            let matters = differs || self.complete.is_none() || !peer.given.is_empty() || self.votes.voters() < 2;
+            may_come
+                || matters && peer.is_usable() && self.votes.blocks().any(|block| !self.votes.has_voted(replica, block))
         };
         !is_late && self.peers.iter().enumerate().any(owes)
     }
@@ -677,22 +702,43 @@ impl ReplicaSession {
             self.complete = Some(now);
             return;
         }
-        if self.expects_votes(now) {
+        if !self.plan.is_expected && self.expects_votes(now) {
             return;
         }
-        let uncompared = |(index, peer): &(usize, &Peer)| {
-            let replica = ReplicaId(*index as u32);
-            !peer.given.is_empty() && !self.votes.blocks().any(|block| self.votes.has_voted(replica, block))
-        };
-        let names: Vec<&str> =
-            self.peers.iter().enumerate().filter(uncompared).map(|(index, _)| &*self.plan.names[index]).collect();
-        if !names.is_empty() && self.peers.len() > 1 && !self.plan.is_expected {
-            let text =
-                format!("{}: gave blocks, and went before any was compared with those of others", names.join(", "));
-            self.events.push_back(ReplicaEvent::Notice(text));
+        if !self.plan.is_expected && self.take_uncompared_anew(now) {
+            return;
         }
         self.released = true;
         self.events.push_back(ReplicaEvent::Release);
+    }
+
+    /// Has blocks taken anew from others that are from a replica of which nothing was compared; whether there are any.
+    fn take_uncompared_anew(&mut self, now: Instant) -> bool {
+        let has_voted =
+            |index: usize| self.votes.blocks().any(|block| self.votes.has_voted(ReplicaId(index as u32), block));
+        let uncompared = |index: &usize| !self.peers[*index].given.is_empty() && !has_voted(*index);
+        let Some(index) = (0..self.peers.len()).find(uncompared) else { return false };
+        let blocks = self.peers[index].given.len();
+        let mut others = (0..self.peers.len()).filter(|other| *other != index);
+        let is_replaced = others.any(|other| self.peers[other].is_usable() && has_voted(other));
+        let replica = ReplicaId(index as u32);
+        if !is_replaced {
+            if self.peers.len() > 1 {
+                self.notice(
+                    replica,
+                    &format!("gave {blocks} blocks, and none of its blocks could be compared with those of others"),
+                );
+            }
+            return false;
+        }
+        self.notice(
+            replica,
+            &format!("it is too slow to be compared with others: the {blocks} blocks that it gave are taken anew"),
+        );
+        self.leave_pool(replica, now);
+        self.peers[index].barred = true;
+        self.take_back_given(replica);
+        true
     }
 
     /// Gives up when there is nobody left to ask, or nobody has come back in time.
@@ -771,6 +817,9 @@ impl ReplicaSession {
         }
         self.drop_replica(replica, error, now);
         self.take_back_given(replica);
+        // Who was suspected before may be innocent.
+        self.blame_nobody();
+        self.suspects.clear();
         let held = self.held.as_mut().map(std::mem::take).filter(|held| !held.is_empty());
         if let Some(held) = held {
             let text = format!(
@@ -779,6 +828,12 @@ impl ReplicaSession {
             );
             self.events.push_back(ReplicaEvent::Notice(text));
             self.take_back(held);
+        }
+    }
+
+    fn blame_nobody(&mut self) {
+        if let Some(blamed) = self.blamed.take() {
+            self.peers[blamed.index()].barred = false;
         }
     }
 
@@ -816,7 +871,7 @@ impl ReplicaSession {
     fn name_wrong(&mut self, outcome: &FileOutcome, now: Instant) {
         let FileOutcome::Done(_) = outcome else { return };
         let wrong = |text: String| Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Verify, text);
-        if let Some(Suspect::Replica(replica)) = self.suspects.last().copied() {
+        if let Some(replica) = self.blamed {
             let text = "wrong digest: the file is the one that is expected without its blocks".to_owned();
             self.drop_replica(replica, wrong(text), now);
         }

@@ -17,10 +17,9 @@ pub(super) const FILE: FileId = FileId(0);
 /// delivered in it fills that path.
 const MEASURED: Duration = Duration::from_secs(1);
 
-/// Least that a replica is asked for at a time, in bytes and in blocks. Reason: a first round trip in which some lanes have something to do; what a slow
-/// replica has not begun another takes at the end.
-const ASKED_BYTES_MIN: u64 = 8 << 20;
-const ASKED_BLOCKS_MIN: u64 = 4;
+/// Least that a replica is asked for at a time, in blocks. Reason: one is on its way while the other is asked for; what a slow one was asked for travels
+/// in vain when a fast one takes it at the end.
+const ASKED_BLOCKS_MIN: u64 = 2;
 
 /// What becomes of a replica.
 #[derive(Debug)]
@@ -46,7 +45,7 @@ pub(super) struct Peer {
     /// Blocks of the file that are from it.
     pub(super) given: RangeSet,
     /// Blocks that did not match their own digests.
-    pub(super) corrupt: u32,
+    pub(super) corrupt: u64,
     /// Of the session with its sender.
     pub(super) log: ControlLog,
     pub(super) entry: Option<FileEntry>,
@@ -68,6 +67,8 @@ pub(super) struct Peer {
     pub(super) tried: RangeSet,
     /// Bytes that it had delivered, at times of the last second.
     delivered: VecDeque<(Instant, u64)>,
+    /// Blocks that others took from it since it last gave one.
+    pub(super) lost: usize,
 }
 
 impl Peer {
@@ -92,6 +93,7 @@ impl Peer {
             comparing: BTreeSet::new(),
             tried: RangeSet::default(),
             delivered: VecDeque::new(),
+            lost: 0,
         }
     }
 
@@ -257,7 +259,7 @@ impl Peer {
 
     /// How much it is to be asked for together, in bytes; more is asked for when half of it has come.
     pub(super) fn asked_bytes_wanted(&self, block_bytes: u64) -> u64 {
-        (self.recent_bytes() * 2).max(ASKED_BYTES_MIN).max(ASKED_BLOCKS_MIN * block_bytes)
+        (self.recent_bytes() * 2).max(ASKED_BLOCKS_MIN * block_bytes)
     }
 
     /// The lane of the pool that stands for replica number `index`.

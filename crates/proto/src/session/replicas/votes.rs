@@ -67,6 +67,11 @@ impl Votes {
         }
     }
 
+    /// How many replicas have sent the block that most have sent.
+    pub(super) fn voters(&self) -> usize {
+        self.by_block.values().map(BTreeMap::len).max().unwrap_or_default()
+    }
+
     /// How many blocks a replica has that another one has otherwise.
     pub(super) fn differences(&self, replica: ReplicaId) -> usize {
         let differs = |votes: &&BTreeMap<ReplicaId, [u8; 32]>| {
