@@ -37,7 +37,8 @@ impl Receiver {
         let mut session = lock(&self.session);
         match forgotten {
             Ok(()) => drop(session.take_back(file, blocks)),
-            Err(error) => session.abort(error),
+            // One that has its name by now stays as it is.
+            Err(error) => session.fail(file, error),
         }
         drop(session);
         self.after_change();

@@ -119,9 +119,10 @@ impl ReplicaLane {
             None => Arrival::ReadPast,
         };
         lock(&replicas.gates).remove(&copy);
-        drop(revoked);
-        // Also of a session that is over: what is written is to be known.
+        // Also of a session that is over: what is written is to be known. And before the gate opens: who takes over from this copy must find its
+        // block accounted for.
         lock(&replicas.session).handle_block(replica, copy, index, digest, arrival, Instant::now());
+        drop(revoked);
         ended
     }
 

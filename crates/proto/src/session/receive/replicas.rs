@@ -19,13 +19,14 @@ impl RecvSession {
     }
 
     /// These blocks of a file count as missing again, and are asked for: what the storage has of them is of no use. Also of a file that was to be
-    /// published and was not. Whether the file is still open.
+    /// published and was not; it is withheld again. Whether the file is still open.
     pub fn take_back(&mut self, id: FileId, blocks: &RangeSet) -> bool {
         let open = |stage: &Stage| matches!(stage, Stage::Receiving | Stage::Publishing);
         let Some(file) = self.files.get_mut(&id).filter(|file| open(&file.stage) && !file.entry.is_packed()) else {
             return false;
         };
         file.stage = Stage::Receiving;
+        file.withheld = self.withholds;
         let map = file.entry.blocks();
         let mut taken = RangeSet::default();
         blocks.iter().flat_map(|range| file.arrived.within(range)).for_each(|range| taken.insert(range));

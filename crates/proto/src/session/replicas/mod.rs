@@ -321,6 +321,7 @@ impl ReplicaSession {
         }
         let compared = self.votes.is_compared(index) && !self.votes.has_voted(replica, index);
         if !self.is_wanted(index) {
+            self.peers[replica.index()].asked.remove(&index);
             return Ok(if compared { BlockUse::Compare } else { BlockUse::Discard });
         }
         let instead_of = match self.open.get(&index) {
@@ -430,6 +431,8 @@ impl ReplicaSession {
             }
         };
         self.held.get_or_insert_default();
+        self.released = false;
+        self.complete = None;
         let what = match suspect {
             Suspect::Held => "what an earlier run had left".to_owned(),
             Suspect::Replica(replica) => format!("what {} gave", self.plan.names[replica.index()]),
@@ -694,6 +697,7 @@ impl ReplicaSession {
             || self.file.as_ref().is_none_or(FileEntry::is_packed)
             || !self.pool.is_confirmed(FILE)
             || !self.back.is_empty()
+            || !self.is_accounted_for()
         {
             return;
         }
@@ -710,6 +714,13 @@ impl ReplicaSession {
         }
         self.released = true;
         self.events.push_back(ReplicaEvent::Release);
+    }
+
+    /// Whether it is known of every block whose it is.
+    fn is_accounted_for(&self) -> bool {
+        let count = self.file.as_ref().map_or(0, |file| file.blocks().count());
+        let given: u64 = self.peers.iter().map(|peer| peer.given.len()).sum();
+        given + self.held.as_ref().map_or(0, RangeSet::len) == count
     }
 
     /// Has blocks taken anew from others that are from a replica of which nothing was compared; whether there are any.
@@ -845,7 +856,7 @@ impl ReplicaSession {
     fn take_back(&mut self, blocks: RangeSet) {
         if !blocks.is_empty() {
             blocks.iter().for_each(|range| self.back.insert(range));
-            self.complete = None;
+            (self.complete, self.released) = (None, false);
             self.events.push_back(ReplicaEvent::TakeBack(blocks));
         }
     }
