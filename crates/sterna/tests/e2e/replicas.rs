@@ -214,8 +214,14 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
             let replicas = Replicas::new(count, bytes);
             flip(&replicas.at(wrong), bytes - 1);
             let agents = replicas.agents();
-            let sources = agents.iter().map(|agent| agent.url("f"));
-            let outcome = replicas.copy(&agents).args(sources).arg(".").succeed();
+            let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
+            // Every replica is there before one of them can have given all.
+            straits.iter().for_each(|strait| strait.mark(if bytes == size { MIB as u64 } else { 500 }, Then::Hold));
+            let sources = straits.iter().map(|strait| strait.url("f"));
+            let copying = replicas.copy(&agents).args(["--via", "tcp"]).args(sources).arg(".").start();
+            wait_until("every replica has begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
+            straits.iter().for_each(Strait::release);
+            let outcome = copying.finish().expect(0);
             assert_same_file(&replicas.at(1 - wrong), &replicas.result());
             assert_dropped(&outcome, wrong, words);
             assert_eq!(accounts(&outcome)[wrong].0, 0, "{}", outcome.describe());

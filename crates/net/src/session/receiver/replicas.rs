@@ -67,6 +67,11 @@ impl Receiver {
         lock(&self.session).release_claim(lane, file, index);
     }
 
+    /// Whether `lane` may write a block, and no other.
+    pub(in crate::session) fn has_claim(&self, lane: LaneId, file: FileId, index: u64) -> bool {
+        lock(&self.session).has_claim(lane, file, index)
+    }
+
     /// Whether a block is here and verified; `None`: blocks of this file are of no use any more.
     pub(in crate::session) fn has_block(&self, file: FileId, index: u64) -> Option<bool> {
         let session = lock(&self.session);

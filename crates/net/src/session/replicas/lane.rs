@@ -83,6 +83,14 @@ impl ReplicaLane {
             // As the receiver knows the file: replicas differ in times and inodes.
             let header = BlockHeader::Single { file: FILE, entry: file, index, data };
             self.blocks.begin(block, &header.encode(), data_len)?;
+            if !replicas.receiver.has_claim(self.lane, FILE, index) {
+                // What another one wrote before is being taken back, or the file has ended.
+                self.blocks.abandoned(block)?;
+                lock(&replicas.gates).remove(&copy);
+                drop(revoked);
+                lock(&replicas.session).handle_refused(self.end.replica, copy, index);
+                return Ok(OpenBlock::Discard);
+            }
         }
         drop(revoked);
         Ok(OpenBlock::Written { copy, gate })
@@ -118,10 +126,10 @@ impl ReplicaLane {
             Some(false) => Arrival::Corrupt,
             None => Arrival::ReadPast,
         };
-        lock(&replicas.gates).remove(&copy);
         // Also of a session that is over: what is written is to be known. And before the gate opens: who takes over from this copy must find its
         // block accounted for.
         lock(&replicas.session).handle_block(replica, copy, index, digest, arrival, Instant::now());
+        lock(&replicas.gates).remove(&copy);
         drop(revoked);
         ended
     }

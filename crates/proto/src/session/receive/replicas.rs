@@ -52,6 +52,12 @@ impl RecvSession {
         }
     }
 
+    /// Whether `lane` has the right to write a block.
+    pub fn has_claim(&self, lane: LaneId, id: FileId, index: u64) -> bool {
+        let claim = self.files.get(&id).and_then(|file| file.claims.get(&index));
+        claim.is_some_and(|claim| claim.lane == lane)
+    }
+
     /// Whether a block of a file is here, verified; also of a packed file (index 0) that is to be published.
     pub fn has_block(&self, id: FileId, index: u64) -> bool {
         self.files.get(&id).is_some_and(|file| match file.entry.is_packed() {

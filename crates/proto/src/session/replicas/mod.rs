@@ -34,7 +34,7 @@ const ANSWER_GRACE: Duration = Duration::from_secs(2);
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
 /// How long a comparison is waited for when all else is here. Reason: longer than a round trip; what was not compared then is taken anew from others.
-const COMPARING_MAX: Duration = Duration::from_secs(2);
+const COMPARING_MAX: Duration = Duration::from_secs(3);
 
 /// So many blocks that do not match their own digests end a replica, if they are a tenth of those that it gave. Reason: some may be chance; the file fails at
 /// [`super::BLOCK_FAILURES_MAX`] of one block.
@@ -405,6 +405,14 @@ impl ReplicaSession {
         self.close(index, copy);
     }
 
+    /// The receiver does not take a copy that it was to write. Unless the block is here it is asked for again.
+    pub fn handle_refused(&mut self, replica: ReplicaId, copy: CopyId, index: u64) {
+        self.close(index, copy);
+        if self.peers[replica.index()].asked.remove(&index).is_some() {
+            self.pool.give_back(FILE, index..index + 1);
+        }
+    }
+
     fn close(&mut self, index: u64, copy: CopyId) {
         if self.open.get(&index).is_some_and(|(_, open)| *open == copy) {
             self.open.remove(&index);
@@ -550,8 +558,9 @@ impl ReplicaSession {
 
     /// Gives blocks that nobody was asked for and nobody brings back to the pool: their copies were lost on the way. Looked for only when all else is asked for.
     fn take_up_orphans(&mut self) {
+        let is_awaited = |(by, _): &(ReplicaId, CopyId)| !self.peers[by.index()].is_dropped();
         if self.peers.iter().any(|peer| !peer.asked.is_empty())
-            || !self.open.is_empty()
+            || self.open.values().any(is_awaited)
             || !self.pool.is_looked_up(FILE)
         {
             return;
@@ -668,13 +677,13 @@ impl ReplicaSession {
     /// Whether a replica that is there has not sent all that is compared, and is still waited for.
     fn expects_votes(&self, now: Instant) -> bool {
         let is_late = self.complete.is_some_and(|since| now.saturating_duration_since(since) >= COMPARING_MAX);
-        // One that was not reached yet is waited for only where it can decide something.
         let differs = (0..self.peers.len() as u32).any(|index| self.votes.differences(ReplicaId(index)) > 0);
         let owes = |(index, peer): (usize, &Peer)| {
             let replica = ReplicaId(index as u32);
-            let may_come = matches!(peer.standing, Standing::Trying) && (self.complete.is_none() || differs);
-            // What nothing is from need not be compared, unless it may decide between others.
-            let matters = differs || self.complete.is_none() || !peer.given.is_empty() || self.votes.voters() < 2;
+            let undecided = self.complete.is_none() || differs || self.votes.voters() < 2;
+            let may_come = matches!(peer.standing, Standing::Trying) && undecided;
+            // One of which the file has nothing is waited for only where it may decide something.
+            let matters = undecided || !peer.given.is_empty();
             may_come
                 || matters && peer.is_usable() && self.votes.blocks().any(|block| !self.votes.has_voted(replica, block))
         };
@@ -818,7 +827,6 @@ impl ReplicaSession {
         peer.standing = Standing::Dropped(error);
         let copies: Vec<CopyId> = self.open.values().filter(|(by, _)| *by == replica).map(|(_, copy)| *copy).collect();
         self.events.extend(copies.into_iter().map(ReplicaEvent::Revoke));
-        self.open.retain(|_, (by, _)| *by != replica);
     }
 
     /// A replica has another file: what it gave is taken anew, and what an earlier run may have had from it.
