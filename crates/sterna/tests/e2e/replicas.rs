@@ -222,9 +222,11 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
             wait_until("every replica has begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
             straits.iter().for_each(Strait::release);
             let outcome = copying.finish().expect(0);
-            assert_same_file(&replicas.at(1 - wrong), &replicas.result());
-            assert_dropped(&outcome, wrong, words);
+            // A small file is there when two agree, and the third is held against it.
+            assert_dropped(&outcome, wrong, if bytes == size { words } else { "differs from" });
             assert_eq!(accounts(&outcome)[wrong].0, 0, "{}", outcome.describe());
+            let is_same = fs::read(replicas.result()).unwrap() == fs::read(replicas.at(1 - wrong)).unwrap();
+            assert!(is_same, "{count} {bytes}: {}", outcome.describe());
         }
     }
 }
@@ -242,10 +244,10 @@ fn a_digest_finds_the_replica_that_is_wrong_in_one_byte_anywhere() {
             let flags = ["--via", "tcp", "--expect", &expected(size)];
             let outcome = replicas.copy(&agents).args(flags).args(sources).arg(".").succeed();
             assert_same_file(&replicas.at(1 - wrong), &replicas.result());
-            // The one that is wrong may have given nothing where it is.
+            // The one that is wrong may have given nothing where it is, or have come too late for any.
             let accounts = accounts(&outcome);
             let named = accounts[wrong].1.is_string();
-            assert!(named || offset == 2 * MIB + 7, "{}", outcome.describe());
+            assert!(named || offset == 2 * MIB + 7 || accounts[wrong].0 == 0, "{}", outcome.describe());
             assert!(accounts[1 - wrong].1.is_null(), "{}", outcome.describe());
         }
     }

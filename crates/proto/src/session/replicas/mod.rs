@@ -681,7 +681,8 @@ impl ReplicaSession {
         let owes = |(index, peer): (usize, &Peer)| {
             let replica = ReplicaId(index as u32);
             let undecided = self.complete.is_none() || differs || self.votes.voters() < 2;
-            let may_come = matches!(peer.standing, Standing::Trying) && undecided;
+            let is_coming = matches!(peer.standing, Standing::Trying) || peer.is_present() && peer.entry.is_none();
+            let may_come = is_coming && undecided;
             // One of which the file has nothing is waited for only where it may decide something.
             let matters = undecided || !peer.given.is_empty();
             may_come
