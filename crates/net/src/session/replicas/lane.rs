@@ -34,6 +34,8 @@ pub(super) struct ReplicaLane {
     lane: LaneId,
     blocks: Box<dyn BlockSink>,
     open: HashMap<u64, OpenBlock>,
+    /// Of each block on its way: bytes of the file, and what they are encoded as.
+    lengths: HashMap<u64, (u64, u64)>,
     decoding: Decoding,
 }
 
@@ -41,7 +43,7 @@ impl ReplicaLane {
     pub(super) fn new(end: Arc<ReplicaEnd>) -> Self {
         let lane = end.replicas.lanes.next();
         let blocks = Arc::clone(&end.replicas.receiver).block_sink(lane);
-        Self { end, lane, blocks, open: HashMap::new(), decoding: Decoding::default() }
+        Self { end, lane, blocks, open: HashMap::new(), lengths: HashMap::new(), decoding: Decoding::default() }
     }
 
     fn next_copy(&self) -> CopyId {
@@ -162,6 +164,7 @@ impl BlockSink for ReplicaLane {
     fn begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
         let open = match BlockHeader::decode(header, data_len)? {
             BlockHeader::Single { file: FILE, entry, index, data } => {
+                self.lengths.insert(block, (entry.blocks().length(index), data_len.max(1)));
                 self.begin_single(block, (entry, index), data, data_len)?
             }
             BlockHeader::Packed { mut files, slab } if files.len() == 1 && files[0].0 == FILE => {
@@ -176,7 +179,10 @@ impl BlockSink for ReplicaLane {
     }
 
     fn data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
-        self.end.replicas.delivered[self.end.replica.0 as usize].fetch_add(data.len() as u64, Ordering::Relaxed);
+        // What is asked for is counted in bytes of the file too.
+        let (length, encoded) = self.lengths.get(&block).copied().unwrap_or((1, 1));
+        let bytes = (data.len() as u64).saturating_mul(length) / encoded;
+        self.end.replicas.delivered[self.end.replica.0 as usize].fetch_add(bytes, Ordering::Relaxed);
         match self.open.get_mut(&block) {
             Some(OpenBlock::Written { gate, .. }) => {
                 let revoked = lock(&gate.revoked);
@@ -193,6 +199,7 @@ impl BlockSink for ReplicaLane {
     }
 
     fn end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+        self.lengths.remove(&block);
         match self.open.remove(&block) {
             Some(OpenBlock::Written { copy, gate }) => self.end_written(block, (copy, &gate), trailer),
             Some(OpenBlock::Compare { copy, index }) => {
@@ -212,6 +219,7 @@ impl BlockSink for ReplicaLane {
     }
 
     fn abandoned(&mut self, block: u64) -> Result<(), Error> {
+        self.lengths.remove(&block);
         match self.open.remove(&block) {
             Some(OpenBlock::Written { copy, gate }) => {
                 let revoked = lock(&gate.revoked);
