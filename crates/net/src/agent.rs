@@ -23,8 +23,8 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, Compression, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink,
-    Source, all_within, close_all, spawn_feeder,
+    ALIVE_EVERY, AskedNames, Compression, End, JoinedLane, Observer, Origins, Receiver, ReceiverOptions, Sender,
+    SessionSink, Source, all_within, close_all, spawn_feeder,
 };
 
 pub use self::log::AgentLog;
@@ -438,10 +438,11 @@ impl Shared {
                 )?;
                 Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log, runner: None })
             }
-            Request::Pull { dry_run, compress, .. } => {
+            Request::Pull { dry_run, compress, on_demand, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
                 let compression = Compression { wish: *compress, rate: hello.contract.target };
+                let places = if *on_demand { Origins::OnDemand(places) } else { Origins::Roots(places) };
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), compression, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
             }

@@ -11,6 +11,7 @@ mod job;
 mod keeper;
 mod memory;
 mod path;
+mod replicas;
 mod stall;
 mod tally;
 mod third_party;
@@ -36,6 +37,7 @@ use crate::web::TokenSource;
 use self::job::Job;
 use self::keeper::run_session;
 pub use self::path::{PathOptions, PathPlan};
+pub use self::replicas::ReplicaSummary;
 use self::tally::Tally;
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
@@ -91,6 +93,8 @@ pub struct CopyOptions {
     pub follow: Option<Duration>,
     /// What is done with sources that have arrived.
     pub then: Option<Then>,
+    /// The sources are replicas of one file.
+    pub same: bool,
     /// The peer that has asked an agent for this copy: at the other agent it has the rights that both have.
     pub on_behalf_of: Option<Fingerprint>,
 }
@@ -215,6 +219,8 @@ pub struct CopySummary {
     pub blocks: u64,
     /// The paths on which the agent was reached; none in a copy from web servers to this host.
     pub paths: Vec<PathPlan>,
+    /// The replicas, in the order in which they were named, where there were several.
+    pub replicas: Vec<ReplicaSummary>,
 }
 
 impl CopySummary {
@@ -236,6 +242,9 @@ pub fn copy(
     identity: &Identity,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
+    if let Some(replicas) = replicas::ReplicaCopy::plan(options)? {
+        return replicas.copy(options, identity, observer);
+    }
     follow::check(options)?;
     if let Some(direct) = direct::Direct::plan(options)? {
         return direct.copy(options, observer);

@@ -90,6 +90,7 @@ fn requests() -> Vec<Request> {
         sources: vec![b"run/*.h5".to_vec(); count],
         dry_run: true,
         compress: [Wish::Auto, Wish::Never, Wish::Always][count % 3],
+        on_demand: count % 2 == 1,
     };
     vec![
         push(Overwrite::Never, None, true),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sterna_net::client::{
-    CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, PathOptions, ViaChoice, copy,
+    CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, PathOptions, ReplicaSummary, ViaChoice, copy,
 };
 use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
@@ -31,7 +31,7 @@ use crate::{json, limits, plan, print_line, say, state};
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     let options = options(flags)?;
     let is_between_agents = is_between_agents(&options);
-    check_flags(flags, is_between_agents)?;
+    check_flags(flags, is_between_agents && !flags.same)?;
     let directory = state::directory(flags.state.as_deref())?;
     let identity = state::identity(flags.state.as_deref())?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -48,7 +48,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         log: Mutex::new(log),
         known: KnownHosts::new(&directory),
         trust: flags.trust.clone(),
-        is_between_agents,
+        has_several_agents: is_between_agents || flags.same,
         output: match (flags.json, flags.quiet) {
             (true, _) => Output::Json,
             (false, true) => Output::Quiet,
@@ -153,7 +153,7 @@ fn via(flag: ViaFlag) -> ViaChoice {
 
 fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
     let sources = flags.sources.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>()?;
-    let several = sources.len() > 1;
+    let several = sources.len() > 1 && !flags.same;
     if flags.expect.is_some() && several {
         let text = "--expect names the digest of one file: give one source";
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
@@ -189,6 +189,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         on_behalf_of: None,
         follow: flags.follow,
         then: flags.then.clone(),
+        same: flags.same,
     })
 }
 
@@ -201,7 +202,9 @@ fn is_between_agents(options: &CopyOptions) -> bool {
 /// Whether flags fit the ends of the copy: some mean this host, through which no data of a copy between agents passes.
 /// Errors: `Usage`.
 fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> {
-    let text = if !is_between_agents && flags.trust.len() > 1 {
+    let text = if flags.same && flags.log.is_some() {
+        "--log writes samples of the connections to one agent, and --same copies from several: leave it out; --json tells how far it is"
+    } else if !is_between_agents && !flags.same && flags.trust.len() > 1 {
         "--trust was given more than once, and this copy has one agent"
     } else if !is_between_agents {
         return Ok(());
@@ -238,8 +241,8 @@ enum Output {
 struct Person {
     known: KnownHosts,
     trust: Vec<Fingerprint>,
-    /// Two agents are spoken of, and `trust` does not say which key is whose.
-    is_between_agents: bool,
+    /// Several agents are spoken of, and `trust` does not say which key is whose.
+    has_several_agents: bool,
     output: Output,
     verbose: bool,
     dry_run: bool,
@@ -290,7 +293,7 @@ impl CopyObserver for Person {
         let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         match self.trust.first() {
             Some(_) if self.trust.contains(peer) => return self.known.add(&name, peer),
-            Some(expected) if !self.is_between_agents => {
+            Some(expected) if !self.has_several_agents => {
                 return Err(untrusted(format!(
                     "{name} has the key {peer}, not {expected} as --trust says: not connected"
                 )));
@@ -475,7 +478,8 @@ impl Person {
     fn ending(&self, summary: &CopySummary) -> Vec<String> {
         let limits = if self.dry_run { None } else { limits::line(&summary.limits) };
         let plan = if self.explain { plan::lines(summary) } else { Vec::new() };
-        std::iter::once(summary_line(summary, self.dry_run)).chain(limits).chain(plan).collect()
+        let replicas = if self.dry_run { Vec::new() } else { replica_lines(summary) };
+        std::iter::once(summary_line(summary, self.dry_run)).chain(replicas).chain(limits).chain(plan).collect()
     }
 
     fn summarise(&self, summary: &CopySummary) {
@@ -550,6 +554,16 @@ fn checksum_line(hex: &str, path: &RelPath, shown: Shown) -> Vec<u8> {
     }
     let mark: &[u8] = if name.len() > path.as_bytes().len() { b"\\" } else { b"" };
     [mark, hex.as_bytes(), b"  ", &name].concat()
+}
+
+/// Which replica gave how much, where there were several.
+fn replica_lines(summary: &CopySummary) -> Vec<String> {
+    let line = |replica: &ReplicaSummary| {
+        let ReplicaSummary { source, bytes, dropped } = replica;
+        let why = dropped.as_ref().map_or(String::new(), |why| format!(", not used to the end: {why}"));
+        format!("  {} from {source}{why}", ByteCount(*bytes))
+    };
+    summary.replicas.iter().map(line).collect()
 }
 
 fn summary_line(summary: &CopySummary, dry_run: bool) -> String {

@@ -88,6 +88,8 @@ const COPY_EXAMPLES: &str = concat!(
   sterna copy 'sterna://hub.example.org/S1A/*.SAFE' /data/
   sterna copy sterna://gs.example.org/S1A sterna://hub.example.org/   # one asks the other
   sterna copy https://archive.example.org/S1A/pass-0412.h5 /data/
+  sterna copy --same sterna://gs.example.org/pass-0412.h5 \\
+      https://archive.example.org/S1A/pass-0412.h5 /data/
   sterna copy --path remote=gs-a.example.org,rate=50Mbit \\
       --path remote=gs-b.example.org,rate=30Mbit /data/passes sterna://gs-a.example.org/
   sterna copy --follow --then delete /data/spool/. sterna://archive.example.org/incoming/
@@ -250,6 +252,11 @@ pub struct CopyFlags {
     #[arg(long, value_name = "delete|move=DIR", value_parser = OsStringValueParser::new().try_map(parse_then),
           conflicts_with_all = ["dry_run", "explain"])]
     pub then: Option<Then>,
+    /// The sources, 2 to 8, are replicas of one file, at agents, on web servers or on this host: each gives what it can, a wrong one is found and
+    /// left out. Without --expect that is by size and by some blocks that are compared, most of them or the first named being believed;
+    /// --rate and --lanes are then of each agent
+    #[arg(long, conflicts_with_all = ["follow", "then", "explain", "paths"])]
+    pub same: bool,
     /// What to do with files that exist
     #[arg(long, value_name = "WHEN", default_value = "if-changed")]
     pub overwrite: OverwriteFlag,

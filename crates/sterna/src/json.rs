@@ -1,7 +1,7 @@
 //! The events of `--json`: one object a line. Names and units are API: sizes in bytes, rates in bit/s, times in seconds.
 
 use serde_json::{Map, Value, json};
-use sterna_net::client::{CopyEvent, CopyProgress, CopySummary};
+use sterna_net::client::{CopyEvent, CopyProgress, CopySummary, ReplicaSummary};
 use sterna_net::session::SessionEvent;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{BitRate, ByteCount, Error, FileDigests, FileEntry};
@@ -127,7 +127,7 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
         })
         .to_string();
     }
-    json!({
+    let mut value = json!({
         "event": "summary",
         "copied": summary.done,
         "up_to_date": summary.skipped,
@@ -142,6 +142,13 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
         "bytes_encoded": summary.bytes_encoded,
         "blocks_again": summary.blocks_again,
         "limits": limits::value(&summary.limits),
-    })
-    .to_string()
+    });
+    if !summary.replicas.is_empty() {
+        value["replicas"] = summary.replicas.iter().map(replica).collect();
+    }
+    value.to_string()
+}
+
+fn replica(replica: &ReplicaSummary) -> Value {
+    json!({"source": replica.source, "bytes": replica.bytes, "dropped": replica.dropped})
 }

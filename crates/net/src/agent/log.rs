@@ -324,7 +324,7 @@ mod tests {
     fn started(lines: &Arc<Lines>) -> SessionLog {
         let log = Arc::clone(lines) as Arc<dyn AgentLog>;
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
-        let request = Request::Pull { sources, dry_run: false, compress: Wish::Never };
+        let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
         let hello = Hello { on_behalf_of: Some([0xff; 32]), ..Hello::new(session, request) };
         SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &hello, Duration::from_secs(600))

@@ -284,7 +284,7 @@ mod tests {
     }
 
     fn hello(number: u8) -> Hello {
-        let request = Request::Pull { sources: Vec::new(), dry_run: true, compress: Wish::Never };
+        let request = Request::Pull { sources: Vec::new(), dry_run: true, compress: Wish::Never, on_demand: false };
         Hello::new(SessionId([number; 16]), request)
     }
 

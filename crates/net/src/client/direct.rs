@@ -34,7 +34,7 @@ use crate::web::{Web, WebOptions};
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, URLs and others: copy each kind by itself";
 
 /// The lane of control frames.
-const CONTROL: LaneId = LaneId(0);
+pub(super) const CONTROL: LaneId = LaneId(0);
 
 /// How web servers are spoken with in a copy.
 pub(super) fn web_options(options: &CopyOptions) -> WebOptions {
@@ -226,7 +226,11 @@ impl Ends {
 }
 
 /// Feeds `lane` from one end to the other, in a thread of its own.
-fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<thread::JoinHandle<()>, Error> {
+pub(super) fn start_lane(
+    from: &Arc<dyn End>,
+    to: &Arc<dyn End>,
+    lane: LaneId,
+) -> Result<thread::JoinHandle<()>, Error> {
     let (from, to) = (Arc::clone(from), Arc::clone(to));
     let sink = SessionSink::new(Arc::clone(&to), lane);
     let run = move || {
@@ -261,7 +265,7 @@ impl Drop for LostLane {
 }
 
 /// Hears and says nothing.
-struct Silent;
+pub(super) struct Silent;
 
 impl Observer for Silent {
     fn session_event(&self, _event: SessionEvent) {}

@@ -94,6 +94,7 @@ pub(crate) fn run_errand(
         web_authority: None,
         follow: None,
         then: None,
+        same: false,
         on_behalf_of: Some(on_behalf_of),
     };
     let direction = match place {

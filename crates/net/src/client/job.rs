@@ -10,13 +10,14 @@ use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::errand::PullPlace;
+use super::replicas::Member;
 use super::tally::Tally;
 use super::third_party::{TWO_KINDS, one_agent};
 use super::{CopyOptions, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{
-    AskedNames, Compression, End, Follow, Observer, Origins, Receiver, ReceiverOptions, Sender, Source,
+    AskedNames, Compression, End, Follow, LaneIds, Observer, Origins, Receiver, ReceiverOptions, Sender, Source,
 };
 use crate::web::Web;
 
@@ -32,8 +33,19 @@ pub(super) struct Job {
 }
 
 pub(super) enum Direction {
-    Push { sources: PushSources, destination: Vec<u8> },
-    Pull { sources: Vec<Vec<u8>>, destination: PullPlace },
+    Push {
+        sources: PushSources,
+        destination: Vec<u8>,
+    },
+    Pull {
+        sources: Vec<Vec<u8>>,
+        destination: PullPlace,
+    },
+    /// A pull of one of several replicas of a file.
+    Replica {
+        source: Vec<u8>,
+        member: Arc<Member>,
+    },
 }
 
 pub(super) enum PushSources {
@@ -129,8 +141,21 @@ impl Job {
                 dry_run: options.dry_run,
             },
             Direction::Pull { sources, .. } => {
-                Request::Pull { sources: sources.clone(), dry_run: options.dry_run, compress: options.compress }
+                let CopyOptions { dry_run, compress, .. } = *options;
+                Request::Pull { sources: sources.clone(), dry_run, compress, on_demand: false }
             }
+            Direction::Replica { source, .. } => {
+                let CopyOptions { dry_run, compress, .. } = *options;
+                Request::Pull { sources: vec![source.clone()], dry_run, compress, on_demand: true }
+            }
+        }
+    }
+
+    /// What numbers the lanes of the session.
+    pub(super) fn lanes(&self) -> Arc<LaneIds> {
+        match &self.direction {
+            Direction::Replica { member, .. } => member.lanes(),
+            Direction::Push { .. } | Direction::Pull { .. } => Arc::default(),
         }
     }
 
@@ -139,6 +164,7 @@ impl Job {
         match &self.direction {
             Direction::Push { sources, .. } => self.start_sender(sources, options, tally),
             Direction::Pull { sources, destination } => start_receiver(sources, destination, options, tally),
+            Direction::Replica { member, .. } => Ok((member.join()?, None)),
         }
     }
 
@@ -201,13 +227,13 @@ fn start_receiver(
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
 
-fn local_source(path: &Path) -> Result<Source, Error> {
+pub(super) fn local_source(path: &Path) -> Result<Source, Error> {
     let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
     Ok(Source { root, pattern, name: None })
 }
 
 /// Whether a local source can mean more than one thing, so that the destination must be a directory.
-fn means_many(path: &Path) -> bool {
+pub(super) fn means_many(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     means_contents(bytes) || !path.exists() && has_wildcards(bytes)
 }

@@ -43,7 +43,7 @@ pub(super) const LAST_PACKET: Duration = Duration::from_millis(10);
 /// What the threads that keep paths and lanes alive share.
 struct Keeper {
     end: Arc<dyn End>,
-    lanes: LaneIds,
+    lanes: Arc<LaneIds>,
     hello: Hello,
     way: Way,
     welcomed: AtomicBool,
@@ -77,7 +77,7 @@ pub(super) fn run_session(
     let observer = &tally.observer;
     let way = match job.direction {
         Direction::Push { .. } => Way::Out,
-        Direction::Pull { .. } => Way::In,
+        Direction::Pull { .. } | Direction::Replica { .. } => Way::In,
     };
     let dialling = Dialling::new(options, &job.remote, way, identity, observer);
     let PathDials { first, on, others } = dialling.reach_paths()?;
@@ -99,7 +99,7 @@ pub(super) fn run_session(
     end.limits().set_rate_cap(options.ceiling());
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
-        lanes: LaneIds::default(),
+        lanes: job.lanes(),
         hello: Hello {
             on_behalf_of: options.on_behalf_of.map(|key| key.0),
             ..Hello::new(random_session()?, job.request(options))
@@ -427,8 +427,9 @@ impl Keeper {
                 path.watch_rate(self.way, &progress);
             }
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-            // A spool may have nothing to send for days.
-            let told = stall.observe(carried, Instant::now()).filter(|_| self.options.follow.is_none());
+            // A spool may have nothing to send for days, and a replica nothing while others are faster.
+            let told =
+                stall.observe(carried, Instant::now()).filter(|_| self.options.follow.is_none() && !self.options.same);
             if let Some(text) = told {
                 self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
             }

@@ -2,6 +2,7 @@
 //!
 //! The order of steps, and what a crash after each leaves, is in the module above.
 
+mod forgetting;
 mod growing;
 
 use std::collections::BTreeMap;
@@ -55,6 +56,8 @@ struct Records {
     /// Digests behind a gap; those before it are merged already.
     ahead: BTreeMap<u64, BlockDigest>,
     digester: FileDigester,
+    /// The digest of every block of `have` that was compared, of a file of which blocks may be forgotten.
+    kept: Option<BTreeMap<u64, BlockDigest>>,
 }
 
 /// The journal file, and whether this file may still be checkpointed and published.
@@ -544,12 +547,16 @@ impl Records {
             unsaved: Vec::new(),
             ahead: BTreeMap::new(),
             digester: FileDigester::new(blocks),
+            kept: None,
         }
     }
 
     /// Adds a block whose digest was compared, and merges what is now without a gap.
     fn take(&mut self, index: u64, digest: BlockDigest) {
         self.have.insert(index..index + 1);
+        if let Some(kept) = &mut self.kept {
+            kept.insert(index, digest);
+        }
         self.ahead.insert(index, digest);
         while let Some(digest) = self.ahead.remove(&self.digester.next_index()) {
             self.digester.push(&digest);

@@ -13,6 +13,8 @@ use crate::web::{Web, WebFile, WebReader};
 pub enum Origins {
     /// What lies beneath roots of this host.
     Roots(Vec<Source>),
+    /// The same, of large files what the receiver asks for.
+    OnDemand(Vec<Source>),
     /// Files on web servers.
     Web(Arc<Web>),
     /// The same as roots, followed: files that still grow, and directories into which files come.
@@ -23,7 +25,7 @@ impl Origins {
     /// The web servers, if they are what is read.
     pub(super) fn web(&self) -> Option<Arc<Web>> {
         match self {
-            Self::Roots(_) | Self::Followed(_) => None,
+            Self::Roots(_) | Self::OnDemand(_) | Self::Followed(_) => None,
             Self::Web(web) => Some(Arc::clone(web)),
         }
     }
@@ -32,7 +34,7 @@ impl Origins {
     pub(super) fn follow(&self) -> Option<(Arc<Follow>, u32)> {
         match self {
             Self::Followed(follow) => Some((Arc::clone(follow), follow.begin_session())),
-            Self::Roots(_) | Self::Web(_) => None,
+            Self::Roots(_) | Self::OnDemand(_) | Self::Web(_) => None,
         }
     }
 }

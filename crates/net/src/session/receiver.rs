@@ -4,12 +4,13 @@
 //! that another session holds; one reads what earlier sessions left; some publish (they wait for the disk, so that lanes
 //! do not); one makes journals durable about once a second.
 
+mod replicas;
 mod tail;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,8 @@ const BUSY_A_TURN: usize = 64;
 
 /// What is called with a destination that another session holds.
 pub type OnBusy = Box<dyn Fn(&Destination, &RelPath) + Send + Sync>;
+
+pub(super) use self::replicas::Judge;
 
 /// How a receiver treats what comes.
 pub struct ReceiverOptions {
@@ -153,6 +156,8 @@ pub struct Receiver {
     silence: Mutex<SilenceWatch>,
     carried: Carried,
     observer: Arc<dyn Observer>,
+    /// Of a file that comes from several replicas.
+    judge: OnceLock<Weak<dyn Judge>>,
 }
 
 impl Receiver {
@@ -187,6 +192,7 @@ impl Receiver {
             silence: Mutex::default(),
             carried: Carried::default(),
             observer,
+            judge: OnceLock::new(),
         });
         // The threads that did start end with the queues.
         receiver.start_threads(to_prepare, to_recheck, to_publish).inspect_err(|_| receiver.drop_queues())?;
@@ -441,6 +447,9 @@ impl Receiver {
                 (None, PrepareOutcome::Ready { have: RangeSet::default(), notice: None })
             }
             Prepared::Incoming(incoming) => {
+                if self.judge.get().is_some() {
+                    incoming.keep_digests();
+                }
                 let notice = incoming.restarted().map(str::to_owned);
                 let outcome = PrepareOutcome::Ready { have: incoming.have(), notice };
                 (Some(Arc::from(incoming)), outcome)
@@ -471,9 +480,13 @@ impl Receiver {
     fn publish_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
         let outcome = match slot.and_then(|slot| slot.incoming()) {
-            Some(incoming) => {
-                self.close_growing(id, &incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
-            }
+            Some(incoming) => match self.take_wrong_blocks_back(id, &incoming) {
+                Ok(true) => return,
+                Ok(false) => {
+                    self.close_growing(id, &incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
+                }
+                Err(error) => Err(error),
+            },
             None => Err(crate::internal("publish a file that was never looked up")),
         };
         lock(&self.session).handle_published(id, outcome);

@@ -168,7 +168,8 @@ impl Sender {
     fn scan(self: &Arc<Self>, sources: &Origins) {
         match sources {
             Origins::Followed(follow) => self.scan_followed(follow),
-            Origins::Roots(sources) => self.scan_roots(sources),
+            Origins::Roots(sources) => self.scan_roots(sources, BlockOrder::Next),
+            Origins::OnDemand(sources) => self.scan_roots(sources, BlockOrder::OnDemand),
             Origins::Web(web) => self.scan_web(web),
         }
         if self.is_over() {
@@ -195,7 +196,7 @@ impl Sender {
         web.list(&found, &|| self.is_over());
     }
 
-    fn scan_roots(&self, sources: &[Source]) {
+    fn scan_roots(&self, sources: &[Source], order: BlockOrder) {
         let mut names = FirstNames::new(sources);
         'sources: for (index, source) in sources.iter().enumerate() {
             let items = match source.items() {
@@ -208,7 +209,7 @@ impl Sender {
             for item in items {
                 let admitted = item.map(|item| (names.admit(index, source, &item), item));
                 match admitted {
-                    Ok((Admittance::Offered, item)) => self.offer(source, item),
+                    Ok((Admittance::Offered, item)) => self.offer(source, item, order),
                     Ok((Admittance::RefusedBefore, _)) => {}
                     Ok((Admittance::Refused(error), _)) | Err(error) => self.unreadable(error),
                     Ok((Admittance::Full(error), _)) => {
@@ -223,13 +224,13 @@ impl Sender {
         }
     }
 
-    fn offer(&self, source: &Source, item: SourceItem) {
+    fn offer(&self, source: &Source, item: SourceItem, order: BlockOrder) {
         // A directory gets its mode and time when its session ends, so a session that took over needs it again.
         if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
             return;
         }
         let origin = Origin::Disk { root: source.root.clone(), path: item.source };
-        self.offer_in(item.entry, BlockOrder::Next, origin);
+        self.offer_in(item.entry, order, origin);
     }
 
     fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) {

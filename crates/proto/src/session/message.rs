@@ -75,6 +75,8 @@ pub enum Request {
         dry_run: bool,
         /// Whether the agent compresses.
         compress: Wish,
+        /// No block of a large file is sent before the client has said which it has: it asks others too.
+        on_demand: bool,
     },
     /// The agent runs a session with another agent and tells what happens; no block passes on this lane.
     ThirdParty(Box<ThirdParty>),
@@ -347,7 +349,7 @@ impl Request {
                 write_expect(w, *expect);
                 w.byte(u8::from(*dry_run));
             }
-            Self::Pull { sources, dry_run, compress } => {
+            Self::Pull { sources, dry_run, compress, on_demand } => {
                 w.byte(2);
                 w.integer(sources.len() as u64);
                 for source in sources {
@@ -355,6 +357,7 @@ impl Request {
                 }
                 w.byte(u8::from(*dry_run));
                 write_wish(w, *compress);
+                w.byte(u8::from(*on_demand));
             }
             Self::ThirdParty(copy) => {
                 w.byte(3);
@@ -379,7 +382,8 @@ impl Request {
                 for _ in 0..count {
                     sources.push(r.bytes()?.to_vec());
                 }
-                Ok(Self::Pull { sources, dry_run: read_flag(r)?, compress: read_wish(r)? })
+                let (dry_run, compress) = (read_flag(r)?, read_wish(r)?);
+                Ok(Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)? })
             }
             3 => ThirdParty::read(r).map(|copy| Self::ThirdParty(Box::new(copy))),
             code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),

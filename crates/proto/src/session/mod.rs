@@ -9,6 +9,7 @@ mod hello;
 mod log;
 mod message;
 mod receive;
+mod replicas;
 mod runs;
 mod send;
 mod third_party;
@@ -20,6 +21,10 @@ pub use message::{
     SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
+pub use replicas::{
+    Arrival, BlockUse, CONTROL, CopyId, REPLICAS_MAX, ReplicaAccount, ReplicaEvent, ReplicaId, ReplicaPlan,
+    ReplicaSession,
+};
 pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 pub use third_party::{

@@ -1,6 +1,7 @@
 //! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
 
 mod growing;
+mod replicas;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -136,6 +137,8 @@ struct RecvFile {
     fails_by: Option<Error>,
     /// What a growing file must have as a whole, once its sender has said so.
     seal: Option<[u8; 32]>,
+    /// It is not published before it was released.
+    withheld: bool,
 }
 
 impl RecvFile {
@@ -146,8 +149,9 @@ impl RecvFile {
 
     /// Whether every block of it is here, nobody writes to it any more, and it may get its name.
     fn is_complete(&self) -> bool {
-        let is_whole = self.arrived_count == self.entry.blocks().count() && !self.rechecking;
-        is_whole && self.is_closed() && self.claims.is_empty()
+        let is_whole = self.arrived_count == self.entry.blocks().count() && !self.rechecking && !self.withheld;
+        // Of a growing file a claim may be of a part of a block that is written behind its end.
+        is_whole && self.is_closed() && (self.entry.growth.is_none() || self.claims.is_empty())
     }
 }
 
@@ -189,6 +193,8 @@ pub struct RecvSession {
     leaves_first: bool,
     /// The session was over when a lane ended: what the log would send again is of no use any more.
     ended: bool,
+    /// Files are published only when they have been released.
+    withholds: bool,
 }
 
 impl RecvSession {
@@ -221,6 +227,7 @@ impl RecvSession {
             leaving_since: None,
             leaves_first: false,
             ended: false,
+            withholds: false,
         }
     }
 
@@ -328,6 +335,7 @@ impl RecvSession {
                 failures: BTreeMap::new(),
                 fails_by: None,
                 seal: None,
+                withheld: self.withholds,
             },
         );
         if self.open_paths.insert(entry.path.clone()) {

@@ -16,8 +16,12 @@ use crate::range_set::RangeSet;
 pub enum BlockOrder {
     /// Each takes the next one: every block costs the same to read.
     Next,
+    /// Likewise, and none is taken before the receiver has said which it has.
+    OnDemand,
     /// Each lane goes through a run of its own.
     Runs,
+    /// Likewise, and a lane asks for a block at a time, so that all that it has not taken can go to another: each lane is a replica.
+    Shared,
     /// One lane takes them all, from the first to the last: the source can be read in no other way.
     OneLane,
 }
@@ -26,13 +30,14 @@ pub enum BlockOrder {
 struct Run {
     file: FileId,
     blocks: Range<u64>,
+    order: BlockOrder,
     /// The lane has asked for the blocks before this one.
     asked: u64,
 }
 
 impl Run {
-    fn new(file: FileId, blocks: Range<u64>) -> Self {
-        Self { file, asked: blocks.start, blocks }
+    fn new(file: FileId, blocks: Range<u64>, order: BlockOrder) -> Self {
+        Self { file, asked: blocks.start, blocks, order }
     }
 
     /// The blocks that the lane has not asked for.
@@ -75,7 +80,9 @@ impl Runs {
         match next {
             Some(range) => {
                 run.blocks.start = range.start + 1;
-                if range.start >= run.asked {
+                if run.order == BlockOrder::Shared {
+                    run.asked = run.blocks.start;
+                } else if range.start >= run.asked {
                     run.asked = range.start + ((run.blocks.end - range.start) * ASKED_QUARTERS).div_ceil(4);
                 }
                 Some((run.file, range.start))
@@ -112,7 +119,7 @@ impl Runs {
             let fair = pending.len().div_ceil(lanes_a_file);
             free.start..free.end.min(free.start + fair)
         };
-        self.by_lane.insert(lane, Run::new(file, blocks));
+        self.by_lane.insert(lane, Run::new(file, blocks, order));
         true
     }
 
@@ -127,7 +134,7 @@ impl Runs {
         let Some((other, range)) = longest.max_by_key(|(_, range)| range.end - range.start) else { return };
         let Some(run) = self.by_lane.get_mut(&other) else { return };
         let middle = range.start + (range.end - range.start) / 2;
-        let half = Run::new(run.file, middle..run.blocks.end);
+        let half = Run::new(run.file, middle..run.blocks.end, run.order);
         run.blocks.end = middle;
         self.by_lane.insert(lane, half);
     }

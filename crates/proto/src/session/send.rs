@@ -1,6 +1,7 @@
 //! The sending end of a session: the pool of blocks that lanes pull from, and what is known of each file.
 
 mod growing;
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -448,7 +449,7 @@ impl SendSession {
 
     fn next_large(&mut self, first: FileId, lane: LaneId) -> Option<BlockTask> {
         let file = self.files.get(&first)?;
-        if file.order == BlockOrder::Next {
+        if matches!(file.order, BlockOrder::Next | BlockOrder::OnDemand) {
             let index = file.pending.iter().next()?.start;
             return self.take_single(first, index, lane);
         }
@@ -488,12 +489,16 @@ impl SendSession {
         let ready = ready_large.len();
         for id in ready_large.iter() {
             let Some(file) = files.get(id) else { continue };
-            if file.order != BlockOrder::Next && runs.begin(lane, *id, file.order, &file.pending, ready) {
+            if !matches!(file.order, BlockOrder::Next | BlockOrder::OnDemand)
+                && runs.begin(lane, *id, file.order, &file.pending, ready)
+            {
                 return;
             }
         }
         let splits = |id: FileId| {
-            let file = files.get(&id).filter(|file| file.is_ready() && file.order == BlockOrder::Runs);
+            let file = files
+                .get(&id)
+                .filter(|file| file.is_ready() && matches!(file.order, BlockOrder::Runs | BlockOrder::Shared));
             file.map(|file| &file.pending)
         };
         runs.split_largest(lane, splits);

@@ -48,9 +48,7 @@ pub fn for_seeds(name: &str, count: u64, scenario: impl Fn(u64)) {
     };
     for seed in seeds {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
-            eprintln!(
-                "seed {seed} fails; replay: STERNA_SEED={seed} cargo test -p sterna-proto --test session_sim {name}"
-            );
+            eprintln!("seed {seed} fails; replay: STERNA_SEED={seed} cargo test -p sterna-proto {name}");
             resume_unwind(panic);
         }
     }

@@ -15,6 +15,7 @@ mod names;
 mod networks;
 mod output;
 mod paths;
+mod replicas;
 mod resume;
 mod site;
 mod strait;

@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 mod follow;
+mod replicas;
 // What the other end-to-end tests need of it stands idle here.
 #[allow(dead_code)]
 #[path = "../e2e/site.rs"]

@@ -1,6 +1,7 @@
 //! Tests of the disk, on real directories.
 
 mod destination;
+mod forgetting;
 mod full_disk;
 mod growing;
 mod incoming;

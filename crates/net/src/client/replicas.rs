@@ -1,0 +1,462 @@
+//! A copy of one file from several replicas: `sterna copy --same`.
+//!
+//! What it does: for each replica one thread that keeps a session with its sender: at an agent by an ordinary pull (`keeper`), for a URL or a
+//! path of this host by a sender in this process. All of them end at one receiver. The main thread carries and decides
+//! ([`Replicas::turn`]). What it refuses to do: decide which replica is asked for what.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
+use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope};
+
+use super::direct::{CONTROL, Silent, start_lane, web_options};
+use super::job::{Direction, Job, local_source, may_mean_many, means_many};
+use super::keeper::{BACKOFF_MAX, run_session};
+use super::path::PathOptions;
+use super::stall::StallWatch;
+use super::tally::Tally;
+use super::{
+    ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice,
+};
+use crate::buffer::BufferPool;
+use crate::disk::{Destination, Root, Sources, last_name};
+use crate::identity::{Fingerprint, Identity};
+use crate::lane::LaneStats;
+use crate::session::{
+    AskedNames, Compression, End, LaneIds, LimitsNow, Observer, Origins, ReceiverOptions, ReplicaEnd, Replicas, Sender,
+    SessionEvent, SettledPaths, lock,
+};
+use crate::web::Web;
+
+/// Longest nap of the main thread. Reason: as that of a feeder; what comes wakes it.
+const NAP: Duration = Duration::from_millis(20);
+
+/// How long the senders get to hear how the copy ended. Reason: each bounds its last words to 2 s, and closes its lanes in the same time.
+const FAREWELLS: Duration = Duration::from_secs(5);
+
+/// Lanes from a path of this host. Guess: one reads while the other hashes.
+const LOCAL_LANES: u32 = 2;
+
+/// One replica, for the person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaSummary {
+    /// The source, as it was given.
+    pub source: String,
+    /// Bytes of the file that are from it.
+    pub bytes: u64,
+    /// Why it was not used to the end; `None` when it was.
+    pub dropped: Option<String>,
+}
+
+/// A copy from several replicas to this host.
+pub(super) struct ReplicaCopy {
+    sources: Vec<Location>,
+    destination: PathBuf,
+    name: RelPath,
+}
+
+impl ReplicaCopy {
+    /// What is to be done; `None`: the sources are no replicas. Errors: `Usage`.
+    pub(super) fn plan(options: &CopyOptions) -> Result<Option<Self>, Error> {
+        if !options.same {
+            return Ok(None);
+        }
+        let usage = |text: &str| Err(usage_error(text.to_owned()));
+        let count = options.sources.len();
+        if !(2..=REPLICAS_MAX).contains(&count) {
+            return usage(&format!(
+                "--same takes 2 to {REPLICAS_MAX} replicas of one file as sources, and {count} were given"
+            ));
+        }
+        let Location::Local(destination) = &options.destination else {
+            return usage(
+                "--same copies to this host, and the destination is at another one: run the copy there, or name one source and \
+                 leave --same out",
+            );
+        };
+        if options.follow.is_some() || options.then.is_some() {
+            return usage(
+                "--follow and --then are for sources of this host, and --same reads replicas that stay as they are: leave them out",
+            );
+        }
+        if options.paths.len() > 1 || options.paths.iter().any(|path| path.local.is_some() || path.remote.is_some()) {
+            return usage("--path names ways to one host, and --same copies from several: leave it out");
+        }
+        let is_web = |source: &Location| matches!(source, Location::Web(_));
+        let is_said = |path: &PathOptions| path.contract.ceiling.is_some() || path.via != ViaChoice::Auto;
+        if options.sources.iter().all(is_web) && (options.paths.iter().any(is_said) || options.congestion.is_some()) {
+            return usage(
+                "--rate, --via and --congestion say how sterna sends, and here web servers do: leave them out, or set their \
+                 limits there",
+            );
+        }
+        options.sources.iter().try_for_each(check_source)?;
+        Ok(Some(Self {
+            sources: options.sources.clone(),
+            destination: destination.clone(),
+            name: name_of(&options.sources[0])?,
+        }))
+    }
+
+    /// Runs the copy to its end. Errors: as [`super::copy`].
+    pub(super) fn copy(
+        self,
+        options: &CopyOptions,
+        identity: &Identity,
+        observer: &Arc<dyn CopyObserver>,
+    ) -> Result<CopySummary, Error> {
+        let started = Instant::now();
+        let tally = Tally::new(observer);
+        let names: Vec<String> = self.sources.iter().map(shown).collect();
+        let replicas = self.start(options, &names, &tally)?;
+        let crew = Arc::new(Crew {
+            replicas: Arc::clone(&replicas),
+            options: each_options(options, self.sources.len()),
+            identity: identity.clone(),
+            observer: Arc::clone(observer),
+            lanes: Arc::default(),
+            busy: AtomicUsize::new(0),
+            figures: names.iter().map(|_| Mutex::default()).collect(),
+            summaries: Mutex::default(),
+        });
+        for (number, source) in (0u32..).zip(&self.sources) {
+            let member =
+                Member { crew: Arc::clone(&crew), replica: ReplicaId(number), name: names[number as usize].clone() };
+            let source = source.clone();
+            let spawned =
+                thread::Builder::new().name("replica".to_owned()).spawn(move || Arc::new(member).keep(&source));
+            spawned.map_err(|e| crate::internal("start the thread of a replica").caused_by(e)).inspect_err(
+                |error| {
+                    replicas.abort(crate::copy_of(error));
+                },
+            )?;
+        }
+        crew.turn_until_over(started);
+        replicas.receiver().join();
+        crew.sum_up(&tally, &names, started)
+    }
+
+    fn start(&self, options: &CopyOptions, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
+        let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
+        let receiver = ReceiverOptions {
+            destination: Destination::resolve(&root, &path, Sources::One)?,
+            overwrite: options.overwrite,
+            checks: options.checks,
+            expect: options.expect,
+            dry_run: options.dry_run,
+            linger: options.linger,
+            leaves_first: false,
+            // The name is ours, whatever a sender calls its file.
+            asked: AskedNames::Any,
+            settled: tally.settled(),
+            on_busy: Box::new(|_, _| {}),
+        };
+        let plan = ReplicaPlan {
+            names: names.to_vec(),
+            path: self.name.clone(),
+            is_expected: options.expect.is_some(),
+            linger: options.linger,
+            // The standard library seeds its hashers at random.
+            seed: RandomState::new().build_hasher().finish(),
+        };
+        Replicas::start(plan, receiver, Arc::clone(tally) as Arc<dyn Observer>)
+    }
+}
+
+fn usage_error(text: String) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// A source as it is shown to people.
+fn shown(source: &Location) -> String {
+    match source {
+        Location::Local(path) => path.display().to_string(),
+        Location::Remote(remote) => remote.to_string(),
+        Location::Web(location) => location.to_string(),
+    }
+}
+
+/// Errors: `Usage`: a source can mean more than one file.
+fn check_source(source: &Location) -> Result<(), Error> {
+    let is_many = match source {
+        Location::Local(path) => path.is_dir() || means_many(path),
+        Location::Remote(remote) => remote.path.ends_with(b"/") || may_mean_many(&remote.path),
+        Location::Web(_) => false,
+    };
+    if !is_many {
+        return Ok(());
+    }
+    let text = format!(
+        "{}: --same takes replicas of one file, without wildcards and directories: name the file",
+        shown(source)
+    );
+    Err(usage_error(text))
+}
+
+/// What a source is called where the destination is a directory.
+fn name_of(source: &Location) -> Result<RelPath, Error> {
+    let nameless = || usage_error(format!("{}: it names no file", shown(source)));
+    match source {
+        Location::Local(path) => RelPath::new(path.file_name().ok_or_else(nameless)?.as_bytes()),
+        Location::Remote(remote) => RelPath::new(last_name(&remote.path).ok_or_else(nameless)?),
+        Location::Web(location) => location.name(),
+    }
+}
+
+/// What of the options one replica gets: its part of the memory.
+fn each_options(options: &CopyOptions, count: usize) -> CopyOptions {
+    CopyOptions { memory: ByteCount(options.memory.0 / count as u64), ..options.clone() }
+}
+
+/// What all replicas of a copy share.
+struct Crew {
+    replicas: Arc<Replicas>,
+    options: CopyOptions,
+    identity: Identity,
+    observer: Arc<dyn CopyObserver>,
+    /// Numbers the lanes of all agents, for the person.
+    lanes: Arc<LaneIds>,
+    /// Replicas with a session that has not said goodbye.
+    busy: AtomicUsize,
+    /// The lanes of each replica, and what limits it.
+    figures: Vec<Mutex<(Vec<LaneStats>, LimitsNow)>>,
+    /// What sessions with agents came to.
+    summaries: Mutex<Vec<CopySummary>>,
+}
+
+impl Crew {
+    /// Carries and decides until the copy is over; ends it when the person wants to stop.
+    fn turn_until_over(&self, started: Instant) {
+        let (mut stopping, mut stall, mut ticked) = (false, StallWatch::default(), Instant::now());
+        while !self.replicas.is_over() {
+            self.replicas.turn();
+            self.replicas.wait(NAP);
+            if ticked.elapsed() < TICK {
+                continue;
+            }
+            ticked = Instant::now();
+            self.replicas.receiver().tick();
+            let progress = self.progress(started);
+            self.observer.progress(&progress);
+            let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
+            if let Some(text) = stall.observe(carried, ticked) {
+                self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+            }
+            if self.observer.stopped() && !std::mem::replace(&mut stopping, true) {
+                let text = "the copy was stopped; run the same command again to go on from here";
+                self.replicas.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+            }
+        }
+        let until = Instant::now() + FAREWELLS;
+        while self.busy.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+            self.replicas.turn();
+            thread::sleep(NAP);
+        }
+        self.observer.progress(&self.progress(started));
+    }
+
+    fn progress(&self, started: Instant) -> CopyProgress {
+        let mut session = self.replicas.receiver().progress();
+        session.lanes = self.replicas.lane_count();
+        let (mut lanes, mut limits) = (Vec::new(), LimitsNow::default());
+        for figures in &self.figures {
+            let (of_one, now) = &*lock(figures);
+            lanes.extend(of_one.iter().copied());
+            limits.number += now.number;
+            limits.report.total.merge(&now.report.total);
+            limits.report.recent.merge(&now.report.recent);
+        }
+        let files = self.replicas.receiver().active_files(ACTIVE_FILES_SHOWN);
+        CopyProgress { session, elapsed: started.elapsed(), lanes, files, limits }
+    }
+
+    fn sum_up(&self, tally: &Tally, names: &[String], started: Instant) -> Result<CopySummary, Error> {
+        let mut state = lock(&tally.state);
+        let progress = self.replicas.receiver().progress();
+        let summary = &mut state.summary;
+        summary.blocks_again = progress.blocks_again;
+        summary.bytes_held = progress.bytes_held;
+        summary.bytes_holes = progress.bytes_holes;
+        (summary.bytes_carried, summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
+        summary.elapsed = started.elapsed();
+        summary.limits = self.progress(started).limits.report;
+        for of_one in lock(&self.summaries).drain(..) {
+            summary.paths.extend(of_one.paths);
+        }
+        let account = |(account, name): (sterna_proto::session::ReplicaAccount, &String)| ReplicaSummary {
+            source: name.clone(),
+            bytes: account.bytes,
+            dropped: account.dropped,
+        };
+        summary.replicas = self.replicas.accounts().into_iter().zip(names).map(account).collect();
+        match state.aborted.take() {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut state.summary)),
+        }
+    }
+}
+
+/// One replica of a copy.
+pub(super) struct Member {
+    crew: Arc<Crew>,
+    pub(super) replica: ReplicaId,
+    name: String,
+}
+
+impl Member {
+    /// Keeps a session with the replica's sender until the copy is over, or the replica is not used any more.
+    fn keep(self: Arc<Self>, source: &Location) {
+        let mut backoff = BACKOFF_MIN;
+        while !self.crew.replicas.is_done_with(self.replica) {
+            let begun = Instant::now();
+            let kept = match source {
+                Location::Remote(_) => self.keep_agent(source),
+                Location::Local(path) => self.keep_local(path),
+                Location::Web(location) => self.keep_web(location),
+            };
+            if self.crew.replicas.is_done_with(self.replica) {
+                return;
+            }
+            if let Err(error) = kept {
+                self.crew.replicas.leave(self.replica, &error);
+            }
+            backoff = if begun.elapsed() > BACKOFF_MAX { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
+            self.wait(backoff);
+        }
+    }
+
+    fn wait(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until && !self.crew.replicas.is_done_with(self.replica) {
+            thread::sleep(TICK);
+        }
+    }
+
+    /// Our end of a new session with the replica's sender.
+    pub(super) fn join(&self) -> Result<Arc<ReplicaEnd>, Error> {
+        self.crew.replicas.join(self.replica)
+    }
+
+    /// Numbers of lanes that no other replica's lanes have.
+    pub(super) fn lanes(&self) -> Arc<LaneIds> {
+        Arc::clone(&self.crew.lanes)
+    }
+
+    fn keep_agent(self: &Arc<Self>, source: &Location) -> Result<(), Error> {
+        let Location::Remote(remote) = source else { return Ok(()) };
+        let options = CopyOptions { sources: vec![source.clone()], ..self.crew.options.clone() };
+        let direction = Direction::Replica { source: remote.path.clone(), member: Arc::clone(self) };
+        let job = Job { remote: remote.clone(), direction, follow: None };
+        let observer = Arc::clone(self) as Arc<dyn CopyObserver>;
+        let tally = Tally::new(&observer);
+        let mut started = Instant::now();
+        let _busy = Busy::new(&self.crew);
+        let outcome = run_session(&options, &job, &self.crew.identity, &tally, &mut started);
+        lock(&self.crew.summaries).push(std::mem::take(&mut lock(&tally.state).summary));
+        outcome
+    }
+
+    fn keep_local(&self, path: &Path) -> Result<(), Error> {
+        let source = local_source(path)?;
+        self.keep_inside(Origins::OnDemand(vec![source]), LOCAL_LANES, None)
+    }
+
+    fn keep_web(self: &Arc<Self>, location: &sterna_proto::web::WebLocation) -> Result<(), Error> {
+        let options = web_options(&self.crew.options);
+        let lanes = options.connections;
+        let observer = Arc::clone(self) as Arc<dyn Observer>;
+        let web = Arc::new(Web::new(&options, vec![location.clone()], Some(CONTROL), observer)?);
+        self.keep_inside(Origins::Web(Arc::clone(&web)), lanes, Some(web))
+    }
+
+    /// Joins a sender in this process to our end, until that is over.
+    fn keep_inside(&self, origins: Origins, lanes: u32, web: Option<Arc<Web>>) -> Result<(), Error> {
+        let _busy = Busy::new(&self.crew);
+        let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
+        let CopyOptions { linger, dry_run, .. } = self.crew.options;
+        let end: Arc<dyn End> = self.join()?;
+        let sender = Sender::start(origins, linger, dry_run, settled, Compression::default(), pool, Arc::new(Silent))?;
+        let sender = sender as Arc<dyn End>;
+        for lane in (0..=lanes).map(sterna_proto::session::LaneId) {
+            sender.lane_up(lane);
+            end.lane_up(lane);
+        }
+        let mut feeders = vec![start_lane(&end, &sender, CONTROL)?];
+        for lane in (0..=lanes).map(sterna_proto::session::LaneId) {
+            feeders.push(start_lane(&sender, &end, lane)?);
+        }
+        while !end.is_over() && !sender.is_over() {
+            thread::sleep(TICK);
+            sender.tick();
+            end.tick();
+            if let Some(web) = &web {
+                let stats = LaneStats { wire_bytes_received: web.received_bytes(), ..LaneStats::default() };
+                *lock(&self.crew.figures[self.replica.0 as usize]) = (vec![stats], LimitsNow::default());
+            }
+        }
+        web.iter().for_each(|web| web.stop());
+        let text = "the session with this replica is over";
+        sender.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text).retry(Retry::After));
+        feeders.into_iter().for_each(|feeder| drop(feeder.join()));
+        Ok(())
+    }
+}
+
+/// Counts a session while it lives.
+struct Busy<'a>(&'a Crew);
+
+impl<'a> Busy<'a> {
+    fn new(crew: &'a Crew) -> Self {
+        crew.busy.fetch_add(1, Ordering::Relaxed);
+        Self(crew)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What the keeper of an agent's session says and asks.
+impl CopyObserver for Member {
+    fn event(&self, event: CopyEvent) {
+        let named = |text: String| format!("{}: {text}", self.name);
+        self.crew.observer.event(match event {
+            CopyEvent::Decision { subject, rationale } => CopyEvent::Decision { subject, rationale: named(rationale) },
+            CopyEvent::LaneDown { lane, reason } => CopyEvent::LaneDown { lane, reason: named(reason) },
+            CopyEvent::Session(SessionEvent::Notice(text)) => CopyEvent::Session(SessionEvent::Notice(named(text))),
+            other => other,
+        });
+    }
+
+    fn progress(&self, progress: &CopyProgress) {
+        let figures = (progress.lanes.clone(), progress.limits.clone());
+        *lock(&self.crew.figures[self.replica.0 as usize]) = figures;
+    }
+
+    fn trust(&self, remote: &sterna_proto::location::RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
+        self.crew.observer.trust(remote, peer)
+    }
+
+    /// A person who stops the copy is heard by its main thread.
+    fn stopped(&self) -> bool {
+        self.crew.replicas.is_done_with(self.replica)
+    }
+}
+
+/// What a web server's side says.
+impl Observer for Member {
+    fn session_event(&self, event: SessionEvent) {
+        if let SessionEvent::Notice(text) = event {
+            self.crew.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+        }
+    }
+}

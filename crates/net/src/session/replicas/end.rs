@@ -1,0 +1,153 @@
+//! What the sender of one replica has before it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna_proto::session::{ActiveFile, BlockTask, Frame, LaneId, ReplicaId, ReplicaSession};
+use sterna_proto::{Error, Retry};
+
+use super::super::limits::{LimitWatch, Role};
+use super::super::silence::SilenceWatch;
+use super::super::{BlockSink, End, Progress, Work, lock};
+use super::Replicas;
+use super::lane::ReplicaLane;
+use crate::lane::LaneTx;
+
+/// Our end of one session with the sender of one replica.
+pub struct ReplicaEnd {
+    pub(super) replicas: Arc<Replicas>,
+    pub(super) replica: ReplicaId,
+    /// Which session of the replica this is; that of a later one has ended it.
+    epoch: u64,
+    limits: Arc<LimitWatch>,
+    silence: Mutex<SilenceWatch>,
+}
+
+impl ReplicaEnd {
+    pub(super) fn new(replicas: &Arc<Replicas>, replica: ReplicaId, epoch: u64) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self {
+            replicas: Arc::clone(replicas),
+            replica,
+            epoch,
+            limits: LimitWatch::start(Role::Receiver)?,
+            silence: Mutex::default(),
+        }))
+    }
+
+    /// Whether no later session has taken its place.
+    fn is_current(&self) -> bool {
+        self.replicas.epochs[self.replica.0 as usize].load(Ordering::Relaxed) == self.epoch
+    }
+
+    /// Tells the machine something of this session, if it is the present one.
+    pub(super) fn tell<T>(&self, what: impl FnOnce(&mut ReplicaSession) -> T) -> Option<T> {
+        let mut session = lock(&self.replicas.session);
+        let told = self.is_current().then(|| what(&mut session));
+        drop(session);
+        self.replicas.wake.notify_all();
+        told
+    }
+}
+
+impl End for ReplicaEnd {
+    fn next_work(&self, lane: LaneId) -> Work {
+        let mut session = lock(&self.replicas.session);
+        if !self.is_current() {
+            return Work::Over;
+        }
+        match session.poll_frame(self.replica, lane) {
+            Some(frame) => Work::Frame(frame),
+            None if session.is_left(self.replica) => Work::Over,
+            None => {
+                drop(session);
+                self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
+            }
+        }
+    }
+
+    fn wait_for_work(&self, nap: Duration) {
+        let session = lock(&self.replicas.session);
+        // A poisoned lock only ends the nap early.
+        let _ = self.replicas.wake.wait_timeout(session, nap);
+    }
+
+    fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {
+        Err(crate::internal("a receiver was asked to send a block"))
+    }
+
+    fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
+        let now = Instant::now();
+        let handled = match frame {
+            Frame::Limits(report) => {
+                self.limits.handle_limits(&report);
+                return Ok(());
+            }
+            Frame::Messages { first, encoded } => {
+                self.tell(|session| session.handle_messages(self.replica, first, &encoded, now))
+            }
+            Frame::Acknowledge { next } => self.tell(|session| session.handle_acknowledgement(self.replica, next, now)),
+            Frame::Welcome => return Ok(()),
+            _ => return Err(Error::protocol("a frame from the peer out of place")),
+        };
+        handled.unwrap_or(Ok(()))
+    }
+
+    fn lane_up(&self, lane: LaneId) {
+        self.tell(|session| session.handle_lane_up(self.replica, lane));
+    }
+
+    fn lane_down(&self, lane: LaneId) {
+        self.tell(|session| session.handle_lane_down(self.replica, lane, Instant::now()));
+    }
+
+    fn block_sink(self: Arc<Self>, _lane: LaneId) -> Box<dyn BlockSink> {
+        Box::new(ReplicaLane::new(self))
+    }
+
+    fn is_over(&self) -> bool {
+        let session = lock(&self.replicas.session);
+        !self.is_current() || session.is_left(self.replica)
+    }
+
+    fn tick(&self) {
+        let silent = lock(&self.silence).observe(&self.limits.heard(), Instant::now());
+        self.tell(|session| session.handle_silence(self.replica, &silent));
+    }
+
+    fn limits(&self) -> &LimitWatch {
+        &self.limits
+    }
+
+    /// Of this replica alone.
+    fn progress(&self) -> Progress {
+        let session = lock(&self.replicas.session);
+        let delivered = self.replicas.delivered[self.replica.0 as usize].load(Ordering::Relaxed);
+        let size = session.file().map_or(0, |file| file.size);
+        Progress {
+            files_known: session.file().map_or(0, |_| 1),
+            bytes_known: size,
+            manifest_complete: session.file().is_some(),
+            bytes_done: delivered,
+            bytes_carried: delivered,
+            bytes_encoded: delivered,
+            lanes: session.lane_count(self.replica),
+            ..Progress::default()
+        }
+    }
+
+    fn active_files(&self, _most: usize) -> Vec<ActiveFile> {
+        Vec::new()
+    }
+
+    fn unsettled_bytes(&self) -> u64 {
+        0
+    }
+
+    fn abort(&self, error: Error) {
+        // The agent was restarted: another session with it is worth a try.
+        let lost = error.kind == sterna_proto::ErrorKind::SessionLost;
+        let error = if lost { error.retry(Retry::After) } else { error };
+        self.tell(|session| session.handle_left(self.replica, &error, Instant::now()));
+    }
+}

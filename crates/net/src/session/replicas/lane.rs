@@ -1,0 +1,249 @@
+//! The blocks that one lane brings from one replica.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use sterna_proto::compress::Slab;
+use sterna_proto::file::PACKED_FILE_BYTES_MAX;
+use sterna_proto::session::{Arrival, BlockData, BlockHeader, BlockUse, CopyId, LaneId};
+use sterna_proto::{Checks, Error, FileDigests, FileEntry};
+
+use super::super::slabs::Decoding;
+use super::super::{BlockSink, End, lock};
+use super::end::ReplicaEnd;
+use super::{FILE, Gate};
+
+/// A block on its way.
+enum OpenBlock {
+    /// Read past.
+    Discard,
+    /// Read past; its digest counts.
+    Compare { copy: CopyId, index: u64 },
+    /// The receiver writes it.
+    Written { copy: CopyId, gate: Arc<Gate> },
+    /// A small file, which is compared before it is written.
+    Small { copy: CopyId, entry: FileEntry, slab: Option<Slab>, data: Vec<u8> },
+}
+
+/// One lane of one replica.
+pub(super) struct ReplicaLane {
+    end: Arc<ReplicaEnd>,
+    /// The lane of the receiver that stands for this one.
+    lane: LaneId,
+    blocks: Box<dyn BlockSink>,
+    open: HashMap<u64, OpenBlock>,
+    /// Of each block on its way: bytes of the file, and what they are encoded as.
+    lengths: HashMap<u64, (u64, u64)>,
+    decoding: Decoding,
+}
+
+impl ReplicaLane {
+    pub(super) fn new(end: Arc<ReplicaEnd>) -> Self {
+        let lane = end.replicas.lanes.next();
+        let blocks = Arc::clone(&end.replicas.receiver).block_sink(lane);
+        Self { end, lane, blocks, open: HashMap::new(), lengths: HashMap::new(), decoding: Decoding::default() }
+    }
+
+    fn next_copy(&self) -> CopyId {
+        CopyId(self.end.replicas.copies.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What becomes of a block; of one from a session that is over nothing.
+    fn ask(&self, copy: CopyId, entry: &FileEntry, index: u64) -> Result<BlockUse, Error> {
+        let replica = self.end.replica;
+        let asked = self.end.tell(|session| session.handle_begun(replica, copy, entry, index));
+        asked.unwrap_or(Ok(BlockUse::Discard))
+    }
+
+    fn begin_single(
+        &mut self,
+        block: u64,
+        (entry, index): (FileEntry, u64),
+        data: BlockData,
+        data_len: u64,
+    ) -> Result<OpenBlock, Error> {
+        let (copy, replicas) = (self.next_copy(), Arc::clone(&self.end.replicas));
+        let gate = Arc::new(Gate { revoked: Mutex::new(false), lane: self.lane, index });
+        // Before anybody can know of the copy, and so revoke it.
+        lock(&replicas.gates).insert(copy, Arc::clone(&gate));
+        let instead_of = match self.ask(copy, &entry, index) {
+            Ok(BlockUse::Take { instead_of }) => instead_of,
+            other => {
+                lock(&replicas.gates).remove(&copy);
+                return Ok(match other? {
+                    BlockUse::Compare => OpenBlock::Compare { copy, index },
+                    _ => OpenBlock::Discard,
+                });
+            }
+        };
+        instead_of.into_iter().for_each(|other| replicas.revoke(other));
+        let file = lock(&replicas.session).file().cloned();
+        let revoked = lock(&gate.revoked);
+        if let (Some(file), false) = (file, *revoked) {
+            // As the receiver knows the file: replicas differ in times and inodes.
+            let header = BlockHeader::Single { file: FILE, entry: file, index, data };
+            self.blocks.begin(block, &header.encode(), data_len)?;
+            if !replicas.receiver.has_claim(self.lane, FILE, index) {
+                // What another one wrote before is being taken back, or the file has ended.
+                self.blocks.abandoned(block)?;
+                lock(&replicas.gates).remove(&copy);
+                drop(revoked);
+                lock(&replicas.session).handle_refused(self.end.replica, copy, index);
+                return Ok(OpenBlock::Discard);
+            }
+        }
+        drop(revoked);
+        Ok(OpenBlock::Written { copy, gate })
+    }
+
+    fn begin_small(&mut self, entry: FileEntry, slab: Option<Slab>, data_len: u64) -> Result<OpenBlock, Error> {
+        if data_len > PACKED_FILE_BYTES_MAX {
+            return Err(Error::protocol("packed block from the peer: more than the one small file of a replica"));
+        }
+        let copy = self.next_copy();
+        Ok(match self.ask(copy, &entry, 0)? {
+            BlockUse::Compare => OpenBlock::Small { copy, entry, slab, data: vec![0; data_len as usize] },
+            BlockUse::Take { .. } | BlockUse::Discard => OpenBlock::Discard,
+        })
+    }
+
+    /// The receiver has all of a block.
+    fn end_written(&mut self, block: u64, (copy, gate): (CopyId, &Gate), trailer: &[u8]) -> Result<(), Error> {
+        let (replicas, replica, index) = (Arc::clone(&self.end.replicas), self.end.replica, gate.index);
+        let digest = digest_of(trailer)?;
+        let revoked = lock(&gate.revoked);
+        if *revoked {
+            self.blocks.abandoned(block)?;
+            drop(revoked);
+            // Its digest counts all the same.
+            let now = Instant::now();
+            self.end.tell(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
+            return Ok(());
+        }
+        let ended = self.blocks.end(block, trailer);
+        let arrival = match replicas.receiver.has_block(FILE, index) {
+            Some(true) => Arrival::Written,
+            Some(false) => Arrival::Corrupt,
+            None => Arrival::ReadPast,
+        };
+        // Also of a session that is over: what is written is to be known. And before the gate opens: who takes over from this copy must find its
+        // block accounted for.
+        lock(&replicas.session).handle_block(replica, copy, index, digest, arrival, Instant::now());
+        lock(&replicas.gates).remove(&copy);
+        drop(revoked);
+        ended
+    }
+
+    fn end_small(&mut self, copy: CopyId, entry: &FileEntry, data: &[u8], trailer: &[u8]) -> Result<(), Error> {
+        let (replicas, replica, now) = (Arc::clone(&self.end.replicas), self.end.replica, Instant::now());
+        let digest = digest_of(trailer)?;
+        if *blake3::hash(data).as_bytes() != digest {
+            self.end.tell(|session| session.handle_block(replica, copy, 0, digest, Arrival::Corrupt, now));
+            return Ok(());
+        }
+        let unexpected = replicas.expected.and_then(|expected| {
+            let computed = FileDigests::of(data, Checks::NONE.with(expected.algorithm()));
+            expected.check(&computed, &entry.path).err()
+        });
+        lock(&replicas.small).insert(replica, data.to_vec());
+        self.end.tell(|session| match unexpected {
+            Some(error) => session.handle_unexpected(replica, &error, now),
+            None => session.handle_block(replica, copy, 0, digest, Arrival::ReadPast, now),
+        });
+        Ok(())
+    }
+}
+
+fn digest_of(trailer: &[u8]) -> Result<[u8; 32], Error> {
+    trailer.try_into().map_err(|_| Error::protocol("block from the peer: its trailer is no digest"))
+}
+
+impl BlockSink for ReplicaLane {
+    fn begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
+        let open = match BlockHeader::decode(header, data_len)? {
+            BlockHeader::Single { file: FILE, entry, index, data } => {
+                self.lengths.insert(block, (entry.blocks().length(index), data_len.max(1)));
+                self.begin_single(block, (entry, index), data, data_len)?
+            }
+            BlockHeader::Packed { mut files, slab } if files.len() == 1 && files[0].0 == FILE => {
+                let (_, entry) = files.swap_remove(0);
+                self.begin_small(entry, slab, data_len)?
+            }
+            // What comes of a source that is more than one file, before its sender hears that it is not used.
+            _ => OpenBlock::Discard,
+        };
+        self.open.insert(block, open);
+        Ok(())
+    }
+
+    fn data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
+        // What is asked for is counted in bytes of the file too.
+        let (length, encoded) = self.lengths.get(&block).copied().unwrap_or((1, 1));
+        let bytes = (data.len() as u64).saturating_mul(length) / encoded;
+        self.end.replicas.delivered[self.end.replica.0 as usize].fetch_add(bytes, Ordering::Relaxed);
+        match self.open.get_mut(&block) {
+            Some(OpenBlock::Written { gate, .. }) => {
+                let revoked = lock(&gate.revoked);
+                if *revoked { Ok(()) } else { self.blocks.data(block, offset, data) }
+            }
+            Some(OpenBlock::Small { data: whole, .. }) => {
+                let start = offset as usize;
+                let place = whole.get_mut(start..start + data.len());
+                place.ok_or_else(|| crate::internal("a lane gave data beyond its block"))?.copy_from_slice(data);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+        self.lengths.remove(&block);
+        match self.open.remove(&block) {
+            Some(OpenBlock::Written { copy, gate }) => self.end_written(block, (copy, &gate), trailer),
+            Some(OpenBlock::Compare { copy, index }) => {
+                let (replica, digest, now) = (self.end.replica, digest_of(trailer)?, Instant::now());
+                self.end.tell(|s| s.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
+                Ok(())
+            }
+            Some(OpenBlock::Small { copy, entry, slab, data }) => {
+                let data = match &slab {
+                    None => data,
+                    Some(slab) => self.decoding.decode_or_zeros(slab, &data, entry.size as usize).to_vec(),
+                };
+                self.end_small(copy, &entry, &data, trailer)
+            }
+            Some(OpenBlock::Discard) | None => Ok(()),
+        }
+    }
+
+    fn abandoned(&mut self, block: u64) -> Result<(), Error> {
+        self.lengths.remove(&block);
+        match self.open.remove(&block) {
+            Some(OpenBlock::Written { copy, gate }) => {
+                let revoked = lock(&gate.revoked);
+                let abandoned = self.blocks.abandoned(block);
+                lock(&self.end.replicas.gates).remove(&copy);
+                drop(revoked);
+                lock(&self.end.replicas.session).handle_block_lost(copy, gate.index);
+                abandoned
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for ReplicaLane {
+    fn drop(&mut self) {
+        let replicas = &self.end.replicas;
+        for open in self.open.values() {
+            if let OpenBlock::Written { copy, gate } = open {
+                replicas.revoke(*copy);
+                lock(&replicas.session).handle_block_lost(*copy, gate.index);
+            }
+        }
+        // What it was bringing is free again.
+        replicas.receiver.lane_down(self.lane);
+    }
+}

@@ -1,0 +1,169 @@
+//! Blocks that several replicas have sent, to see whether they have the same file.
+
+use std::collections::BTreeMap;
+
+use super::ReplicaId;
+
+/// Blocks of each replica that are compared with those of the others. Reason: replicas of another version differ nearly everywhere, so that one
+/// block tells; files that were cut or written over from some place on differ at their end; two more at random cost little.
+const COMPARED_MAX: u64 = 3;
+
+/// Files of fewer blocks than this have their last one compared and no other. Reason: what is compared travels once for each replica.
+const COMPARED_MORE_FROM: u64 = 16;
+
+/// The digests that replicas have for the blocks that are compared.
+#[derive(Debug, Default)]
+pub(super) struct Votes {
+    by_block: BTreeMap<u64, BTreeMap<ReplicaId, [u8; 32]>>,
+}
+
+/// What comes out of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) block: u64,
+    /// Those that differ from the one that is believed.
+    pub(super) wrong: Vec<ReplicaId>,
+    /// Most replicas agree; otherwise the first that was named is believed.
+    pub(super) by_majority: bool,
+}
+
+impl Votes {
+    /// The blocks of a file of `count` blocks that are compared: the last one, and some that `seed` gives.
+    pub(super) fn of_file(count: u64, seed: u64) -> Self {
+        let mut by_block = BTreeMap::new();
+        if count > 0 {
+            by_block.insert(count - 1, BTreeMap::new());
+        }
+        let mut state = seed;
+        while count >= COMPARED_MORE_FROM && (by_block.len() as u64) < COMPARED_MAX {
+            by_block.insert(scramble(&mut state) % count, BTreeMap::new());
+        }
+        Self { by_block }
+    }
+
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.by_block.keys().copied()
+    }
+
+    pub(super) fn is_compared(&self, block: u64) -> bool {
+        self.by_block.contains_key(&block)
+    }
+
+    pub(super) fn has_voted(&self, replica: ReplicaId, block: u64) -> bool {
+        self.by_block.get(&block).is_some_and(|votes| votes.contains_key(&replica))
+    }
+
+    /// A replica has sent a block with this digest; nothing happens when the block is not compared.
+    pub(super) fn vote(&mut self, replica: ReplicaId, block: u64, digest: [u8; 32]) {
+        if let Some(votes) = self.by_block.get_mut(&block) {
+            votes.insert(replica, digest);
+        }
+    }
+
+    /// What a replica says does not count any more.
+    pub(super) fn forget(&mut self, replica: ReplicaId) {
+        for votes in self.by_block.values_mut() {
+            votes.remove(&replica);
+        }
+    }
+
+    /// How many replicas have sent the block that most have sent.
+    pub(super) fn voters(&self) -> usize {
+        self.by_block.values().map(BTreeMap::len).max().unwrap_or_default()
+    }
+
+    /// How many blocks a replica has that another one has otherwise.
+    pub(super) fn differences(&self, replica: ReplicaId) -> usize {
+        let differs = |votes: &&BTreeMap<ReplicaId, [u8; 32]>| {
+            let own = votes.get(&replica);
+            own.is_some_and(|own| votes.values().any(|other| other != own))
+        };
+        self.by_block.values().filter(differs).count()
+    }
+
+    /// What is to be said now of blocks that differ, of `voters` replicas in all. While `more` may vote only a majority of all of them decides.
+    /// Without `by_order` nothing but a majority ever does.
+    pub(super) fn verdict(&self, voters: usize, more: bool, by_order: bool) -> Option<Verdict> {
+        self.by_block.iter().find_map(|(block, votes)| {
+            let count = |digest: &[u8; 32]| votes.values().filter(|other| *other == digest).count();
+            let first = votes.values().next()?;
+            if count(first) == votes.len() {
+                return None;
+            }
+            let of = if more { voters } else { votes.len() };
+            let majority = votes.values().find(|digest| count(digest) * 2 > of);
+            let believed = match majority {
+                Some(digest) => digest,
+                None if more || !by_order => return None,
+                // Replicas are numbered as they were named.
+                None => first,
+            };
+            let wrong = votes.iter().filter(|(_, digest)| *digest != believed).map(|(replica, _)| *replica).collect();
+            Some(Verdict { block: *block, wrong, by_majority: majority.is_some() })
+        })
+    }
+
+    /// Those that have a block otherwise than who gave it; `giver` says who that is.
+    pub(super) fn against(&self, giver: impl Fn(u64) -> Option<ReplicaId>) -> Vec<(ReplicaId, u64)> {
+        let mut found: Vec<(ReplicaId, u64)> = Vec::new();
+        for (block, votes) in &self.by_block {
+            let Some(right) = giver(*block).and_then(|giver| votes.get(&giver)) else { continue };
+            found.extend(votes.iter().filter(|(_, digest)| *digest != right).map(|(replica, _)| (*replica, *block)));
+        }
+        found.dedup_by_key(|(replica, _)| *replica);
+        found
+    }
+
+    /// The first in order that has sent `block`.
+    pub(super) fn first_voter(&self, block: u64) -> Option<ReplicaId> {
+        self.by_block.get(&block)?.keys().next().copied()
+    }
+}
+
+/// The next of a sequence of numbers that looks random. Source: splitmix64, Steele, Lea and Flood, 2014.
+fn scramble(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn votes(said: &[(u32, u8)]) -> Votes {
+        let mut votes = Votes::of_file(4, 1);
+        said.iter().for_each(|(replica, digest)| votes.vote(ReplicaId(*replica), 3, [*digest; 32]));
+        votes
+    }
+
+    #[test]
+    fn most_replicas_are_believed_and_otherwise_the_first_that_was_named() {
+        let wrong = |said: &[(u32, u8)], more, by_order| {
+            let verdict = votes(said).verdict(3, more, by_order)?;
+            Some((verdict.wrong.iter().map(|replica| replica.0).collect::<Vec<_>>(), verdict.by_majority))
+        };
+        assert_eq!(wrong(&[(0, 1), (1, 1), (2, 1)], false, true), None);
+        assert_eq!(wrong(&[(0, 2), (1, 1), (2, 1)], false, true), Some((vec![0], true)));
+        assert_eq!(wrong(&[(0, 2), (1, 1)], true, true), None, "the third has not spoken");
+        assert_eq!(wrong(&[(0, 2), (1, 1)], false, true), Some((vec![1], false)));
+        assert_eq!(wrong(&[(0, 2), (1, 1)], false, false), None, "the digest of the whole will tell");
+        assert_eq!(wrong(&[(1, 2), (2, 1)], false, true), Some((vec![2], false)));
+        assert_eq!(wrong(&[(0, 1), (1, 2), (2, 3)], false, true), Some((vec![1, 2], false)));
+    }
+
+    #[test]
+    fn the_last_block_is_compared_and_two_more_of_a_long_file() {
+        for count in [0, 1, 2, 15, 16, 300_000] {
+            for seed in 0..50 {
+                let blocks: Vec<u64> = Votes::of_file(count, seed).blocks().collect();
+                let expected = if count >= 16 { 3 } else { count.min(1) };
+                assert_eq!(blocks.len() as u64, expected, "{count} {seed}");
+                assert!(blocks.iter().all(|block| *block < count));
+                assert_eq!(blocks.last().copied(), count.checked_sub(1));
+            }
+        }
+    }
+}
