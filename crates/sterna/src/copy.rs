@@ -152,7 +152,12 @@ fn via(flag: ViaFlag) -> ViaChoice {
 }
 
 fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
-    let sources = flags.sources.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let locations = flags.locations.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>();
+    let mut sources = locations?;
+    let destination = sources.pop().filter(|_| !sources.is_empty()).ok_or_else(|| {
+        let text = "nothing to copy: give a source, and last the destination";
+        Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+    })?;
     let several = sources.len() > 1 && !flags.same;
     if flags.expect.is_some() && several {
         let text = "--expect names the digest of one file: give one source";
@@ -161,7 +166,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
     let wanted = flags.checksum.iter().copied().chain(flags.expect.map(|digest| digest.algorithm()));
     Ok(CopyOptions {
         sources,
-        destination: Location::parse(&flags.destination)?,
+        destination,
         paths: paths(flags)?,
         memory_dir: state::directory(flags.state.as_deref()).ok(),
         congestion: flags.congestion.clone(),

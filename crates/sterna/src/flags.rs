@@ -41,7 +41,7 @@ pub enum Command {
     #[command(after_help = AGENT_EXAMPLES)]
     Agent(AgentFlags),
     /// Copy files between this host and an agent, between two agents, or from web servers
-    #[command(after_help = COPY_EXAMPLES)]
+    #[command(after_help = COPY_EXAMPLES, override_usage = "sterna copy [OPTIONS] <SOURCE>... <DESTINATION>")]
     Copy(Box<CopyFlags>),
     /// Print the fingerprint of this host, by which other hosts know it
     #[command(after_help = ID_EXAMPLES)]
@@ -203,12 +203,11 @@ pub enum CompressFlag {
 /// Flags of `sterna copy`.
 #[derive(Debug, Args)]
 pub struct CopyFlags {
-    /// Local path or sterna://host[:port]/path, wildcards and directories too; or the URL of a file, https://host/path
-    #[arg(value_name = "SOURCE", required = true)]
-    pub sources: Vec<OsString>,
-    /// Local path or sterna://host[:port]/path
-    #[arg(value_name = "DESTINATION", required = true)]
-    pub destination: OsString,
+    /// The sources, and last the destination: local paths or sterna://host[:port]/path; of sources wildcards and directories too, or
+    /// the URL of a file, https://host/path
+    // One list: of two clap would take no flag between them.
+    #[arg(value_name = "LOCATION", required = true)]
+    pub locations: Vec<OsString>,
     /// Transport of the connections
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub via: ViaFlag,
