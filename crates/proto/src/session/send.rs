@@ -98,6 +98,8 @@ struct SendFile {
     withdrawn: bool,
     /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
     waits: bool,
+    /// Of a file whose lanes are replicas: blocks that the receiver has asked for and nobody has looked at yet.
+    wanted: RangeSet,
     /// Of a growing file whose writer pauses: where it ends now, and up to where the part of a block there has been sent.
     tail: Range<u64>,
 }
@@ -346,6 +348,9 @@ impl SendSession {
             file.take_in_flight(start..end);
             let unsent: u64 = file.pending.within(start..end).map(|range| range.end - range.start).sum();
             file.pending.insert(start..end);
+            if file.order == BlockOrder::Shared {
+                file.wanted.insert(start..end);
+            }
             // What the receiver asks for of a withdrawn file stays unsent; the file settles when the receiver has heard.
             if !file.withdrawn {
                 self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start - unsent);
@@ -402,7 +407,17 @@ impl SendSession {
         let in_flight = BTreeMap::new();
         self.files.insert(
             id,
-            SendFile { entry, order, unasked, pending, in_flight, withdrawn: false, waits: false, tail: 0..0 },
+            SendFile {
+                entry,
+                order,
+                unasked,
+                pending,
+                in_flight,
+                withdrawn: false,
+                waits: false,
+                wanted: RangeSet::default(),
+                tail: 0..0,
+            },
         );
         if !unasked {
             self.mark_ready(id, small);

@@ -120,6 +120,8 @@ struct Place {
 
 pub struct World {
     seeded: Seeded,
+    /// Until when the thread that carries between both machines does not run.
+    late_until: Instant,
     begun: Instant,
     now: Instant,
     size: u64,
@@ -163,6 +165,7 @@ impl World {
         let place = |host| Place { host, sender: None, lane: None, away_until: None, delivered: 0 };
         Self {
             seeded: Seeded::new(seed ^ 0x5eed),
+            late_until: now,
             begun: now,
             now,
             size,
@@ -396,7 +399,13 @@ impl World {
                 self.serve(event);
             }
             self.receiver.handle_timeout(self.now);
-            while let Some(frame) = self.receiver.poll_frame(CONTROL, self.now) {
+            // The thread that carries may be late: then what the receiver has said comes in one piece.
+            if self.now >= self.late_until && self.seeded.chance(30) {
+                self.late_until = self.now + Duration::from_millis(self.seeded.below(400));
+            }
+            while self.now >= self.late_until
+                && let Some(frame) = self.receiver.poll_frame(CONTROL, self.now)
+            {
                 self.session.handle_receiver_frame(frame).unwrap();
             }
             self.session.handle_timeout(self.now);
@@ -441,7 +450,8 @@ impl World {
         for block in blocks.iter().flatten() {
             self.disk.remove(&block);
         }
-        self.receiver.take_back(FILE, blocks);
+        let asked = self.receiver.take_back(FILE, blocks);
+        self.session.handle_taken_back(blocks, &asked);
     }
 
     /// Whether every block is here, and is right.

@@ -13,6 +13,9 @@ use crate::session::lock;
 pub(in crate::session) trait Judge: Send + Sync {
     /// The blocks that are to be taken anew, from others; `None`: nothing can help.
     fn handle_wrong(&self) -> Option<RangeSet>;
+
+    /// Blocks have been taken back; `asked`: those of them that were here, and are asked for.
+    fn handle_taken_back(&self, blocks: &RangeSet, asked: &RangeSet);
 }
 
 impl Receiver {
@@ -35,12 +38,18 @@ impl Receiver {
         let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return };
         let forgotten = incoming.forget(blocks);
         let mut session = lock(&self.session);
-        match forgotten {
-            Ok(()) => drop(session.take_back(file, blocks)),
+        let asked = match forgotten {
+            Ok(()) => session.take_back(file, blocks),
             // One that has its name by now stays as it is.
-            Err(error) => session.fail(file, error),
-        }
+            Err(error) => {
+                session.fail(file, error);
+                RangeSet::default()
+            }
+        };
         drop(session);
+        if let Some(judge) = self.judge.get().and_then(Weak::upgrade) {
+            judge.handle_taken_back(blocks, &asked);
+        }
         self.after_change();
     }
 

@@ -232,4 +232,8 @@ impl Judge for Replicas {
     fn handle_wrong(&self) -> Option<RangeSet> {
         lock(&self.session).handle_wrong(Instant::now())
     }
+
+    fn handle_taken_back(&self, blocks: &RangeSet, asked: &RangeSet) {
+        lock(&self.session).handle_taken_back(blocks, asked);
+    }
 }

@@ -19,11 +19,11 @@ impl RecvSession {
     }
 
     /// These blocks of a file count as missing again, and are asked for: what the storage has of them is of no use. Also of a file that was to be
-    /// published and was not; it is withheld again. Whether the file is still open.
-    pub fn take_back(&mut self, id: FileId, blocks: &RangeSet) -> bool {
+    /// published and was not; it is withheld again. Returns those of them that were here.
+    pub fn take_back(&mut self, id: FileId, blocks: &RangeSet) -> RangeSet {
         let open = |stage: &Stage| matches!(stage, Stage::Receiving | Stage::Publishing);
         let Some(file) = self.files.get_mut(&id).filter(|file| open(&file.stage) && !file.entry.is_packed()) else {
-            return false;
+            return RangeSet::default();
         };
         file.stage = Stage::Receiving;
         file.withheld = self.withholds;
@@ -40,7 +40,7 @@ impl RecvSession {
             self.held_bytes = self.held_bytes.min(self.arrived_bytes);
         }
         self.want(id, &taken);
-        true
+        taken
     }
 
     /// Gives up the right of `lane` to write a block, without asking for the block: another lane brings it.

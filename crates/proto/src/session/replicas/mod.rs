@@ -283,12 +283,21 @@ impl ReplicaSession {
                 missing.gaps(0..blocks).for_each(|range| held.insert(range));
                 self.held = Some(held);
             }
+            // What it asks for may be here again by the time that this is heard.
+            let wanted = self.pool.take_wanted(FILE);
+            wanted.iter().for_each(|range| self.back.remove(range));
             for range in missing.iter() {
-                self.back.remove(range.clone());
                 self.held.iter_mut().for_each(|held| held.remove(range.clone()));
             }
         }
         Ok(())
+    }
+
+    /// Of blocks that were to be taken back the receiver had these, and asks for them; the others it never had.
+    pub fn handle_taken_back(&mut self, blocks: &RangeSet, asked: &RangeSet) {
+        let mut never = blocks.clone();
+        asked.iter().for_each(|range| never.remove(range));
+        never.iter().for_each(|range| self.back.remove(range));
     }
 
     /// A replica has delivered so many bytes of blocks in all.
@@ -366,7 +375,11 @@ impl ReplicaSession {
                 again.insert(index..index + 1);
                 peer.ask(&again);
             }
-            if peer.corrupt >= CORRUPT_BLOCKS_MAX && peer.corrupt * 10 > peer.given.len() {
+            let is_unsound = peer.corrupt >= CORRUPT_BLOCKS_MAX && peer.corrupt * 10 > peer.given.len();
+            let mut others = self.peers.iter().enumerate().filter(|(index, _)| *index != replica.index());
+            // Of the only one that is left each block has its tries.
+            if is_unsound && others.any(|(_, peer)| !peer.is_dropped() && !peer.barred) {
+                let peer = &self.peers[replica.index()];
                 let text = format!("{} of its blocks do not match their own digests", peer.corrupt);
                 self.drop_replica(replica, Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Verify, text), now);
             }
@@ -536,6 +549,10 @@ impl ReplicaSession {
             return;
         }
         self.drop_replica(replica, error, now);
+        if self.released {
+            // The digest decides, by now, and may find that what it gave is right.
+            return;
+        }
         self.take_back_given(replica);
         // Who was suspected before may be innocent.
         self.blame_nobody();

@@ -21,6 +21,11 @@ impl SendSession {
         self.files.get(&id).is_some_and(|file| !file.unasked && file.pending.is_empty() && file.in_flight.is_empty())
     }
 
+    /// The blocks of a file that the receiver has asked for since the last call, whatever has become of them since.
+    pub(in crate::session) fn take_wanted(&mut self, id: FileId) -> RangeSet {
+        self.files.get_mut(&id).map(|file| std::mem::take(&mut file.wanted)).unwrap_or_default()
+    }
+
     /// Takes this block of a file for `lane`, if no lane has it and it is missing.
     pub(in crate::session) fn take_block(&mut self, lane: LaneId, id: FileId, index: u64) -> bool {
         let is_free = self.files.get(&id).is_some_and(|file| file.is_ready() && file.pending.contains(index));
