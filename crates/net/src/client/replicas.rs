@@ -98,6 +98,11 @@ impl ReplicaCopy {
             );
         }
         options.sources.iter().try_for_each(check_source)?;
+        for (index, source) in options.sources.iter().enumerate() {
+            if options.sources[..index].contains(source) {
+                return usage("--same takes replicas that are others, and one source was given twice: name each once");
+            }
+        }
         Ok(Some(Self {
             sources: options.sources.clone(),
             destination: destination.clone(),

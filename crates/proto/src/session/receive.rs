@@ -418,14 +418,17 @@ impl RecvSession {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.rechecking) else { return };
         file.rechecking = false;
         let blocks = file.entry.blocks();
-        for range in lost.iter() {
+        // Some may have been taken back meanwhile, and are asked for already.
+        let mut missed = RangeSet::default();
+        lost.iter().flat_map(|range| file.arrived.within(range)).for_each(|range| missed.insert(range));
+        for range in missed.iter() {
             let bytes: u64 = range.clone().map(|index| blocks.length(index)).sum();
             file.arrived_count -= range.end - range.start;
             file.arrived.remove(range);
             self.arrived_bytes -= bytes;
-            self.held_bytes -= bytes;
+            self.held_bytes = self.held_bytes.saturating_sub(bytes);
         }
-        self.want(id, lost);
+        self.want(id, &missed);
         if let Some(text) = notice {
             self.log.push(&Message::Notice { file: id, text });
         }

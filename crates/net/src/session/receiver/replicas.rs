@@ -33,23 +33,23 @@ impl Receiver {
     }
 
     /// These blocks of a file are of no use. Range: no lane is writing one of them.
-    pub(in crate::session) fn take_back(&self, file: FileId, blocks: &RangeSet) {
+    ///
+    /// Errors: of the disk; the caller says what becomes of the file.
+    pub(in crate::session) fn take_back(&self, file: FileId, blocks: &RangeSet) -> Result<(), Error> {
         let slot = lock(&self.slots).get(&file).cloned();
-        let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return };
-        let forgotten = incoming.forget(blocks);
-        let mut session = lock(&self.session);
-        let asked = match forgotten {
-            Ok(()) => session.take_back(file, blocks),
-            // One that has its name by now stays as it is.
-            Err(error) => {
-                session.fail(file, error);
-                RangeSet::default()
-            }
-        };
-        drop(session);
+        let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return Ok(()) };
+        incoming.forget(blocks)?;
+        let asked = lock(&self.session).take_back(file, blocks);
         if let Some(judge) = self.judge.get().and_then(Weak::upgrade) {
             judge.handle_taken_back(blocks, &asked);
         }
+        self.after_change();
+        Ok(())
+    }
+
+    /// A file cannot be received any more; one that has its name by now stays as it is.
+    pub(in crate::session) fn fail(&self, file: FileId, error: Error) {
+        lock(&self.session).fail(file, error);
         self.after_change();
     }
 
@@ -63,7 +63,7 @@ impl Receiver {
             Err(error) if error.kind == ErrorKind::Corrupt => match judge.handle_wrong() {
                 None => Ok(false),
                 Some(blocks) => {
-                    self.take_back(file, &blocks);
+                    self.take_back(file, &blocks)?;
                     Ok(true)
                 }
             },

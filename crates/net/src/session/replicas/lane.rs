@@ -147,7 +147,13 @@ impl ReplicaLane {
             let computed = FileDigests::of(data, Checks::NONE.with(expected.algorithm()));
             expected.check(&computed, &entry.path).err()
         });
-        lock(&replicas.small).insert(replica, data.to_vec());
+        // The first copy of a session is the one that is compared and written, whatever comes behind it.
+        let mut small = lock(&replicas.small);
+        if small.contains_key(&replica) {
+            return Ok(());
+        }
+        small.insert(replica, data.to_vec());
+        drop(small);
         self.end.tell(|session| match unexpected {
             Some(error) => session.handle_unexpected(replica, &error, now),
             None => session.handle_block(replica, copy, 0, digest, Arrival::ReadPast, now),

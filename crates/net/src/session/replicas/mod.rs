@@ -92,6 +92,7 @@ impl Replicas {
 
     /// A session with the sender of a replica begins; the one before, if any, is over.
     pub fn join(self: &Arc<Self>, replica: ReplicaId) -> Result<Arc<ReplicaEnd>, Error> {
+        lock(&self.small).remove(&replica);
         let end = ReplicaEnd::new(self, replica, self.epochs[replica.0 as usize].fetch_add(1, Ordering::Relaxed) + 1)?;
         lock(&self.session).handle_joined(replica, Instant::now());
         Ok(end)
@@ -161,7 +162,11 @@ impl Replicas {
                 ReplicaEvent::Chosen(_) => {}
                 ReplicaEvent::Notice(text) => self.observer.session_event(SessionEvent::Notice(text)),
                 ReplicaEvent::Revoke(copy) => self.revoke(copy),
-                ReplicaEvent::TakeBack(blocks) => self.receiver.take_back(FILE, &blocks),
+                ReplicaEvent::TakeBack(blocks) => {
+                    if let Err(error) = self.receiver.take_back(FILE, &blocks) {
+                        self.receiver.fail(FILE, error);
+                    }
+                }
                 ReplicaEvent::Release => self.receiver.release(FILE),
                 ReplicaEvent::PassOn(replica) => self.pass_on(replica),
             }

@@ -12,14 +12,21 @@ use crate::session::send::lost_every_lane;
 use crate::session::{BlockOrder, BlockTask, copied};
 
 impl ReplicaSession {
-    /// Chooses the entry that the receiver gets: that of the first replica in order that has answered.
+    /// Chooses the entry that the receiver gets: that of the first replica in order that has answered, of those that have the size that most have.
     pub(super) fn choose(&mut self, now: Instant) {
         if self.file.is_some() {
             return;
         }
-        let Some(first) = self.peers.iter().position(|peer| peer.entry.is_some() && peer.is_present()) else { return };
-        let expected = |peer: &Peer| matches!(peer.standing, Standing::Trying | Standing::Present);
-        let waits = self.peers[..first].iter().any(expected) && self.answered.is_none_or(|at| now < at + ANSWER_GRACE);
+        let size_of = |peer: &Peer| peer.entry.as_ref().filter(|_| peer.is_present()).map(|entry| entry.size);
+        let with_size = |size: u64| self.peers.iter().filter(|peer| size_of(peer) == Some(size)).count();
+        let answered = (0..self.peers.len()).filter_map(|index| Some((index, size_of(&self.peers[index])?)));
+        let most = answered.max_by_key(|(index, size)| (with_size(*size), usize::MAX - index));
+        let Some((first, _)) = most else { return };
+        let expected =
+            |peer: &Peer| peer.entry.is_none() && matches!(peer.standing, Standing::Trying | Standing::Present);
+        // Two cannot outvote each other; of more, all have a say.
+        let awaited = if self.peers.len() > 2 { &self.peers[..] } else { &self.peers[..first] };
+        let waits = awaited.iter().any(expected) && self.answered.is_none_or(|at| now < at + ANSWER_GRACE);
         let Some(entry) = self.peers[first].entry.clone().filter(|_| !waits) else { return };
         let entry = FileEntry { path: self.plan.path.clone(), ..entry };
         let count = if entry.is_packed() { 1 } else { entry.blocks().count() };
@@ -156,9 +163,10 @@ impl ReplicaSession {
     pub(super) fn judge(&mut self, now: Instant) {
         let Some(file) = &self.file else { return };
         let is_packed = file.is_packed();
+        // With a digest of the whole nobody need be believed.
         while let Some(verdict) = {
             let (voters, more) = (self.voters(), self.expects_votes(now));
-            self.votes.verdict(voters, more, !self.plan.is_expected)
+            self.votes.verdict(voters, more).filter(|_| !self.plan.is_expected)
         } {
             let believed = self
                 .votes

@@ -26,7 +26,7 @@ use crate::range_set::RangeSet;
 /// Most replicas of one file. Reason: each costs a session; beyond a few the narrowest link is this host's own.
 pub const REPLICAS_MAX: usize = 8;
 
-/// How long the replicas that were named before the first one that answers are waited for. Reason: a resume needs the entry of the same replica as
+/// How long the replicas that were named before the first one that answers are waited for; of three and more, all of them, since most sizes decide. Reason: a resume needs the entry of the same replica as
 /// before, and answers within some round trips of the longest path come in this time.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
@@ -133,7 +133,7 @@ pub struct ReplicaSession {
     /// Replicas whose blocks were replaced to see whether the file is right without them; the last is [`HELD`] or is barred.
     suspects: Vec<Suspect>,
     /// The last of them, as long as nothing else has changed since.
-    blamed: Option<ReplicaId>,
+    blamed: Vec<ReplicaId>,
     /// Since when there has been no replica to ask.
     alone: Option<Instant>,
     over: bool,
@@ -172,7 +172,7 @@ impl ReplicaSession {
             complete: None,
             released: false,
             suspects: Vec::new(),
-            blamed: None,
+            blamed: Vec::new(),
             alone: None,
             over: false,
             events: VecDeque::new(),
@@ -185,6 +185,8 @@ impl ReplicaSession {
     pub fn handle_joined(&mut self, replica: ReplicaId, now: Instant) {
         self.leave_pool(replica, now);
         if !self.peers[replica.index()].is_dropped() {
+            // It may come back with another file.
+            self.votes.forget(replica);
             self.peers[replica.index()].begin_session();
         }
     }
@@ -246,6 +248,10 @@ impl ReplicaSession {
         }
         if self.peers[replica.index()].entry.is_some() {
             self.answered.get_or_insert(now);
+            if self.peers[replica.index()].has_changed() {
+                let text = "its file has changed since its last session";
+                self.drop_wrong(replica, Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text), now);
+            }
             self.check_size(replica, now);
         }
         handled
@@ -394,7 +400,10 @@ impl ReplicaSession {
             (0..self.peers.len()).for_each(|other| self.call_off(other, index));
             if is_dropped {
                 // It was being written when its replica was dropped.
-                self.take_back_given(replica);
+                let mut late = RangeSet::default();
+                late.insert(index..index + 1);
+                self.peers[replica.index()].given.remove(index..index + 1);
+                self.take_back(late);
             }
         }
         if !is_dropped {
@@ -444,22 +453,27 @@ impl ReplicaSession {
     pub fn handle_wrong(&mut self, now: Instant) -> Option<RangeSet> {
         self.blame_nobody();
         let suspect = self.next_suspect()?;
-        self.suspects.push(suspect);
-        let blocks = match suspect {
-            Suspect::Held => self.held.take().unwrap_or_default(),
-            Suspect::Replica(replica) => {
-                self.peers[replica.index()].barred = true;
-                self.blamed = Some(replica);
-                self.leave_pool(replica, now);
-                std::mem::take(&mut self.peers[replica.index()].given)
+        // What an earlier run left may be of the same replica: it is replaced with the first.
+        self.suspects.push(Suspect::Held);
+        let mut blocks = self.held.replace(RangeSet::default()).unwrap_or_default();
+        if let Suspect::Replica(replica) = suspect {
+            self.blamed = self.camp(replica);
+            for member in self.blamed.clone() {
+                self.suspects.push(Suspect::Replica(member));
+                self.peers[member.index()].barred = true;
+                self.leave_pool(member, now);
+                let given = std::mem::take(&mut self.peers[member.index()].given);
+                given.iter().for_each(|range| blocks.insert(range));
             }
-        };
-        self.held.get_or_insert_default();
+        }
         self.released = false;
         self.complete = None;
         let what = match suspect {
             Suspect::Held => "what an earlier run had left".to_owned(),
-            Suspect::Replica(replica) => format!("what {} gave", self.plan.names[replica.index()]),
+            Suspect::Replica(_) => {
+                let names = self.blamed.iter().map(|member| self.plan.names[member.index()].as_str());
+                format!("what {} gave", names.collect::<Vec<_>>().join(" and "))
+            }
         };
         let text =
             format!("the file has not the digest that it must have: {what} is taken anew, {} blocks", blocks.len());
@@ -468,11 +482,19 @@ impl ReplicaSession {
         Some(blocks)
     }
 
-    /// Whose blocks are replaced next: of who differs from others most, and the last that was named first.
+    /// A replica, and those that have what it has where that differs from others.
+    fn camp(&self, replica: ReplicaId) -> Vec<ReplicaId> {
+        let ids = (0..self.peers.len() as u32).map(ReplicaId);
+        ids.filter(|other| *other == replica || self.votes.differ_alike(replica, *other)).collect()
+    }
+
+    /// Whose blocks are replaced next: of who differs from others most, of the fewest that are alike, and the last that was named first.
     fn next_suspect(&self) -> Option<Suspect> {
         let others_remain = |replica: ReplicaId| {
-            let usable =
-                |(index, peer): (usize, &Peer)| index != replica.index() && !peer.is_dropped() && peer.entry.is_some();
+            let camp = self.camp(replica);
+            let usable = |(index, peer): (usize, &Peer)| {
+                !camp.contains(&ReplicaId(index as u32)) && !peer.is_dropped() && peer.entry.is_some()
+            };
             self.peers.iter().enumerate().any(usable)
         };
         let ids = (0..self.peers.len() as u32).map(ReplicaId);
@@ -480,7 +502,9 @@ impl ReplicaSession {
             let peer = &self.peers[id.index()];
             !peer.given.is_empty() && !self.suspects.contains(&Suspect::Replica(*id)) && others_remain(*id)
         });
-        let replica = untried.max_by_key(|id| (self.votes.differences(*id), *id)).map(Suspect::Replica);
+        let replica = untried
+            .max_by_key(|id| (self.votes.differences(*id), usize::MAX - self.camp(*id).len(), *id))
+            .map(Suspect::Replica);
         let held = self.held.as_ref().is_some_and(|held| !held.is_empty()) && !self.suspects.contains(&Suspect::Held);
         replica.or(held.then_some(Suspect::Held))
     }
@@ -569,7 +593,7 @@ impl ReplicaSession {
     }
 
     fn blame_nobody(&mut self) {
-        if let Some(blamed) = self.blamed.take() {
+        for blamed in std::mem::take(&mut self.blamed) {
             self.peers[blamed.index()].barred = false;
         }
     }
@@ -608,7 +632,7 @@ impl ReplicaSession {
     fn name_wrong(&mut self, outcome: &FileOutcome, now: Instant) {
         let FileOutcome::Done(_) = outcome else { return };
         let wrong = |text: String| Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Verify, text);
-        if let Some(replica) = self.blamed {
+        for replica in self.blamed.clone() {
             let text = "wrong digest: the file is the one that is expected without its blocks".to_owned();
             self.drop_replica(replica, wrong(text), now);
         }

@@ -57,6 +57,8 @@ pub(super) struct Peer {
     told_finished: bool,
     ended: bool,
     leaving_since: Option<Instant>,
+    /// The file that it offered in an earlier session.
+    pub(super) former: Option<FileEntry>,
     /// It is a lane of the pool.
     pub(super) in_pool: bool,
     /// Blocks that it was asked for and has not delivered, and when.
@@ -81,6 +83,7 @@ impl Peer {
             corrupt: 0,
             log: ControlLog::default(),
             entry: None,
+            former: None,
             offers: 0,
             offers_ended: false,
             outcome: None,
@@ -101,7 +104,15 @@ impl Peer {
     pub(super) fn begin_session(&mut self) {
         let Self { barred, corrupt, .. } = *self;
         let given = std::mem::take(&mut self.given);
-        *self = Self { standing: Standing::Present, was_present: true, barred, given, corrupt, ..Self::new() };
+        let former = self.entry.take().or_else(|| self.former.take());
+        *self = Self { standing: Standing::Present, was_present: true, barred, given, corrupt, former, ..Self::new() };
+    }
+
+    /// Whether it has another version of its file than in an earlier session.
+    pub(super) fn has_changed(&self) -> bool {
+        let version = |entry: &FileEntry| (entry.size, entry.mtime, entry.inode, entry.version);
+        let pair = self.former.as_ref().zip(self.entry.as_ref());
+        pair.is_some_and(|(former, entry)| version(former) != version(entry))
     }
 
     pub(super) fn is_dropped(&self) -> bool {

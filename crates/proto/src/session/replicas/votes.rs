@@ -81,9 +81,15 @@ impl Votes {
         self.by_block.values().filter(differs).count()
     }
 
+    /// Whether two replicas differ from others, and nowhere from each other.
+    pub(super) fn differ_alike(&self, one: ReplicaId, other: ReplicaId) -> bool {
+        let both = self.by_block.values().filter_map(|votes| votes.get(&one).zip(votes.get(&other)));
+        let mut alike = both.map(|(one, other)| one == other).peekable();
+        self.differences(one) > 0 && alike.peek().is_some() && alike.all(|is_same| is_same)
+    }
+
     /// What is to be said now of blocks that differ, of `voters` replicas in all. While `more` may vote only a majority of all of them decides.
-    /// Without `by_order` nothing but a majority ever does.
-    pub(super) fn verdict(&self, voters: usize, more: bool, by_order: bool) -> Option<Verdict> {
+    pub(super) fn verdict(&self, voters: usize, more: bool) -> Option<Verdict> {
         self.by_block.iter().find_map(|(block, votes)| {
             let count = |digest: &[u8; 32]| votes.values().filter(|other| *other == digest).count();
             let first = votes.values().next()?;
@@ -94,7 +100,7 @@ impl Votes {
             let majority = votes.values().find(|digest| count(digest) * 2 > of);
             let believed = match majority {
                 Some(digest) => digest,
-                None if more || !by_order => return None,
+                None if more => return None,
                 // Replicas are numbered as they were named.
                 None => first,
             };
@@ -141,17 +147,16 @@ mod tests {
 
     #[test]
     fn most_replicas_are_believed_and_otherwise_the_first_that_was_named() {
-        let wrong = |said: &[(u32, u8)], more, by_order| {
-            let verdict = votes(said).verdict(3, more, by_order)?;
+        let wrong = |said: &[(u32, u8)], more| {
+            let verdict = votes(said).verdict(3, more)?;
             Some((verdict.wrong.iter().map(|replica| replica.0).collect::<Vec<_>>(), verdict.by_majority))
         };
-        assert_eq!(wrong(&[(0, 1), (1, 1), (2, 1)], false, true), None);
-        assert_eq!(wrong(&[(0, 2), (1, 1), (2, 1)], false, true), Some((vec![0], true)));
-        assert_eq!(wrong(&[(0, 2), (1, 1)], true, true), None, "the third has not spoken");
-        assert_eq!(wrong(&[(0, 2), (1, 1)], false, true), Some((vec![1], false)));
-        assert_eq!(wrong(&[(0, 2), (1, 1)], false, false), None, "the digest of the whole will tell");
-        assert_eq!(wrong(&[(1, 2), (2, 1)], false, true), Some((vec![2], false)));
-        assert_eq!(wrong(&[(0, 1), (1, 2), (2, 3)], false, true), Some((vec![1, 2], false)));
+        assert_eq!(wrong(&[(0, 1), (1, 1), (2, 1)], false), None);
+        assert_eq!(wrong(&[(0, 2), (1, 1), (2, 1)], false), Some((vec![0], true)));
+        assert_eq!(wrong(&[(0, 2), (1, 1)], true), None, "the third has not spoken");
+        assert_eq!(wrong(&[(0, 2), (1, 1)], false), Some((vec![1], false)));
+        assert_eq!(wrong(&[(1, 2), (2, 1)], false), Some((vec![2], false)));
+        assert_eq!(wrong(&[(0, 1), (1, 2), (2, 3)], false), Some((vec![1, 2], false)));
     }
 
     #[test]
