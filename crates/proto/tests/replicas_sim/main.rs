@@ -60,6 +60,19 @@ fn replicas_that_die_and_return_cost_only_their_part() {
 }
 
 #[test]
+fn a_replica_that_returns_with_another_file_is_dropped_with_all_that_it_gave() {
+    for_seeds("a_replica_that_returns_with_another_file_is_dropped_with_all_that_it_gave", 60, |seed| {
+        let mut seeded = Seeded::new(seed);
+        let changing = Host::at(50 + seeded.below(100)).dying_every(300 + seeded.below(1500), 200).changing();
+        let steady = Host::at(20 + seeded.below(100));
+        let hosts = if seed % 2 == 0 { vec![changing, steady] } else { vec![steady, changing] };
+        let mut world = World::new(seed, (50 + seeded.below(100)) * MIB, hosts);
+        assert_eq!(world.run(seconds(600)), Ending::Done, "{}", world.describe());
+        assert!(world.is_right(), "{}", world.describe());
+    });
+}
+
+#[test]
 fn a_stuck_or_slow_replica_does_not_hold_up_the_end() {
     for_seeds("a_stuck_or_slow_replica_does_not_hold_up_the_end", 40, |seed| {
         let mut seeded = Seeded::new(seed);

@@ -42,6 +42,9 @@ pub struct Host {
     /// Mean time between deaths, and how long it is away then.
     dies: Option<(u64, u64)>,
     is_there: bool,
+    /// Its file becomes another one while it is away.
+    changes: bool,
+    version: u64,
 }
 
 impl Host {
@@ -49,7 +52,18 @@ impl Host {
     pub fn at(megabits: u64) -> Self {
         let bytes_per_step = megabits * 1_000_000 / 8 * STEP.as_millis() as u64 / 1000;
         let delay = Duration::from_millis(10);
-        Self { bytes_per_step, delay, size: None, wrong: None, stuck_after: None, dies: None, is_there: true }
+        let (is_there, changes, version) = (true, false, 1);
+        Self {
+            bytes_per_step,
+            delay,
+            size: None,
+            wrong: None,
+            stuck_after: None,
+            dies: None,
+            is_there,
+            changes,
+            version,
+        }
     }
 
     pub fn with_rtt(self, ms: u64) -> Self {
@@ -77,6 +91,11 @@ impl Host {
 
     pub fn dying_every(self, mean_ms: u64, away_ms: u64) -> Self {
         Self { dies: Some((mean_ms, away_ms)), ..self }
+    }
+
+    /// It comes back from its first death with another file of the same size.
+    pub fn changing(self) -> Self {
+        Self { changes: true, ..self }
     }
 
     /// It cannot be reached.
@@ -234,6 +253,9 @@ impl World {
         if place.lane.is_none() && place.away_until.is_none_or(|until| self.now >= until) {
             // A process that was started anew, or a lane that was dialled again.
             if place.sender.is_none() || self.seeded.below(2) == 0 {
+                if place.sender.is_some() && place.host.changes {
+                    (place.host.wrong, place.host.version) = (Some(0..u64::MAX), 2);
+                }
                 place.sender = Some(sender(&place.host, number, self.size));
                 self.session.handle_joined(id, self.now);
             }
@@ -244,6 +266,10 @@ impl World {
             place.lane = Some(lane);
         }
         let Some((mean, away)) = place.host.dies else { return };
+        // One that changes before anybody has seen its file is a replica that differs.
+        if place.host.changes && place.delivered == 0 {
+            return;
+        }
         if place.lane.is_some() && self.seeded.below(mean) < STEP.as_millis() as u64 {
             place.away_until = Some(self.now + Duration::from_millis(away));
             let Some(lane) = place.lane.take() else { return };
@@ -490,7 +516,7 @@ fn sender(host: &Host, number: usize, size: u64) -> SendSession {
         mode: 0o644,
         allocated: size,
         inode: number as u64,
-        version: 7,
+        version: host.version,
         growth: None,
     };
     sender.add_file_in(entry, BlockOrder::OnDemand);
