@@ -322,8 +322,10 @@ fn what_cannot_be_done_with_replicas_is_wrong_usage() {
     wrong(&["--then=delete", &url, &url, "."], "--then");
     wrong(&["--explain", &url, &url, "."], "--explain");
     wrong(&["--path=via=tcp", &url, &url, "."], "--path");
+    wrong(&[&url, "/tmp/f", &url, "."], "given twice");
     // A dry run says what would be copied.
-    let planned = replicas.copy(&agents).args(["--dry-run", &url, &url, "."]).succeed();
+    let here = replicas.at(0).display().to_string();
+    let planned = replicas.copy(&agents).args(["--dry-run", &url, &here, "."]).succeed();
     assert_eq!(planned.summary()["would_copy"], 1);
     assert!(!replicas.result().exists());
 }
