@@ -16,6 +16,7 @@ use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
+use super::job::receiver_options;
 use super::path::PathOptions;
 use super::stall::StallWatch;
 use super::tally::Tally;
@@ -25,8 +26,7 @@ use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
 use crate::lane::inside::InsideTx;
 use crate::session::{
-    AskedNames, Compression, End, LimitsNow, Observer, Origins, Receiver, ReceiverOptions, Sender, SessionEvent,
-    SessionSink, feed, lock,
+    AskedNames, Compression, End, LimitsNow, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock,
 };
 use crate::web::{Web, WebOptions};
 
@@ -127,22 +127,9 @@ impl Direct {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
         let web = Arc::new(web);
-        let receiver = Receiver::start(
-            ReceiverOptions {
-                destination: Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?,
-                overwrite: options.overwrite,
-                checks: options.checks,
-                expect: options.expect,
-                dry_run: options.dry_run,
-                linger: options.linger,
-                leaves_first: false,
-                // Our own sender names them, by the URLs that were given.
-                asked: AskedNames::Any,
-                settled: tally.settled(),
-                on_busy: Box::new(|_, _| {}),
-            },
-            observer,
-        )?;
+        let destination = Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?;
+        // Our own sender names them, by the URLs that were given.
+        let receiver = Receiver::start(receiver_options(options, destination, AskedNames::Any, tally), observer)?;
         let sources = Origins::Web(Arc::clone(&web));
         let (settled, pool) = (tally.settled(), BufferPool::new());
         // What it has to say the receiver says too.
@@ -161,19 +148,11 @@ struct Ends {
 }
 
 impl Ends {
-    /// Starts the threads that feed the lanes: two for control frames, one for each lane of blocks.
+    /// Starts the threads that feed the lanes.
     fn start_lanes(&self, lanes: u32) -> Result<Vec<thread::JoinHandle<()>>, Error> {
         let sender: Arc<dyn End> = Arc::clone(&self.sender) as _;
         let receiver: Arc<dyn End> = Arc::clone(&self.receiver) as _;
-        for lane in (0..=lanes).map(LaneId) {
-            sender.lane_up(lane);
-            receiver.lane_up(lane);
-        }
-        let mut feeders = vec![start_lane(&receiver, &sender, CONTROL)?];
-        for lane in (0..=lanes).map(LaneId) {
-            feeders.push(start_lane(&sender, &receiver, lane)?);
-        }
-        Ok(feeders)
+        start_lanes(&sender, &receiver, lanes)
     }
 
     fn abort(&self, error: &Error) {
@@ -225,12 +204,25 @@ impl Ends {
     }
 }
 
+/// Joins two ends in this process, and starts the threads that feed the lanes: two for control frames, one for each lane of blocks.
+pub(super) fn start_lanes(
+    sender: &Arc<dyn End>,
+    receiver: &Arc<dyn End>,
+    lanes: u32,
+) -> Result<Vec<thread::JoinHandle<()>>, Error> {
+    for lane in (0..=lanes).map(LaneId) {
+        sender.lane_up(lane);
+        receiver.lane_up(lane);
+    }
+    let mut feeders = vec![start_lane(receiver, sender, CONTROL)?];
+    for lane in (0..=lanes).map(LaneId) {
+        feeders.push(start_lane(sender, receiver, lane)?);
+    }
+    Ok(feeders)
+}
+
 /// Feeds `lane` from one end to the other, in a thread of its own.
-pub(super) fn start_lane(
-    from: &Arc<dyn End>,
-    to: &Arc<dyn End>,
-    lane: LaneId,
-) -> Result<thread::JoinHandle<()>, Error> {
+fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<thread::JoinHandle<()>, Error> {
     let (from, to) = (Arc::clone(from), Arc::clone(to));
     let sink = SessionSink::new(Arc::clone(&to), lane);
     let run = move || {

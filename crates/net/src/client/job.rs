@@ -211,20 +211,32 @@ fn start_receiver(
     let (root, path) = destination.resolve()?;
     let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
     let kind = if many { Sources::Many } else { Sources::One };
-    let receiver_options = ReceiverOptions {
-        destination: Destination::resolve(&root, &path, kind)?,
+    let destination = Destination::resolve(&root, &path, kind)?;
+    let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
+    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, destination, asked, tally) };
+    let receiver = Receiver::start(ours, Arc::clone(tally) as Arc<dyn Observer>)?;
+    Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
+}
+
+/// How a receiver of this host treats what comes; it waits for its sender to have heard.
+pub(super) fn receiver_options(
+    options: &CopyOptions,
+    destination: Destination,
+    asked: AskedNames,
+    tally: &Tally,
+) -> ReceiverOptions {
+    ReceiverOptions {
+        destination,
         overwrite: options.overwrite,
         checks: options.checks,
         expect: options.expect,
         dry_run: options.dry_run,
         linger: options.linger,
-        leaves_first: true,
-        asked: AskedNames::of(sources.iter().map(Vec::as_slice)),
+        leaves_first: false,
+        asked,
         settled: tally.settled(),
         on_busy: Box::new(|_, _| {}),
-    };
-    let receiver = Receiver::start(receiver_options, Arc::clone(tally) as Arc<dyn Observer>)?;
-    Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
+    }
 }
 
 pub(super) fn local_source(path: &Path) -> Result<Source, Error> {

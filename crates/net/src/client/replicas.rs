@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope};
 
-use super::direct::{CONTROL, Silent, start_lane, web_options};
-use super::job::{Direction, Job, local_source, may_mean_many, means_many};
+use super::direct::{CONTROL, Silent, start_lanes, web_options};
+use super::job::{Direction, Job, local_source, may_mean_many, means_many, receiver_options};
 use super::keeper::{BACKOFF_MAX, run_session};
 use super::path::PathOptions;
 use super::stall::StallWatch;
@@ -30,8 +30,8 @@ use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::LaneStats;
 use crate::session::{
-    AskedNames, Compression, End, LaneIds, LimitsNow, Observer, Origins, ReceiverOptions, ReplicaEnd, Replicas, Sender,
-    SessionEvent, SettledPaths, lock,
+    AskedNames, Compression, End, LaneIds, LimitsNow, Observer, Origins, ReplicaEnd, Replicas, Sender, SessionEvent,
+    SettledPaths, lock,
 };
 use crate::web::Web;
 
@@ -150,19 +150,9 @@ impl ReplicaCopy {
 
     fn start(&self, options: &CopyOptions, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
-        let receiver = ReceiverOptions {
-            destination: Destination::resolve(&root, &path, Sources::One)?,
-            overwrite: options.overwrite,
-            checks: options.checks,
-            expect: options.expect,
-            dry_run: options.dry_run,
-            linger: options.linger,
-            leaves_first: false,
-            // The name is ours, whatever a sender calls its file.
-            asked: AskedNames::Any,
-            settled: tally.settled(),
-            on_busy: Box::new(|_, _| {}),
-        };
+        let destination = Destination::resolve(&root, &path, Sources::One)?;
+        // The name is ours, whatever a sender calls its file.
+        let receiver = receiver_options(options, destination, AskedNames::Any, tally);
         let plan = ReplicaPlan {
             names: names.to_vec(),
             path: self.name.clone(),
@@ -389,14 +379,7 @@ impl Member {
         let end: Arc<dyn End> = self.join()?;
         let sender = Sender::start(origins, linger, dry_run, settled, Compression::default(), pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;
-        for lane in (0..=lanes).map(sterna_proto::session::LaneId) {
-            sender.lane_up(lane);
-            end.lane_up(lane);
-        }
-        let mut feeders = vec![start_lane(&end, &sender, CONTROL)?];
-        for lane in (0..=lanes).map(sterna_proto::session::LaneId) {
-            feeders.push(start_lane(&sender, &end, lane)?);
-        }
+        let feeders = start_lanes(&sender, &end, lanes)?;
         while !end.is_over() && !sender.is_over() {
             thread::sleep(TICK);
             sender.tick();
