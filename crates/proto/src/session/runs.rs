@@ -26,6 +26,18 @@ pub enum BlockOrder {
     OneLane,
 }
 
+impl BlockOrder {
+    /// Whether lanes go through runs.
+    pub(super) fn has_runs(self) -> bool {
+        !matches!(self, Self::Next | Self::OnDemand)
+    }
+
+    /// Whether a lane may take part of the run of another.
+    pub(super) fn splits_runs(self) -> bool {
+        matches!(self, Self::Runs | Self::Shared)
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Run {
     file: FileId,

@@ -464,7 +464,7 @@ impl SendSession {
 
     fn next_large(&mut self, first: FileId, lane: LaneId) -> Option<BlockTask> {
         let file = self.files.get(&first)?;
-        if matches!(file.order, BlockOrder::Next | BlockOrder::OnDemand) {
+        if !file.order.has_runs() {
             let index = file.pending.iter().next()?.start;
             return self.take_single(first, index, lane);
         }
@@ -504,16 +504,12 @@ impl SendSession {
         let ready = ready_large.len();
         for id in ready_large.iter() {
             let Some(file) = files.get(id) else { continue };
-            if !matches!(file.order, BlockOrder::Next | BlockOrder::OnDemand)
-                && runs.begin(lane, *id, file.order, &file.pending, ready)
-            {
+            if file.order.has_runs() && runs.begin(lane, *id, file.order, &file.pending, ready) {
                 return;
             }
         }
         let splits = |id: FileId| {
-            let file = files
-                .get(&id)
-                .filter(|file| file.is_ready() && matches!(file.order, BlockOrder::Runs | BlockOrder::Shared));
+            let file = files.get(&id).filter(|file| file.is_ready() && file.order.splits_runs());
             file.map(|file| &file.pending)
         };
         runs.split_largest(lane, splits);
