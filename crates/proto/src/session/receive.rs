@@ -4,6 +4,7 @@ mod growing;
 mod replicas;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::message::{Frame, Message, ranges_per_message};
@@ -124,6 +125,8 @@ struct RecvFile {
     stage: Stage,
     arrived: RangeSet,
     arrived_count: u64,
+    /// Those of them that an earlier session left.
+    held: RangeSet,
     /// Some of them are from an earlier run and were not read yet: it is not published before that.
     rechecking: bool,
     /// Blocks to ask for once the storage has answered: those that were read past, or all when the sender was told to wait.
@@ -327,6 +330,7 @@ impl RecvSession {
                 stage: Stage::Preparing,
                 arrived: RangeSet::default(),
                 arrived_count: 0,
+                held: RangeSet::default(),
                 rechecking: false,
                 passed: RangeSet::default(),
                 waits: false,
@@ -385,6 +389,7 @@ impl RecvSession {
                 self.held_bytes += held;
                 let mut missed = std::mem::take(&mut file.passed);
                 have.iter().for_each(|range| missed.remove(range));
+                file.held = have.clone();
                 file.arrived = have;
                 if !ranges.is_empty() {
                     file.rechecking = true;
@@ -417,22 +422,30 @@ impl RecvSession {
     pub fn handle_rechecked(&mut self, id: FileId, lost: &RangeSet, notice: Option<String>) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.rechecking) else { return };
         file.rechecking = false;
-        let blocks = file.entry.blocks();
-        // Some may have been taken back meanwhile, and are asked for already.
-        let mut missed = RangeSet::default();
-        lost.iter().flat_map(|range| file.arrived.within(range)).for_each(|range| missed.insert(range));
-        for range in missed.iter() {
-            let bytes: u64 = range.clone().map(|index| blocks.length(index)).sum();
-            file.arrived_count -= range.end - range.start;
-            file.arrived.remove(range);
-            self.arrived_bytes -= bytes;
-            self.held_bytes = self.held_bytes.saturating_sub(bytes);
-        }
-        self.want(id, &missed);
+        self.miss(id, lost);
         if let Some(text) = notice {
             self.log.push(&Message::Notice { file: id, text });
         }
         self.publish_if_complete(id);
+    }
+
+    /// Counts those of these blocks as missing that are here, and asks for them; which they were. Others are asked for already.
+    fn miss(&mut self, id: FileId, blocks: &RangeSet) -> RangeSet {
+        let mut missed = RangeSet::default();
+        let Some(file) = self.files.get_mut(&id) else { return missed };
+        blocks.iter().flat_map(|range| file.arrived.within(range)).for_each(|range| missed.insert(range));
+        let map = file.entry.blocks();
+        let bytes = |range: Range<u64>| range.map(|index| map.length(index)).sum::<u64>();
+        for range in missed.iter() {
+            self.arrived_bytes -= bytes(range.clone());
+            self.held_bytes -= file.held.within(range.clone()).map(bytes).sum::<u64>();
+            file.arrived_count -= range.end - range.start;
+            for blocks in [&mut file.arrived, &mut file.unreported, &mut file.held] {
+                blocks.remove(range.clone());
+            }
+        }
+        self.want(id, &missed);
+        missed
     }
 
     /// Asks for blocks again.

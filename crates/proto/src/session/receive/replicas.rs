@@ -27,20 +27,7 @@ impl RecvSession {
         };
         file.stage = Stage::Receiving;
         file.withheld = self.withholds;
-        let map = file.entry.blocks();
-        let mut taken = RangeSet::default();
-        blocks.iter().flat_map(|range| file.arrived.within(range)).for_each(|range| taken.insert(range));
-        for range in taken.iter() {
-            let bytes: u64 = range.clone().map(|index| map.length(index)).sum();
-            file.arrived_count -= range.end - range.start;
-            file.arrived.remove(range.clone());
-            file.unreported.remove(range);
-            self.arrived_bytes -= bytes;
-            // What an earlier session left counts as brought by this one when it comes again.
-            self.held_bytes = self.held_bytes.min(self.arrived_bytes);
-        }
-        self.want(id, &taken);
-        taken
+        self.miss(id, blocks)
     }
 
     /// Gives up the right of `lane` to write a block, without asking for the block: another lane brings it.
