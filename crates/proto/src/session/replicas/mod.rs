@@ -39,7 +39,7 @@ const COMPARING_MAX: Duration = Duration::from_secs(3);
 
 /// So many blocks that do not match their own digests end a replica, if they are a tenth of those that it gave. Reason: some may be chance; the file fails at
 /// [`super::BLOCK_FAILURES_MAX`] of one block.
-const CORRUPT_BLOCKS_MAX: u64 = 5;
+const CORRUPT_BLOCKS_MAX: u64 = 3;
 
 /// A replica, numbered from 0 in the order in which they were named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

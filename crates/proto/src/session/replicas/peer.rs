@@ -110,9 +110,7 @@ impl Peer {
 
     /// Whether it has another version of its file than in an earlier session.
     pub(super) fn has_changed(&self) -> bool {
-        let version = |entry: &FileEntry| (entry.size, entry.mtime, entry.inode, entry.version);
-        let pair = self.former.as_ref().zip(self.entry.as_ref());
-        pair.is_some_and(|(former, entry)| version(former) != version(entry))
+        self.former.as_ref().zip(self.entry.as_ref()).is_some_and(|(former, entry)| !former.same_version(entry))
     }
 
     pub(super) fn is_dropped(&self) -> bool {
