@@ -13,7 +13,7 @@ use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::memory::{PathRecord, Way};
 use sterna_proto::plan::{self, Decision, TransportFacts, Via};
 use sterna_proto::quantity::readable_time;
-use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
 
 use super::memory::{PathFile, key_of, unix_time};
 use super::path::{PathOptions, STANDBY_AFTER, named};
@@ -277,7 +277,8 @@ impl PathDialling<'_> {
             contract.expected_rtt = Some(record.rtt);
         }
         let rate = SharedRate::new(contract);
-        let target = Target { via, addr, rate: &rate, lanes: 1 };
+        let lanes = lanes_to_come(&self.dialling.options, self.options, contract.remembered);
+        let target = Target { via, addr, rate: &rate, lanes };
         let (lane, congestion_refused) = dial(&self.dialling.options, self.options, &target, &self.dialling.identity)?;
         Ok(Reached { via, lane, rate, congestion_refused })
     }
@@ -289,7 +290,8 @@ impl PathDialling<'_> {
             let (tell, dialling, options) = (tell.clone(), self.dialling.clone(), self.options.clone());
             let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
                 let rate = SharedRate::new(options.contract);
-                let target = Target { via, addr, rate: &rate, lanes: 1 };
+                let lanes = lanes_to_come(&dialling.options, &options, None);
+                let target = Target { via, addr, rate: &rate, lanes };
                 let reached = dial(&dialling.options, &options, &target, &dialling.identity)
                     .map(|(lane, congestion_refused)| Reached { via, lane, rate, congestion_refused });
                 // Nobody waits any more: the lane ends here.
@@ -430,6 +432,24 @@ pub(super) fn dial(
             Ok((quic::connect(&quic, identity)?, None))
         }
     }
+}
+
+/// How many QUIC lanes a path will have, for the first of them, which has its part of the memory and no more.
+fn lanes_to_come(options: &CopyOptions, path: &PathOptions, remembered: Option<BitRate>) -> u32 {
+    let by_rate = || plan::choose_quic_lanes(path.contract.target.or(remembered));
+    let lanes = lanes_asked(options, path).unwrap_or_else(by_rate).value;
+    // Too little memory for them is told when QUIC is what was chosen.
+    if lane_memory(options, path, lanes).is_ok() { lanes } else { 1 }
+}
+
+/// How many lanes a path gets whatever its transport; `None`: what that and the rate say.
+pub(super) fn lanes_asked(options: &CopyOptions, path: &PathOptions) -> Option<Decision<u32>> {
+    if let Some(lanes) = path.lanes {
+        return Some(Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") });
+    }
+    // Each lane is one connection to the web server, which may be far away.
+    let is_web = options.sources.iter().all(|source| matches!(source, Location::Web(_)));
+    is_web.then(plan::choose_web_lanes)
 }
 
 /// What each QUIC lane of a path may hold. Errors: `Usage`, when that is too little for a lane to work.

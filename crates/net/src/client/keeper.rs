@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::memory::Way;
-use sterna_proto::plan::{self, Decision, TcpPath, Via};
+use sterna_proto::plan::{self, TcpPath, Via};
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
-use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
-use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory};
+use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked};
 use super::job::{Direction, Job};
 use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
@@ -151,18 +151,16 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
 fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let given = &path.options;
     let rate = given.contract.target.or(first.remembered.map(|record| record.rate));
-    let decision = match (given.lanes, first.via) {
-        (Some(lanes), _) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
-        // Each lane is one connection to the web server, which may be far away.
-        _ if options.sources.iter().all(|source| matches!(source, Location::Web(_))) => plan::choose_web_lanes(),
-        (None, Via::Quic) => plan::choose_quic_lanes(rate),
-        (None, Via::Tcp) => plan::choose_tcp_lanes(&TcpPath {
+    let by_transport = || match first.via {
+        Via::Quic => plan::choose_quic_lanes(rate),
+        Via::Tcp => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.lane.handle.stats().rtt_min,
             rate,
             window_max: first.lane.handle.window_max(),
             cores: thread::available_parallelism().map_or(1, |n| n.get() as u32),
         }),
     };
+    let decision = lanes_asked(options, given).unwrap_or_else(by_transport);
     observer.event(CopyEvent::Decision { subject: "lanes", rationale: path.say(decision.rationale) });
     decision.value.clamp(1, plan::LANES_MAX)
 }
