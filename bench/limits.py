@@ -43,6 +43,7 @@ TCP8 = ["--via", "tcp", "--lanes", "8", "--congestion", "cubic"]
 BBR = ["--via", "tcp", "--lanes", "1", "--congestion", "bbr"]
 QUIC = ["--via", "quic"]
 FAST = ["--rate", "1Gbit", "--rtt", "40ms"]
+LONG = ["--rate", "1Gbit", "--rtt", "400ms"]
 SMALL_RMEM = ["net.ipv4.tcp_rmem=4096 65536 524288"]
 SMALL_WMEM = ["net.ipv4.tcp_wmem=4096 16384 524288"]
 
@@ -53,6 +54,9 @@ CASES = [
     Case("wmem-tcp", "send_buffer", FAST, TCP1, 40, sysctl=SMALL_WMEM),
     Case("wmem-tcp8", "send_buffer", FAST, TCP8, 120, sysctl=SMALL_WMEM),
     Case("wmem-tcp-pull", "send_buffer", FAST, TCP1, 40, pull=True, sysctl=SMALL_WMEM),
+    # Memory of QUIC lanes is --memory of the command: of its receive windows in a pull, of what it has in flight in a push.
+    Case("memory-quic-pull", "receive_window", LONG, [*QUIC, "--rate", "800Mbit", "--memory", "6MB"], 60, pull=True),
+    Case("memory-quic", "send_buffer", LONG, [*QUIC, "--rate", "800Mbit", "--memory", "6MB"], 60),
     Case("loss-1-tcp", "loss", ["--rate", "500Mbit", "--rtt", "20ms", "--loss", "1%", "--reverse-loss", "0"], TCP1, 8),
     Case("loss-0.1-tcp", "loss", ["--rate", "500Mbit", "--rtt", "30ms", "--loss", "0.1%", "--reverse-loss", "0"], TCP1, 16),
     Case("loss-1-tcp8", "loss", ["--rate", "500Mbit", "--rtt", "30ms", "--loss", "1%", "--reverse-loss", "0"], TCP8, 24),

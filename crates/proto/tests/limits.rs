@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use sterna_proto::limit::{
-    Accountant, LaneSample, Limit, LimitReport, QuicSample, ReceiverReport, TcpSample, TransportSample, Waits,
+    Accountant, LaneSample, Limit, LimitReport, QuicSample, ReceiverReport, SourceSample, TcpSample, TransportSample,
+    Waits, WebSample, remedy,
 };
 use sterna_proto::rate::RateState;
 use sterna_proto::session::LaneId;
@@ -59,7 +60,7 @@ fn run(feeder: Feeder, report: ReceiverReport, change: impl Fn(u32, &mut TcpSamp
             },
         );
         let sample = LaneSample { feeder: waits, transport: TransportSample::Tcp(tcp) };
-        accountant.handle_samples(now, &[(LaneId(0), sample)], BitRate(0));
+        accountant.handle_samples(now, &[(LaneId(0), sample)], &SourceSample::default());
     }
     accountant.report()
 }
@@ -147,7 +148,7 @@ fn losses_with_a_queue_are_a_full_path_and_so_are_those_that_bbr_does_not_mind()
 
 #[test]
 fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
-    let first = |state, engine: f64, megabits| {
+    let first = |state, engine: f64, megabits, memory, announced| {
         let mut accountant = Accountant::default();
         let start = Instant::now();
         for step in 0..50 {
@@ -162,20 +163,26 @@ fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
                 in_flight: ByteCount(400_000),
                 rate: BitRate::megabits(megabits),
                 state,
-                memory: ByteCount(500_000),
+                memory: ByteCount(memory),
             };
+            let (lane_time, waiting, window) = (STEP * step, STEP * step, ByteCount(announced));
+            let report = ReceiverReport { lane_time, waiting, window, ..ReceiverReport::default() };
+            accountant.handle_report(start + STEP * step, &report);
             let feeder = Waits { transport: STEP * step, ..Waits::default() };
             let sample = LaneSample { feeder, transport: TransportSample::Quic(quic) };
-            accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], BitRate(0));
+            accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], &SourceSample::default());
         }
         accountant.report().total.first()
     };
-    assert_eq!(first(RateState::Given, 0.1, 82), Some(Limit::RateCap));
-    assert_eq!(first(RateState::Given, 0.95, 82), Some(Limit::Cpu));
-    assert_eq!(first(RateState::Found, 0.1, 82), Some(Limit::CongestionWindow));
-    assert_eq!(first(RateState::Policed(BitRate::megabits(84)), 0.1, 82), Some(Limit::Policer));
+    assert_eq!(first(RateState::Given, 0.1, 82, 500_000, 4_000_000), Some(Limit::RateCap));
+    assert_eq!(first(RateState::Given, 0.95, 82, 500_000, 4_000_000), Some(Limit::Cpu));
+    assert_eq!(first(RateState::Found, 0.1, 82, 500_000, 4_000_000), Some(Limit::CongestionWindow));
+    assert_eq!(first(RateState::Policed(BitRate::megabits(84)), 0.1, 82, 500_000, 4_000_000), Some(Limit::Policer));
     // It could send at four times the rate, and its memory is nearly all in flight.
-    assert_eq!(first(RateState::Given, 0.1, 320), Some(Limit::SendBuffer));
+    assert_eq!(first(RateState::Given, 0.1, 320, 500_000, 4_000_000), Some(Limit::SendBuffer));
+    // Or the window that the receiver has room for.
+    assert_eq!(first(RateState::Given, 0.1, 320, 100_000_000, 500_000), Some(Limit::ReceiveWindow));
+    assert_eq!(first(RateState::Given, 0.1, 320, 100_000_000, 4_000_000), Some(Limit::CongestionWindow));
 }
 
 #[test]
@@ -192,13 +199,68 @@ fn shares_are_of_the_time_with_lanes_and_the_mean_over_them() {
             transport: TransportSample::Tcp(TcpSample::default()),
         };
         let lanes = [(LaneId(0), lane(1.0)), (LaneId(1), lane(1.0)), (LaneId(2), lane(0.0))];
-        accountant.handle_samples(start + STEP * step, &lanes, BitRate(0));
+        accountant.handle_samples(start + STEP * step, &lanes, &SourceSample::default());
     }
     // An outage: no time passes for limits while no lane is up.
-    accountant.handle_samples(start + STEP * 500, &[], BitRate(0));
+    accountant.handle_samples(start + STEP * 500, &[], &SourceSample::default());
     let report = accountant.report();
     assert_eq!(report.total.total().as_secs_f64().round(), 1.0);
     let shares = report.total.shares();
     assert_eq!((shares[0].0, shares[1].0), (Limit::SourceDisk, Limit::Cpu));
     assert!((shares[0].1 - 2.0 / 3.0).abs() < 0.01, "{shares:?}");
+}
+
+/// Lanes within one process whose feeder does `feeder`, from a web server whose connections fill their window for `full` of the
+/// time and bring packets out of order for `disordered` of it.
+fn inside(feeder: Feeder, web: Option<(f64, f64)>) -> LimitReport {
+    let mut accountant = Accountant::default();
+    let start = Instant::now();
+    for step in 0..100 {
+        let since = |part: f64| (STEP * step).mul_f64(part);
+        let waits = Waits {
+            storage: since(feeder.storage),
+            compute: since(feeder.compute),
+            transport: since(feeder.transport),
+            idle: since((1.0 - feeder.storage - feeder.compute - feeder.transport).max(0.0)),
+        };
+        let web = web.map(|(full, disordered)| WebSample {
+            waited: since(feeder.storage * 2.0),
+            window_full: since(feeder.storage * 2.0 * full),
+            disordered: since(feeder.storage * 2.0 * disordered),
+            rtt_min: RTT,
+            receive_window: ByteCount(200_000),
+            receive_buffer: ByteCount(400_000),
+            is_unscaled: false,
+        });
+        let sample = LaneSample { feeder: waits, transport: TransportSample::Inside };
+        let source = SourceSample { rate: BitRate(0), web };
+        accountant.handle_samples(start + STEP * step, &[(LaneId(1), sample), (LaneId(2), sample)], &source);
+    }
+    accountant.report()
+}
+
+#[test]
+fn a_lane_within_a_process_is_bound_by_what_its_thread_did() {
+    let feeder = Feeder { storage: 0.6, compute: 0.1, transport: 0.3 };
+    let shares = inside(feeder, None).total.shares();
+    let rounded: Vec<(Limit, u32)> =
+        shares.iter().map(|(limit, share)| (*limit, (share * 100.0).round() as u32)).collect();
+    assert_eq!(rounded, [(Limit::SourceDisk, 60), (Limit::DestinationDisk, 30), (Limit::Cpu, 10)]);
+}
+
+#[test]
+fn a_web_server_is_named_but_for_the_time_in_which_our_window_was_full() {
+    let feeder = Feeder { storage: 0.9, compute: 0.1, transport: 0.0 };
+    let first = |web| {
+        let report = inside(feeder, Some(web));
+        let first = report.total.first().unwrap();
+        (first, remedy(first, &report.facts).unwrap())
+    };
+    assert_eq!(first((0.0, 0.0)), (Limit::ServerOrPath, "nothing at this end held it back".to_owned()));
+    let (limit, said) = first((0.1, 0.4));
+    assert_eq!(limit, Limit::ServerOrPath);
+    assert!(said.starts_with("packets were lost or overtaken in 40 % of its time"), "{said}");
+    assert_eq!(first((0.9, 0.0)).0, Limit::ReceiveWindow);
+    let slow_disk = Feeder { storage: 0.2, compute: 0.1, transport: 0.7 };
+    assert_eq!(inside(slow_disk, Some((0.0, 0.0))).total.first(), Some(Limit::DestinationDisk));
 }

@@ -316,6 +316,8 @@ fn limit_report() -> LimitReport {
         is_quic: true,
         is_growing: false,
         is_unscaled: true,
+        is_web: true,
+        disordered_ppm: 23,
         cpu_at_receiver: true,
     };
     report

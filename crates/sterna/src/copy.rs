@@ -481,7 +481,8 @@ impl Person {
 
     /// The last lines: what was copied, and what limited it.
     fn ending(&self, summary: &CopySummary) -> Vec<String> {
-        let limits = if self.dry_run { None } else { limits::line(&summary.limits) };
+        // Where nothing went over, nothing held it back.
+        let limits = if self.dry_run || summary.bytes == 0 { None } else { limits::line(&summary.limits) };
         let plan = if self.explain { plan::lines(summary) } else { Vec::new() };
         let replicas = if self.dry_run { Vec::new() } else { replica_lines(summary) };
         std::iter::once(summary_line(summary, self.dry_run)).chain(replicas).chain(limits).chain(plan).collect()

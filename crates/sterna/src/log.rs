@@ -146,6 +146,7 @@ fn lane(judged: &LaneJudgement) -> Value {
             "packets_lost": quic.lost,
             "wire_bytes": quic.wire_bytes,
         }),
+        TransportSample::Inside => json!({ "transport": "inside" }),
     };
     if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
         value.extend(more);

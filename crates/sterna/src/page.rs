@@ -113,6 +113,7 @@ fn colour(limit: Limit) -> &'static str {
         Limit::Cpu => "#d8c3ae",
         Limit::RateCap => "#bfe3e6",
         Limit::NothingToSend => "#e6e6e6",
+        Limit::ServerOrPath => "#d5e0a6",
     }
 }
 

@@ -26,7 +26,7 @@ use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
 use crate::lane::inside::InsideTx;
 use crate::session::{
-    AskedNames, Compression, End, LimitsNow, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock,
+    AskedNames, Compression, End, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock,
 };
 use crate::web::{Web, WebOptions};
 
@@ -114,6 +114,7 @@ impl Direct {
         state.summary.blocks_again = progress.blocks_again;
         state.summary.bytes_held = progress.bytes_held;
         (state.summary.bytes_carried, state.summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
+        state.summary.limits = ends.sender.limits().now().report;
         state.summary.elapsed = started.elapsed();
         match state.aborted.take() {
             Some(error) => Err(error),
@@ -198,8 +199,7 @@ impl Ends {
             elapsed: started.elapsed(),
             lanes,
             files: self.receiver.active_files(ACTIVE_FILES_SHOWN),
-            // What a web server waits for is not known here.
-            limits: LimitsNow::default(),
+            limits: self.sender.limits().now(),
         }
     }
 }
@@ -227,6 +227,10 @@ fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<th
     let sink = SessionSink::new(Arc::clone(&to), lane);
     let run = move || {
         let lost = LostLane { from, to, lane };
+        if lane != CONTROL {
+            lost.from.limits().inside_up(lane);
+            lost.to.limits().inside_up(lane);
+        }
         if let Err(error) = feed(&*lost.from, lane, Box::new(InsideTx::new(Box::new(sink))), None) {
             // No network lies between: what fails here would fail on every lane.
             lost.to.abort(crate::copy_of(&error));
@@ -251,8 +255,10 @@ impl Drop for LostLane {
             self.from.abort(crate::internal(text));
             self.to.abort(crate::internal(text));
         }
-        self.from.lane_down(self.lane);
-        self.to.lane_down(self.lane);
+        for end in [&self.from, &self.to] {
+            end.limits().lane_down(self.lane);
+            end.lane_down(self.lane);
+        }
     }
 }
 

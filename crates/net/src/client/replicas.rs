@@ -384,10 +384,10 @@ impl Member {
             thread::sleep(TICK);
             sender.tick();
             end.tick();
-            if let Some(web) = &web {
-                let stats = LaneStats { wire_bytes_received: web.received_bytes(), ..LaneStats::default() };
-                *lock(&self.crew.figures[self.replica.0 as usize]) = (vec![stats], LimitsNow::default());
-            }
+            let stats =
+                |web: &Arc<Web>| LaneStats { wire_bytes_received: web.received_bytes(), ..LaneStats::default() };
+            let figures = (web.iter().map(stats).collect(), sender.limits().now());
+            *lock(&self.crew.figures[self.replica.0 as usize]) = figures;
         }
         web.iter().for_each(|web| web.stop());
         let text = "the session with this replica is over";

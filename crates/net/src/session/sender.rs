@@ -156,6 +156,9 @@ impl Sender {
             limits: LimitWatch::start(Role::Sender)?,
             silence: Mutex::default(),
         });
+        if let Some(web) = sender.web.clone() {
+            sender.limits.set_web(move || web.measured());
+        }
         let scanner = Arc::clone(&sender);
         thread::Builder::new()
             .name("scan".to_owned())

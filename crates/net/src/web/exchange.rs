@@ -6,16 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use sterna_proto::limit::WebSample;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use ureq::http::{Response, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector, RustlsConnector};
 use ureq::{Agent, BodyReader};
 
 use super::WebOptions;
 use super::hosts::{Hosts, Permit};
 use super::reply::{Reply, Version};
 use super::secrets::Secrets;
+use super::socket::{Measured, WatchedConnector};
 use crate::session::{Observer, SessionEvent};
 
 /// Redirects that are followed. Source: what curl's manual and browsers take for reasonable lies above ten; chains are shorter.
@@ -117,6 +121,7 @@ pub(super) struct Exchange {
     is_expected: bool,
     patience: Duration,
     received: Arc<AtomicU64>,
+    measured: Arc<Measured>,
 }
 
 impl Exchange {
@@ -138,7 +143,7 @@ impl Exchange {
             true => Agent::config_builder().proxy(None),
             false => Agent::config_builder(),
         };
-        let agent = config
+        let config = config
             .http_status_as_error(false)
             // Followed here, where credentials are kept to their server.
             .max_redirects(0)
@@ -153,10 +158,15 @@ impl Exchange {
             .timeout_send_request(Some(SILENCE_MAX))
             .timeout_recv_response(Some(SILENCE_MAX))
             .timeout_per_read(Some(SILENCE_MAX))
-            .build()
-            .new_agent();
+            .build();
+        let measured = Arc::new(Measured::default());
+        // As the library chains them, with connections that are watched.
+        let connector = ().chain(ConnectProxyConnector::default());
+        let connector = connector.chain(WatchedConnector::new(Arc::clone(&measured))).chain(RustlsConnector::default());
+        let agent = Agent::with_parts(config, connector, DefaultResolver::default());
         Ok(Self {
             agent,
+            measured,
             hosts: Hosts::new(options.connections),
             secrets: Secrets::new(options.token.clone(), locations)?,
             observer,
@@ -175,6 +185,11 @@ impl Exchange {
     /// Bytes of bodies that have come.
     pub(super) fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// What is measured of all connections together.
+    pub(super) fn measured(&self) -> WebSample {
+        self.measured.sample()
     }
 
     pub(super) fn notice(&self, text: String) {

@@ -11,6 +11,7 @@ mod hosts;
 mod lanes;
 mod reply;
 mod secrets;
+mod socket;
 
 pub(crate) use file::WebFile;
 pub(crate) use lanes::WebReader;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use sterna_proto::limit::WebSample;
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
@@ -158,6 +160,11 @@ impl Web {
     /// Bytes that servers have sent of files, whatever became of them.
     pub fn received_bytes(&self) -> u64 {
         self.exchange.received_bytes()
+    }
+
+    /// What is measured of the connections, all together.
+    pub(crate) fn measured(&self) -> WebSample {
+        self.exchange.measured()
     }
 
     /// Lanes with an answer that they are reading.

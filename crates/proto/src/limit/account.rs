@@ -3,13 +3,14 @@
 //! Order of precedence, from the data's source to its sink. A lane whose feeder hardly waited for the transport is bound by what
 //! the feeder did instead: wait for storage, compute, or have nothing to send. A lane whose feeder waited for the transport is
 //! bound by, in this order: a receiver that does not read (its own threads say whether storage or processors hold them), the
-//! receive window, the send buffer, the given rate, and else the congestion window, whose cause the path tells.
+//! receive window, the send buffer, the given rate, and else the congestion window, whose cause the path tells. A lane within
+//! one process has one thread that reads and writes in turn: its time is what it did.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::path::{Flow, PathHistory, WindowCause};
-use super::{Facts, Limit, LimitReport, LimitTimes, ReceiverReport};
+use super::{Facts, Limit, LimitReport, LimitTimes, ReceiverReport, WebSample};
 use crate::rate::RateState;
 use crate::session::LaneId;
 use crate::{BitRate, ByteCount};
@@ -43,6 +44,17 @@ pub enum TransportSample {
     Tcp(TcpSample),
     /// The engine, of a QUIC lane.
     Quic(QuicSample),
+    /// None: the lane is within this process, and what its feeder waits for in sending is the receiver's storage.
+    Inside,
+}
+
+/// What is known of the source.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SourceSample {
+    /// The rate at which it gives data while it is waited for.
+    pub rate: BitRate,
+    /// What is measured of the web servers that it is on, if it is.
+    pub web: Option<WebSample>,
 }
 
 /// What the kernel says of a TCP lane. What is zero it does not say.
@@ -136,6 +148,8 @@ pub struct Accountant {
     judged: Vec<LaneJudgement>,
     /// Of the time of [`Limit::Cpu`], that in which the receiver's processors were short.
     cpu_at_receiver: Duration,
+    /// What was measured of web servers last.
+    web: Option<WebSample>,
 }
 
 /// What the last reports of the receiver say, as shares of the time between them.
@@ -191,14 +205,16 @@ impl Accountant {
     pub fn handle_report(&mut self, now: Instant, report: &ReceiverReport) {
         self.receiver.update(now, report);
         let facts = &mut self.facts;
-        facts.receive_buffer = report.buffer;
+        // A lane within this process has none.
+        if report.buffer.0 > 0 {
+            facts.receive_buffer = report.buffer;
+        }
         facts.receive_buffer_max = report.buffer_max;
         facts.receive_window = facts.receive_window.max(report.window);
     }
 
-    /// Takes a sample of every lane that is up; call it about ten times a second. `source`: the rate at which storage gives
-    /// data while it is waited for.
-    pub fn handle_samples(&mut self, now: Instant, lanes: &[(LaneId, LaneSample)], source: BitRate) {
+    /// Takes a sample of every lane that is up, and of their source; call it about ten times a second.
+    pub fn handle_samples(&mut self, now: Instant, lanes: &[(LaneId, LaneSample)], source: &SourceSample) {
         let before = std::mem::take(&mut self.before);
         let changes: Vec<(LaneId, Change<'_>)> = lanes
             .iter()
@@ -209,9 +225,30 @@ impl Accountant {
             })
             .collect();
         self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
-        self.facts.source = source;
-        self.judge(now, &changes);
+        self.facts.source = source.rate;
+        let reading = self.handle_source(source, lanes);
+        self.judge(now, &changes, &reading);
         self.before = lanes.iter().map(|(lane, sample)| (*lane, (now, *sample))).collect();
+    }
+
+    /// Takes note of the source; what a lane that waits for it is bound by.
+    fn handle_source(&mut self, source: &SourceSample, lanes: &[(LaneId, LaneSample)]) -> Split {
+        let Some(web) = source.web else { return Split::all(Limit::SourceDisk) };
+        let before = self.web.replace(web).unwrap_or(web);
+        let facts = &mut self.facts;
+        facts.disordered_ppm = web.disordered_ppm();
+        facts.is_web |= lanes.iter().any(|(_, sample)| sample.transport == TransportSample::Inside);
+        if !facts.is_web {
+            // What is known of windows is of the lanes.
+            return Split::all(Limit::ServerOrPath);
+        }
+        (facts.rtt, facts.is_unscaled) = (web.rtt_min, web.is_unscaled);
+        (facts.receive_window, facts.receive_buffer) = (web.receive_window, web.receive_buffer);
+        let full = web.full_since(&before);
+        let mut split = Split::default();
+        split.add(Limit::ReceiveWindow, full);
+        split.add(Limit::ServerOrPath, 1.0 - full);
+        split
     }
 
     /// What was found until now.
@@ -226,7 +263,7 @@ impl Accountant {
         &self.judged
     }
 
-    fn judge(&mut self, now: Instant, changes: &[(LaneId, Change<'_>)]) {
+    fn judge(&mut self, now: Instant, changes: &[(LaneId, Change<'_>)], reading: &Split) {
         self.judged.clear();
         let Some(time) = changes.iter().map(|(_, change)| change.time).max() else { return };
         let flow = flow_of(changes, time);
@@ -234,7 +271,7 @@ impl Accountant {
         self.take_facts(changes, cause);
         let mut interval = LimitTimes::default();
         for (lane, change) in changes {
-            let split = judge_lane(change, &self.receiver, cause);
+            let split = judge_lane(change, &self.receiver, reading, cause);
             for limit in Limit::ALL {
                 // Sums of parts are off by a rounding error, which may be below nothing.
                 let part = (split.0[limit.index()] / changes.len() as f64).clamp(0.0, 1.0);
@@ -281,6 +318,7 @@ impl Accountant {
                     }
                     quic.rtt_min
                 }
+                TransportSample::Inside => continue,
             };
             if facts.rtt.is_zero() || !rtt.is_zero() && rtt < facts.rtt {
                 facts.rtt = rtt;
@@ -317,6 +355,11 @@ impl ReceiverView {
         self.last.is_some() && self.waiting < RECEIVER_WAITS_MIN && self.storage + self.compute > 0.0
     }
 
+    /// Whether every lane's window is known and smaller.
+    fn announces_less_than(&self, bytes: ByteCount) -> bool {
+        self.last.is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
+    }
+
     fn lacks_processor(&self) -> bool {
         self.is_slow() && self.compute > self.storage || self.engine > ENGINE_BUSY
     }
@@ -338,8 +381,8 @@ impl ReceiverView {
     }
 }
 
-/// The parts of an interval for one lane.
-fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) -> Split {
+/// The parts of an interval for one lane; `reading`: what it is bound by while it waits for the source.
+fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cause: WindowCause) -> Split {
     let (before, now) = (&change.before.feeder, &change.now.feeder);
     let part = |now: Duration, before: Duration| now.saturating_sub(before).as_secs_f64();
     let storage = part(now.storage, before.storage);
@@ -349,13 +392,16 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) 
     let total = (storage + compute + transport + idle).max(f64::MIN_POSITIVE);
     let busy = storage + compute + transport;
     let mut split = Split::default();
-    let held = if transport > busy * HELD_MIN {
+    let is_inside = change.now.transport == TransportSample::Inside;
+    let held = if transport > busy * HELD_MIN && !is_inside {
         judge_transport(change, receiver, cause)
     } else {
+        let written = if is_inside { transport } else { 0.0 };
+        let own = (storage + compute + written).max(f64::MIN_POSITIVE);
         let mut feeder = Split::default();
-        let own = (storage + compute).max(f64::MIN_POSITIVE);
-        feeder.add(Limit::SourceDisk, storage / own);
+        feeder.blend(reading, storage / own);
         feeder.add(Limit::Cpu, compute / own);
+        feeder.add(Limit::DestinationDisk, written / own);
         feeder
     };
     if busy > 0.0 {
@@ -370,6 +416,7 @@ fn judge_idle(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) 
     let is_sending = match &change.now.transport {
         TransportSample::Tcp(tcp) => tcp.unsent.0 > 0,
         TransportSample::Quic(quic) => quic.in_flight.0 * 4 > quic.window.0,
+        TransportSample::Inside => false,
     };
     if is_sending {
         return judge_transport(change, receiver, cause);
@@ -441,12 +488,14 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
         if receiver.is_slow() {
             return receiver.split();
         }
-        if engine > ENGINE_LATE {
-            return Split::all(Limit::Cpu);
-        }
-        let fills_memory = now.in_flight.0 * 2 > now.memory.0;
-        // Neither pace nor window hold it: what is left is the peer's flow control, unless the path has just changed.
-        return Split::all(if fills_memory { Limit::SendBuffer } else { window });
+        // Neither pace nor window hold it: what is left is the memory at one end, unless the path has just changed. Windows are sized to hold
+        // three products of the path, so that half a window in flight is one that could not grow.
+        return Split::all(match () {
+            () if now.in_flight.0 * 2 > now.memory.0 => Limit::SendBuffer,
+            () if receiver.announces_less_than(ByteCount(now.in_flight.0 * 2)) => Limit::ReceiveWindow,
+            () if engine > ENGINE_LATE => Limit::Cpu,
+            () => window,
+        });
     }
     Split::all(match (now.state, window) {
         (RateState::Given, _) => Limit::RateCap,

@@ -4,7 +4,8 @@
 //! the kernel, the QUIC engine and our own threads say ([`Accountant`]), and says what can be done ([`remedy`]). What it
 //! refuses to do: read a clock, ask a kernel, change anything. Snapshots come in with their time, shares of time leave.
 //!
-//! The end that sends decides, since it alone sees what holds the next byte back. The receiver tells it what its own threads
+//! The end that sends decides, since it alone sees what holds the next byte back; where that is a web server, the end that asks
+//! it says what held it back itself. The receiver tells it what its own threads
 //! waited for ([`ReceiverReport`]); a sender that is an agent tells the client what it found ([`LimitReport`]). What a peer says
 //! is shown to people and decides nothing else.
 
@@ -12,14 +13,16 @@ mod account;
 mod path;
 mod remedy;
 mod report;
+mod web;
 
 use std::time::Duration;
 
-pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, TcpSample, TransportSample, Waits};
+pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, SourceSample, TcpSample, TransportSample, Waits};
 pub use path::{Flow, PathHistory, WindowCause};
 pub use remedy::{Facts, remedy};
 pub use report::{LimitReport, ReceiverReport};
 pub(crate) use report::{read_time, write_time};
+pub use web::WebSample;
 
 /// What bound a transfer in a stretch of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,11 +47,13 @@ pub enum Limit {
     RateCap,
     /// The sender had nothing that it could send: names still being read, outcomes awaited, round trips at start and end.
     NothingToSend,
+    /// A web server, or the path to it: what holds a server back only that knows, and nothing at this end did.
+    ServerOrPath,
 }
 
 impl Limit {
     /// Every limit, in the order in which they are encoded.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::ReceiveWindow,
         Self::SendBuffer,
         Self::CongestionWindow,
@@ -59,6 +64,7 @@ impl Limit {
         Self::Cpu,
         Self::RateCap,
         Self::NothingToSend,
+        Self::ServerOrPath,
     ];
 
     /// As people read it.
@@ -74,6 +80,7 @@ impl Limit {
             Self::Cpu => "CPU",
             Self::RateCap => "rate cap",
             Self::NothingToSend => "nothing to send",
+            Self::ServerOrPath => "server or path",
         }
     }
 
@@ -90,6 +97,7 @@ impl Limit {
             Self::Cpu => "cpu",
             Self::RateCap => "rate_cap",
             Self::NothingToSend => "nothing_to_send",
+            Self::ServerOrPath => "server_or_path",
         }
     }
 

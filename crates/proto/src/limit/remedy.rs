@@ -43,6 +43,10 @@ pub struct Facts {
     pub cpu_at_receiver: bool,
     /// Windows are not scaled: a lane has 64 KiB in flight at most, whatever its buffers hold.
     pub is_unscaled: bool,
+    /// The lanes read from web servers and write here: windows and processors are those of this host.
+    pub is_web: bool,
+    /// Of the time in which web servers were waited for, that in which packets came out of order, in parts per million.
+    pub disordered_ppm: u64,
 }
 
 /// Share of a buffer that is payload in flight when it was not measured. Reason: a receive window was half of its buffer up to
@@ -53,13 +57,18 @@ const SEND_SHARE: f64 = 0.97;
 /// The largest window that is announced without window scaling, in bytes (RFC 9293).
 const UNSCALED_WINDOW: u64 = 65_535;
 
+/// Disorder that is worth words, in parts per million of the time. Reason: a single loss in a copy of seconds explains nothing.
+const DISORDER_MIN: u64 = 50_000;
+
 /// What is left of a policed rate when packets are to pass without loss. Source: SMART-1 report; the reserve pays for bursts.
 const BELOW_POLICER: f64 = 0.95;
 
 /// What explains `limit` and what can be done about it; `None` where the name says all.
 pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
     match limit {
-        Limit::ReceiveWindow if facts.is_quic => Some("give more --memory".to_owned()),
+        Limit::ReceiveWindow if facts.is_quic => {
+            Some(format!("{} in flight on a lane; give the receiver more --memory", facts.receive_window))
+        }
         Limit::ReceiveWindow => receive_window(facts),
         Limit::SendBuffer if facts.is_quic => Some("give more --memory".to_owned()),
         Limit::SendBuffer => send_buffer(facts),
@@ -72,12 +81,24 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
         }),
         Limit::SourceDisk => disk("it reads", facts.source),
         Limit::DestinationDisk => disk("it takes", facts.destination),
+        Limit::Cpu if facts.is_web => Some("the processors of this host are busy".to_owned()),
         Limit::Cpu => Some(match facts.cpu_at_receiver {
             true => "the receiver's processors are busy".to_owned(),
             false => "the sender's processors are busy".to_owned(),
         }),
         Limit::RateCap => (facts.rate_cap.0 > 0).then(|| format!("{} as given", facts.rate_cap)),
         Limit::NothingToSend => None,
+        Limit::ServerOrPath => Some(server_or_path(facts)),
+    }
+}
+
+fn server_or_path(facts: &Facts) -> String {
+    match facts.disordered_ppm {
+        ..DISORDER_MIN => "nothing at this end held it back".to_owned(),
+        share => format!(
+            "packets were lost or overtaken in {:.0} % of its time; a server with bbr does not slow down for losses",
+            share as f64 / 10_000.0
+        ),
     }
 }
 
@@ -90,7 +111,8 @@ fn receive_window(facts: &Facts) -> Option<String> {
         return window;
     }
     let share = measured_share(facts.receive_window, facts.receive_buffer).unwrap_or(RECEIVE_SHARE);
-    Some(buffer_words("peer rmem max", facts.receive_buffer_max, share, facts))
+    let name = if facts.is_web { "tcp_rmem max of this host" } else { "peer rmem max" };
+    Some(buffer_words(name, facts.receive_buffer_max, share, facts))
 }
 
 /// What a window of 16 bits carries, and who takes the option away that makes it larger (RFC 7323).

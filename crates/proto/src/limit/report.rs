@@ -92,7 +92,8 @@ impl LimitReport {
         sizes.iter().for_each(|bytes| w.integer(bytes.0));
         w.integer(facts.loss_ppm);
         w.integer(facts.lanes);
-        let flags = [facts.is_quic, facts.is_growing, facts.cpu_at_receiver, facts.is_unscaled];
+        w.integer(facts.disordered_ppm);
+        let flags = [facts.is_quic, facts.is_growing, facts.cpu_at_receiver, facts.is_unscaled, facts.is_web];
         flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
     }
 
@@ -117,10 +118,12 @@ impl LimitReport {
             send_buffer_max: size()?,
             loss_ppm: r.integer()?,
             lanes: r.integer()?,
+            disordered_ppm: r.integer()?,
             is_quic: read_flag(r)?,
             is_growing: read_flag(r)?,
             cpu_at_receiver: read_flag(r)?,
             is_unscaled: read_flag(r)?,
+            is_web: read_flag(r)?,
         };
         Ok(Self { recent, total, facts })
     }

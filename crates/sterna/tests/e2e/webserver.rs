@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -43,17 +43,24 @@ impl WebServer {
     }
 
     pub fn start_with(kind: Kind, more: &str) -> Self {
+        Self::start_on(&|program| Command::new(program), Ipv4Addr::LOCALHOST.into(), kind, more)
+    }
+
+    /// A server on another host, where `command` starts programs.
+    pub fn start_on(command: &dyn Fn(&Path) -> Command, at: IpAddr, kind: Kind, more: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Its workers are nobody that the test runs as.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(directory.path().join("www")).unwrap();
         for _ in 0..PORT_TRIES_MAX {
-            let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            let mut child = command(kind, directory.path(), addr, more).spawn().unwrap_or_else(|error| {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let addr = SocketAddr::new(at, port);
+            let mut child = configured(command, kind, directory.path(), addr, more).spawn().unwrap_or_else(|error| {
                 panic!("start {kind:?}: {error}; scripts/setup.sh test installs it");
             });
             loop {
-                if TcpStream::connect(addr).is_ok() && child.try_wait().unwrap().is_none() {
+                // Both write it when they listen.
+                if directory.path().join("pid").exists() && child.try_wait().unwrap().is_none() {
                     let scheme = if kind == Kind::NginxTls { "https" } else { "http" };
                     return Self { child, addr, directory, scheme };
                 }
@@ -86,7 +93,13 @@ impl Drop for WebServer {
     }
 }
 
-fn command(kind: Kind, directory: &Path, addr: SocketAddr, more: &str) -> Command {
+fn configured(
+    command: &dyn Fn(&Path) -> Command,
+    kind: Kind,
+    directory: &Path,
+    addr: SocketAddr,
+    more: &str,
+) -> Command {
     let at = directory.display();
     let is_root = rustix::process::geteuid().is_root();
     let (program, text, flags) = match kind {
@@ -128,7 +141,7 @@ fn command(kind: Kind, directory: &Path, addr: SocketAddr, more: &str) -> Comman
     fs::write(&config, text).unwrap();
     let path = ["/usr/sbin", "/usr/local/sbin"].iter().map(|place| Path::new(place).join(program));
     let program = path.into_iter().find(|path| path.exists()).unwrap_or_else(|| program.into());
-    let mut command = Command::new(program);
+    let mut command = command(&program);
     command.args(flags).arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
 }

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 mod follow;
 mod replicas;
+mod web;
 // What the other end-to-end tests need of it stands idle here.
 #[allow(dead_code)]
 #[path = "../e2e/site.rs"]
@@ -13,6 +14,9 @@ mod site;
 #[allow(dead_code)]
 #[path = "../e2e/tree.rs"]
 mod tree;
+#[allow(dead_code)]
+#[path = "../e2e/webserver.rs"]
+mod webserver;
 
 use std::fs;
 use std::path::Path;

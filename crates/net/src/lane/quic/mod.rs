@@ -30,7 +30,7 @@ mod tests;
 mod transport;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
 
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
-use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
+use crate::lane::{Lane, LaneHandle, LaneStats, ReceiveMemory, Transport};
 use crate::thread_clock::ThreadClock;
 
 pub use listener::{Listener, ListenerOptions};
@@ -224,9 +224,10 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
         header_bytes: transport::header_bytes(peer_addr),
         engine: ThreadClock::of_this_thread(),
         memory,
+        receive_window: Arc::new(AtomicU64::new(0)),
     });
     let (rx, inbox) = receive::receiver(Arc::clone(&shared));
-    runtime.spawn(keep_windows(connection.clone(), pace, memory));
+    runtime.spawn(keep_windows(connection.clone(), pace, memory, Arc::clone(&shared.receive_window)));
     let (orders, queue) = send::queue();
     runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered), Arc::clone(&shared.pace)));
     let pump = runtime.spawn(receive::pump(connection, receive, inbox));
@@ -252,7 +253,7 @@ fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerpri
 /// what has come.
 ///
 /// Started with the lane; woken forty times a second; ends with the connection.
-async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount) {
+async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount, announced: Arc<AtomicU64>) {
     let (mut sending, mut receiving) = (ByteCount(0), None);
     let (mut at, mut received) = (Instant::now(), connection.stats().udp_rx.bytes);
     // Of a whole interval: what came in an instant is no rate.
@@ -271,6 +272,7 @@ async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: Byt
             if receiving.is_none_or(|window| wanted > window) {
                 connection.set_receive_window(transport::varint(wanted.0));
                 receiving = Some(wanted);
+                announced.store(wanted.0, Ordering::Relaxed);
             }
         }
         tokio::select! {
@@ -297,6 +299,8 @@ struct Shared {
     /// Of the thread that the engine runs on.
     engine: Option<ThreadClock>,
     memory: ByteCount,
+    /// What the peer may send that was not taken yet, in bytes; 0 until the path is known.
+    receive_window: Arc<AtomicU64>,
 }
 
 impl Drop for Shared {
@@ -354,6 +358,11 @@ impl LaneHandle for QuicHandle {
             state: pace.rate_state(),
             memory: self.0.memory,
         }))
+    }
+
+    fn receive_memory(&self) -> Option<ReceiveMemory> {
+        let window = ByteCount(self.0.receive_window.load(Ordering::Relaxed));
+        Some(ReceiveMemory { window, ..ReceiveMemory::default() })
     }
 
     fn set_rate(&self, rate: Option<BitRate>) {

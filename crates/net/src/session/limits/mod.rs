@@ -6,11 +6,13 @@
 mod meter;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::limit::{Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, TransportSample, Waits};
+use sterna_proto::limit::{
+    Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, SourceSample, TransportSample, Waits, WebSample,
+};
 use sterna_proto::session::{Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error};
 
@@ -62,6 +64,8 @@ pub struct LimitWatch {
     begun: Instant,
     state: Mutex<State>,
     storage_work: Mutex<StorageWork>,
+    /// Measures the web servers that sources are on.
+    web: OnceLock<Box<dyn Fn() -> WebSample + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -82,11 +86,35 @@ struct State {
 }
 
 struct WatchedLane {
-    handle: Weak<dyn LaneHandle>,
+    link: Link,
     feeder: Arc<Meter>,
     reader: Arc<Meter>,
     fed: (Reading, Waits),
     read: (Reading, Waits),
+}
+
+/// What lies between the ends of a lane.
+enum Link {
+    /// A network.
+    Transport(Weak<dyn LaneHandle>),
+    /// Nothing: both ends are in this process.
+    Inside,
+}
+
+impl Link {
+    fn handle(&self) -> Option<Arc<dyn LaneHandle>> {
+        match self {
+            Self::Transport(handle) => handle.upgrade(),
+            Self::Inside => None,
+        }
+    }
+
+    fn sample(&self) -> Option<TransportSample> {
+        match self {
+            Self::Transport(handle) => handle.upgrade()?.sample(),
+            Self::Inside => Some(TransportSample::Inside),
+        }
+    }
 }
 
 /// Counts the time in which storage is at work beside the lanes.
@@ -107,7 +135,7 @@ impl LimitWatch {
     /// A watch of an end with this `role`; starts its thread, which ends with the watch.
     pub fn start(role: Role) -> Result<Arc<Self>, Error> {
         let (state, storage_work) = (Mutex::default(), Mutex::default());
-        let watch = Arc::new(Self { role, begun: Instant::now(), state, storage_work });
+        let watch = Arc::new(Self { role, begun: Instant::now(), state, storage_work, web: OnceLock::new() });
         let watched = Arc::downgrade(&watch);
         let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
             while let Some(watch) = watched.upgrade() {
@@ -120,6 +148,12 @@ impl LimitWatch {
         Ok(watch)
     }
 
+    /// The sources are on web servers, which `measure` measures.
+    pub(crate) fn set_web(&self, measure: impl Fn() -> WebSample + Send + Sync + 'static) {
+        // Set once, where the session starts.
+        let _ = self.web.set(Box::new(measure));
+    }
+
     /// The rate that was given for the session.
     pub fn set_rate_cap(&self, rate: Option<BitRate>) {
         lock(&self.state).accountant.set_rate_cap(rate);
@@ -127,10 +161,20 @@ impl LimitWatch {
 
     /// A lane is up; the calling thread reads it.
     pub(crate) fn lane_up(&self, lane: LaneId, handle: &Arc<dyn LaneHandle>) {
+        self.watch(lane, Link::Transport(Arc::downgrade(handle)));
+    }
+
+    /// A lane within this process is up; the calling thread feeds it and reads it.
+    pub(crate) fn inside_up(&self, lane: LaneId) {
+        self.watch(lane, Link::Inside);
+        self.begin_feeding(lane);
+    }
+
+    fn watch(&self, lane: LaneId, link: Link) {
         let (feeder, reader) = (Arc::new(Meter::new()), Arc::new(Meter::new()));
         reader.begin();
         let (fed, read) = ((feeder.read(), Waits::default()), (reader.read(), Waits::default()));
-        let watched = WatchedLane { handle: Arc::downgrade(handle), feeder, reader, fed, read };
+        let watched = WatchedLane { link, feeder, reader, fed, read };
         lock(&self.state).lanes.insert(lane, watched);
     }
 
@@ -149,14 +193,14 @@ impl LimitWatch {
     /// How much has been heard of every lane that is up; see [`LaneHandle::heard`].
     pub(crate) fn heard(&self) -> Vec<(LaneId, Option<u64>)> {
         let state = lock(&self.state);
-        let of_lane = |(lane, watched): (&LaneId, &WatchedLane)| Some((*lane, watched.handle.upgrade()?.heard()));
+        let of_lane = |(lane, watched): (&LaneId, &WatchedLane)| Some((*lane, watched.link.handle()?.heard()));
         state.lanes.iter().filter_map(of_lane).collect()
     }
 
     /// The handles of those of `lanes` that are up.
     pub(crate) fn handles(&self, lanes: &[LaneId]) -> Vec<Arc<dyn LaneHandle>> {
         let state = lock(&self.state);
-        lanes.iter().filter_map(|lane| state.lanes.get(lane)?.handle.upgrade()).collect()
+        lanes.iter().filter_map(|lane| state.lanes.get(lane)?.link.handle()).collect()
     }
 
     /// The calling thread feeds `lane`.
@@ -241,7 +285,7 @@ impl LimitWatch {
             let (bytes, time) = watched.source();
             source_bytes += bytes;
             source_time += time;
-            let transport = watched.handle.upgrade().and_then(|handle| handle.sample());
+            let transport = watched.link.sample();
             if let Some(mut transport) = transport.filter(|_| self.role == Role::Sender) {
                 if let TransportSample::Tcp(tcp) = &mut transport {
                     tcp.send_buffer_max = limits.0;
@@ -251,8 +295,9 @@ impl LimitWatch {
         }
         if self.role == Role::Sender {
             // Lanes wait for the source at the same time.
-            let source = BitRate::mean(ByteCount(source_bytes), source_time / samples.len().max(1) as u32);
-            state.accountant.handle_samples(now, &samples, source);
+            let rate = BitRate::mean(ByteCount(source_bytes), source_time / samples.len().max(1) as u32);
+            let source = SourceSample { rate, web: self.web.get().map(|web| web()) };
+            state.accountant.handle_samples(now, &samples, &source);
             state.number += 1;
         }
         state.lanes.len()
@@ -262,7 +307,7 @@ impl LimitWatch {
         let mut report = state.ended;
         for watched in state.lanes.values() {
             watched.add_to(&mut report);
-            let memory = watched.handle.upgrade().and_then(|handle| handle.receive_memory()).unwrap_or_default();
+            let memory = watched.link.handle().and_then(|handle| handle.receive_memory()).unwrap_or_default();
             report.buffer = report.buffer.max(memory.buffer);
             report.unread = report.unread.max(memory.unread);
             report.window = report.window.max(memory.window);
@@ -302,9 +347,9 @@ impl WatchedLane {
 
     /// What the thread of its engine wanted of a processor, if it has one.
     fn engine(&self) -> Option<Duration> {
-        match self.handle.upgrade()?.sample()? {
+        match self.link.sample()? {
             TransportSample::Quic(quic) => Some(quic.engine),
-            TransportSample::Tcp(_) => None,
+            TransportSample::Tcp(_) | TransportSample::Inside => None,
         }
     }
 

@@ -1,0 +1,242 @@
+//! Connections to web servers that watch what holds them back.
+//!
+//! What it does: opens a connection for the HTTP library and, while its bytes are waited for, asks the kernel ten times a second
+//! whether a round trip brought as much as our window allows, and whether packets came out of order. What it refuses to do:
+//! decide anything, or know a lane: all connections of a copy have one account.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use sterna_proto::limit::WebSample;
+use ureq::Error;
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, ShutdownHandle, Transport,
+};
+
+use crate::session::lock;
+use crate::sys::{self, TcpInfo};
+
+/// How often a connection is looked at while bytes are waited for. Reason: as lanes of ours are.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Part of a window that comes in a round trip of a connection that the window holds. Reason: the smallest round trip is a
+/// little below those in which data came.
+const WINDOW_FULL: f64 = 0.8;
+
+/// What was measured of all connections of a copy.
+#[derive(Debug, Default)]
+pub(super) struct Measured(Mutex<WebSample>);
+
+impl Measured {
+    pub(super) fn sample(&self) -> WebSample {
+        *lock(&self.0)
+    }
+}
+
+/// Opens connections for the HTTP library.
+#[derive(Debug)]
+pub(super) struct WatchedConnector {
+    measured: Arc<Measured>,
+}
+
+impl WatchedConnector {
+    pub(super) fn new(measured: Arc<Measured>) -> Self {
+        Self { measured }
+    }
+}
+
+impl<In: Transport> Connector<In> for WatchedConnector {
+    type Out = Either<In, WatchedSocket>;
+
+    fn connect(&self, details: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Self::Out>, Error> {
+        // By way of a proxy, whose connection this connector has opened.
+        if let Some(chained) = chained {
+            return Ok(Some(Either::A(chained)));
+        }
+        let stream = Arc::new(connect(details)?);
+        (details.register_shutdown)(Arc::downgrade(&stream) as Weak<dyn ShutdownHandle>)?;
+        let buffers = LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(Either::B(WatchedSocket {
+            stream,
+            buffers,
+            look: Look::default(),
+            measured: Arc::clone(&self.measured),
+        })))
+    }
+}
+
+/// Tries each address for its part of the time: half of what is left, and all of it for the last.
+fn connect(details: &ConnectionDetails<'_>) -> Result<TcpStream, Error> {
+    let began = Instant::now();
+    let mut outcome = Err(Error::HostNotFound);
+    let count = details.addrs.len();
+    for (index, address) in details.addrs.iter().enumerate() {
+        let tried = match details.timeout.not_zero() {
+            None => TcpStream::connect(address),
+            Some(timeout) => {
+                let left = timeout.saturating_sub(began.elapsed());
+                let part = if index + 1 < count { left / 2 } else { left };
+                TcpStream::connect_timeout(address, part.max(CONNECT_TIME_MIN))
+            }
+        };
+        outcome = match tried {
+            Ok(stream) => {
+                // The library asks for it; without it requests are later and no less right.
+                let _ = stream.set_nodelay(details.config.no_delay());
+                return Ok(stream);
+            }
+            Err(error) => Err(timed_out(error, details.timeout)),
+        };
+    }
+    outcome
+}
+
+/// Least time for an address. Reason: a system call with none fails as wrong usage.
+const CONNECT_TIME_MIN: Duration = Duration::from_millis(10);
+
+/// What the library calls an error of a socket with time-outs.
+fn timed_out(error: io::Error, timeout: NextTimeout) -> Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
+        _ => Error::Io(error),
+    }
+}
+
+/// A connection to a web server.
+pub(super) struct WatchedSocket {
+    stream: Arc<TcpStream>,
+    buffers: LazyBuffers,
+    look: Look,
+    measured: Arc<Measured>,
+}
+
+impl Transport for WatchedSocket {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let timeout = timeout.for_write();
+        let outcome = self.stream.set_write_timeout(timeout.not_zero().map(|time| *time)).and_then(|()| {
+            let output = &self.buffers.output()[..amount];
+            (&*self.stream).write_all(output)
+        });
+        outcome.map_err(|error| timed_out(error, timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        let timeout = timeout.for_read();
+        let began = Instant::now();
+        let until = timeout.not_zero().map(|time| began + *time);
+        let count = loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(READ_TIME_MIN));
+            let input = self.buffers.input_append_buf();
+            match self.stream.set_read_timeout(left).and_then(|()| (&*self.stream).read(input)) {
+                // A signal; what is left of the time is still waited.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => break outcome.map_err(|error| timed_out(error, timeout))?,
+            }
+        };
+        self.buffers.input_appended(count);
+        self.look.waited(&self.stream, &self.measured, began);
+        Ok(count > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        // Bytes that nobody asked for, or an end, are both a reason to open another.
+        let mut byte = [0];
+        let peeked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut byte));
+        let is_silent = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        is_silent && self.stream.set_nonblocking(false).is_ok()
+    }
+}
+
+/// Least time that a read waits; likewise.
+const READ_TIME_MIN: Duration = Duration::from_millis(1);
+
+impl fmt::Debug for WatchedSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchedSocket").field("peer", &self.stream.peer_addr().ok()).finish()
+    }
+}
+
+/// The last look at a connection, and what was waited since.
+#[derive(Default)]
+struct Look {
+    before: Option<(Instant, TcpInfo)>,
+    waited: Duration,
+    ended: Option<Instant>,
+}
+
+impl Look {
+    /// Bytes were waited for since `began`.
+    fn waited(&mut self, stream: &TcpStream, measured: &Measured, began: Instant) {
+        let now = Instant::now();
+        // While nobody waited, the connection was at rest or the reader slow: neither says anything of the path.
+        let rested = self.ended.is_none_or(|ended| began.saturating_duration_since(ended) > LOOK_EVERY);
+        self.ended = Some(now);
+        if rested {
+            (self.before, self.waited) = (sys::tcp_info(stream).ok().map(|info| (now, info)), Duration::ZERO);
+            return;
+        }
+        self.waited += now - began;
+        let Some((at, before)) = self.before.filter(|(at, _)| now.saturating_duration_since(*at) >= LOOK_EVERY) else {
+            return;
+        };
+        let Ok(info) = sys::tcp_info(stream) else { return };
+        let window = info.rcv_wnd.unwrap_or_default();
+        let waited = std::mem::take(&mut self.waited);
+        let mut sample = lock(&measured.0);
+        sample.waited += waited;
+        if fills_window(&before, &info, now - at) {
+            sample.window_full += waited;
+        }
+        if info.rcv_ooopack > before.rcv_ooopack {
+            sample.disordered += waited;
+        }
+        if let Some(rtt) = info.min_rtt.filter(|rtt| sample.rtt_min.is_zero() || *rtt < sample.rtt_min) {
+            sample.rtt_min = rtt;
+        }
+        if window >= sample.receive_window {
+            sample.receive_window = window;
+            sample.receive_buffer = sys::socket_memory(stream).unwrap_or_default().receive_limit;
+        }
+        sample.is_unscaled = !info.window_scaling;
+        self.before = Some((now, info));
+    }
+}
+
+/// Whether as much came in each round trip as the window allows.
+fn fills_window(before: &TcpInfo, now: &TcpInfo, time: Duration) -> bool {
+    let (Some(earlier), Some(came), Some(window)) = (before.bytes_received, now.bytes_received, now.rcv_wnd) else {
+        return false;
+    };
+    let a_second = came.0.saturating_sub(earlier.0) as f64 / time.as_secs_f64();
+    let a_round_trip = a_second * now.min_rtt.unwrap_or_default().as_secs_f64();
+    window.0 > 0 && a_round_trip > window.0 as f64 * WINDOW_FULL
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::ByteCount;
+
+    use super::*;
+
+    #[test]
+    fn a_window_is_full_when_it_comes_in_every_round_trip() {
+        let info = |received| TcpInfo {
+            bytes_received: Some(ByteCount(received)),
+            rcv_wnd: Some(ByteCount(200_000)),
+            min_rtt: Some(Duration::from_millis(100)),
+            ..TcpInfo::default()
+        };
+        // 2 MB in a second are 200 kB in 100 ms.
+        assert!(fills_window(&info(0), &info(2_000_000), Duration::from_secs(1)));
+        assert!(!fills_window(&info(0), &info(1_000_000), Duration::from_secs(1)));
+        let old = TcpInfo { rcv_wnd: None, ..info(2_000_000) };
+        assert!(!fills_window(&info(0), &old, Duration::from_secs(1)), "a kernel that does not say");
+    }
+}
