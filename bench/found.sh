@@ -9,6 +9,9 @@ name=found-$$
 work=$(mktemp -d /dev/shm/found.XXXX)
 cargo build --release --locked -p sterna
 
+# Processor time that the host of this machine took for others, and all.
+processors() { awk '/^cpu /{print $9, $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9}' /proc/stat; }
+
 cleanup() {
     "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
     rm -rf "$work"
@@ -21,6 +24,7 @@ while read -r row megabytes mbit flags; do
     head -c "${megabytes}MB" /dev/urandom >"$work/file"
     rm -f "$work/gs/paths"
     for run in first again; do
+        began=$(processors)
         # shellcheck disable=SC2086 # flags are words
         "$sterna" lab up --name "$name" --buffers 64MB $flags >/dev/null 2>&1
         mkdir -p "$work/in"
@@ -37,11 +41,13 @@ while read -r row megabytes mbit flags; do
         wait "$agent" || true
         rm -rf "$work/in"
         python3 -c 'import json, sys
-row, run, mbit, summary = sys.argv[1:]
+row, run, mbit, summary, began, ended = sys.argv[1:]
+stolen, all_time = (end - begin for begin, end in zip(map(int, began.split()), map(int, ended.split())))
 summary = json.loads(summary)
 print(json.dumps({"row": row, "run": run, "elapsed_s": round(summary["elapsed_s"], 2),
-    "share": round(summary["goodput_bps"] / float(mbit) / 1e6, 3), "limited_by": summary["limits"]["first"]}))' \
-            "$row" "$run" "$mbit" "$summary"
+    "share": round(summary["goodput_bps"] / float(mbit) / 1e6, 3), "limited_by": summary["limits"]["first"],
+    "stolen": round(stolen / all_time, 3)}))' \
+            "$row" "$run" "$mbit" "$summary" "$began" "$(processors)"
     done
 done >>"$output" <<'ROWS'
 geo 200 50 --rate 50Mbit --rtt 660ms

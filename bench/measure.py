@@ -17,6 +17,24 @@ GRACE_S = 3.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
+class HostShare:
+    """How much of this machine's processors the host that it runs on took for others, since the start."""
+
+    def __init__(self) -> None:
+        self._start = self._ticks()
+
+    @staticmethod
+    def _ticks() -> tuple[int, int]:
+        # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
+        ticks = [int(tick) for tick in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return ticks[7], sum(ticks)
+
+    def stolen(self) -> float:
+        """A share of all processor time: 0 on a machine of one's own."""
+        (stolen, total), (stolen_before, total_before) = self._ticks(), self._start
+        return round((stolen - stolen_before) / max(total - total_before, 1), 4)
+
+
 @dataclass
 class Usage:
     """What a program and its children took."""

@@ -10,6 +10,9 @@ name=paths-$$
 work=$(mktemp -d /dev/shm/paths.XXXX)
 cargo build --release --locked -p sterna
 
+# Processor time that the host of this machine took for others, and all.
+processors() { awk '/^cpu /{print $9, $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9}' /proc/stat; }
+
 cleanup() {
     "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
     rm -rf "$work"
@@ -24,6 +27,7 @@ while read -r row lost first second; do
     for run in 1 2 3; do
         rm -f "$work/gs/paths"
         mkdir -p "$work/in"
+        began=$(processors)
         # shellcheck disable=SC2086 # flags are words
         "$sterna" lab up --name "$name" --buffers 64MB --seed "$run" --rate 50Mbit --rtt 100ms $first \
             --second "--rate 30Mbit --rtt 60ms $second" >/dev/null
@@ -41,11 +45,13 @@ while read -r row lost first second; do
         wait "$agent" || true
         rm -rf "$work/in"
         python3 -c 'import json, sys
-row, run, lost, summary = sys.argv[1:]
+row, run, lost, summary, began, ended = sys.argv[1:]
+stolen, all_time = (end - begin for begin, end in zip(map(int, began.split()), map(int, ended.split())))
 summary = json.loads(summary)
 possible = 80.0 * summary["elapsed_s"] - float(lost)
 print(json.dumps({"row": row, "run": int(run), "elapsed_s": round(summary["elapsed_s"], 2),
-    "share": round(summary["goodput_bps"] * summary["elapsed_s"] / possible / 1e6, 3)}))' "$row" "$run" "$lost" "$summary"
+    "share": round(summary["goodput_bps"] * summary["elapsed_s"] / possible / 1e6, 3),
+    "stolen": round(stolen / all_time, 3)}))' "$row" "$run" "$lost" "$summary" "$began" "$(processors)"
     done
 done >>"$output" <<'ROWS'
 together 0 none none

@@ -14,8 +14,9 @@ NO_PEERS = ("iperf3-1", "iperf3-8", "cp", "floor-copy", "floor-hash", "floor-sea
 
 
 def read(raw: Path) -> list[Record]:
-    """The records of a run, none when it has not begun."""
-    return [json.loads(line) for line in raw.read_text().splitlines()] if raw.exists() else []
+    """The records of a run that count, none when it has not begun."""
+    records = [json.loads(line) for line in raw.read_text().splitlines()] if raw.exists() else []
+    return [record for record in records if not record.get("discarded")]
 
 
 def _number(record: Record, key: str) -> float:
