@@ -62,6 +62,7 @@ impl<In: Transport> Connector<In> for WatchedConnector {
         Ok(Some(Either::B(WatchedSocket {
             stream,
             buffers,
+            read_time: None,
             look: Look::default(),
             measured: Arc::clone(&self.measured),
         })))
@@ -109,6 +110,8 @@ fn timed_out(error: io::Error, timeout: NextTimeout) -> Error {
 pub(super) struct WatchedSocket {
     stream: Arc<TcpStream>,
     buffers: LazyBuffers,
+    /// How long a read of it waits now; `None` for ever.
+    read_time: Option<Duration>,
     look: Look,
     measured: Arc<Measured>,
 }
@@ -130,13 +133,14 @@ impl Transport for WatchedSocket {
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
         let timeout = timeout.for_read();
         let began = Instant::now();
-        let until = timeout.not_zero().map(|time| began + *time);
+        let mut time = timeout.not_zero().map(|time| *time);
         let count = loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(READ_TIME_MIN));
-            let input = self.buffers.input_append_buf();
-            match self.stream.set_read_timeout(left).and_then(|()| (&*self.stream).read(input)) {
+            self.set_read_time(time)?;
+            match (&*self.stream).read(self.buffers.input_append_buf()) {
                 // A signal; what is left of the time is still waited.
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    time = timeout.not_zero().map(|time| time.saturating_sub(began.elapsed()).max(READ_TIME_MIN));
+                }
                 outcome => break outcome.map_err(|error| timed_out(error, timeout))?,
             }
         };
@@ -151,6 +155,17 @@ impl Transport for WatchedSocket {
         let peeked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut byte));
         let is_silent = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         is_silent && self.stream.set_nonblocking(false).is_ok()
+    }
+}
+
+impl WatchedSocket {
+    /// Sets how long a read waits; it is nearly always as long as the one before.
+    fn set_read_time(&mut self, time: Option<Duration>) -> Result<(), Error> {
+        if self.read_time != time {
+            self.stream.set_read_timeout(time)?;
+            self.read_time = time;
+        }
+        Ok(())
     }
 }
 
