@@ -156,6 +156,8 @@ pub trait End: Send + Sync + 'static {
     fn lane_up(&self, lane: LaneId);
     /// A lane is dead.
     fn lane_down(&self, lane: LaneId);
+    /// The thread that feeds `lane` has ended: nothing is held for it any more.
+    fn lane_fed(&self, _lane: LaneId) {}
     /// What reads blocks from `lane`.
     fn block_sink(self: Arc<Self>, lane: LaneId) -> Box<dyn BlockSink>;
     /// Whether the session is over.
@@ -392,6 +394,18 @@ pub(crate) fn spawn_feeder(
         .map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
 }
 
+/// Says when a lane is fed no more, also after a panic.
+struct Fed<'a> {
+    end: &'a dyn End,
+    id: LaneId,
+}
+
+impl Drop for Fed<'_> {
+    fn drop(&mut self) {
+        self.end.lane_fed(self.id);
+    }
+}
+
 /// Feeds a lane until it dies or the session is over.
 pub(crate) fn feed(
     end: &dyn End,
@@ -402,6 +416,7 @@ pub(crate) fn feed(
     if let Some(frame) = first_frame {
         tx.control(&frame.encode())?;
     }
+    let _fed = Fed { end, id };
     let meter = end.limits().feeder(id);
     let mut flushed = false;
     loop {

@@ -629,9 +629,12 @@ impl End for Sender {
             BlockTask::Packed { files } => self.send_packed(lane, files, tx),
             BlockTask::Tail { file, entry, range } => self.send_tail(lane, (file, &entry), range, tx),
             BlockTask::Single { file, entry, index } => {
-                if let Err(error) = self.send_single(lane, (file, entry, index), tx)? {
-                    self.withdraw(file, error);
+                let Err(error) = self.send_single(lane, (file, entry, index), tx)? else { return Ok(()) };
+                if self.web.as_ref().is_some_and(|web| web.is_over(lane)) {
+                    // It was not read since nobody takes it by this lane any more, and comes by another.
+                    return Err(error);
                 }
+                self.withdraw(file, error);
                 Ok(())
             }
         }
@@ -660,8 +663,17 @@ impl End for Sender {
     }
 
     fn lane_down(&self, lane: LaneId) {
+        if let Some(web) = &self.web {
+            web.lane_down(lane);
+        }
         lock(&self.session).handle_lane_down(lane, Instant::now());
         self.after_change();
+    }
+
+    fn lane_fed(&self, lane: LaneId) {
+        if let Some(web) = &self.web {
+            web.lane_fed(lane);
+        }
     }
 
     fn block_sink(self: Arc<Self>, _lane: LaneId) -> Box<dyn BlockSink> {

@@ -4,9 +4,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use sterna_proto::limit::WebSample;
+use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use ureq::http::{Response, header};
@@ -32,12 +33,18 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
 /// have to fetch the file from another site first and says nothing while it does.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
+/// The same at least, where less is what a copy waits for altogether. Reason: a round trip and a disk that wakes up.
+const SILENCE_MIN: Duration = Duration::from_secs(5);
+
 /// How long a connection without a request is kept. Reason: servers close theirs after 5 s (Apache) to 75 s (nginx); one that is
 /// closed already is noticed and costs nothing.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// The body of an error or a redirect is read to its end up to this size, so that its connection can be used again.
 const USELESS_BYTES_MAX: u64 = 64 << 10;
+
+/// And for so long. Reason: a new connection costs less than that on any path.
+const USELESS_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Names in a path that lead to a page where people sign in.
 const LOGIN_NAMES: [&str; 9] = ["login", "signin", "sign-in", "sign_in", "sso", "oauth", "oauth2", "saml", "idp"];
@@ -50,14 +57,22 @@ pub(super) struct Fault {
     pub(super) again: bool,
     /// What the server wants to be waited for before it; waited for when the next request is made.
     pub(super) wait: Duration,
+    /// How long the attempt took.
+    pub(super) tried: Duration,
 }
 
 impl Fault {
+    /// The same, of an attempt that took `time`.
+    pub(super) fn after(self, time: Duration) -> Self {
+        Self { tried: time, ..self }
+    }
+
     fn again(kind: ErrorKind, scope: Scope, text: String) -> Self {
         Self {
             error: Error::new(kind, scope, Phase::Transfer, text).retry(Retry::After),
             again: true,
             wait: Duration::ZERO,
+            tried: Duration::ZERO,
         }
     }
 
@@ -86,7 +101,7 @@ impl Fault {
 impl From<Error> for Fault {
     /// A failure that another try would meet again.
     fn from(error: Error) -> Self {
-        Self { error, again: false, wait: Duration::ZERO }
+        Self { error, again: false, wait: Duration::ZERO, tried: Duration::ZERO }
     }
 }
 
@@ -101,6 +116,8 @@ pub(super) struct Ask<'a> {
     pub(super) range: Option<(u64, Option<u64>)>,
     /// The version that the range is to be of.
     pub(super) version: Option<&'a Version>,
+    /// The lane that reads the answer; `None`: nobody yet.
+    pub(super) lane: Option<LaneId>,
 }
 
 /// An answer with status 200, 206 or 416.
@@ -143,6 +160,7 @@ impl Exchange {
             true => Agent::config_builder().proxy(None),
             false => Agent::config_builder(),
         };
+        let silence = options.patience.clamp(SILENCE_MIN, SILENCE_MAX);
         let config = config
             .http_status_as_error(false)
             // Followed here, where credentials are kept to their server.
@@ -155,9 +173,9 @@ impl Exchange {
             .max_idle_age(IDLE_TIME_MAX)
             .timeout_resolve(Some(CONNECT_TIME_MAX))
             .timeout_connect(Some(CONNECT_TIME_MAX))
-            .timeout_send_request(Some(SILENCE_MAX))
-            .timeout_recv_response(Some(SILENCE_MAX))
-            .timeout_per_read(Some(SILENCE_MAX))
+            .timeout_send_request(Some(silence))
+            .timeout_recv_response(Some(silence))
+            .timeout_per_read(Some(silence))
             .build();
         let measured = Arc::new(Measured::default());
         // As the library chains them, with connections that are watched.
@@ -201,10 +219,12 @@ impl Exchange {
         let mut at = ask.at.clone();
         let mut is_renewed = false;
         for _ in 0..=REDIRECTS_MAX {
-            let permit = self.hosts.enter(&at.origin()).ok_or_else(Fault::stopped)?;
+            let permit = self.hosts.enter(&at.origin(), ask.lane).ok_or_else(Fault::stopped)?;
             let authorization = self.secrets.authorization(&at)?;
-            let response =
-                self.send(&at, ask, authorization.as_deref()).map_err(|error| self.unanswered(&at, error))?;
+            let began = Instant::now();
+            let response = self
+                .send(&at, ask, authorization.as_deref())
+                .map_err(|error| self.unanswered(&at, error).after(began.elapsed()))?;
             let reply = Reply::read(response.status().as_u16(), response.headers(), SystemTime::now())
                 .map_err(|why| Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")))?;
             let body = Body {
@@ -271,6 +291,7 @@ impl Exchange {
             ureq::Error::Io(_)
             | ureq::Error::Timeout(_)
             | ureq::Error::HostNotFound
+            | ureq::Error::ConnectProxyFailed(_)
             | ureq::Error::ConnectionFailed => Fault::again(ErrorKind::Unreachable, Scope::Path, text),
             _ => Fault::never(ErrorKind::Protocol, text),
         }
@@ -387,7 +408,8 @@ impl Body {
     fn read_past(mut self) {
         let mut useless = [0; 4096];
         if self.left.is_some_and(|left| left <= USELESS_BYTES_MAX) {
-            while self.read(&mut useless).is_ok_and(|count| count > 0) {}
+            let began = Instant::now();
+            while began.elapsed() < USELESS_TIME_MAX && self.read(&mut useless).is_ok_and(|count| count > 0) {}
         }
     }
 }

@@ -96,9 +96,9 @@ impl Web {
             tries += 1;
             // One that has answered, though with a refusal, is there and comes back.
             let is_there = fault.error.scope == sterna_proto::Scope::Source;
-            waited += pause + fault.wait;
+            waited += pause + fault.wait + fault.tried;
             let may_try = waited < self.patience && (is_there || tries < FIRST_TRIES_MAX);
-            if !fault.again || !may_try || !self.exchange.hosts.wait(pause) {
+            if !fault.again || !may_try || !self.exchange.hosts.wait(pause, None) {
                 let mut error = fault.error;
                 error.phase = sterna_proto::Phase::Prepare;
                 return Err(error);
@@ -112,7 +112,7 @@ impl Web {
             ProbeKind::ReadOn => (0, Some(FIRST_BYTES)),
             ProbeKind::Head => (0, Some(PACKED_FILE_BYTES_MAX)),
         };
-        let ask = Ask { named, at: named, range: Some(range), version: None };
+        let ask = Ask { named, at: named, range: Some(range), version: None, lane: None };
         let mut answer = self.exchange.get(&ask)?;
         if answer.reply.status == 416 {
             // An empty file has no first byte.

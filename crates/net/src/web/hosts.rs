@@ -1,9 +1,11 @@
 //! What is known of each web server: how many requests it takes at once, and until when it wants to be left alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use sterna_proto::session::LaneId;
 
 use crate::session::lock;
 
@@ -27,6 +29,8 @@ pub(super) struct Hosts {
     /// Requests that each may have at once, until it says that they are too many.
     budget: u32,
     stopped: AtomicBool,
+    /// Lanes that are down, whose feeders still run: what they wait for nobody takes.
+    gone: Mutex<HashSet<LaneId>>,
 }
 
 #[derive(Debug)]
@@ -58,15 +62,15 @@ impl Drop for Permit {
 impl Hosts {
     /// Servers that take `budget` requests at once.
     pub(super) fn new(budget: u32) -> Arc<Self> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Arc::new(Self { state, changed, budget: budget.max(1), stopped: AtomicBool::new(false) })
+        let (state, changed, gone) = (Mutex::default(), Condvar::new(), Mutex::default());
+        Arc::new(Self { state, changed, budget: budget.max(1), stopped: AtomicBool::new(false), gone })
     }
 
-    /// Waits until the server takes one more request; `None` when the copy has stopped.
-    pub(super) fn enter(self: &Arc<Self>, origin: &str) -> Option<Permit> {
+    /// Waits until the server takes one more request; `None` when the copy has stopped, or the lane that it is for is down.
+    pub(super) fn enter(self: &Arc<Self>, origin: &str, lane: Option<LaneId>) -> Option<Permit> {
         let mut state = lock(&self.state);
         loop {
-            if self.is_stopped() {
+            if self.is_over(lane) {
                 return None;
             }
             let now = Instant::now();
@@ -117,11 +121,11 @@ impl Hosts {
         }
     }
 
-    /// Waits for `time`; whether the copy goes on.
-    pub(super) fn wait(&self, time: Duration) -> bool {
+    /// Waits for `time`; whether the copy goes on, and the lane that it is for.
+    pub(super) fn wait(&self, time: Duration, lane: Option<LaneId>) -> bool {
         let until = Instant::now() + time;
         let mut state = lock(&self.state);
-        while !self.is_stopped() {
+        while !self.is_over(lane) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;
@@ -141,6 +145,22 @@ impl Hosts {
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
+
+    /// A lane is down: ends every wait for it.
+    pub(super) fn lane_down(&self, lane: LaneId) {
+        lock(&self.gone).insert(lane);
+        self.changed.notify_all();
+    }
+
+    /// The feeder of a lane has ended.
+    pub(super) fn lane_fed(&self, lane: LaneId) {
+        lock(&self.gone).remove(&lane);
+    }
+
+    /// Whether nobody takes any more what is asked for a lane.
+    pub(super) fn is_over(&self, lane: Option<LaneId>) -> bool {
+        self.is_stopped() || lane.is_some_and(|lane| lock(&self.gone).contains(&lane))
+    }
 }
 
 #[cfg(test)]
@@ -150,22 +170,36 @@ mod tests {
     #[test]
     fn a_server_that_has_too_much_to_do_gets_half_of_it_once() {
         let hosts = Hosts::new(16);
-        let permits: Vec<Permit> = (0..16).map(|_| hosts.enter("a").unwrap()).collect();
-        let other = hosts.enter("b");
+        let permits: Vec<Permit> = (0..16).map(|_| hosts.enter("a", None).unwrap()).collect();
+        let other = hosts.enter("b", None);
         assert_eq!(hosts.pause("a", Some(Duration::ZERO), 0.0), Some((Duration::ZERO, 8)));
         drop(permits);
         assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0).map(|(_, budget)| budget), Some(4));
         // Fifteen more hear the same.
         assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0), None);
-        assert!(other.is_some() && hosts.enter("b").is_some(), "another server has no part in it");
+        assert!(other.is_some() && hosts.enter("b", None).is_some(), "another server has no part in it");
         hosts.stop();
-        assert!(hosts.enter("a").is_none() && !hosts.wait(Duration::from_secs(3600)));
+        assert!(hosts.enter("a", None).is_none() && !hosts.wait(Duration::from_secs(3600), None));
+    }
+
+    #[test]
+    fn who_waits_for_a_lane_that_is_down_waits_no_longer() {
+        let hosts = Hosts::new(1);
+        let _all = hosts.enter("a", Some(LaneId(1)));
+        let waits = std::thread::spawn({
+            let hosts = Arc::clone(&hosts);
+            move || {
+                hosts.enter("a", Some(LaneId(2))).is_none() && !hosts.wait(Duration::from_secs(3600), Some(LaneId(2)))
+            }
+        });
+        hosts.lane_down(LaneId(2));
+        assert!(waits.join().unwrap() && !hosts.is_over(Some(LaneId(1))));
     }
 
     #[test]
     fn waits_grow_where_the_server_names_none() {
         let hosts = Hosts::new(1);
-        drop(hosts.enter("a"));
+        drop(hosts.enter("a", None));
         let waits: Vec<Duration> = (0..9)
             .map(|_| {
                 lock(&hosts.state).get_mut("a").unwrap().paused_until = None;

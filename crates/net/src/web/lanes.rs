@@ -1,7 +1,7 @@
 //! What a lane reads: one answer after the other, each as long as the lane's run, going on where it was cut.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
@@ -61,7 +61,7 @@ impl WebReader<'_> {
     ///
     /// Errors: the file changed, is refused, or brought nothing for as long as is waited.
     pub(crate) fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        // What it waits for others that speak with the same server does not count.
+        // What it waits for others that speak with the same server does not count, and what it waits for this one does.
         let (mut done, mut waited, mut pause) = (0, Duration::ZERO, PAUSE_MIN);
         while done < buffer.len() {
             match self.read_some(offset + done as u64, &mut buffer[done..]) {
@@ -71,14 +71,14 @@ impl WebReader<'_> {
                 }
                 Err(fault) => {
                     self.open = None;
-                    if self.web.exchange.hosts.is_stopped() {
+                    if self.web.is_over(self.lane) {
                         return Err(Fault::stopped().error);
                     }
-                    waited += pause + fault.wait;
+                    waited += pause + fault.wait + fault.tried;
                     if !fault.again || waited > self.web.patience {
                         return Err(fault.error);
                     }
-                    self.web.exchange.hosts.wait(pause);
+                    self.web.exchange.hosts.wait(pause, Some(self.lane));
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
             }
@@ -95,14 +95,16 @@ impl WebReader<'_> {
         }
         let named = self.file.named.clone();
         let open = self.open_at(offset)?;
-        match open.body.read(buffer) {
+        let began = Instant::now();
+        let cut = match open.body.read(buffer) {
             Ok(count) if count > 0 => {
                 open.offset += count as u64;
-                Ok(count)
+                return Ok(count);
             }
-            Ok(_) => Err(Fault::cut(&named, offset, "the body ended")),
-            Err(error) => Err(Fault::cut(&named, offset, &error.to_string())),
-        }
+            Ok(_) => Fault::cut(&named, offset, "the body ended"),
+            Err(error) => Fault::cut(&named, offset, &error.to_string()),
+        };
+        Err(cut.after(began.elapsed()))
     }
 
     /// The answer whose next byte is at `offset`.
@@ -137,7 +139,7 @@ impl WebReader<'_> {
         let at = lock(&file.at).clone();
         let end = self.run_end.clamp(offset + 1, file.entry().size);
         let range = file.has_ranges().then_some((offset, Some(end)));
-        let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version) };
+        let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version), lane: Some(self.lane) };
         let answer = match self.web.exchange.get(&ask) {
             // What a redirect led to was for a while only.
             Err(fault) if at != file.named && is_stale(&fault) => {

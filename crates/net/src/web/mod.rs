@@ -152,6 +152,22 @@ impl Web {
         let _open = lock(&self.runs).remove(&lane);
     }
 
+    /// `lane` is down: nothing is waited for any more on its behalf.
+    pub(crate) fn lane_down(&self, lane: LaneId) {
+        self.exchange.hosts.lane_down(lane);
+    }
+
+    /// The feeder of `lane` has ended: its answer, and the right to its connection, are another's.
+    pub(crate) fn lane_fed(&self, lane: LaneId) {
+        self.exchange.hosts.lane_fed(lane);
+        self.rest(lane);
+    }
+
+    /// Whether a read for `lane` failed since that is down, or the session over.
+    pub(crate) fn is_over(&self, lane: LaneId) -> bool {
+        self.exchange.hosts.is_over(Some(lane))
+    }
+
     /// Ends every request and every wait: the session is over.
     pub fn stop(&self) {
         self.exchange.stop();
