@@ -7,7 +7,7 @@ mod growing;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -597,7 +597,10 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
     // Neither a symlink nor a fifo that someone put there may be followed or waited for.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     for _ in 0..LOCK_TRIES_MAX {
-        let part = rustix::fs::openat(directory, name, flags, HIDDEN_MODE).map_err(failed)?;
+        let part = match rustix::fs::openat(directory, name, flags, HIDDEN_MODE) {
+            Err(Errno::ACCESS) if take_back_mode(directory, name) => continue,
+            opened => opened.map_err(failed)?,
+        };
         match rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy()),
@@ -616,6 +619,22 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
         return Ok((part, stat));
     }
     Err(busy())
+}
+
+/// Makes our own part file `name` writable again; whether it was not. A crash between its last two steps leaves it with the mode of its
+/// source, which may be read-only, and without its name.
+fn take_back_mode(directory: BorrowedFd<'_>, name: &str) -> bool {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(part) = rustix::fs::openat(directory, name, flags, Mode::empty()) else { return false };
+    let Ok(stat) = rustix::fs::fstat(&part) else { return false };
+    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_nlink == 1;
+    // Of the file that is open, whatever has its name by now.
+    let opened = format!("/proc/self/fd/{}", part.as_raw_fd());
+    is_ours
+        && Mode::from_raw_mode(stat.st_mode) & HIDDEN_MODE != HIDDEN_MODE
+        && rustix::fs::chmod(opened, HIDDEN_MODE).is_ok()
 }
 
 /// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.
