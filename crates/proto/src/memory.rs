@@ -88,8 +88,14 @@ impl PathMemory {
         found
     }
 
-    /// Takes a new record in, instead of the one of the same path and transport.
-    pub fn learn(&mut self, record: PathRecord) {
+    /// Takes a new record in, instead of the one of the same path and transport. `is_bound`: the path was what held the session; else it
+    /// carries its rate or more, so that a higher one of before stays, and one that is worth nothing is not taken.
+    pub fn learn(&mut self, record: PathRecord, is_bound: bool) {
+        let is_same = |old: &&PathRecord| (old.key, old.via) == (record.key, record.via) && old.age(record.at) <= KEPT;
+        let known = self.records.iter().find(is_same).map(|old| old.rate);
+        if !is_bound && record.rate < known.unwrap_or(RATE_WORTH) {
+            return;
+        }
         self.records.retain(|old| (old.key, old.via) != (record.key, record.via) && old.age(record.at) <= KEPT);
         if self.records.len() >= RECORDS_MAX {
             let oldest = self.records.iter().enumerate().min_by_key(|(_, old)| old.at).map(|(index, _)| index);
@@ -182,6 +188,9 @@ const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Most records. Reason: a line each, as many sites as one host deals with.
 const RECORDS_MAX: usize = 512;
 
+/// Least rate that is worth something where the path was not what held the session. Reason: a copy that knows nothing begins there.
+const RATE_WORTH: BitRate = BitRate::megabits(1);
+
 /// What no path is: below or above, a record is damaged.
 const RATE_MIN: BitRate = BitRate(1000);
 const RTT_MAX: Duration = Duration::from_secs(60);
@@ -202,13 +211,30 @@ mod tests {
     }
 
     #[test]
+    fn a_trickle_teaches_nothing_of_a_path_that_carried_more() {
+        let mut memory = PathMemory::default();
+        let known = record(7373, Via::Quic, 1_000);
+        let trickle = PathRecord { rate: BitRate(8_916), at: 1_010, ..known };
+        memory.learn(trickle, false);
+        assert!(memory.recall(&known.key, 1_020).is_empty());
+        memory.learn(known, true);
+        memory.learn(trickle, false);
+        assert_eq!(memory.recall(&known.key, 1_020), [known]);
+        memory.learn(PathRecord { rate: BitRate(known.rate.0 * 2), at: 1_030, ..known }, false);
+        assert_eq!(memory.recall(&known.key, 1_040)[0].rate.0, known.rate.0 * 2);
+        // A path that was full says itself how little it carries.
+        memory.learn(PathRecord { at: 1_050, ..trickle }, true);
+        assert_eq!(memory.recall(&known.key, 1_060)[0].rate, trickle.rate);
+    }
+
+    #[test]
     fn what_is_written_reads_back_and_damage_is_left_out() {
         let mut memory = PathMemory::default();
-        memory.learn(record(7373, Via::Quic, 1_000));
-        memory.learn(PathRecord {
-            key: PathKey { way: Way::In, ..record(1, Via::Tcp, 0).key },
-            ..record(1, Via::Tcp, 900)
-        });
+        memory.learn(record(7373, Via::Quic, 1_000), true);
+        memory.learn(
+            PathRecord { key: PathKey { way: Way::In, ..record(1, Via::Tcp, 0).key }, ..record(1, Via::Tcp, 900) },
+            true,
+        );
         let text = memory.to_text();
         assert_eq!(PathMemory::parse(&text), memory);
         let damaged = text.replace("quic", "warp").replace(" tcp ", " tcp x ");
@@ -220,9 +246,9 @@ mod tests {
     fn the_newest_of_each_transport_is_kept_and_the_old_is_forgotten() {
         let mut memory = PathMemory::default();
         for at in [5, 10, 7] {
-            memory.learn(record(7373, Via::Quic, at));
+            memory.learn(record(7373, Via::Quic, at), true);
         }
-        memory.learn(record(7373, Via::Tcp, 20));
+        memory.learn(record(7373, Via::Tcp, 20), true);
         let key = record(7373, Via::Tcp, 0).key;
         let recalled = |now| memory.recall(&key, now).iter().map(|record| (record.via, record.at)).collect::<Vec<_>>();
         assert_eq!(recalled(30), [(Via::Tcp, 20), (Via::Quic, 7)]);
@@ -235,7 +261,7 @@ mod tests {
     fn the_number_of_records_is_bounded() {
         let mut memory = PathMemory::default();
         for port in 0..2000 {
-            memory.learn(record(port, Via::Quic, u64::from(port)));
+            memory.learn(record(port, Via::Quic, u64::from(port)), true);
         }
         assert_eq!(memory.records.len(), RECORDS_MAX);
         assert!(!memory.recall(&record(1999, Via::Quic, 0).key, 2000).is_empty());

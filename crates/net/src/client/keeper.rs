@@ -148,6 +148,10 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
     Ok(SessionId(id))
 }
 
+/// The part of its time in which a copy must have been held by its paths, for these to be slower than was known. Reason: a copy whose
+/// source trickles says nothing of them, and what it leaves must not hold the next one back.
+const PATH_BOUND: f64 = 0.5;
+
 fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let given = &path.options;
     let rate = given.contract.target.or(first.remembered.map(|record| record.rate));
@@ -481,7 +485,8 @@ impl Keeper {
     fn learn(&self) {
         let Some(dir) = &self.options.memory_dir else { return };
         let file = PathFile::new(dir);
-        for error in self.paths.iter().filter_map(|path| path.learn(self.way, &file).err()) {
+        let is_bound = self.limits().report.total.of_path() >= PATH_BOUND;
+        for error in self.paths.iter().filter_map(|path| path.learn(self.way, &file, is_bound).err()) {
             self.observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
         }
     }

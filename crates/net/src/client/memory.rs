@@ -33,13 +33,13 @@ impl PathFile {
         self.read().recall(key, unix_time())
     }
 
-    /// Keeps what a session has learnt.
-    pub(super) fn learn(&self, record: PathRecord) -> Result<(), Error> {
+    /// Keeps what a session has learnt, which the path held if `is_bound`.
+    pub(super) fn learn(&self, record: PathRecord, is_bound: bool) -> Result<(), Error> {
         if let Some(dir) = self.path.parent() {
             files::create_state_dir(dir)?;
         }
         let mut memory = self.read();
-        memory.learn(record);
+        memory.learn(record, is_bound);
         files::replace(&self.path, memory.to_text().as_bytes())
     }
 
@@ -98,11 +98,11 @@ mod tests {
             mtu: 1500,
             at: unix_time(),
         };
-        file.learn(record).unwrap();
+        file.learn(record, true).unwrap();
         assert_eq!(file.recall(&key), [record]);
         std::fs::write(&file.path, b"\xff\xff\n").unwrap();
         assert_eq!(file.recall(&key), []);
-        file.learn(record).unwrap();
+        file.learn(record, true).unwrap();
         assert_eq!(file.recall(&key), [record]);
     }
 }

@@ -191,8 +191,8 @@ impl KeptPath {
         })
     }
 
-    /// Keeps in `file` what the session has taught about it. Errors: the file cannot be written.
-    pub(super) fn learn(&self, way: Way, file: &PathFile) -> Result<(), Error> {
+    /// Keeps in `file` what the session has taught about it, which paths held if `is_bound`. Errors: the file cannot be written.
+    pub(super) fn learn(&self, way: Way, file: &PathFile, is_bound: bool) -> Result<(), Error> {
         let (peak, stats) = *lock(&self.carried);
         let (Some(sent_rate), Some(stats), Some(reached)) = (peak.value(), stats, self.reached.get()) else {
             return Ok(());
@@ -203,7 +203,7 @@ impl KeptPath {
         // What was dropped was not carried.
         let rate = BitRate((sent_rate.0 as f64 * (1.0 - f64::from(loss_ppm) / 1e6)) as u64);
         let (via, at) = (reached.via, memory::unix_time());
-        file.learn(PathRecord { key, via, rate, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })
+        file.learn(PathRecord { key, via, rate, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at }, is_bound)
     }
 }
 

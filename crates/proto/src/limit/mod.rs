@@ -131,6 +131,13 @@ impl LimitTimes {
         self.0.iter().sum()
     }
 
+    /// The share of the time in which the path, or a window over it, was the limit. Range: 0 to 1.
+    pub fn of_path(&self) -> f64 {
+        let limits = [Limit::ReceiveWindow, Limit::SendBuffer, Limit::CongestionWindow, Limit::Loss, Limit::Policer];
+        let time: Duration = limits.into_iter().map(|limit| self.of(limit)).sum();
+        time.as_secs_f64() / self.total().as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
     /// The share of each limit, the largest first, without those that have none. Range: (0, 1], summing up to 1.
     pub fn shares(&self) -> Vec<(Limit, f64)> {
         let total = self.total().as_secs_f64();

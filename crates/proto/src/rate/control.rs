@@ -331,7 +331,8 @@ impl RateControl {
 
     /// Looks for the rate: near what is remembered, or from the beginning.
     fn search(&mut self) {
-        let remembered = self.contract.remembered.map(bytes_per_second);
+        // Below what an unknown path begins with it would only take longer to find out.
+        let remembered = self.contract.remembered.filter(|rate| *rate >= START_RATE).map(bytes_per_second);
         self.limit = remembered.map_or(bytes_per_second(START_RATE), |rate| rate * REMEMBERED_START);
         self.start_train(remembered.map_or(bytes_per_second(TRAIN_FIRST), |rate| rate * REMEMBERED_TRAIN), 0.0);
     }
