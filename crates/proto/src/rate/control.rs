@@ -231,6 +231,7 @@ impl RateControl {
     /// The train to send, if one is to be sent or under way.
     pub(super) fn train(&self) -> Option<TrainOrder> {
         let Phase::Search(train) = self.phase else { return None };
+        // The ceiling may have come down since.
         let pace = train.pace.min(self.ceiling());
         Some(TrainOrder { pace: BitRate((pace * 8.0) as u64), packets: train.packets })
     }
@@ -333,12 +334,18 @@ impl RateControl {
     fn search(&mut self) {
         // Below what an unknown path begins with it would only take longer to find out.
         let remembered = self.contract.remembered.filter(|rate| *rate >= START_RATE).map(bytes_per_second);
+        if remembered.is_some_and(|rate| rate * REMEMBERED_START >= self.ceiling()) {
+            // There is nothing to find above the ceiling, and a train beside other lanes would exceed it.
+            (self.limit, self.phase, self.carried) = (self.ceiling(), Phase::Cruise, f64::INFINITY);
+            return self.start_epoch();
+        }
         self.limit = remembered.map_or(bytes_per_second(START_RATE), |rate| rate * REMEMBERED_START);
         self.start_train(remembered.map_or(bytes_per_second(TRAIN_FIRST), |rate| rate * REMEMBERED_TRAIN), 0.0);
     }
 
     /// Sends the next packets at `pace`, as one train; `proven` bytes per second come through for sure.
     fn start_train(&mut self, pace: f64, proven: f64) {
+        let pace = pace.min(self.ceiling());
         let packets = pace * TRAIN_TIME.as_secs_f64() / self.packet_bytes as f64;
         let packets = (packets as u64).max(TRAIN_PACKETS_MIN);
         self.phase = Phase::Search(Train { pace, packets, came: 0.0, proven, repeats: 0, least: f64::INFINITY });

@@ -163,6 +163,34 @@ fn a_minimum_is_sent_whatever_is_lost() {
 }
 
 #[test]
+fn a_ceiling_holds_where_the_path_is_known_to_carry_much_more() {
+    let link = clean(1000, 100);
+    let contract = RateContract {
+        ceiling: Some(BitRate::megabits(100)),
+        remembered: Some(BitRate::megabits(900)),
+        expected_rtt: Some(link.rtt),
+        ..RateContract::default()
+    };
+    let setup = Setup { link, contract, lanes: 8, competitors: 0, stalls: Vec::new(), duration: seconds(10) };
+    let (tally, _) = Path::new(setup).run();
+    let most = tally.most_in_a_second();
+    assert!(most <= BitRate::megabits(100), "{most} in one second");
+    let settled = share(&tally, 2, 10, BitRate::megabits(100));
+    assert!(settled > 0.9, "{settled:.3}");
+}
+
+#[test]
+fn a_remembered_rate_of_next_to_nothing_does_not_hold_the_search_up() {
+    for remembered in [1_000, 8_916, 300_000] {
+        let contract = RateContract { remembered: Some(BitRate(remembered)), ..RateContract::default() };
+        let link = clean(100, 200);
+        let (tally, _) = run(&link, contract, 10);
+        let settled = share(&tally, 5, 10, link.forward.rate);
+        assert!(settled > 0.9, "{remembered} bit/s: {settled:.3}");
+    }
+}
+
+#[test]
 fn a_remembered_rate_is_used_within_four_seconds_at_660_ms_and_believed_only_when_it_comes() {
     for (now, part) in [(50, 0.8), (20, 0.7), (200, 0.5)] {
         let link = clean(now, 660);
