@@ -124,6 +124,7 @@ fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
     let contract = contract(flags)?;
     let only = PathOptions { via: via(flags.via), lanes, contract, ..PathOptions::default() };
     if flags.paths.is_empty() {
+        check_contract(&only)?;
         return Ok(vec![only]);
     }
     if flags.paths.len() > usize::from(PATHS_MAX) {
@@ -140,7 +141,25 @@ fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
         contract: RateContract { ceiling: flag.rate.or(flag.rate_max), target: flag.rate, ..contract },
         standby: flag.standby,
     };
-    Ok(flags.paths.iter().map(path).collect())
+    let paths: Vec<PathOptions> = flags.paths.iter().map(path).collect();
+    paths.iter().try_for_each(check_contract)?;
+    Ok(paths)
+}
+
+/// Whether what was agreed can be kept by the transport that was asked for. Errors: `Usage`.
+fn check_contract(path: &PathOptions) -> Result<(), Error> {
+    let contract = &path.contract;
+    let what = match () {
+        () if path.via != ViaChoice::Only(Via::Tcp) => return Ok(()),
+        () if contract.manner == Manner::Polite => "--polite",
+        () if contract.minimum.is_some() => "--rate-min",
+        () if contract.loss_ceiling_ppm != RateContract::default().loss_ceiling_ppm => "--loss-ceiling",
+        () => return Ok(()),
+    };
+    let text = format!(
+        "{what} is kept by QUIC alone, and --via tcp asks for TCP, whose rate the kernels decide: leave one of them out"
+    );
+    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
 }
 
 fn via(flag: ViaFlag) -> ViaChoice {

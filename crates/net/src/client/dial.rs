@@ -18,7 +18,7 @@ use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Location, Phase, Retry,
 use super::memory::{PathFile, key_of, unix_time};
 use super::path::{PathOptions, STANDBY_AFTER, named};
 use super::{CopyEvent, CopyObserver, CopyOptions, ViaChoice};
-use crate::identity::Identity;
+use crate::identity::{Fingerprint, Identity};
 use crate::lane::quic::{self, SharedRate};
 use crate::lane::{Lane, tcp};
 use crate::session::SessionEvent;
@@ -171,7 +171,8 @@ impl Dialling {
                     let asked = Instant::now();
                     if let Err(error) = self.observer.trust(&self.remote, &lane.peer) {
                         lane.handle.close("not trusted");
-                        return Err(error);
+                        let elsewhere = options.remote.as_ref().filter(|named| **named != self.remote.host_port());
+                        return Err(elsewhere.map_or(error, |named| self.another_agent(named, &lane.peer)));
                     }
                     let remembered = remembered.into_iter().find(|record| record.via == via);
                     return Ok(FirstLane { via, lane, addr, rate, remembered, trusted_after: asked.elapsed() });
@@ -185,6 +186,15 @@ impl Dialling {
             stop_if_asked(&self.observer)?;
         }
         Err(together(errors))
+    }
+
+    /// The error of a path that leads to another agent than the copy's.
+    fn another_agent(&self, named: &HostPort, peer: &Fingerprint) -> Error {
+        let text = format!(
+            "--path remote={named} leads to an agent with the key {peer}, which is not that of {}: every path must lead to the same agent",
+            self.remote.host_port()
+        );
+        Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text)
     }
 
     /// What is known of the path from `local` to `addr`.
@@ -303,7 +313,10 @@ impl PathDialling<'_> {
         let first = self.next_answer(&answers, None).map_err(|error| vec![error])?;
         let first = match first {
             Some(Ok(reached)) => reached,
-            Some(Err(error)) if error.retry == Retry::Never => return Err(vec![error]),
+            // Too little memory for QUIC's lanes is enough for TCP.
+            Some(Err(error)) if error.retry == Retry::Never && error.kind != ErrorKind::Usage => {
+                return Err(vec![error]);
+            }
             Some(Err(error)) => return self.left_over(&answers, addr, error),
             None => return Err(vec![crate::internal("no transport was dialled")]),
         };

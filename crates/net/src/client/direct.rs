@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Instant;
 
 use sterna_proto::plan::{self, Decision};
+use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
@@ -85,11 +86,14 @@ impl Direct {
                 || path.via != ViaChoice::Auto
                 || path.local.is_some()
                 || path.remote.is_some()
+                || path.contract.minimum.is_some()
+                || path.contract.manner == Manner::Polite
+                || path.contract.loss_ceiling_ppm != RateContract::default().loss_ceiling_ppm
         };
         if options.paths.len() > 1 || options.paths.iter().any(is_said) || options.congestion.is_some() {
             return usage(
-                "--rate, --via, --path and --congestion say how sterna sends, and here a web server does: leave them out, or \
-                 set its limits there",
+                "--rate, --rate-min, --rate-max, --polite, --loss-ceiling, --via, --path and --congestion say how sterna sends, and here a web \
+                 server does: leave them out, or set its limits there",
             );
         }
         Ok(Some(Self { locations, destination: destination.clone() }))
@@ -169,7 +173,7 @@ impl Ends {
     /// Ticks both ends until they are over; ends them when the person wants to stop.
     fn tick_until_over(&self, observer: &Arc<dyn CopyObserver>, started: Instant) {
         let mut stopping = false;
-        let mut stall = StallWatch::default();
+        let mut stall = StallWatch::of_web();
         while !self.is_over() {
             thread::sleep(TICK);
             self.sender.tick();

@@ -181,7 +181,10 @@ impl Keeper {
         // Set once: by the one thread that reaches the agent on this path.
         let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected });
         let mut first = Some(lane);
-        (0..lane_count).try_for_each(|_| self.start_lane(path, first.take()))
+        // Lanes that are asked for wait until the rate is found: among many a rate that begins small is a packet a second for each, and the
+        // one that sends trains has too little to send.
+        let begins_with = if via == Via::Quic && expected.is_none() { 1 } else { lane_count };
+        (0..begins_with).try_for_each(|_| self.start_lane(path, first.take()))
     }
 
     /// Begins a path that has been dialled, if the agent was reached on it.
@@ -417,7 +420,7 @@ impl Keeper {
     /// Ticks the session until it is over; ends it when the person wants to stop.
     fn tick_until_over(self: &Arc<Self>, started: Instant) {
         let mut stopping = false;
-        let mut stall = StallWatch::default();
+        let mut stall = StallWatch::of_lanes();
         while !self.end.is_over() {
             thread::sleep(TICK);
             self.end.tick();
@@ -457,6 +460,12 @@ impl Keeper {
         }
         let given = &path.options;
         let wanted = path.lanes_wanted.load(Ordering::Relaxed);
+        if wanted < reached.lane_count {
+            if path.found_rate(self.way).is_some() {
+                self.start_more(path, wanted, reached.lane_count);
+            }
+            return;
+        }
         if given.lanes.is_some() {
             return;
         }
@@ -472,9 +481,14 @@ impl Keeper {
         };
         if let Some(more) = more {
             self.decide("lanes", path, more.rationale);
-            // A host that gives no more threads keeps the lanes that it has.
-            let _ = (wanted..more.value).try_for_each(|_| self.start_lane(path, None));
+            self.start_more(path, wanted, more.value);
         }
+    }
+
+    /// Starts the lanes of a path that are missing to `wanted`.
+    fn start_more(self: &Arc<Self>, path: &Arc<KeptPath>, there: u32, wanted: u32) {
+        // A host that gives no more threads keeps the lanes that it has.
+        let _ = (there..wanted).try_for_each(|_| self.start_lane(path, None));
     }
 
     fn decide(&self, subject: &'static str, path: &KeptPath, rationale: String) {

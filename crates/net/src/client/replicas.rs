@@ -229,7 +229,7 @@ struct Crew {
 impl Crew {
     /// Carries and decides until the copy is over; ends it when the person wants to stop.
     fn turn_until_over(&self, started: Instant) {
-        let (mut stopping, mut stall, mut ticked) = (false, StallWatch::default(), Instant::now());
+        let (mut stopping, mut stall, mut ticked) = (false, StallWatch::of_lanes(), Instant::now());
         while !self.replicas.is_over() {
             self.replicas.turn();
             self.replicas.wait(NAP);

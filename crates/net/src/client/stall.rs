@@ -14,14 +14,26 @@ const TOLD_AFTER: Duration = Duration::from_secs(60);
 const IDLE_BYTES_MAX: u64 = 50_000;
 
 /// Watches the lanes of one session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StallWatch {
+    /// What it may be.
+    suspect: &'static str,
     /// What they had carried when the minute began, and when that was.
     begun: Option<(u64, Instant)>,
     is_stalled: bool,
 }
 
 impl StallWatch {
+    /// Of lanes between two hosts.
+    pub(super) fn of_lanes() -> Self {
+        Self { suspect: "though lanes are up: storage at one end is busy or hangs", begun: None, is_stalled: false }
+    }
+
+    /// Of connections to web servers.
+    pub(super) fn of_web() -> Self {
+        Self { suspect: "from the web server, or storage here hangs", begun: None, is_stalled: false }
+    }
+
     /// Takes note of the bytes that each lane that is up has carried, both ways; what the person is to be told now: once, until
     /// something has moved.
     pub(super) fn observe(&mut self, lanes: impl ExactSizeIterator<Item = u64>, now: Instant) -> Option<String> {
@@ -37,9 +49,7 @@ impl StallWatch {
         let is_told = std::mem::replace(&mut self.is_stalled, is_stalled);
         (is_stalled && !is_told).then(|| {
             let seconds = TOLD_AFTER.as_secs();
-            format!(
-                "nothing has moved for {seconds} s though lanes are up: storage at one end is busy or hangs; waiting"
-            )
+            format!("nothing has come for {seconds} s {}; waiting", self.suspect)
         })
     }
 }
@@ -50,7 +60,7 @@ mod tests {
 
     #[test]
     fn the_person_is_told_once_that_nothing_moves_and_again_when_something_did() {
-        let (mut watch, start) = (StallWatch::default(), Instant::now());
+        let (mut watch, start) = (StallWatch::of_lanes(), Instant::now());
         let mut told = Vec::new();
         for second in 0..1200 {
             // Each lane keeps itself alive; for some time one moves something.
@@ -67,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_path_that_is_down_is_no_stall() {
-        let (mut watch, start) = (StallWatch::default(), Instant::now());
+        let (mut watch, start) = (StallWatch::of_lanes(), Instant::now());
         assert!((0..1000).all(|second| watch.observe([].into_iter(), start + Duration::from_secs(second)).is_none()));
     }
 }

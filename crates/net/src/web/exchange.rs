@@ -14,7 +14,7 @@ use ureq::http::{Response, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{ConnectProxyConnector, Connector, RustlsConnector};
-use ureq::{Agent, BodyReader};
+use ureq::{Agent, BodyReader, ProxyProtocol};
 
 use super::WebOptions;
 use super::hosts::{Hosts, Permit};
@@ -177,6 +177,11 @@ impl Exchange {
             .timeout_recv_response(Some(silence))
             .timeout_per_read(Some(silence))
             .build();
+        if config.proxy().is_some_and(|proxy| !matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https)) {
+            let text = "the environment names a SOCKS proxy (ALL_PROXY, HTTPS_PROXY or HTTP_PROXY), which is not spoken with: name an HTTP proxy, or \
+                        unset it for this command";
+            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        }
         let measured = Arc::new(Measured::default());
         // As the library chains them, with connections that are watched.
         let connector = ().chain(ConnectProxyConnector::default());
@@ -305,8 +310,11 @@ impl Exchange {
         let text = format!("GET {named}{via}: {status} {}", reason.unwrap_or("without a name"));
         match status {
             401 | 407 => {
-                let text = format!("{text}; give a token with --http-token-file, or a password in ~/.netrc");
-                Fault::never(ErrorKind::Denied, text)
+                let help = match self.secrets.has_token() {
+                    true => "the token that was given is not taken",
+                    false => "give a token with --http-token-file, or a password in ~/.netrc",
+                };
+                Fault::never(ErrorKind::Denied, format!("{text}; {help}"))
             }
             403 | 451 => Fault::never(ErrorKind::Denied, text),
             404 | 410 => Fault::never(ErrorKind::NotFound, text),

@@ -77,6 +77,11 @@ impl Secrets {
         Ok(Self { source, token: Mutex::default(), origins, passwords })
     }
 
+    /// Whether a token was given.
+    pub(super) fn has_token(&self) -> bool {
+        self.source.is_some()
+    }
+
     /// What a request to `at` carries as `Authorization`, if anything. Errors: the token cannot be read.
     pub(super) fn authorization(&self, at: &WebLocation) -> Result<Option<String>, Error> {
         if !self.origins.contains(&at.origin()) || !is_private(at) {

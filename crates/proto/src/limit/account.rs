@@ -188,6 +188,41 @@ impl Split {
     }
 }
 
+/// The parts of an interval for one lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct LaneSplit {
+    /// Of the time in which it had something to send.
+    working: Split,
+    /// The part of the interval in which it had nothing.
+    idle: f64,
+    /// What it waited for then.
+    waiting: Split,
+}
+
+impl LaneSplit {
+    fn whole(&self) -> Split {
+        let mut whole = Split::default();
+        whole.blend(&self.working, 1.0 - self.idle);
+        whole.blend(&self.waiting, self.idle);
+        whole
+    }
+}
+
+/// The parts of an interval for all lanes together: by what those that had something to send did, and only where none had by what they waited
+/// for. A lane that finds nothing left to take holds nobody back.
+fn together(lanes: &[LaneSplit]) -> Split {
+    let idle = lanes.iter().map(|lane| lane.idle).fold(1.0, f64::min);
+    let work: f64 = lanes.iter().map(|lane| 1.0 - lane.idle).sum();
+    let mut split = Split::default();
+    for lane in lanes {
+        if work > 0.0 {
+            split.blend(&lane.working, (1.0 - lane.idle) / work * (1.0 - idle));
+        }
+        split.blend(&lane.waiting, idle / lanes.len() as f64);
+    }
+    split
+}
+
 /// What changed on a lane between two samples.
 struct Change<'a> {
     time: Duration,
@@ -269,15 +304,16 @@ impl Accountant {
         let flow = flow_of(changes, time);
         let cause = self.path.add(&flow);
         self.take_facts(changes, cause);
+        let lanes: Vec<LaneSplit> =
+            changes.iter().map(|(_, change)| judge_lane(change, &self.receiver, reading, cause)).collect();
+        for ((lane, change), judged) in changes.iter().zip(&lanes) {
+            self.judged.push(LaneJudgement { lane: *lane, limit: judged.whole().largest(), sample: *change.now });
+        }
+        let split = together(&lanes);
         let mut interval = LimitTimes::default();
-        for (lane, change) in changes {
-            let split = judge_lane(change, &self.receiver, reading, cause);
-            for limit in Limit::ALL {
-                // Sums of parts are off by a rounding error, which may be below nothing.
-                let part = (split.0[limit.index()] / changes.len() as f64).clamp(0.0, 1.0);
-                interval.add(limit, change.time.mul_f64(part));
-            }
-            self.judged.push(LaneJudgement { lane: *lane, limit: split.largest(), sample: *change.now });
+        for limit in Limit::ALL {
+            // Sums of parts are off by a rounding error, which may be below nothing.
+            interval.add(limit, time.mul_f64(split.0[limit.index()].clamp(0.0, 1.0)));
         }
         self.total.merge(&interval);
         if self.receiver.lacks_processor() {
@@ -294,7 +330,7 @@ impl Accountant {
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
         // A full path is told by what it carries, and not by the mean with the way there.
-        facts.rate = if cause == WindowCause::Full { self.path.carried() } else { self.path.rate() };
+        facts.rate = if cause == WindowCause::Full { self.path.usual() } else { self.path.rate() };
         facts.loss_ppm = self.path.loss_ppm();
         facts.is_growing = cause == WindowCause::Growing;
         facts.destination = self.receiver.rate(facts.lanes);
@@ -382,7 +418,7 @@ impl ReceiverView {
 }
 
 /// The parts of an interval for one lane; `reading`: what it is bound by while it waits for the source.
-fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cause: WindowCause) -> Split {
+fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cause: WindowCause) -> LaneSplit {
     let (before, now) = (&change.before.feeder, &change.now.feeder);
     let part = |now: Duration, before: Duration| now.saturating_sub(before).as_secs_f64();
     let storage = part(now.storage, before.storage);
@@ -391,7 +427,6 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cau
     let idle = part(now.idle, before.idle);
     let total = (storage + compute + transport + idle).max(f64::MIN_POSITIVE);
     let busy = storage + compute + transport;
-    let mut split = Split::default();
     let is_inside = change.now.transport == TransportSample::Inside;
     let held = if transport > busy * HELD_MIN && !is_inside {
         judge_transport(change, receiver, cause)
@@ -404,23 +439,28 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cau
         feeder.add(Limit::DestinationDisk, written / own);
         feeder
     };
-    if busy > 0.0 {
-        split.blend(&held, busy / total);
+    let idle = (total - busy) / total;
+    if is_sending(change) {
+        // What it has given the transport is on its way still.
+        let mut working = Split::default();
+        working.blend(&held, 1.0 - idle);
+        working.blend(&judge_transport(change, receiver, cause), idle);
+        return LaneSplit { working, ..LaneSplit::default() };
     }
-    split.blend(&judge_idle(change, receiver, cause), (total - busy) / total);
-    split
+    LaneSplit { working: held, idle, waiting: judge_idle(receiver) }
 }
 
-/// What a lane waited for that had no block: what it has given the transport, the receiver's storage, or new work.
-fn judge_idle(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) -> Split {
-    let is_sending = match &change.now.transport {
+/// Whether a lane without a block has something in flight.
+fn is_sending(change: &Change<'_>) -> bool {
+    match &change.now.transport {
         TransportSample::Tcp(tcp) => tcp.unsent.0 > 0,
         TransportSample::Quic(quic) => quic.in_flight.0 * 4 > quic.window.0,
         TransportSample::Inside => false,
-    };
-    if is_sending {
-        return judge_transport(change, receiver, cause);
     }
+}
+
+/// What a lane waited for that had no block, and nothing on its way: the receiver's storage or processors, or new work.
+fn judge_idle(receiver: &ReceiverView) -> Split {
     Split::all(match () {
         () if receiver.publishing + receiver.storage >= PUBLISHING_MIN => Limit::DestinationDisk,
         () if receiver.compute.max(receiver.engine) >= PUBLISHING_MIN => Limit::Cpu,
@@ -497,7 +537,11 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
             () => window,
         });
     }
+    // Whether it is a policer the rate control knows better, which looks at every packet.
+    let window = if window == Limit::Policer { Limit::Loss } else { window };
     Split::all(match (now.state, window) {
+        // A window that is full at less than the rate is one of which nothing came back.
+        (RateState::Given, window) if !is_paced => window,
         (RateState::Given, _) => Limit::RateCap,
         (RateState::Searching, _) => Limit::CongestionWindow,
         (RateState::Policed(_), _) => Limit::Policer,

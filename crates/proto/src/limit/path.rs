@@ -79,6 +79,11 @@ impl PathHistory {
         BitRate((self.rate_carried() * 8.0) as u64)
     }
 
+    /// What came through in most bins: the rate of a path that is full.
+    pub fn usual(&self) -> BitRate {
+        BitRate((self.rate_at(0.5) * 8.0) as u64)
+    }
+
     /// Gathers intervals into bins of a round trip, in which what is sent, lost and acknowledged belongs together.
     fn fill(&mut self, flow: &Flow) {
         let open = &mut self.open;
@@ -194,9 +199,14 @@ impl PathHistory {
 
     /// Bytes per second that came through in all but the best few of the bins.
     fn rate_carried(&self) -> f64 {
+        self.rate_at(0.95)
+    }
+
+    /// Bytes per second below which `part` of the bins are.
+    fn rate_at(&self, part: f64) -> f64 {
         let mut rates: Vec<f64> = self.bins.iter().map(rate_of).collect();
         rates.sort_by(f64::total_cmp);
-        rates.get(rates.len() * 19 / 20).copied().unwrap_or(0.0)
+        rates.get((rates.len() as f64 * part) as usize).copied().unwrap_or(0.0)
     }
 }
 

@@ -60,6 +60,9 @@ const UNSCALED_WINDOW: u64 = 65_535;
 /// Disorder that is worth words, in parts per million of the time. Reason: a single loss in a copy of seconds explains nothing.
 const DISORDER_MIN: u64 = 50_000;
 
+/// Smallest round trip for which is said what a larger buffer would allow. Reason: within a host that is a rate which nothing else allows.
+const RTT_TOLD_MIN: Duration = Duration::from_micros(100);
+
 /// What is left of a policed rate when packets are to pass without loss. Source: SMART-1 report; the reserve pays for bursts.
 const BELOW_POLICER: f64 = 0.95;
 
@@ -143,7 +146,7 @@ fn measured_share(window: ByteCount, buffer: ByteCount) -> Option<f64> {
 /// `peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms`.
 fn buffer_words(name: &str, max: ByteCount, share: f64, facts: &Facts) -> String {
     let mut words = format!("{name} {max}");
-    if facts.rtt.is_zero() {
+    if facts.rtt < RTT_TOLD_MIN {
         return words;
     }
     let lanes = facts.lanes.max(1) as f64;
@@ -159,7 +162,9 @@ fn loss(facts: &Facts) -> String {
     let percent = facts.loss_ppm as f64 / 10_000.0;
     let percent = if percent < 0.095 { format!("{percent:.3}") } else { format!("{percent:.1}") };
     match facts.is_quic {
-        true => format!("{percent} % of packets; --loss-ceiling above that takes it for noise"),
+        true => {
+            format!("{percent} % of packets; it slows down for more than --loss-ceiling, and for losses beside a queue")
+        }
         false => format!("{percent} % of packets; --via quic --rate RATE does not slow down for it"),
     }
 }
