@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::site::{CopyCommand, Site, wait_until};
+use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, write};
 use crate::webserver::{FaultProxy, Kind, Request, Verdict, WebServer};
 
@@ -434,4 +435,17 @@ fn a_web_server_can_be_copied_to_an_agent() {
             assert_same_file(&server.root().join(name), &site.root().join(via).join(name));
         }
     }
+}
+
+#[test]
+fn lanes_to_an_agent_that_are_cut_give_the_web_server_back() {
+    let server = server_with(Kind::Nginx, 24 * MIB);
+    let site = Site::new();
+    let agent = site.agent();
+    let strait = Strait::tcp(&agent);
+    // Each lane has an answer open then, and the server takes no more requests than there are lanes.
+    strait.mark(4 * MIB as u64, Then::Cut);
+    site.copy(&agent).args(["--via", "tcp", "--lanes", "4"]).arg(server.url("f")).arg(strait.url("in/")).succeed();
+    assert_eq!(strait.marks_reached(), 1);
+    assert_same_file(&server.root().join("f"), &site.root().join("in/f"));
 }

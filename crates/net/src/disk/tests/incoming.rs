@@ -1,5 +1,5 @@
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
 use sterna_proto::journal::{HEADER_BYTES, RECORD_BYTES};
@@ -51,6 +51,34 @@ fn blocks_in_any_order_from_many_threads_make_the_file() {
         assert_eq!(file.publish(&[]).unwrap_err().retry, Retry::After, "a second time");
     }
     assert_eq!(names_in(&directory.path().join("d")).len(), 4);
+}
+
+#[test]
+fn what_a_crash_left_with_the_mode_of_a_read_only_source_is_gone_on_with() {
+    let directory = scratch();
+    let resume = || {
+        if is_superuser() {
+            // Whom modes bind; of this thread alone.
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        let destination = writable(&directory);
+        let entry = file_entry("a.h5", 3 * MIB);
+        let file = incoming(&destination, &entry);
+        put_block(&file, &pattern(3 * MIB), 1);
+        file.checkpoint().unwrap();
+        drop(file);
+        let part = names_in(directory.path()).into_iter().find(|name| name.ends_with(".part")).unwrap();
+        let part = directory.path().join(part);
+        std::fs::set_permissions(&part, std::fs::Permissions::from_mode(0o444)).unwrap();
+        assert!(std::fs::OpenOptions::new().write(true).open(&part).is_err(), "the mode binds");
+        let file = incoming(&destination, &entry);
+        assert_eq!((file.restarted(), file.have()), (None, [1..2].into_iter().collect()));
+    };
+    if is_superuser() {
+        std::os::unix::fs::chown(directory.path(), Some(65534), None).unwrap();
+    }
+    std::thread::scope(|scope| scope.spawn(resume).join().unwrap());
 }
 
 #[test]
