@@ -79,8 +79,7 @@ fn a_slow_path_is_told_to_bring_more_than_it_carries() {
             site.copy(&agent).args(["--via", via, "--rate", "60Mbit", "pass.i16"]).arg(agent.url(via)).succeed();
         assert_same_file(&site.local().join("pass.i16"), &site.root().join(via));
         let (file_bytes, bytes) = carried(&outcome);
-        // All of it is halved, when the processors have the time; on a busy host some of it travels as it is.
-        assert!(bytes * 10 < file_bytes * 9, "{file_bytes} became {bytes} by {via}");
+        assert!(bytes * 3 < file_bytes * 2, "{file_bytes} became {bytes} by {via}");
         let told = |event: &&Value| event["event"] == "decision" && event["subject"] == "compression";
         let decision = outcome.events.iter().find(told).expect("a decision of how files are compressed");
         let rationale = decision["rationale"].as_str().unwrap();
