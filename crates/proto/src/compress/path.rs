@@ -185,7 +185,9 @@ impl PathMeter {
         match self.looks {
             Looks::No => {
                 let unseen = self.net_seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
-                if waiting < WAITING && (self.net.is_none() || unseen >= self.look_interval) {
+                // A rate that is given needs none: should the path take less, lanes wait for it as soon as they send more.
+                let is_due = self.net.is_none() || unseen >= self.look_interval;
+                if waiting < WAITING && is_due && self.rate_given.is_none() {
                     self.looks = Looks::Begun;
                 }
             }
@@ -241,6 +243,20 @@ mod tests {
 
     fn net(meter: &PathMeter, now: Instant) -> Option<u64> {
         meter.facts(now).net.map(|rate| rate.0 / 1_000_000)
+    }
+
+    #[test]
+    fn a_rate_that_is_given_is_not_looked_for_however_busy_the_cores_are() {
+        let (mut given, mut found) = (PathMeter::new(2, Some(BitRate::megabits(60))), PathMeter::new(2, None));
+        let mut now = Instant::now();
+        let (mut given_looks, mut found_looks) = (false, false);
+        for _ in 0..40 {
+            let mut until = now;
+            run(&mut given, &mut until, Duration::from_millis(100), (20, 0.1, 1.5));
+            run(&mut found, &mut now, Duration::from_millis(100), (20, 0.1, 1.5));
+            (given_looks, found_looks) = (given_looks || given.facts(now).looks, found_looks || found.facts(now).looks);
+        }
+        assert!(found_looks && !given_looks);
     }
 
     #[test]
