@@ -22,6 +22,10 @@ const ENTRY_FIXED_BYTES: usize = 80;
 /// peer that takes none is stuck, and finds out by itself.
 pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// Most stretches of a file that are sent in the order in which they were asked for; those beyond come when these have been sent, from the lowest on.
+/// Reason: a receiver asks for some tens together; one that repeats itself must not cost memory.
+const WANTS_MAX: usize = 1000;
+
 /// What a lane sends next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockTask {
@@ -100,6 +104,8 @@ struct SendFile {
     waits: bool,
     /// Of a file whose lanes are replicas: blocks that the receiver has asked for and nobody has looked at yet.
     wanted: RangeSet,
+    /// What the receiver has asked for, in this order, and lanes have not all taken: it asks first for what it needs first.
+    wants: VecDeque<Range<u64>>,
     /// Of a growing file whose writer pauses: where it ends now, and up to where the part of a block there has been sent.
     tail: Range<u64>,
 }
@@ -108,6 +114,17 @@ impl SendFile {
     /// Whether a lane may take a block of it.
     fn is_ready(&self) -> bool {
         !self.withdrawn && !self.waits && !self.unasked && !self.pending.is_empty()
+    }
+
+    /// The first stretch of what was asked for first and no lane has; `None`: nothing was asked for, and the order does not matter.
+    fn first_wanted(&mut self) -> Option<Range<u64>> {
+        while let Some(wanted) = self.wants.front() {
+            if let Some(range) = self.pending.within(wanted.clone()).next() {
+                return Some(range);
+            }
+            self.wants.pop_front();
+        }
+        None
     }
 
     /// Takes the blocks of `range` back from their lanes. Cost: by how many they are, not by how many there are.
@@ -348,8 +365,12 @@ impl SendSession {
             file.take_in_flight(start..end);
             let unsent: u64 = file.pending.within(start..end).map(|range| range.end - range.start).sum();
             file.pending.insert(start..end);
-            if file.order == BlockOrder::Shared {
-                file.wanted.insert(start..end);
+            match file.order {
+                BlockOrder::Shared => file.wanted.insert(start..end),
+                BlockOrder::OnDemand | BlockOrder::Runs if file.wants.len() < WANTS_MAX => {
+                    file.wants.push_back(start..end)
+                }
+                BlockOrder::OnDemand | BlockOrder::Runs | BlockOrder::Next | BlockOrder::OneLane => {}
             }
             // What the receiver asks for of a withdrawn file stays unsent; the file settles when the receiver has heard.
             if !file.withdrawn {
@@ -416,6 +437,7 @@ impl SendSession {
                 withdrawn: false,
                 waits: false,
                 wanted: RangeSet::default(),
+                wants: VecDeque::new(),
                 tail: 0..0,
             },
         );
@@ -463,10 +485,10 @@ impl SendSession {
     }
 
     fn next_large(&mut self, first: FileId, lane: LaneId) -> Option<BlockTask> {
-        let file = self.files.get(&first)?;
+        let file = self.files.get_mut(&first)?;
         if !file.order.has_runs() {
-            let index = file.pending.iter().next()?.start;
-            return self.take_single(first, index, lane);
+            let next = file.first_wanted().or_else(|| file.pending.iter().next())?;
+            return self.take_single(first, next.start, lane);
         }
         self.begin_run(lane);
         match self.next_of_run(lane) {
@@ -503,8 +525,10 @@ impl SendSession {
         let Self { runs, files, ready_large, .. } = self;
         let ready = ready_large.len();
         for id in ready_large.iter() {
-            let Some(file) = files.get(id) else { continue };
-            if file.order.has_runs() && runs.begin(lane, *id, file.order, &file.pending, ready) {
+            let Some(file) = files.get_mut(id).filter(|file| file.order.has_runs()) else { continue };
+            let mut first = RangeSet::default();
+            file.first_wanted().into_iter().for_each(|range| first.insert(range));
+            if [&first, &file.pending].into_iter().any(|blocks| runs.begin(lane, *id, file.order, blocks, ready)) {
                 return;
             }
         }

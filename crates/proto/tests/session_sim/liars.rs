@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{
-    BlockClaim, ControlLog, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent,
-    RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
+    BlockClaim, BlockOrder, BlockTask, ControlLog, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId, Message,
+    PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
 };
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Scope,
@@ -539,6 +539,38 @@ fn a_receiver_that_has_finished_too_early_is_an_error() {
         }
         assert!(liar.tell_sender(&mut sender, &Message::Finished).is_err());
         assert!(!sender.is_complete());
+    }
+}
+
+/// What a replica is asked for first is what the others are held against: more that is asked for meanwhile must not overtake it.
+#[test]
+fn what_is_asked_for_first_is_sent_first_and_the_rest_from_the_lowest_on() {
+    for order in [BlockOrder::OnDemand, BlockOrder::Runs] {
+        let (mut sender, mut receiver) = (SendSession::new(LINGER_DEFAULT), Liar { next: 0 });
+        sender.handle_lane_up(LANE);
+        let large = entry("large", 80 << 30);
+        let count = large.blocks().count();
+        let file = sender.add_file_in(large, order);
+        receiver.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(0, count)] }).unwrap();
+        let mut want = |sender: &mut SendSession, start: u64, end: u64| {
+            receiver.tell_sender(sender, &Message::Want { file, blocks: vec![(start, end)] }).unwrap();
+        };
+        let next = |sender: &mut SendSession| match sender.next_block(LANE) {
+            Some(BlockTask::Single { index, .. }) => Some(index),
+            None => None,
+            other => panic!("{other:?}"),
+        };
+        want(&mut sender, count - 1, count);
+        want(&mut sender, 7, 9);
+        assert_eq!(next(&mut sender), Some(count - 1));
+        want(&mut sender, 2, 3);
+        let rest: Vec<u64> = std::iter::from_fn(|| next(&mut sender)).collect();
+        assert_eq!(rest, [7, 8, 2], "{order:?}");
+        // One that asks for every second block, from the last on, is served too: what is beyond the bound comes at the end.
+        (10..2010).rev().for_each(|index| want(&mut sender, index * 2, index * 2 + 1));
+        let sent: Vec<u64> = std::iter::from_fn(|| next(&mut sender)).collect();
+        assert!(sent[..900].is_sorted_by(|earlier, later| earlier > later), "{order:?}");
+        assert!(sent[1000..].is_sorted() && sent.len() == 2000, "{order:?}");
     }
 }
 
