@@ -112,6 +112,17 @@ fn a_liar_is_outvoted_or_loses_to_the_first_and_its_blocks_are_taken_anew() {
 }
 
 #[test]
+fn replicas_that_bring_what_is_compared_together_are_compared() {
+    for_seeds("replicas_that_bring_what_is_compared_together_are_compared", 200, |seed| {
+        let mut seeded = Seeded::new(seed);
+        let hosts = (0..2 + seeded.below(2)).map(|_| Host::at(60).with_rtt(1 + seeded.below(30))).collect();
+        let mut world = World::new(seed, (3 + seeded.below(20)) * MIB, hosts);
+        assert_eq!(world.run(seconds(600)), Ending::Done, "{}", world.describe());
+        assert!(world.is_right() && !world.describe().contains("compared"), "{}", world.describe());
+    });
+}
+
+#[test]
 fn a_digest_finds_a_liar_in_one_block_wherever_it_is() {
     for_seeds("a_digest_finds_a_liar_in_one_block_wherever_it_is", 60, |seed| {
         let mut seeded = Seeded::new(seed);

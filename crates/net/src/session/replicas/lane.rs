@@ -27,6 +27,16 @@ enum OpenBlock {
     Small { copy: CopyId, entry: FileEntry, slab: Option<Slab>, data: Vec<u8> },
 }
 
+impl OpenBlock {
+    /// A block that is not written.
+    fn read_past(becomes: BlockUse, copy: CopyId, index: u64) -> Self {
+        match becomes {
+            BlockUse::Compare => Self::Compare { copy, index },
+            BlockUse::Take { .. } | BlockUse::Discard => Self::Discard,
+        }
+    }
+}
+
 /// One lane of one replica.
 pub(super) struct ReplicaLane {
     end: Arc<ReplicaEnd>,
@@ -72,10 +82,7 @@ impl ReplicaLane {
             Ok(BlockUse::Take { instead_of }) => instead_of,
             other => {
                 lock(&replicas.gates).remove(&copy);
-                return Ok(match other? {
-                    BlockUse::Compare => OpenBlock::Compare { copy, index },
-                    _ => OpenBlock::Discard,
-                });
+                return Ok(OpenBlock::read_past(other?, copy, index));
             }
         };
         instead_of.into_iter().for_each(|other| replicas.revoke(other));
@@ -86,12 +93,12 @@ impl ReplicaLane {
             let header = BlockHeader::Single { file: FILE, entry: file, index, data };
             self.blocks.begin(block, &header.encode(), data_len)?;
             if !replicas.receiver.has_claim(self.lane, FILE, index) {
-                // What another one wrote before is being taken back, or the file has ended.
+                // Another one was done with it before it was revoked, what it wrote is being taken back, or the file has ended.
                 self.blocks.abandoned(block)?;
                 lock(&replicas.gates).remove(&copy);
                 drop(revoked);
-                lock(&replicas.session).handle_refused(self.end.replica, copy, index);
-                return Ok(OpenBlock::Discard);
+                let refused = lock(&replicas.session).handle_refused(self.end.replica, copy, index);
+                return Ok(OpenBlock::read_past(refused, copy, index));
             }
         }
         drop(revoked);

@@ -335,14 +335,12 @@ impl ReplicaSession {
         if !self.pool.is_looked_up(FILE) {
             return Ok(BlockUse::Discard);
         }
-        let compared = self.votes.is_compared(index) && !self.votes.has_voted(replica, index);
         if !self.is_wanted(index) {
             self.peers[replica.index()].asked.remove(&index);
-            return Ok(if compared { BlockUse::Compare } else { BlockUse::Discard });
+            return Ok(self.read_past(replica, index));
         }
         let instead_of = match self.open.get(&index) {
-            Some(_) if !peer.asked.contains_key(&index) && compared => return Ok(BlockUse::Compare),
-            Some(_) if !peer.asked.contains_key(&index) => return Ok(BlockUse::Discard),
+            Some(_) if !peer.asked.contains_key(&index) => return Ok(self.read_past(replica, index)),
             Some((_, other)) => Some(*other),
             None => None,
         };
@@ -430,11 +428,22 @@ impl ReplicaSession {
         self.close(index, copy);
     }
 
-    /// The receiver does not take a copy that it was to write. Unless the block is here it is asked for again.
-    pub fn handle_refused(&mut self, replica: ReplicaId, copy: CopyId, index: u64) {
+    /// The receiver does not take a copy that it was to write: another one was faster, or it is being taken back. Unless the block is here it is asked for
+    /// again. What becomes of this copy: its digest may count.
+    pub fn handle_refused(&mut self, replica: ReplicaId, copy: CopyId, index: u64) -> BlockUse {
         self.close(index, copy);
         if self.peers[replica.index()].asked.remove(&index).is_some() {
             self.pool.give_back(FILE, index..index + 1);
+        }
+        self.read_past(replica, index)
+    }
+
+    /// What becomes of a block that is not written.
+    fn read_past(&self, replica: ReplicaId, index: u64) -> BlockUse {
+        if self.votes.is_compared(index) && !self.votes.has_voted(replica, index) {
+            BlockUse::Compare
+        } else {
+            BlockUse::Discard
         }
     }
 
