@@ -293,7 +293,7 @@ impl Copying {
                 Ok(event) => self.events.push(event),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    panic!("the copy does not end: {}", self.describe());
+                    panic!("the copy does not end: {}\nthreads:\n{}", self.describe(), threads());
                 }
             }
         }
@@ -379,6 +379,28 @@ fn agent_log(path: Option<&Path>) -> String {
     let text = path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(600)..].join("\n")
+}
+
+/// What every thread of the test and of the programs under test is about: process, name, state, the kernel's function that it waits in, and
+/// the processor time it has had in ticks. It tells what stands still from what has too little of the machine.
+fn threads() -> String {
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let listed = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut lines = vec![read("/proc/stat".into()).lines().next().unwrap_or_default().to_owned()];
+    for process in listed("/proc".as_ref()) {
+        let is_ours = process.ends_with(std::process::id().to_string());
+        if is_ours || read(process.join("comm")).trim_end() == "sterna" {
+            for thread in listed(&process.join("task")) {
+                let (stat, wchan) = (read(thread.join("stat")), read(thread.join("wchan")));
+                let (name, rest) = stat.rsplit_once(')').unwrap_or_default();
+                let fields: Vec<&str> = rest.split_whitespace().collect();
+                if let [state, .., user, system] = fields[..fields.len().min(13)] {
+                    lines.push(format!("{} {name}) {state} {wchan} {user}+{system}", process.display()));
+                }
+            }
+        }
+    }
+    lines.join("\n")
 }
 
 fn send(child: &Child, signal: Signal) {
