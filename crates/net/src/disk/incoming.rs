@@ -247,7 +247,8 @@ impl IncomingFile {
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         self.check_range(offset, data.len() as u64)?;
         self.part.write_all_at(data, offset).map_err(|error| {
-            WRITING.failed(error, format_args!("write {} bytes at {offset} of {}", data.len(), self.path))
+            let root = self.destination.root();
+            WRITING.failed(error, format_args!("write {} bytes at {offset} of {} in {root}", data.len(), self.path))
         })
     }
 
@@ -589,7 +590,9 @@ enum Found {
 ///
 /// Errors: `Busy`, after, when a live session of this or another process holds it.
 pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(File, Stat), Error> {
-    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("create {name} for {path}"));
+    let failed = |errno: Errno| {
+        PREPARING.failed(errno, format_args!("create {name} for {path} in {}", name_of_directory(directory)))
+    };
     let busy = || {
         let text = format!("write {path}: another session is writing it; it can be tried again when that has ended");
         PREPARING.refused(ErrorKind::Busy, text).retry(Retry::After)
@@ -635,6 +638,12 @@ fn take_back_mode(directory: BorrowedFd<'_>, name: &str) -> bool {
     is_ours
         && Mode::from_raw_mode(stat.st_mode) & HIDDEN_MODE != HIDDEN_MODE
         && rustix::fs::chmod(opened, HIDDEN_MODE).is_ok()
+}
+
+/// What an open directory is called now, for people.
+fn name_of_directory(directory: BorrowedFd<'_>) -> String {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    link.map_or_else(|_| "its directory".to_owned(), |path| path.display().to_string())
 }
 
 /// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.

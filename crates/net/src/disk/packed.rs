@@ -164,7 +164,10 @@ impl PackedBatch {
         let filled = fill(&part, stat.st_size != 0, file);
         if let Err(error) = filled {
             let _ = unlink(directory.as_fd(), &names.part);
-            return Err(WRITING.failed(error, format_args!("write {} bytes of {path}", file.data.len())));
+            return Err(WRITING.failed(
+                error,
+                format_args!("write {} bytes of {path} in {}", file.data.len(), self.destination.root()),
+            ));
         }
         if stat.st_size != 0 {
             // The part file was left by a session of a larger version of this file, which had a journal.
