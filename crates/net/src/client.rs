@@ -36,7 +36,7 @@ use crate::web::TokenSource;
 
 use self::job::Job;
 use self::keeper::run_session;
-pub use self::path::{PathOptions, PathPlan};
+pub use self::path::{PathOptions, PathPlan, UnreachedPath};
 pub use self::replicas::ReplicaSummary;
 use self::tally::Tally;
 
@@ -133,6 +133,8 @@ pub trait CopyObserver: Send + Sync {
     fn expected_keys(&self, _remote: &RemoteLocation, _beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
         Ok(Vec::new())
     }
+    /// The copy ends with an error, and this was done by then.
+    fn cut_short(&self, _summary: &CopySummary) {}
     /// Whether the person wants to stop.
     fn stopped(&self) -> bool;
 }
@@ -219,6 +221,8 @@ pub struct CopySummary {
     pub blocks: u64,
     /// The paths on which the agent was reached; none in a copy from web servers to this host.
     pub paths: Vec<PathPlan>,
+    /// The paths on which it was not: those of standby wait until no other is up.
+    pub unreached: Vec<UnreachedPath>,
     /// The replicas, in the order in which they were named, where there were several.
     pub replicas: Vec<ReplicaSummary>,
 }
@@ -282,7 +286,12 @@ fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<T
             outcome => {
                 let mut state = lock(&tally.state);
                 state.summary.elapsed = started.elapsed();
-                return outcome.map(|()| std::mem::take(&mut state.summary));
+                let summary = std::mem::take(&mut state.summary);
+                drop(state);
+                if outcome.is_err() {
+                    observer.cut_short(&summary);
+                }
+                return outcome.map(|()| summary);
             }
         }
     }

@@ -43,7 +43,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
         })?;
     }
-    let log = flags.log.as_deref().map(SampleLog::create).transpose()?;
+    let log = flags.log.as_deref().map(|path| SampleLog::create(path, &options)).transpose()?;
     let person = Arc::new(Person {
         log: Mutex::new(log),
         known: KnownHosts::new(&directory),
@@ -279,7 +279,7 @@ struct Person {
     untold: Mutex<Untold>,
     /// `--log`, until it cannot be written.
     log: Mutex<Option<SampleLog>>,
-    /// Why standard output was lost, if it was.
+    /// Why standard output or the log was lost, if one was.
     output_lost: Mutex<Option<Error>>,
 }
 
@@ -343,6 +343,12 @@ impl CopyObserver for Person {
             // The one that is left is the other agent's.
             (true, Some(key), None) => self.known.add(&name, key).map(|()| vec![*key]),
             _ => Ok(known),
+        }
+    }
+
+    fn cut_short(&self, summary: &CopySummary) {
+        if self.speaks() && summary.done > 0 {
+            self.display.line(&summary_line(summary, self.dry_run));
         }
     }
 
@@ -489,12 +495,13 @@ impl Person {
         failed.filter(|_| code == 0).map_or(code, Error::exit_code)
     }
 
-    /// Writes to the log, if there is one. When that fails it is said once: the copy itself is worth finishing.
+    /// Writes to the log, if there is one. When that fails it is said once, as with output.
     fn write_log(&self, write: impl FnOnce(&mut SampleLog) -> Result<(), Error>) {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Err(error)) = log.as_mut().map(write) {
             *log = None;
             self.display.line(&format!("{}; the copy goes on without it", error.chain()));
+            self.output_lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
 

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use sterna_net::client::CopyProgress;
+use sterna_net::client::{CopyOptions, CopyProgress};
 use sterna_proto::limit::{LaneJudgement, TransportSample};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
@@ -25,6 +26,7 @@ enum Out {
     Lines(BufWriter<File>),
     /// Kept until the end; every `stride`-th line.
     Page {
+        head: String,
         lines: Vec<Value>,
         stride: u64,
         count: u64,
@@ -32,13 +34,18 @@ enum Out {
 }
 
 impl SampleLog {
-    /// Makes the file. Errors: this host does not let us.
-    pub fn create(path: &Path) -> Result<Self, Error> {
+    /// Makes the file, and says in it what is copied. Errors: this host does not let us.
+    pub fn create(path: &Path, options: &CopyOptions) -> Result<Self, Error> {
         let file = File::create(path).map_err(|e| failed(path, e))?;
         let is_page = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("html"));
+        let mut lines = BufWriter::new(file);
+        let head = Head::new(options);
         let out = match is_page {
-            true => Out::Page { lines: Vec::new(), stride: 1, count: 0 },
-            false => Out::Lines(BufWriter::new(file)),
+            true => Out::Page { head: head.line(), lines: Vec::new(), stride: 1, count: 0 },
+            false => {
+                writeln!(lines, "{}", head.value()).and_then(|()| lines.flush()).map_err(|e| failed(path, e))?;
+                Out::Lines(lines)
+            }
         };
         Ok(Self { path: path.to_owned(), out, number: None })
     }
@@ -51,7 +58,7 @@ impl SampleLog {
         let line = sample(progress);
         match &mut self.out {
             Out::Lines(file) => writeln!(file, "{line}").and_then(|()| file.flush()).map_err(|e| failed(&self.path, e)),
-            Out::Page { lines, stride, count } => {
+            Out::Page { lines, stride, count, .. } => {
                 if (*count).is_multiple_of(*stride) {
                     lines.push(line);
                 }
@@ -73,9 +80,50 @@ impl SampleLog {
     pub fn finish(&mut self, end: &Value, words: &[String]) -> Result<(), Error> {
         match &mut self.out {
             Out::Lines(file) => writeln!(file, "{end}").and_then(|()| file.flush()),
-            Out::Page { lines, .. } => std::fs::write(&self.path, page::page(lines, words)),
+            Out::Page { head, lines, .. } => std::fs::write(&self.path, page::page(head, lines, words)),
         }
         .map_err(|e| failed(&self.path, e))
+    }
+}
+
+/// What a log is of: who finds it a year later needs to know.
+struct Head {
+    host: String,
+    started: SystemTime,
+    sources: Vec<String>,
+    destination: String,
+}
+
+impl Head {
+    fn new(options: &CopyOptions) -> Self {
+        Self {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            started: SystemTime::now(),
+            sources: options.sources.iter().map(ToString::to_string).collect(),
+            destination: options.destination.to_string(),
+        }
+    }
+
+    fn value(&self) -> Value {
+        let started = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        json!({
+            "event": "session",
+            "version": env!("CARGO_PKG_VERSION"),
+            "host": self.host,
+            "started_unix_s": started.as_secs_f64(),
+            "sources": self.sources,
+            "destination": self.destination,
+        })
+    }
+
+    fn line(&self) -> String {
+        let (sources, started) = (self.sources.join(", "), httpdate::fmt_http_date(self.started));
+        format!(
+            "{sources} to {}; run on {}, {started}, by sterna {}",
+            self.destination,
+            self.host,
+            env!("CARGO_PKG_VERSION")
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna_net::client::{CopySummary, PathPlan};
+use sterna_net::client::{CopySummary, PathPlan, UnreachedPath};
 use sterna_proto::plan::expect_time;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
@@ -23,7 +23,11 @@ fn memory(summary: &CopySummary) -> ByteCount {
 
 /// The plan, as lines.
 pub fn lines(summary: &CopySummary) -> Vec<String> {
-    let mut lines: Vec<String> = summary.paths.iter().map(path_line).collect();
+    let reached = summary.paths.iter().map(|path| (path.path, path_line(path)));
+    let unreached = summary.unreached.iter().map(|path| (path.path, unreached_line(path)));
+    let mut paths: Vec<_> = reached.chain(unreached).collect();
+    paths.sort_by_key(|(path, _)| *path);
+    let mut lines: Vec<String> = paths.into_iter().map(|(_, line)| line).collect();
     if summary.done > 0 {
         lines.push(format!("blocks   {}", summary.blocks));
     }
@@ -62,6 +66,14 @@ fn path_line(path: &PathPlan) -> String {
     )
 }
 
+fn unreached_line(path: &UnreachedPath) -> String {
+    let why = match path.standby {
+        true => "standby: dialled when no other path is up",
+        false => "the agent has not answered on it: dialled again during the copy",
+    };
+    format!("path {}   {why}", path.path.0 + 1)
+}
+
 /// The plan, as JSON.
 pub fn value(summary: &CopySummary) -> Value {
     let path = |path: &PathPlan| {
@@ -75,8 +87,10 @@ pub fn value(summary: &CopySummary) -> Value {
             "standby": path.standby,
         })
     };
+    let unreached = |path: &UnreachedPath| json!({ "path": path.path.0 + 1, "standby": path.standby });
     json!({
         "paths": summary.paths.iter().map(path).collect::<Vec<Value>>(),
+        "unreached": summary.unreached.iter().map(unreached).collect::<Vec<Value>>(),
         "blocks": summary.blocks,
         "memory_bytes": memory(summary).0,
         "time_s": time(summary).map(|time| time.as_secs_f64()),

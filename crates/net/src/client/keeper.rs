@@ -551,6 +551,7 @@ impl Keeper {
             ByteCount(each.0 * u64::from(lanes))
         };
         state.summary.paths = self.paths.iter().filter_map(|path| path.plan(memory(path))).collect();
+        state.summary.unreached = self.paths.iter().filter_map(|path| path.unreached()).collect();
         state.unsettled_bytes = self.end.unsettled_bytes();
         match state.aborted.take() {
             Some(error) => Err(error),

@@ -108,6 +108,15 @@ pub struct PathPlan {
     pub standby: bool,
 }
 
+/// A path on which the agent was not reached.
+#[derive(Clone, Copy, Debug)]
+pub struct UnreachedPath {
+    /// Its number.
+    pub path: PathNumber,
+    /// It waits until no other is up.
+    pub standby: bool,
+}
+
 impl KeptPath {
     pub(super) fn new(number: PathNumber, options: &PathOptions, name: Option<String>) -> Self {
         Self {
@@ -189,6 +198,12 @@ impl KeptPath {
             memory: (*via == Via::Quic).then_some(memory),
             standby: self.options.standby,
         })
+    }
+
+    /// Itself, as long as the agent has not been reached on it.
+    pub(super) fn unreached(&self) -> Option<UnreachedPath> {
+        let unreached = UnreachedPath { path: self.number, standby: self.options.standby };
+        self.reached.get().is_none().then_some(unreached)
     }
 
     /// Keeps in `file` what the session has taught about it, which paths held if `is_bound`. Errors: the file cannot be written.

@@ -627,6 +627,7 @@ impl Heard {
             blocks: state.tally.summary.blocks,
             // They are the agent's.
             paths: Vec::new(),
+            unreached: Vec::new(),
             replicas: Vec::new(),
         }
     }

@@ -1,11 +1,13 @@
 //! Files that still grow, spools, and what is done with sources that have arrived.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use crate::site::{Agent, CopyCommand, Site, wait_until};
+use rustix::process::{Pid, Signal};
+
+use crate::site::{Agent, BINARY, CopyCommand, Site, wait_until};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// An idle time that no test waits for.
@@ -340,6 +342,25 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     copy.wait_for("the rest", |event| event["path"] == "old/capture" && event["outcome"] == "up_to_date");
     copy.interrupt();
     assert_eq!(told(&copy.finish().expect(130).events), ["late"]);
+}
+
+#[test]
+fn a_spool_that_is_stopped_says_what_it_has_copied() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("spool/one"), b"one");
+    write(&site.local().join("spool/two"), b"two");
+    let mut command = Command::new(BINARY);
+    command.args(["copy", "--state"]).arg(site.path("client-state")).args(["--trust", &agent.fingerprint]);
+    command.args(["-v", "--follow=50ms", "spool/."]).arg(agent.url("")).current_dir(site.local());
+    let mut copy = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(copy.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let is_file = |line: &String| line.starts_with("copied     ");
+    assert_eq!(lines.by_ref().filter(is_file).take(2).count(), 2);
+    rustix::process::kill_process(Pid::from_child(&copy), Signal::TERM).unwrap();
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(copy.wait().unwrap().code(), Some(130), "{rest:?}");
+    assert!(rest.iter().any(|line| line.starts_with("copied 2 files, 6 B")), "{rest:?}");
 }
 
 #[test]

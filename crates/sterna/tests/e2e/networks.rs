@@ -1,6 +1,6 @@
 //! Several paths in one copy.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::site::{Agent, Site, wait_until};
 use crate::strait::{Strait, Then};
@@ -129,6 +129,7 @@ fn a_plan_is_printed_and_nothing_is_copied() {
     let (first, blocks) = (&planned["paths"][0], &planned["blocks"]);
     assert_eq!((&first["transport"], &first["rate_bps"], blocks), (&"quic".into(), &40_000_000.into(), &3.into()));
     assert_eq!(planned["paths"].as_array().unwrap().len(), 1, "a standby path is not dialled: {planned}");
+    assert_eq!(planned["unreached"], json!([{ "path": 2, "standby": true }]));
     assert!(planned["memory_bytes"].as_u64() > Some(0), "{planned}");
     // 25 Mbit at 93 % of 40 Mbit/s.
     let time = planned["time_s"].as_f64().unwrap();

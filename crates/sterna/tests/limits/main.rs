@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sterna_lab::model::Policer;
 use sterna_lab::{Lab, LabOptions, LinkModel};
 use sterna_proto::{BitRate, ByteCount};
@@ -140,6 +140,7 @@ fn a_given_rate_is_named_over_quic_and_the_log_is_a_page() {
     let limits = named("rate_cap", pull);
     assert_eq!(limits["remedies"]["rate_cap"], "20.0 Mbit/s as given");
     let page = fs::read_to_string(site.local().join("log.html")).unwrap();
+    assert!(page.contains(&format!("<p>{} to ", agent.url("f"))), "{page}");
     assert!(page.contains("rate cap") && page.contains("<svg") && page.ends_with("</html>\n"), "{page}");
 }
 
@@ -158,8 +159,19 @@ fn a_log_has_a_line_for_each_sample_and_ends_with_the_outcome() {
     let samples = lines.iter().filter(|line| line["event"] == "sample" && line["lanes"] != Value::Array(Vec::new()));
     assert!(samples.count() >= 1, "{log}");
     assert_eq!(lines.last().unwrap()["event"], "summary");
+    let head = (&lines[0]["event"], &lines[0]["sources"], &lines[0]["destination"]);
+    assert_eq!(head, (&"session".into(), &json!(["f"]), &agent.url("f").into()), "{log}");
     // One that cannot be made is told before anything is sent.
     let refused = site.copy(&agent).args(["--log", "missing/log.jsonl", "f"]).arg(agent.url("g")).run();
     refused.expect(74).says("write the log missing/log.jsonl");
     assert!(!site.root().join("g").exists());
+    // The copy is worth finishing without a log, and is not what was asked for.
+    std::os::unix::fs::symlink("/dev/full", site.local().join("full.html")).unwrap();
+    site.copy(&agent)
+        .args(["--log", "full.html", "f"])
+        .arg(agent.url("g"))
+        .run()
+        .expect(74)
+        .says("write the log full.html");
+    assert!(site.root().join("g").exists());
 }
