@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use sterna_net::client::{CopyOptions, CopyProgress};
+use sterna_net::lane::LaneStats;
 use sterna_proto::limit::{LaneJudgement, TransportSample};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
@@ -20,6 +21,7 @@ pub struct SampleLog {
     path: PathBuf,
     out: Out,
     number: Option<u64>,
+    sums: Sums,
 }
 
 enum Out {
@@ -47,7 +49,7 @@ impl SampleLog {
                 Out::Lines(lines)
             }
         };
-        Ok(Self { path: path.to_owned(), out, number: None })
+        Ok(Self { path: path.to_owned(), out, number: None, sums: Sums::default() })
     }
 
     /// Takes a snapshot, if there is anything new in it. Errors: of writing.
@@ -55,7 +57,7 @@ impl SampleLog {
         if self.number.replace(progress.limits.number) == Some(progress.limits.number) {
             return Ok(());
         }
-        let line = sample(progress);
+        let line = sample(progress, self.sums.add(progress));
         match &mut self.out {
             Out::Lines(file) => writeln!(file, "{line}").and_then(|()| file.flush()).map_err(|e| failed(&self.path, e)),
             Out::Page { lines, stride, count, .. } => {
@@ -132,20 +134,44 @@ fn failed(path: &Path, error: io::Error) -> Error {
         .caused_by(error)
 }
 
-/// One line: sizes in bytes, rates in bit/s, times in seconds; counts are since the start of a lane.
-fn sample(progress: &CopyProgress) -> Value {
+/// What all lanes have carried together: bytes on the wire, packets sent, packets lost.
+#[derive(Default)]
+struct Sums {
+    live: [u64; 3],
+    ended: [u64; 3],
+}
+
+impl Sums {
+    /// The sums with those of the lanes that have ended. A sum that is smaller than it was has lost a lane: what that one had carried stays counted,
+    /// but for what the others carried in the same tenth of a second.
+    fn add(&mut self, progress: &CopyProgress) -> [u64; 3] {
+        let sum = |of: fn(&LaneStats) -> u64| progress.lanes.iter().map(of).sum();
+        let live = [
+            sum(|lane| lane.wire_bytes_sent.max(lane.wire_bytes_received)),
+            sum(|lane| lane.packets_sent),
+            sum(|lane| lane.packets_lost),
+        ];
+        for (ended, (before, now)) in self.ended.iter_mut().zip(self.live.into_iter().zip(live)) {
+            *ended += before.saturating_sub(now);
+        }
+        self.live = live;
+        std::array::from_fn(|index| self.ended[index] + live[index])
+    }
+}
+
+/// One line: sizes in bytes, rates in bit/s, times in seconds; counts are since the start, those of a lane since its own.
+fn sample(progress: &CopyProgress, [wire_bytes, packets_sent, packets_lost]: [u64; 3]) -> Value {
     let session = &progress.session;
     let not_carried = session.bytes_held + session.bytes_up_to_date + session.bytes_holes;
-    let wire: u64 = progress.lanes.iter().map(|lane| lane.wire_bytes_sent.max(lane.wire_bytes_received)).sum();
     let rtts: Vec<f64> = progress.lanes.iter().map(|lane| lane.rtt.as_secs_f64()).filter(|rtt| *rtt > 0.0).collect();
     json!({
         "event": "sample",
         "elapsed_s": progress.elapsed.as_secs_f64(),
         "bytes_carried": session.bytes_done.saturating_sub(not_carried),
-        "wire_bytes": wire,
+        "wire_bytes": wire_bytes,
         "rtt_s": (!rtts.is_empty()).then(|| rtts.iter().sum::<f64>() / rtts.len() as f64),
-        "packets_sent": progress.lanes.iter().map(|lane| lane.packets_sent).sum::<u64>(),
-        "packets_lost": progress.lanes.iter().map(|lane| lane.packets_lost).sum::<u64>(),
+        "packets_sent": packets_sent,
+        "packets_lost": packets_lost,
         "recent": limits::shares(&progress.limits.report.recent),
         "lanes": progress.limits.lanes.iter().map(lane).collect::<Vec<_>>(),
     })
@@ -200,4 +226,23 @@ fn lane(judged: &LaneJudgement) -> Value {
         value.extend(more);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lanes_that_have_ended_carried_stays_counted() {
+        let lane = |sent: u64| LaneStats { wire_bytes_sent: sent, packets_sent: sent / 10, ..LaneStats::default() };
+        let (mut sums, mut progress) = (Sums::default(), CopyProgress::default());
+        let mut wire = |lanes: &[u64]| {
+            progress.lanes = lanes.iter().map(|sent| lane(*sent)).collect();
+            sums.add(&progress)
+        };
+        assert_eq!(wire(&[100, 200]), [300, 30, 0]);
+        assert_eq!(wire(&[200]), [300, 30, 0]);
+        assert_eq!(wire(&[250, 10]), [360, 36, 0]);
+        assert_eq!(wire(&[]), [360, 36, 0]);
+    }
 }

@@ -229,7 +229,7 @@ fn points(lines: &[Value], value: impl Fn(&Value) -> Option<f64>) -> Points {
 }
 
 /// How fast a count grows, times `factor`; over half a second, since a shorter one shows how blocks come and not how much. A
-/// count that falls belongs to lanes that have ended.
+/// count that falls is of a session that was begun anew.
 fn rates(lines: &[Value], name: &str, factor: f64) -> Points {
     let mut first = 0;
     let mut found = Vec::new();
