@@ -1,9 +1,9 @@
 //! Runs: which stretch of a file each lane goes through, for sources that are dear to begin anew.
 //!
 //! A request to a web server costs a round trip, and one that is broken off a connection. A lane therefore gets a run of
-//! consecutive blocks, and asks for three quarters of what is left of it at a time: few requests, small ones towards the end. What
-//! it has asked for stays its own. A lane whose run is done takes what is in nobody's run, and where there is none half of what the
-//! lane that has most left has not asked for yet, so that no request is broken off.
+//! consecutive blocks, and asks for three quarters of what is left of it at a time: few requests, small ones towards the end. A lane
+//! whose run is done takes what is in nobody's run, and where there is none its part, by how much each has done, of what the lane
+//! that needs longest has before it. What that one has asked for already is taken only where it would hold up the end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,17 +51,22 @@ impl Run {
     fn new(file: FileId, blocks: Range<u64>, order: BlockOrder) -> Self {
         Self { file, asked: blocks.start, blocks, order }
     }
+}
 
-    /// The blocks that the lane has not asked for.
-    fn unasked(&self) -> Range<u64> {
-        self.asked.max(self.blocks.start)..self.blocks.end
-    }
+/// What a lane has shown that it can do.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    /// Blocks that it has taken.
+    done: u64,
+    /// Its last request was broken off, so that its next one begins slowly.
+    is_cold: bool,
 }
 
 /// The runs of all lanes. Range: those of one file do not overlap.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     by_lane: BTreeMap<LaneId, Run>,
+    paces: BTreeMap<LaneId, Pace>,
     lanes: u32,
 }
 
@@ -75,9 +80,10 @@ impl Runs {
         self.by_lane.get(&lane).map(|run| (run.file, run.asked))
     }
 
-    /// A lane has no run any more.
-    pub(super) fn end(&mut self, lane: LaneId) {
+    /// A lane is no more.
+    pub(super) fn forget(&mut self, lane: LaneId) {
         self.by_lane.remove(&lane);
+        self.paces.remove(&lane);
     }
 
     /// Moves on to the next block of the lane's run that is pending; ends the run when there is none. `pending_of`: the blocks
@@ -92,6 +98,7 @@ impl Runs {
         match next {
             Some(range) => {
                 run.blocks.start = range.start + 1;
+                self.paces.entry(lane).or_default().done += 1;
                 if run.order == BlockOrder::Shared {
                     run.asked = run.blocks.start;
                 } else if range.start >= run.asked {
@@ -100,7 +107,7 @@ impl Runs {
                 Some((run.file, range.start))
             }
             None => {
-                self.end(lane);
+                self.by_lane.remove(&lane);
                 None
             }
         }
@@ -131,24 +138,50 @@ impl Runs {
             let fair = pending.len().div_ceil(lanes_a_file);
             free.start..free.end.min(free.start + fair)
         };
-        self.by_lane.insert(lane, Run::new(file, blocks, order));
+        self.insert(lane, Run::new(file, blocks, order));
         true
     }
 
-    /// Gives `lane` the second half of what the lane that has most left has not asked for. `pending_of`: the blocks of a file whose runs may be split.
-    pub(super) fn split_largest<'a>(&mut self, lane: LaneId, pending_of: impl Fn(FileId) -> Option<&'a RangeSet>) {
+    fn insert(&mut self, lane: LaneId, run: Run) {
+        self.by_lane.insert(lane, run);
+        self.paces.entry(lane).or_default().is_cold = false;
+    }
+
+    /// Gives `lane` its part of what the lane that needs longest for what it has before it: both are to be done together, if they go on as they did.
+    /// `pending_of`: the blocks of a file whose runs may be split.
+    pub(super) fn take_from_slowest<'a>(&mut self, lane: LaneId, pending_of: impl Fn(FileId) -> Option<&'a RangeSet>) {
         let left = |run: &Run| {
             let pending = pending_of(run.file)?;
-            pending.within(run.unasked()).max_by_key(|range| range.end - range.start)
+            pending.within(run.blocks.clone()).max_by_key(|range| range.end - range.start)
         };
+        let pace = |lane: &LaneId| self.paces.get(lane).copied().unwrap_or_default();
         let runs = self.by_lane.iter().filter(|(other, _)| **other != lane);
-        let longest = runs.filter_map(|(other, run)| Some((*other, left(run)?)));
-        let Some((other, range)) = longest.max_by_key(|(_, range)| range.end - range.start) else { return };
-        let Some(run) = self.by_lane.get_mut(&other) else { return };
-        let middle = range.start + (range.end - range.start) / 2;
-        let half = Run::new(run.file, middle..run.blocks.end, run.order);
-        run.blocks.end = middle;
-        self.by_lane.insert(lane, half);
+        let mut others: Vec<(LaneId, Range<u64>, u64)> =
+            runs.filter_map(|(other, run)| Some((*other, left(run)?, pace(other).done + 1))).collect();
+        let time = |(_, range, done): &(LaneId, Range<u64>, u64)| (range.end - range.start).saturating_mul(1000) / done;
+        others.sort_by_key(|other| std::cmp::Reverse(time(other)));
+        let (done, is_cold) = (pace(&lane).done + 1, pace(&lane).is_cold);
+        for (other, range, others_done) in others {
+            let Some(run) = self.by_lane.get_mut(&other) else { continue };
+            let length = range.end - range.start;
+            let part = (length.saturating_mul(done) / (done + others_done)).max(1);
+            // As parts of the time until now: the other needs `length / others_done` for what is left, and this lane `part / done` for its part.
+            let won = length as f64 / others_done as f64 - part as f64 / done as f64;
+            let is_worth_it = won >= BROKEN_OFF_GAIN && !is_cold;
+            let first = if is_worth_it { range.start } else { run.asked.max(range.start) };
+            let middle = (range.end - part).max(first);
+            if middle >= range.end {
+                continue;
+            }
+            let taken = Run::new(run.file, middle..run.blocks.end, run.order);
+            run.blocks.end = middle;
+            if middle < run.asked {
+                run.asked = middle;
+                self.paces.entry(other).or_default().is_cold = true;
+            }
+            self.insert(lane, taken);
+            return;
+        }
     }
 
     fn in_file(&self, file: FileId) -> impl Iterator<Item = Range<u64>> + '_ {
@@ -158,6 +191,10 @@ impl Runs {
 
 /// Quarters of a run that are asked for at a time. Reason: fewer requests than with two; what is left is for lanes that are done.
 const ASKED_QUARTERS: u64 = 3;
+
+/// The part of the time until now by which a request that is broken off must bring the end of its blocks nearer. Reason: it costs a connection, and who
+/// takes the blocks a round trip.
+const BROKEN_OFF_GAIN: f64 = 1.0 / 16.0;
 
 /// The first stretch of `pending` that is in none of `taken`, which is sorted.
 fn first_free(pending: &RangeSet, taken: &[Range<u64>]) -> Option<Range<u64>> {
@@ -223,7 +260,7 @@ mod tests {
             let lane = if turn % 10 == 0 { 1 + (turn / 10) % 4 } else { 0 };
             let next = take(&mut runs, lane, &mut left).or_else(|| {
                 if !runs.begin(LaneId(lane), FILE, BlockOrder::Runs, &left, 1) {
-                    runs.split_largest(LaneId(lane), |_| Some(&left));
+                    runs.take_from_slowest(LaneId(lane), |_| Some(&left));
                 }
                 take(&mut runs, lane, &mut left)
             });
@@ -238,22 +275,57 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lane_has_asked_for_is_not_taken_from_it() {
+    fn a_lane_asks_for_much_at_a_time_and_for_less_and_less() {
         let mut left = pending(&[(0, 16)]);
         let mut runs = Runs::default();
         assert!(runs.begin(LaneId(0), FILE, BlockOrder::Runs, &left, 1));
         let mut ends = Vec::new();
         while take(&mut runs, 0, &mut left).is_some() {
-            let (_, end) = runs.of(LaneId(0)).unwrap();
-            if ends.last() != Some(&end) {
-                ends.push(end);
-                runs.split_largest(LaneId(1), |_| Some(&left));
-                assert!(runs.of(LaneId(1)).is_none_or(|_| run_of(&runs, 1).start >= end), "{ends:?}");
-                runs.end(LaneId(1));
-            }
+            ends.extend(runs.of(LaneId(0)).map(|(_, end)| end));
         }
-        // Fewer and fewer blocks, and few requests.
-        assert!(ends[0] == 12 && ends.len() <= 3, "{ends:?}");
+        ends.dedup();
+        assert_eq!(ends, [12, 15, 16]);
+    }
+
+    /// Two lanes with equal runs of `length` blocks, of which the first has taken `taken` and the second one.
+    fn unequal(length: u64, taken: u64) -> (Runs, RangeSet) {
+        let (mut left, mut runs) = (pending(&[(0, 2 * length)]), Runs::default());
+        for (lane, start, count) in [(0, 0, taken), (1, length, 1)] {
+            runs.insert(LaneId(lane), Run::new(FILE, start..start + length, BlockOrder::Runs));
+            assert!((0..count).all(|_| take(&mut runs, lane, &mut left).is_some()));
+        }
+        (runs, left)
+    }
+
+    #[test]
+    fn a_fast_lane_takes_its_part_of_what_a_slow_one_has_asked_for() {
+        let (mut runs, left) = unequal(100, 100);
+        assert_eq!(runs.of(LaneId(1)).unwrap().1, 175, "three quarters are asked for");
+        runs.take_from_slowest(LaneId(0), |_| Some(&left));
+        // 99 blocks, of which the slow one does two while the fast one does the rest.
+        assert_eq!((run_of(&runs, 0), run_of(&runs, 1)), (103..200, 101..103));
+        assert_eq!(runs.of(LaneId(1)).unwrap().1, 103, "nor does it ask for more");
+        // Who has lost its connection breaks off no other, fast as it was.
+        let mut left = left;
+        assert_eq!(take(&mut runs, 0, &mut left), Some(103));
+        let asked = runs.of(LaneId(0)).unwrap().1;
+        runs.paces.entry(LaneId(1)).or_default().done = 1000;
+        runs.take_from_slowest(LaneId(1), |_| Some(&left));
+        assert_eq!(run_of(&runs, 1), asked..200);
+    }
+
+    #[test]
+    fn a_request_that_holds_nothing_up_is_not_broken_off() {
+        // One block is left, for which the other would need as long; five, for which it needs a seventeenth of the time that it had.
+        for (length, taken) in [(4, 3), (90, 85)] {
+            let (mut runs, mut left) = unequal(length, length);
+            while left.len() > length - taken {
+                take(&mut runs, 1, &mut left);
+            }
+            let (_, asked) = runs.of(LaneId(1)).unwrap();
+            runs.take_from_slowest(LaneId(0), |_| Some(&left));
+            assert!(run_of(&runs, 1).end >= asked, "{:?}", run_of(&runs, 1));
+        }
     }
 
     #[test]
@@ -265,7 +337,7 @@ mod tests {
         assert!(!runs.begin(LaneId(1), FILE, BlockOrder::OneLane, &left, 1));
         assert_eq!(run_of(&runs, 0), 0..8);
         // Nor is it split: the session gives no blocks of it to split.
-        runs.split_largest(LaneId(1), |_| None);
+        runs.take_from_slowest(LaneId(1), |_| None);
         assert_eq!(runs.of(LaneId(1)), None);
     }
 

@@ -211,7 +211,7 @@ impl SendSession {
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
-        self.runs.end(lane);
+        self.runs.forget(lane);
         self.send_tails_again();
         let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
         for (id, file) in files.iter_mut() {
@@ -520,7 +520,7 @@ impl SendSession {
         runs.next(lane, |id| files.get(&id).filter(|file| file.is_ready()).map(|file| &file.pending))
     }
 
-    /// Gives `lane` a run: of the first file that has blocks in nobody's run, or half of what another lane has before it.
+    /// Gives `lane` a run: of the first file that has blocks in nobody's run, or its part of what the slowest lane has before it.
     fn begin_run(&mut self, lane: LaneId) {
         let Self { runs, files, ready_large, .. } = self;
         let ready = ready_large.len();
@@ -536,7 +536,7 @@ impl SendSession {
             let file = files.get(&id).filter(|file| file.is_ready() && file.order.splits_runs());
             file.map(|file| &file.pending)
         };
-        runs.split_largest(lane, splits);
+        runs.take_from_slowest(lane, splits);
     }
 
     /// Ends the session at both ends.
