@@ -3,7 +3,8 @@
 //! A request to a web server costs a round trip, and one that is broken off a connection. A lane therefore gets a run of
 //! consecutive blocks, and asks for three quarters of what is left of it at a time: few requests, small ones towards the end. A lane
 //! whose run is done takes what is in nobody's run, and where there is none its part, by how much each has done, of what the lane
-//! that needs longest has before it. What that one has asked for already is taken only where it would hold up the end.
+//! that needs longest has before it. What lanes have asked for already is taken only when nothing else is left, and where it would hold
+//! up the end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -154,34 +155,47 @@ impl Runs {
             let pending = pending_of(run.file)?;
             pending.within(run.blocks.clone()).max_by_key(|range| range.end - range.start)
         };
-        let pace = |lane: &LaneId| self.paces.get(lane).copied().unwrap_or_default();
         let runs = self.by_lane.iter().filter(|(other, _)| **other != lane);
-        let mut others: Vec<(LaneId, Range<u64>, u64)> =
-            runs.filter_map(|(other, run)| Some((*other, left(run)?, pace(other).done + 1))).collect();
-        let time = |(_, range, done): &(LaneId, Range<u64>, u64)| (range.end - range.start).saturating_mul(1000) / done;
-        others.sort_by_key(|other| std::cmp::Reverse(time(other)));
-        let (done, is_cold) = (pace(&lane).done + 1, pace(&lane).is_cold);
-        for (other, range, others_done) in others {
-            let Some(run) = self.by_lane.get_mut(&other) else { continue };
-            let length = range.end - range.start;
-            let part = (length.saturating_mul(done) / (done + others_done)).max(1);
-            // As parts of the time until now: the other needs `length / others_done` for what is left, and this lane `part / done` for its part.
-            let won = length as f64 / others_done as f64 - part as f64 / done as f64;
-            let is_worth_it = won >= BROKEN_OFF_GAIN && !is_cold;
-            let first = if is_worth_it { range.start } else { run.asked.max(range.start) };
-            let middle = (range.end - part).max(first);
-            if middle >= range.end {
-                continue;
+        let mut others: Vec<(LaneId, Range<u64>)> =
+            runs.filter_map(|(other, run)| Some((*other, left(run)?))).collect();
+        let time = |(other, range): &(LaneId, Range<u64>)| (range.end - range.start) as f64 / self.done(*other);
+        others.sort_by(|one, other| time(other).total_cmp(&time(one)));
+        let is_cold = self.paces.get(&lane).is_some_and(|pace| pace.is_cold);
+        for breaks_off in [false, true] {
+            if (!breaks_off || !is_cold)
+                && others.iter().any(|(other, left)| self.split(*other, left, lane, breaks_off))
+            {
+                return;
             }
-            let taken = Run::new(run.file, middle..run.blocks.end, run.order);
-            run.blocks.end = middle;
-            if middle < run.asked {
-                run.asked = middle;
-                self.paces.entry(other).or_default().is_cold = true;
-            }
-            self.insert(lane, taken);
-            return;
         }
+    }
+
+    /// Blocks that a lane has taken, and the one that it is at.
+    fn done(&self, lane: LaneId) -> f64 {
+        self.paces.get(&lane).map_or(0, |pace| pace.done) as f64 + 1.0
+    }
+
+    /// Gives `lane` its part of `left`, the blocks before `other`; whether there are any that it may have.
+    fn split(&mut self, other: LaneId, left: &Range<u64>, lane: LaneId, breaks_off: bool) -> bool {
+        let (done, others_done) = (self.done(lane), self.done(other));
+        let Some(run) = self.by_lane.get_mut(&other) else { return false };
+        let count = (left.end - left.start) as f64;
+        let part = (count * done / (done + others_done)).floor().max(1.0);
+        // As parts of the time until now: what the other needs for what is left and half of the block that it is at, and this lane for its part.
+        let won = (count + 0.5) / others_done - part / done;
+        let first = if breaks_off && won >= BROKEN_OFF_GAIN { left.start } else { run.asked.max(left.start) };
+        let middle = (left.end - part as u64).max(first);
+        if middle >= left.end {
+            return false;
+        }
+        let taken = Run::new(run.file, middle..run.blocks.end, run.order);
+        run.blocks.end = middle;
+        if middle < run.asked {
+            run.asked = middle;
+            self.paces.entry(other).or_default().is_cold = true;
+        }
+        self.insert(lane, taken);
+        true
     }
 
     fn in_file(&self, file: FileId) -> impl Iterator<Item = Range<u64>> + '_ {
@@ -301,23 +315,27 @@ mod tests {
     fn a_fast_lane_takes_its_part_of_what_a_slow_one_has_asked_for() {
         let (mut runs, left) = unequal(100, 100);
         assert_eq!(runs.of(LaneId(1)).unwrap().1, 175, "three quarters are asked for");
+        // What is not asked for goes first.
         runs.take_from_slowest(LaneId(0), |_| Some(&left));
-        // 99 blocks, of which the slow one does two while the fast one does the rest.
-        assert_eq!((run_of(&runs, 0), run_of(&runs, 1)), (103..200, 101..103));
+        assert_eq!((run_of(&runs, 0), run_of(&runs, 1)), (175..200, 101..175));
+        let mut left = left;
+        while take(&mut runs, 0, &mut left).is_some() {}
+        // 74 blocks, of which the slow one does two while the fast one does the rest.
+        runs.take_from_slowest(LaneId(0), |_| Some(&left));
+        assert_eq!((run_of(&runs, 0), run_of(&runs, 1)), (103..175, 101..103));
         assert_eq!(runs.of(LaneId(1)).unwrap().1, 103, "nor does it ask for more");
         // Who has lost its connection breaks off no other, fast as it was.
-        let mut left = left;
         assert_eq!(take(&mut runs, 0, &mut left), Some(103));
         let asked = runs.of(LaneId(0)).unwrap().1;
         runs.paces.entry(LaneId(1)).or_default().done = 1000;
         runs.take_from_slowest(LaneId(1), |_| Some(&left));
-        assert_eq!(run_of(&runs, 1), asked..200);
+        assert_eq!(run_of(&runs, 1), asked..175);
     }
 
     #[test]
     fn a_request_that_holds_nothing_up_is_not_broken_off() {
-        // One block is left, for which the other would need as long; five, for which it needs a seventeenth of the time that it had.
-        for (length, taken) in [(4, 3), (90, 85)] {
+        // Two blocks are left, and the time for each is a hundredth of that until now; one, which the other needs longer for.
+        for (length, taken) in [(100, 98), (4, 3)] {
             let (mut runs, mut left) = unequal(length, length);
             while left.len() > length - taken {
                 take(&mut runs, 1, &mut left);
