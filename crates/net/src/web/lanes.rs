@@ -50,10 +50,7 @@ impl Web {
 
 impl Drop for WebReader<'_> {
     fn drop(&mut self) {
-        let Some(open) = self.open.take() else { return };
-        // What goes on behind the run is another lane's: nobody reads it here, and it must not take the path from what others bring.
-        let is_broken_off = self.file.has_ranges() && open.offset >= self.run_end && !open.body.has_ended();
-        if !is_broken_off {
+        if let Some(open) = self.open.take() {
             lock(&self.web.runs).insert(self.lane, open);
         }
     }
