@@ -334,15 +334,17 @@ mod tests {
 
     #[test]
     fn a_request_that_holds_nothing_up_is_not_broken_off() {
-        // Two blocks are left, and the time for each is a hundredth of that until now; one, which the other needs longer for.
-        for (length, taken) in [(100, 98), (4, 3)] {
+        // Of a hundred blocks three are left, which need a thirtieth of the time until now; of twenty two, for the last of which the other needs as long.
+        for (length, taken) in [(100, 97), (20, 18)] {
             let (mut runs, mut left) = unequal(length, length);
-            while left.len() > length - taken {
-                take(&mut runs, 1, &mut left);
-            }
+            (1..taken).for_each(|_| assert!(take(&mut runs, 1, &mut left).is_some()));
             let (_, asked) = runs.of(LaneId(1)).unwrap();
+            // What is not asked for goes, and nothing else.
             runs.take_from_slowest(LaneId(0), |_| Some(&left));
-            assert!(run_of(&runs, 1).end >= asked, "{:?}", run_of(&runs, 1));
+            while take(&mut runs, 0, &mut left).is_some() {}
+            assert!(left.iter().flatten().eq(length + taken..asked), "{left:?}");
+            runs.take_from_slowest(LaneId(0), |_| Some(&left));
+            assert_eq!((runs.of(LaneId(0)), run_of(&runs, 1).end), (None, asked));
         }
     }
 
