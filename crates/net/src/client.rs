@@ -283,16 +283,7 @@ fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<T
             {
                 thread::sleep(BACKOFF_MIN);
             }
-            outcome => {
-                let mut state = lock(&tally.state);
-                state.summary.elapsed = started.elapsed();
-                let summary = std::mem::take(&mut state.summary);
-                drop(state);
-                if outcome.is_err() {
-                    observer.cut_short(&summary);
-                }
-                return outcome.map(|()| summary);
-            }
+            outcome => return tally.conclude(outcome, started.elapsed()),
         }
     }
 }

@@ -119,11 +119,9 @@ impl Direct {
         state.summary.bytes_held = progress.bytes_held;
         (state.summary.bytes_carried, state.summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
         state.summary.limits = ends.sender.limits().now().report;
-        state.summary.elapsed = started.elapsed();
-        match state.aborted.take() {
-            Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut state.summary)),
-        }
+        let outcome = state.aborted.take().map_or(Ok(()), Err);
+        drop(state);
+        tally.conclude(outcome, started.elapsed())
     }
 
     fn start_ends(self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<Ends, Error> {

@@ -280,7 +280,6 @@ impl Crew {
         summary.bytes_held = progress.bytes_held;
         summary.bytes_holes = progress.bytes_holes;
         (summary.bytes_carried, summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
-        summary.elapsed = started.elapsed();
         summary.limits = self.progress(started).limits.report;
         for of_one in lock(&self.summaries).drain(..) {
             summary.paths.extend(of_one.paths);
@@ -291,10 +290,9 @@ impl Crew {
             dropped: account.dropped,
         };
         summary.replicas = self.replicas.accounts().into_iter().zip(names).map(account).collect();
-        match state.aborted.take() {
-            Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut state.summary)),
-        }
+        let outcome = state.aborted.take().map_or(Ok(()), Err);
+        drop(state);
+        tally.conclude(outcome, started.elapsed())
     }
 }
 

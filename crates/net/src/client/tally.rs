@@ -1,6 +1,7 @@
 //! The outcomes of a copy, over all its sessions.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{EntryKind, Error, FileEntry};
@@ -36,6 +37,15 @@ impl Tally {
     /// What earlier sessions of the copy have settled well.
     pub(super) fn settled(&self) -> Arc<SettledPaths> {
         Arc::clone(&lock(&self.state).earlier)
+    }
+
+    /// What the copy came to after `elapsed`; of one that ends with an error the observer hears it.
+    pub(super) fn conclude(&self, outcome: Result<(), Error>, elapsed: Duration) -> Result<CopySummary, Error> {
+        let summary = CopySummary { elapsed, ..std::mem::take(&mut lock(&self.state).summary) };
+        if outcome.is_err() {
+            self.observer.cut_short(&summary);
+        }
+        outcome.map(|()| summary)
     }
 
     /// Leaves out files that were settled before this copy began.
