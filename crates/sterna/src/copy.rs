@@ -65,7 +65,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         stop,
         asking: Mutex::new(()),
         untold: Mutex::default(),
-        output_lost: Mutex::default(),
+        lost: Mutex::default(),
     });
     let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
     person.tell_rest();
@@ -279,8 +279,8 @@ struct Person {
     untold: Mutex<Untold>,
     /// `--log`, until it cannot be written.
     log: Mutex<Option<SampleLog>>,
-    /// Why standard output or the log was lost, if one was.
-    output_lost: Mutex<Option<Error>>,
+    /// Why standard output or the log was lost, if one of them was.
+    lost: Mutex<Option<Error>>,
 }
 
 /// What is told once instead of many times, or not yet.
@@ -480,7 +480,7 @@ impl Person {
     /// Writes a line of output. When that fails it is said once: the copy itself is worth finishing.
     fn print(&self, line: &[u8]) {
         let Err(error) = print_line(line) else { return };
-        let mut lost = self.output_lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         if lost.is_none() {
             say(&format!("{}; the copy goes on", error.chain()));
             *lost = Some(error);
@@ -490,7 +490,7 @@ impl Person {
     /// The code of this copy, which is `code` but for its output: one that was asked for and is lost is a failure, unless its
     /// reader went away.
     fn code_with_output(&self, code: u8) -> u8 {
-        let lost = self.output_lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = lost.as_ref().filter(|error| !is_broken_pipe(error));
         failed.filter(|_| code == 0).map_or(code, Error::exit_code)
     }
@@ -500,8 +500,8 @@ impl Person {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Err(error)) = log.as_mut().map(write) {
             *log = None;
-            self.display.line(&format!("{}; the copy goes on without it", error.chain()));
-            self.output_lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            self.display.line(&format!("{}; the copy itself is not affected", error.chain()));
+            self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
 

@@ -82,7 +82,10 @@ impl SampleLog {
     pub fn finish(&mut self, end: &Value, words: &[String]) -> Result<(), Error> {
         match &mut self.out {
             Out::Lines(file) => writeln!(file, "{end}").and_then(|()| file.flush()),
-            Out::Page { head, lines, .. } => std::fs::write(&self.path, page::page(head, lines, words)),
+            Out::Page { head, lines, .. } => {
+                let words: Vec<String> = std::iter::once(&*head).chain(words).cloned().collect();
+                std::fs::write(&self.path, page::page(lines, &words))
+            }
         }
         .map_err(|e| failed(&self.path, e))
     }
