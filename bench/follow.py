@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Growing files and spools: memory of both ends, and how late the last byte is.
 
-    sterna lab run --rate 50Mbit --rtt 100ms -- bench/follow.py STERNA outrun [SECONDS]
+    sterna lab run --rate 50Mbit --rtt 100ms -- bench/follow.py STERNA outrun [SECONDS [MBIT]]
     sterna lab run --rate 50Mbit --rtt 660ms -- bench/follow.py STERNA last-byte
     bench/follow.py STERNA spool
 
@@ -60,8 +60,8 @@ class Ends:
         return f"VmHWM client {memory_kb(self.copy.pid)} kB, agent {memory_kb(self.agent.pid)} kB"
 
 
-def outrun(ends: Ends, seconds: int = 40) -> None:
-    """A writer of 150 Mbit/s for so long, looked at until it is nearly as long over."""
+def outrun(ends: Ends, seconds: int = 40, mbit: int = 150) -> None:
+    """A writer of `mbit` Mbit/s for so long, looked at until it is nearly as long over."""
     source = ends.top / "capture.dat"
     with open(source, "wb", buffering=0) as file:
         piece = os.urandom(1 << 20)
@@ -70,7 +70,7 @@ def outrun(ends: Ends, seconds: int = 40) -> None:
         step = max(seconds // 4, 10)
         for second in range(step, seconds * 7 // 4 + 1, step):
             while time.time() - start < second:
-                while written < min(time.time() - start, seconds) * 150e6 / 8:
+                while written < min(time.time() - start, seconds) * mbit * 1e6 / 8:
                     file.write(os.urandom(8) + piece[8:])
                     written += len(piece)
                 time.sleep(0.02)
@@ -126,12 +126,12 @@ def spool(ends: Ends) -> None:
 
 
 def main() -> None:
-    sterna, what, *seconds = sys.argv[1:]
+    sterna, what, *numbers = sys.argv[1:]
     sys.stdout.reconfigure(line_buffering=True)
     with tempfile.TemporaryDirectory() as top:
         ends = Ends(os.path.abspath(sterna), pathlib.Path(top))
         try:
-            {"outrun": outrun, "last-byte": last_byte, "spool": spool}[what](ends, *map(int, seconds))
+            {"outrun": outrun, "last-byte": last_byte, "spool": spool}[what](ends, *map(int, numbers))
         finally:
             ends.end()
 

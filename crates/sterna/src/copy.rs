@@ -16,7 +16,7 @@ use sterna_net::web::TokenSource;
 use sterna_proto::compress::Wish;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
-use sterna_proto::rate::{Manner, RateContract};
+use sterna_proto::rate::{Manner, RATE_LEAST, RateContract};
 use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
@@ -146,9 +146,13 @@ fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
     Ok(paths)
 }
 
-/// Whether what was agreed can be kept by the transport that was asked for. Errors: `Usage`.
+/// Whether what was agreed can be kept, by the transport that was asked for. Errors: `Usage`.
 fn check_contract(path: &PathOptions) -> Result<(), Error> {
     let contract = &path.contract;
+    if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
+        let text = format!("a rate of {rate} would not be kept: at least {RATE_LEAST} are sent, to notice that a path is up");
+        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    }
     let what = match () {
         () if path.via != ViaChoice::Only(Via::Tcp) => return Ok(()),
         () if contract.manner == Manner::Polite => "--polite",

@@ -436,6 +436,9 @@ fn redirected(at: &WebLocation, reply: &Reply) -> Result<WebLocation, Fault> {
 
 /// What a library's error says, without what it says of itself.
 fn said(error: &ureq::Error) -> String {
+    if matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_))) {
+        return "what came back is not TLS: is http:// or another port meant?".to_owned();
+    }
     match error {
         ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             "the connection ended before the answer did".to_owned()
@@ -444,6 +447,7 @@ fn said(error: &ureq::Error) -> String {
         ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
         // It would show the URL, with its query.
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
+        ureq::Error::Protocol(error) => format!("what came back is not HTTP ({error}): is https:// or another port meant?"),
         ureq::Error::Timeout(what) => format!("no answer in time ({what})"),
         error => error.to_string(),
     }
@@ -451,13 +455,15 @@ fn said(error: &ureq::Error) -> String {
 
 /// Whether the server's certificate was not taken.
 fn certificate_refused(error: &ureq::Error) -> bool {
-    let is_certificate = |error: &rustls::Error| matches!(error, rustls::Error::InvalidCertificate(_));
+    matches!(tls_error(error), Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// What TLS said, by itself or wrapped by the socket it was read from.
+fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     match error {
-        ureq::Error::Rustls(error) => is_certificate(error),
-        ureq::Error::Io(error) => {
-            error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some_and(is_certificate)
-        }
-        _ => false,
+        ureq::Error::Rustls(error) => Some(error),
+        ureq::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()),
+        _ => None,
     }
 }
 

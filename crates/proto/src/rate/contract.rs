@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use crate::BitRate;
 
+/// The least that is ever sent, and the least that a ceiling or target may be. Reason: a path never stops for good, and what is
+/// sent tells whether it has come back; below it a packet takes a fifth of a second.
+pub const RATE_LEAST: BitRate = BitRate(64_000);
+
 /// What the operator asks of a path, and what is known of it before the first packet. Rates are bits per second on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateContract {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::contract::{Manner, RateContract};
+use super::contract::{Manner, RATE_LEAST, RateContract};
 use super::evidence::{AckBatch, Losses, MinimumRtt, Round};
 use super::path::TrainOrder;
 use crate::{BitRate, ByteCount};
@@ -321,7 +321,7 @@ impl RateControl {
     }
 
     fn floor(&self) -> f64 {
-        self.contract.minimum.map_or(RATE_MIN, |minimum| bytes_per_second(minimum).max(RATE_MIN))
+        bytes_per_second(self.contract.minimum.unwrap_or_default().max(RATE_LEAST))
     }
 
     fn start_epoch(&mut self) {
@@ -638,9 +638,6 @@ const TRAIN_PACKETS_MIN: u64 = 128;
 
 /// A train keeps up when it comes at this part of its pace.
 const TRAIN_KEEPS_UP: f64 = 0.7;
-
-/// Least rate, in bytes per second: a path never stops for good (64 kbit/s).
-const RATE_MIN: f64 = 8_000.0;
 
 /// Packets in a round, for each lane: below this, chance says more than the path.
 pub(super) const ROUND_PACKETS_MIN: u64 = 64;

@@ -19,7 +19,7 @@ mod path;
 mod tests;
 
 pub use budget::LaneKey;
-pub use contract::{Manner, RateContract};
+pub use contract::{Manner, RATE_LEAST, RateContract};
 pub use control::{RateControl, RateState};
 pub use evidence::AckBatch;
 pub use lane::{AckedPacket, LaneControl};

@@ -55,4 +55,7 @@ fn a_contract_that_cannot_be_kept_is_wrong_usage() {
     }
     let polite = ["--polite", "--rate-min", "20Mbit"];
     site.copy(&agent).args(polite).arg("f").arg(agent.url("f")).run().expect(2).says("--polite");
+    for flags in [["--rate", "63kbit"], ["--rate-max", "1bit"]] {
+        site.copy(&agent).args(flags).arg("f").arg(agent.url("f")).run().expect(2).says("at least 64.0 kbit/s");
+    }
 }
