@@ -99,6 +99,11 @@ impl Followed {
         }
     }
 
+    /// It is open: it was written to, or a writer is known to have it. Whoever had closed it, that was not the end.
+    pub fn handle_open(&mut self) {
+        (self.closed_at, self.is_live) = (None, true);
+    }
+
     /// Its writer has closed it, or it was moved here; the caller has looked at it since.
     pub fn handle_closed(&mut self, now: Instant) {
         self.closed_at = Some(now);
@@ -148,6 +153,11 @@ mod tests {
         file.handle_closed(start);
         assert_eq!(file.step(start, IDLE), FollowStep::Grow, "another may open it");
         assert_eq!(file.step(start + CLOSE_GRACE, IDLE), FollowStep::End(FileEnd::Closed));
+        // Opened again, and it still looks as it did.
+        file.handle_open();
+        assert_eq!(file.step(start + CLOSE_GRACE, IDLE), FollowStep::Grow);
+        file.handle_closed(start + CLOSE_GRACE);
+        assert_eq!(file.step(start + CLOSE_GRACE * 2, IDLE), FollowStep::End(FileEnd::Closed));
         // Opened again and written to.
         file.handle_look(start + CLOSE_GRACE, look(6));
         assert_eq!(file.step(start + CLOSE_GRACE + PAUSE, IDLE), FollowStep::Pause);

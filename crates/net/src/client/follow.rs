@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Error, ErrorKind, Growth, Location, Phase, Scope};
@@ -10,6 +11,10 @@ use sterna_proto::{Error, ErrorKind, Growth, Location, Phase, Scope};
 use super::CopyOptions;
 use crate::disk::{Root, has_wildcards, last_name};
 use crate::session::{Follow, FollowRules};
+
+/// Least idle time of files that are then taken away. Reason: a writer that writes once a second is not idle, and not every file system tells who has
+/// a file open.
+const IDLE_LEAST: Duration = Duration::from_secs(1);
 
 /// Errors: `Usage`: something that only a push of files of this host can do is asked of another copy.
 pub(super) fn check(options: &CopyOptions) -> Result<(), Error> {
@@ -21,6 +26,14 @@ pub(super) fn check(options: &CopyOptions) -> Result<(), Error> {
         (None, None) => return Ok(()),
     };
     let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    if let (Some(idle), Some(_)) = (options.follow, &options.then)
+        && idle < IDLE_LEAST
+    {
+        return usage(format!(
+            "--follow={}s: with --then a file that pauses for so long would be taken from its writer: give 1s or more",
+            idle.as_secs_f64()
+        ));
+    }
     if options.dry_run {
         return usage(format!("{asked} only when they arrive, and this run copies nothing: leave one of both out"));
     }
@@ -71,7 +84,7 @@ pub(super) fn prepare(options: &CopyOptions, sources: &[PathBuf]) -> Result<Opti
     }
     let Some(idle) = options.follow else { return Ok(None) };
     check_names(sources)?;
-    let rules = FollowRules { idle, growth: Growth::for_rate(options.target()) };
+    let rules = FollowRules { idle, growth: Growth::for_rate(options.target()), takes_away: options.then.is_some() };
     Follow::new(roots, rules).map(|follow| Some(Arc::new(follow)))
 }
 

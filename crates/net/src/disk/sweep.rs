@@ -4,11 +4,12 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, RenameFlags};
 use rustix::io::Errno;
-use sterna_proto::{Error, ErrorKind, FileEntry, RelPath};
+use sterna_proto::{Error, ErrorKind, FileEntry, RelPath, Retry};
 
 use super::destination::parent_of;
 use super::fault::SWEEPING;
 use super::root::Root;
+use crate::sys;
 
 impl Root {
     /// Deletes the file `path`, which was sent as `entry`.
@@ -57,6 +58,20 @@ impl Root {
         }
     }
 
+    /// Whether some process of this host has the file `path` open for writing; not, where the kernel does not say.
+    pub fn is_being_written(&self, path: &RelPath) -> bool {
+        self.open_readable(path).is_ok_and(|file| sys::is_open_for_writing(&file) == Some(true))
+    }
+
+    /// Errors: `Changed`: [`Root::is_being_written`], so that the file must not be taken away.
+    pub fn refuse_written(&self, path: &RelPath) -> Result<(), Error> {
+        if !self.is_being_written(path) {
+            return Ok(());
+        }
+        let text = format!("{path} has arrived and stays where it is: a process has it open for writing");
+        Err(SWEEPING.refused(ErrorKind::Changed, text).retry(Retry::After))
+    }
+
     /// Deletes the marker `path`; one that is not there is deleted already. Errors: those of the system.
     pub fn delete_marker(&self, path: &RelPath) -> Result<(), Error> {
         let deleted = self
@@ -70,8 +85,8 @@ impl Root {
         }
     }
 
-    /// The directory of `path`, when what has that name is what was sent as `entry`.
-    fn same_source(&self, path: &RelPath, entry: &FileEntry) -> Result<std::os::fd::OwnedFd, Error> {
+    /// The directory of `path`, when what has that name is what was sent as `entry`. Errors: it is not (`Changed`), or the system refuses.
+    pub fn same_source(&self, path: &RelPath, entry: &FileEntry) -> Result<std::os::fd::OwnedFd, Error> {
         let stays = |what: &str| {
             let text = format!("{path} has arrived and stays where it is: {what}");
             SWEEPING.refused(ErrorKind::Changed, text)

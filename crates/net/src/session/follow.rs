@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use sterna_proto::follow::{FollowStep, Followed, Found, Look};
+use sterna_proto::follow::{FileEnd, FollowStep, Followed, Found, Look};
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, Scope};
 
@@ -66,6 +66,8 @@ pub struct FollowRules {
     pub idle: Duration,
     /// How growing files are cut.
     pub growth: Growth,
+    /// Sources are taken away when they have arrived: those that a writer has open have not ended by being idle.
+    pub takes_away: bool,
 }
 
 /// Sources that are followed, over all the sessions of a copy.
@@ -437,8 +439,11 @@ impl State {
                     self.touch(key.clone(), target, Found::Appeared, false);
                 }
                 self.look_at(&key);
-                if let Some(active) = self.active.get_mut(&key).filter(|_| happened == Happened::Closed) {
-                    active.followed.handle_closed(Instant::now());
+                // By the order of events: what a look shows may have been written after any of them.
+                match (self.active.get_mut(&key), happened) {
+                    (Some(active), Happened::Closed) => active.followed.handle_closed(Instant::now()),
+                    (Some(active), _) => active.followed.handle_open(),
+                    (None, _) => {}
                 }
             }
         }
@@ -478,7 +483,18 @@ impl State {
             }
             let Some(active) = self.active.get_mut(&key) else { continue };
             let root = &self.roots[key.source].0;
-            let step = active.followed.step(now, rules.idle);
+            let mut step = active.followed.step(now, rules.idle);
+            let is_open = || root.is_being_written(&key.path);
+            match step {
+                // Another has it still, or has opened it again and not written yet.
+                FollowStep::End(FileEnd::Closed) if is_open() => {
+                    active.followed.handle_open();
+                    step = FollowStep::Pause;
+                }
+                // What its writer has yet to write would go where nobody finds it.
+                FollowStep::End(FileEnd::Idle) if rules.takes_away && is_open() => step = FollowStep::Pause,
+                _ => {}
+            }
             let grown = match step {
                 FollowStep::Wait => continue,
                 FollowStep::Grow | FollowStep::Pause => grow(sender, root, &key.path, active, rules.growth, step),

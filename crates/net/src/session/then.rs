@@ -72,11 +72,25 @@ impl Sweeper {
         &self.turn
     }
 
-    /// Does with the source of a file that is done what is to be done. Errors: it stays where it is, and why.
-    pub(super) fn sweep(&self, origin: &Origin, entry: &FileEntry) -> Result<(), Error> {
+    /// Does with the source of a file that is done what is to be done, and deletes its marker, if it may have one.
+    ///
+    /// Errors: it stays where it is, and why.
+    pub(super) fn sweep(&self, origin: &Origin, entry: &FileEntry, may_be_marked: bool) -> Result<(), Error> {
         let (Origin::Disk { root, path }, EntryKind::File) = (origin, entry.kind) else {
             return Ok(());
         };
+        // A name that is too long for a marker has none.
+        let marker = RelPath::new(&[path.as_bytes(), MARKER_ENDING].concat()).ok().filter(|_| may_be_marked);
+        match marker.filter(|marker| matches!(root.look(marker), Ok(Some(_)))) {
+            Some(marker) => {
+                // A file that is not what was sent stays, and its marker is that of the new one.
+                root.same_source(path, entry)?;
+                // Before its file: a marker that outlives it would end the next file of that name at once.
+                root.delete_marker(&marker)?;
+            }
+            // What its writer has marked has ended, whoever has it open still.
+            None => root.refuse_written(path)?,
+        }
         match &self.then {
             Then::Delete => root.delete_source(path, entry),
             Then::Move(directory) => {
@@ -85,13 +99,5 @@ impl Sweeper {
                 root.move_source(path, entry, &directory.join(name))
             }
         }
-    }
-
-    /// Deletes the marker of a file that is to go, which would end the next file of that name at once. Errors: it stays, and why.
-    pub(super) fn sweep_marker(origin: &Origin) -> Result<(), Error> {
-        let Origin::Disk { root, path } = origin else { return Ok(()) };
-        // A name that is too long for a marker has none.
-        let marker = RelPath::new(&[path.as_bytes(), MARKER_ENDING].concat());
-        marker.map_or(Ok(()), |marker| root.delete_marker(&marker))
     }
 }

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
@@ -364,6 +366,41 @@ fn a_spool_that_is_stopped_says_what_it_has_copied() {
 }
 
 #[test]
+fn a_file_is_not_taken_away_while_a_writer_has_it() {
+    let site = Site::new();
+    let agent = site.agent();
+    let spool = site.local().join("spool");
+    fs::create_dir(&spool).unwrap();
+    // Closed by another; idle.
+    for (name, idle) in [("closed", NEVER), ("idle", "--follow=1s")] {
+        let mut copy = follow(&site, &agent, &[idle, "--then", "delete"], "spool/.").start();
+        let path = spool.join(name);
+        let mut writer = File::create(&path).unwrap();
+        writer.write_all(b"first ").unwrap();
+        if name == "closed" {
+            drop(fs::OpenOptions::new().append(true).open(&path).unwrap());
+        }
+        // Longer than either would take to count as its end.
+        thread::sleep(Duration::from_millis(1500));
+        writer.write_all(b"second").unwrap();
+        drop(writer);
+        wait_until("the file to be taken away", || !path.exists());
+        assert_eq!(fs::read(site.root().join(name)).unwrap(), b"first second", "{name}");
+        copy.interrupt();
+        copy.finish().expect(130);
+    }
+}
+
+#[test]
+fn an_idle_time_in_which_a_writer_only_pauses_is_wrong_usage_where_files_are_taken_away() {
+    let site = Site::new();
+    let agent = site.agent();
+    fs::create_dir(site.local().join("spool")).unwrap();
+    let mut copy = follow(&site, &agent, &["--follow=0s", "--then", "delete"], "spool/.");
+    copy.run().expect(2).says("give 1s or more");
+}
+
+#[test]
 fn a_spool_is_emptied_though_its_ends_are_killed() {
     let site = Site::new();
     let mut agent = site.agent();
@@ -377,15 +414,14 @@ fn a_spool_is_emptied_though_its_ends_are_killed() {
             write(&spool.join(&name), &bytes);
             sent.push((name, bytes));
         }
-        let mut copy =
-            follow(&site, &agent, &["--follow=100ms", "--then", "delete", "--via", "tcp"], "spool/.").start();
+        let mut copy = follow(&site, &agent, &["--follow=1s", "--then", "delete", "--via", "tcp"], "spool/.").start();
         copy.wait_for("some file", |event| event["outcome"] == "copied");
         agent.kill();
         agent = site.agent_at(&agent.addr.to_string());
         copy.wait_for("the next session", |event| event["event"] == "restarted");
         copy.kill();
     }
-    let mut copy = follow(&site, &agent, &["--follow=100ms", "--then", "delete"], "spool/.").start();
+    let mut copy = follow(&site, &agent, &["--follow=1s", "--then", "delete"], "spool/.").start();
     wait_until("the spool's emptying", || sent.iter().all(|(name, _)| !spool.join(name).exists()));
     // A marker goes with its file: the next of that name is another.
     write(&spool.join("d0/capture.done"), b"");

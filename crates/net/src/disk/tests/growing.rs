@@ -127,6 +127,7 @@ fn a_source_that_has_changed_since_it_was_sent_is_neither_deleted_nor_moved() {
     };
     fs::write(at("file"), b"sent, and more").unwrap();
     refused("it has grown");
+    assert_eq!(root.same_source(&rel("file"), &entry).unwrap_err().kind, ErrorKind::Changed);
     fs::rename(at("file"), at("old")).unwrap();
     fs::write(at("file"), b"sent").unwrap();
     refused("another file has its name");
