@@ -23,8 +23,8 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, Compression, End, JoinedLane, Observer, Origins, Receiver, ReceiverOptions, Sender,
-    SessionSink, Source, all_within, close_all, spawn_feeder,
+    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Origins, Receiver, ReceiverOptions, Sender, SessionSink,
+    Source, all_within, close_all, spawn_feeder,
 };
 
 pub use self::log::AgentLog;
@@ -323,6 +323,8 @@ impl Shared {
             drop((up, sink));
             // The feeder has said why through the lane; a panic of it has been reported by its thread.
             let _ = feeder.join();
+            seat.0.live.remove(&handle);
+            seat.0.live.share_rate();
             // Of the path, so not by this end, which may be about to be started again.
             if let Err(error) = &outcome
                 && (error.kind, error.scope) == (ErrorKind::Cancelled, Scope::Path)
@@ -441,9 +443,8 @@ impl Shared {
             Request::Pull { dry_run, compress, on_demand, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
-                let compression = Compression { wish: *compress, rate: hello.contract.target };
                 let places = if *on_demand { Origins::OnDemand(places) } else { Origins::Roots(places) };
-                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), compression, pool, observer)?;
+                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), *compress, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
             }
             Request::ThirdParty(copy) => {
@@ -585,7 +586,7 @@ impl AgentSink<'_> {
         let session = &seat.0;
         let started = session.started().ok_or_else(|| crate::internal("a session that was never started"))?;
         let (id, end) = (session.lanes.next(), Arc::clone(&started.end));
-        end.limits().set_rate_cap(rate.contract().ceiling);
+        session.agree_rates(&*end);
         session.live.add(&self.handle, rate, false);
         session.live.share_rate();
         let up = JoinedLane::new(&end, id, &self.handle);

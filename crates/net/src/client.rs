@@ -102,22 +102,18 @@ pub struct CopyOptions {
 impl CopyOptions {
     /// The most that may be sent on all paths together, if that is limited.
     fn ceiling(&self) -> Option<BitRate> {
-        sum(self.paths.iter().map(|path| path.contract.ceiling))
+        BitRate::sum(self.paths.iter().map(|path| path.contract.ceiling))
     }
 
     /// The rate that was given for all paths together.
     fn target(&self) -> Option<BitRate> {
-        sum(self.paths.iter().map(|path| path.contract.target))
+        BitRate::sum(self.paths.iter().map(|path| path.contract.target))
     }
 
     /// The number of lanes that was given for all paths together.
     fn lanes(&self) -> Option<u32> {
         self.paths.iter().map(|path| path.lanes).sum()
     }
-}
-
-fn sum(rates: impl Iterator<Item = Option<BitRate>>) -> Option<BitRate> {
-    rates.map(|rate| rate.map(|rate| rate.0)).sum::<Option<u64>>().map(BitRate)
 }
 
 /// What the person who runs a copy sees and says; called from many threads.

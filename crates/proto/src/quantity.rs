@@ -48,6 +48,15 @@ impl BitRate {
         Self((bytes.0 as f64 * 8.0 / elapsed.as_secs_f64()) as u64)
     }
 
+    /// Several rates together, as far as all of them are known; saturates.
+    pub fn sum(rates: impl Iterator<Item = Option<Self>>) -> Option<Self> {
+        let mut total = Self(0);
+        for rate in rates {
+            total.0 = total.0.saturating_add(rate?.0);
+        }
+        Some(total)
+    }
+
     /// Time to put `bytes` on a wire of this rate; saturates at `Duration::MAX` for a rate of zero.
     pub fn time_for(self, bytes: ByteCount) -> Duration {
         if self.0 == 0 {

@@ -150,7 +150,8 @@ fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
 fn check_contract(path: &PathOptions) -> Result<(), Error> {
     let contract = &path.contract;
     if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
-        let text = format!("a rate of {rate} would not be kept: at least {RATE_LEAST} are sent, to notice that a path is up");
+        let text =
+            format!("a rate of {rate} would not be kept: at least {RATE_LEAST} are sent, to notice that a path is up");
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
     let what = match () {

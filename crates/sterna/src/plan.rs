@@ -43,6 +43,7 @@ pub fn lines(summary: &CopySummary) -> Vec<String> {
     lines.push(match time(summary) {
         _ if summary.done == 0 => "time     none: there is nothing to copy".to_owned(),
         Some(time) => format!("time     about {}", readable_time(time)),
+        None if summary.paths.is_empty() => "time     not known: what a web server gives is not remembered".to_owned(),
         None => "time     not known: what the path carries is found out by the first copy, and remembered".to_owned(),
     });
     lines

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::plan::LANES_MAX;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Hello, PathNumber, Request, SessionId, ThirdParty};
-use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::log::SessionLog;
 use super::third_party::Runner;
@@ -88,6 +88,16 @@ impl AgentSession {
             rate.set_contract(contract);
         }
         rate.clone()
+    }
+
+    /// Tells `end` what its paths may carry together: known path by path, as their first lanes come.
+    pub(super) fn agree_rates(&self, end: &dyn End) {
+        let rates = lock(&self.rates);
+        let contracts = || rates.values().map(|rate| rate.contract());
+        end.agree_rates(
+            BitRate::sum(contracts().map(|contract| contract.ceiling)),
+            BitRate::sum(contracts().map(|contract| contract.target)),
+        );
     }
 
     /// What runs here; `None` while it is being started, or when that failed.
@@ -274,7 +284,7 @@ mod tests {
     use super::*;
     use crate::agent::log::AgentLog;
     use crate::buffer::BufferPool;
-    use crate::session::{Compression, Observer, Sender};
+    use crate::session::{Observer, Sender};
 
     struct Deaf;
 
@@ -297,15 +307,8 @@ mod tests {
         let deaf = Arc::new(Deaf) as Arc<dyn AgentLog>;
         let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1), Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
-        let end = Sender::start(
-            Vec::new(),
-            Duration::MAX,
-            true,
-            Arc::default(),
-            Compression::default(),
-            BufferPool::new(),
-            observer,
-        )?;
+        let end =
+            Sender::start(Vec::new(), Duration::MAX, true, Arc::default(), Wish::Never, BufferPool::new(), observer)?;
         Ok(Started { end, receiver: None, log, runner: None })
     }
 

@@ -465,13 +465,18 @@ pub(super) fn lanes_asked(options: &CopyOptions, path: &PathOptions) -> Option<D
     is_web.then(plan::choose_web_lanes)
 }
 
-/// What each QUIC lane of a path may hold. Errors: `Usage`, when that is too little for a lane to work.
+/// Most QUIC lanes that a path which begins with `lanes` may have in the end: others come when its rate is found.
+pub(super) fn lanes_most(path: &PathOptions, lanes: u32) -> u32 {
+    match (path.lanes, path.contract.target) {
+        (None, None) => lanes.max(plan::LANES_FOUND_MAX),
+        _ => lanes,
+    }
+}
+
+/// What each QUIC lane of a path may hold, with a part set aside for those that come later. Errors: `Usage`, when that is too little for a lane to work.
 pub(super) fn lane_memory(options: &CopyOptions, path: &PathOptions, lanes: u32) -> Result<ByteCount, Error> {
     let available = ByteCount(options.memory.0 / options.paths.len().max(1) as u64);
-    // Lanes that come when the rate is found have their part set aside.
-    let parts =
-        if path.lanes.is_none() && path.contract.target.is_none() { lanes.max(plan::LANES_FOUND_MAX) } else { lanes };
-    let memory = ByteCount((available.0 / u64::from(parts)).max(quic::MEMORY_MIN.0));
+    let memory = ByteCount((available.0 / u64::from(lanes_most(path, lanes))).max(quic::MEMORY_MIN.0));
     if ByteCount(memory.0 * u64::from(lanes)) > available {
         let text = format!(
             "--memory {} is too little for {lanes} QUIC lane{}{}: each needs {} at least; give more, or fewer --lanes",

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use sterna_proto::compress::Wish;
 use sterna_proto::plan::{self, Decision};
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::LaneId;
@@ -26,9 +27,7 @@ use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
 use crate::lane::inside::InsideTx;
-use crate::session::{
-    AskedNames, Compression, End, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock,
-};
+use crate::session::{AskedNames, End, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock};
 use crate::web::{Web, WebOptions};
 
 /// What is said of sources of two kinds.
@@ -137,8 +136,7 @@ impl Direct {
         let (settled, pool) = (tally.settled(), BufferPool::new());
         // What it has to say the receiver says too.
         let silent = Arc::new(Silent);
-        let sender =
-            Sender::start(sources, options.linger, options.dry_run, settled, Compression::default(), pool, silent)?;
+        let sender = Sender::start(sources, options.linger, options.dry_run, settled, Wish::Never, pool, silent)?;
         Ok(Ends { sender, receiver, web })
     }
 }

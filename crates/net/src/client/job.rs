@@ -16,9 +16,7 @@ use super::third_party::{TWO_KINDS, one_agent};
 use super::{CopyOptions, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
-use crate::session::{
-    AskedNames, Compression, End, Follow, LaneIds, Observer, Origins, Receiver, ReceiverOptions, Sender, Source,
-};
+use crate::session::{AskedNames, End, Follow, LaneIds, Observer, Origins, Receiver, ReceiverOptions, Sender, Source};
 use crate::web::Web;
 
 /// Our end of a session; once more as a receiver if it is one.
@@ -189,12 +187,9 @@ impl Job {
                 }
             }
         };
-        let compression = match from {
-            PushSources::Web(_) => Compression::default(),
-            _ => Compression { wish: options.compress, rate: options.target() },
-        };
         let (settled, pool) = (tally.settled(), BufferPool::new());
-        let sender = Sender::start(origins, options.linger, options.dry_run, settled, compression, pool, observer)?;
+        let sender =
+            Sender::start(origins, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
         // What a dry run calls done has not arrived.
         options.then.iter().filter(|_| !options.dry_run).cloned().for_each(|then| sender.set_then(then));
         missing.into_iter().for_each(|error| sender.unreadable(error));

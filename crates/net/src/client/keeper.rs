@@ -16,7 +16,7 @@ use sterna_proto::plan::{self, TcpPath, Via};
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
-use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked};
+use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked, lanes_most};
 use super::job::{Direction, Job};
 use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
@@ -96,7 +96,7 @@ pub(super) fn run_session(
         lane_memory(options, &first_path.options, lane_count)?;
     }
     let (end, receiver) = job.start_end(options, tally)?;
-    end.limits().set_rate_cap(options.ceiling());
+    end.agree_rates(options.ceiling(), options.target());
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),
         lanes: job.lanes(),
@@ -460,8 +460,10 @@ impl Keeper {
         }
         let given = &path.options;
         let wanted = path.lanes_wanted.load(Ordering::Relaxed);
+        let via = path.via(reached);
         if wanted < reached.lane_count {
-            if path.found_rate(self.way).is_some() {
+            // Only a search needs to be alone.
+            if via == Via::Tcp || path.found_rate(self.way).is_some() {
                 self.start_more(path, wanted, reached.lane_count);
             }
             return;
@@ -469,7 +471,7 @@ impl Keeper {
         if given.lanes.is_some() {
             return;
         }
-        let more = match reached.via {
+        let more = match via {
             // More when the path was found to carry more than those that are there are good for.
             Via::Quic if given.contract.target.is_some() => None,
             Via::Quic => path.found_rate(self.way).and_then(|rate| plan::choose_more_quic_lanes(wanted, rate)),
@@ -548,7 +550,7 @@ impl Keeper {
         let memory = |path: &Arc<KeptPath>| {
             let lanes = path.reached.get().map_or(1, |reached| reached.lane_count);
             let each = lane_memory(&self.options, &path.options, lanes).unwrap_or(ByteCount(0));
-            ByteCount(each.0 * u64::from(lanes))
+            ByteCount(each.0 * u64::from(lanes_most(&path.options, lanes)))
         };
         state.summary.paths = self.paths.iter().filter_map(|path| path.plan(memory(path))).collect();
         state.summary.unreached = self.paths.iter().filter_map(|path| path.unreached()).collect();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::location::HostPort;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::Via;
-use sterna_proto::rate::RateContract;
+use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::PathNumber;
 use sterna_proto::{BitRate, ByteCount, Error};
 
@@ -156,6 +156,11 @@ impl KeptPath {
         named(self.name.as_deref(), text)
     }
 
+    /// The transport of its lanes: the other one when it has lanes by that alone.
+    pub(super) fn via(&self, reached: &ReachedPath) -> Via {
+        self.live.transport().map_or(reached.via, Via::from)
+    }
+
     /// The rate that it was found to carry until now.
     pub(super) fn found_rate(&self, way: Way) -> Option<BitRate> {
         match way {
@@ -164,9 +169,16 @@ impl KeptPath {
         }
     }
 
-    /// Takes note of what its lanes have carried until now.
+    /// Takes note of what its lanes have carried until now, by the transport that it was reached by: what the other one carries
+    /// in its place is not to be remembered of it.
     pub(super) fn watch_rate(&self, way: Way, progress: &CopyProgress) {
-        let lanes: Vec<LaneStats> = self.live.live().iter().map(|handle| handle.stats()).collect();
+        let Some(reached) = self.reached.get() else { return };
+        let live = self.live.live();
+        let lanes: Vec<LaneStats> = live
+            .iter()
+            .filter(|handle| Via::from(handle.transport()) == reached.via)
+            .map(|handle| handle.stats())
+            .collect();
         let carried = |lane: &LaneStats| match way {
             Way::Out => lane.wire_bytes_sent,
             Way::In => lane.wire_bytes_received,
@@ -215,6 +227,8 @@ impl KeptPath {
         let Ok(key) = memory::key_of(way, self.options.local, reached.addr) else { return Ok(()) };
         let sent = stats.packets_sent.max(1);
         let loss_ppm = (stats.packets_lost.min(sent) * 1_000_000 / sent) as u32;
+        // A polite sender yields to others: what it was held to is theirs, and not all that the path carries.
+        let is_bound = is_bound && self.options.contract.manner == Manner::Fair;
         // What was dropped was not carried.
         let rate = BitRate((sent_rate.0 as f64 * (1.0 - f64::from(loss_ppm) / 1e6)) as u64);
         let (via, at) = (reached.via, memory::unix_time());

@@ -4,6 +4,7 @@
 //! path of this host by a sender in this process. All of them end at one receiver. The main thread carries and decides
 //! ([`Replicas::turn`]). What it refuses to do: decide which replica is asked for what.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::os::unix::ffi::OsStrExt;
@@ -13,13 +14,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::compress::Wish;
 use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope};
 
 use super::direct::{CONTROL, Silent, start_lanes, web_options};
 use super::job::{Direction, Job, local_source, may_mean_many, means_many, receiver_options};
 use super::keeper::{BACKOFF_MAX, run_session};
-use super::path::PathOptions;
+use super::path::{PathOptions, PathPlan};
 use super::stall::StallWatch;
 use super::tally::Tally;
 use super::{
@@ -30,8 +32,8 @@ use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::LaneStats;
 use crate::session::{
-    AskedNames, Compression, End, LaneIds, LimitsNow, Observer, Origins, ReplicaEnd, Replicas, Sender, SessionEvent,
-    SettledPaths, lock,
+    AskedNames, End, LaneIds, LimitsNow, Observer, Origins, ReplicaEnd, Replicas, Sender, SessionEvent, SettledPaths,
+    lock,
 };
 use crate::web::Web;
 
@@ -129,7 +131,7 @@ impl ReplicaCopy {
             lanes: Arc::default(),
             busy: AtomicUsize::new(0),
             figures: names.iter().map(|_| Mutex::default()).collect(),
-            summaries: Mutex::default(),
+            paths: Mutex::default(),
         });
         for (number, source) in (0u32..).zip(&self.sources) {
             let member =
@@ -222,8 +224,8 @@ struct Crew {
     busy: AtomicUsize,
     /// The lanes of each replica, and what limits it.
     figures: Vec<Mutex<(Vec<LaneStats>, LimitsNow)>>,
-    /// What sessions with agents came to.
-    summaries: Mutex<Vec<CopySummary>>,
+    /// The paths of the last session with each agent.
+    paths: Mutex<BTreeMap<ReplicaId, Vec<PathPlan>>>,
 }
 
 impl Crew {
@@ -281,9 +283,7 @@ impl Crew {
         summary.bytes_holes = progress.bytes_holes;
         (summary.bytes_carried, summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
         summary.limits = self.progress(started).limits.report;
-        for of_one in lock(&self.summaries).drain(..) {
-            summary.paths.extend(of_one.paths);
-        }
+        summary.paths = lock(&self.paths).values().flatten().copied().collect();
         let account = |(account, name): (sterna_proto::session::ReplicaAccount, &String)| ReplicaSummary {
             source: name.clone(),
             bytes: account.bytes,
@@ -306,11 +306,13 @@ pub(super) struct Member {
 impl Member {
     /// Keeps a session with the replica's sender until the copy is over, or the replica is not used any more.
     fn keep(self: Arc<Self>, source: &Location) {
+        // One for all its sessions: what limited an earlier one counts.
+        let tally = Tally::new(&(Arc::clone(&self) as Arc<dyn CopyObserver>));
         let mut backoff = BACKOFF_MIN;
         while !self.crew.replicas.is_done_with(self.replica) {
             let begun = Instant::now();
             let kept = match source {
-                Location::Remote(_) => self.keep_agent(source),
+                Location::Remote(_) => self.keep_agent(source, &tally),
                 Location::Local(path) => self.keep_local(path),
                 Location::Web(location) => self.keep_web(location),
             };
@@ -342,17 +344,15 @@ impl Member {
         Arc::clone(&self.crew.lanes)
     }
 
-    fn keep_agent(self: &Arc<Self>, source: &Location) -> Result<(), Error> {
+    fn keep_agent(self: &Arc<Self>, source: &Location, tally: &Arc<Tally>) -> Result<(), Error> {
         let Location::Remote(remote) = source else { return Ok(()) };
         let options = CopyOptions { sources: vec![source.clone()], ..self.crew.options.clone() };
         let direction = Direction::Replica { source: remote.path.clone(), member: Arc::clone(self) };
         let job = Job { remote: remote.clone(), direction, follow: None };
-        let observer = Arc::clone(self) as Arc<dyn CopyObserver>;
-        let tally = Tally::new(&observer);
         let mut started = Instant::now();
         let _busy = Busy::new(&self.crew);
-        let outcome = run_session(&options, &job, &self.crew.identity, &tally, &mut started);
-        lock(&self.crew.summaries).push(std::mem::take(&mut lock(&tally.state).summary));
+        let outcome = run_session(&options, &job, &self.crew.identity, tally, &mut started);
+        lock(&self.crew.paths).insert(self.replica, lock(&tally.state).summary.paths.clone());
         outcome
     }
 
@@ -375,7 +375,7 @@ impl Member {
         let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
         let CopyOptions { linger, dry_run, .. } = self.crew.options;
         let end: Arc<dyn End> = self.join()?;
-        let sender = Sender::start(origins, linger, dry_run, settled, Compression::default(), pool, Arc::new(Silent))?;
+        let sender = Sender::start(origins, linger, dry_run, settled, Wish::Never, pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;
         let feeders = start_lanes(&sender, &end, lanes)?;
         while !end.is_over() && !sender.is_over() {

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sterna_proto::limit::TransportSample;
+use sterna_proto::plan::Via;
 use sterna_proto::{BitRate, ByteCount, Error};
 
 /// Longest control frame, in bytes, that a lane carries; a peer that announces more is cut off.
@@ -40,6 +41,15 @@ pub enum Transport {
     Tcp,
     /// QUIC (TLS 1.3 inside) over UDP.
     Quic,
+}
+
+impl From<Transport> for Via {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Tcp => Self::Tcp,
+            Transport::Quic => Self::Quic,
+        }
+    }
 }
 
 impl fmt::Display for Transport {
@@ -139,9 +149,9 @@ pub trait LaneHandle: Send + Sync {
     fn heard(&self) -> Option<u64> {
         Some(self.stats().wire_bytes_received)
     }
-    /// Sets this lane's share of the rate of the path, on the wire; `None` lifts the cap.
-    fn set_rate(&self, rate: Option<BitRate>);
-    /// Lets this lane share one rate with the other lanes of its session: a lane that has nothing to send leaves its share
+    /// Sets this lane's part of the rate of the path, on the wire; `None` lifts the cap. For a transport that cannot share.
+    fn set_rate(&self, _rate: Option<BitRate>) {}
+    /// Lets this lane share one rate with the other lanes of its path: a lane that has nothing to send leaves its share
     /// to the others. A transport that cannot share keeps to [`LaneHandle::set_rate`].
     fn share_rate(&self, _rate: &quic::SharedRate) {}
     /// Most that this lane can have in flight by what the kernels at both ends allow; `None` when they do not limit it, or

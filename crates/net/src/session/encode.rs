@@ -36,15 +36,6 @@ const LAP_TIME: Duration = Duration::from_millis(50);
 /// Small files that share a block are encoded from this many bytes on. Reason: below it a header costs as much as is saved.
 const PACKED_BYTES_MIN: usize = 1024;
 
-/// How a sender is to compress.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Compression {
-    /// What the person wants.
-    pub wish: Wish,
-    /// The rate of the path, if it is given.
-    pub rate: Option<BitRate>,
-}
-
 /// File bytes that lanes have carried, and what they became for it. Each block counts as often as it travels.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
@@ -118,17 +109,22 @@ impl Drop for HeldBytes<'_> {
 }
 
 impl Encoding {
-    pub(super) fn new(compression: Compression, pool: Arc<BufferPool>) -> Self {
+    pub(super) fn new(wish: Wish, pool: Arc<BufferPool>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         Self {
-            wish: compression.wish,
-            chooser: Mutex::new(Chooser::new(compression.wish)),
-            meter: Mutex::new(PathMeter::new(cores, compression.rate)),
+            wish,
+            chooser: Mutex::new(Chooser::new(wish)),
+            meter: Mutex::new(PathMeter::new(cores)),
             benches: Mutex::default(),
             held_bytes: AtomicU64::new(0),
             pool,
             carried: Carried::default(),
         }
+    }
+
+    /// The rate that is given of all paths together, if it is.
+    pub(super) fn set_rate(&self, rate: Option<BitRate>) {
+        lock(&self.meter).set_rate(rate);
     }
 
     /// How the next block of `entry`, `length` bytes long, is encoded; `read` gives bytes of it for samples, at an offset within it.

@@ -27,7 +27,6 @@ mod then;
 mod watch;
 mod writer;
 
-pub use encode::Compression;
 pub use follow::{Follow, FollowRules};
 pub use limits::{LimitWatch, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
@@ -166,6 +165,10 @@ pub trait End: Send + Sync + 'static {
     fn tick(&self);
     /// What watches its lanes for what limits them.
     fn limits(&self) -> &LimitWatch;
+    /// What may be sent on all paths together, at most and as their rate, as far as that is given.
+    fn agree_rates(&self, ceiling: Option<BitRate>, _target: Option<BitRate>) {
+        self.limits().set_rate_cap(ceiling);
+    }
     /// How far it is.
     fn progress(&self) -> Progress;
     /// Large files under way, the first `most`.
@@ -225,6 +228,11 @@ impl Lanes {
         live.push(KnownLane { handle: Arc::downgrade(handle), rate, settled: congestion_given });
     }
 
+    /// Forgets a lane that has ended, whoever still holds it.
+    pub fn remove(&self, handle: &Arc<dyn LaneHandle>) {
+        lock(&self.live).retain(|lane| !std::ptr::addr_eq(lane.handle.as_ptr(), Arc::as_ptr(handle)));
+    }
+
     /// Every lane that is up.
     pub fn live(&self) -> Vec<Arc<dyn LaneHandle>> {
         lock(&self.live).iter().filter_map(|lane| lane.handle.upgrade()).collect()
@@ -235,22 +243,33 @@ impl Lanes {
         self.live().iter().for_each(|lane| lane.say_alive());
     }
 
-    /// Divides the rate of each path: QUIC lanes share it, TCP lanes get equal parts of its ceiling.
+    /// Divides the rate of each path: TCP lanes get equal parts of its ceiling, QUIC lanes share the parts that are theirs.
     pub fn share_rate(&self) {
-        let known = lock(&self.live);
-        for lane in known.iter() {
-            let Some(handle) = lane.handle.upgrade() else { continue };
-            match (handle.transport(), lane.rate.contract().ceiling) {
-                (Transport::Quic, _) => handle.share_rate(&lane.rate),
+        let known: Vec<(Arc<dyn LaneHandle>, SharedRate)> =
+            lock(&self.live).iter().filter_map(|lane| Some((lane.handle.upgrade()?, lane.rate.clone()))).collect();
+        for (handle, rate) in &known {
+            let beside = known.iter().filter(|(_, other)| other.is(rate));
+            let (over_quic, over_tcp): (Vec<_>, Vec<_>) =
+                beside.partition(|(other, _)| other.transport() == Transport::Quic);
+            let lanes = (over_quic.len() + over_tcp.len()) as f64;
+            match (handle.transport(), rate.contract().ceiling) {
+                (Transport::Quic, _) => {
+                    rate.set_fraction(over_quic.len() as f64 / lanes);
+                    handle.share_rate(rate);
+                }
                 (Transport::Tcp, Some(ceiling)) => {
-                    let beside =
-                        known.iter().filter(|other| other.handle.strong_count() > 0 && other.rate.is(&lane.rate));
-                    let share = ceiling.0 as f64 * TCP_USABLE / beside.count() as f64;
-                    handle.set_rate(Some(BitRate(share as u64)));
+                    handle.set_rate(Some(BitRate((ceiling.0 as f64 * TCP_USABLE / lanes) as u64)));
                 }
                 (Transport::Tcp, None) => {}
             }
         }
+    }
+
+    /// The transport of every lane that is up; `None` when they differ, or there is none.
+    pub fn transport(&self) -> Option<Transport> {
+        let live = self.live();
+        let first = live.first()?.transport();
+        live.iter().all(|lane| lane.transport() == first).then_some(first)
     }
 
     /// The lanes, when every one of them is held back by its window; `rate` is that of the path, if given.

@@ -13,9 +13,9 @@ use sterna_proto::session::{
     ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, FileOutcome, Frame, LaneId, SendEvent,
     SendSession,
 };
-use sterna_proto::{BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
+use sterna_proto::{BitRate, BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
-use super::encode::{Compression, Encoding, LaneClock};
+use super::encode::{Encoding, LaneClock};
 use super::follow::Follow;
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
@@ -131,14 +131,13 @@ impl Sender {
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
-        compression: Compression,
+        compress: Wish,
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
         let sources = sources.into();
         // Samples out of order would cost a web server's connection its place.
-        let wish = if sources.web().is_some() { Wish::Never } else { compression.wish };
-        let compression = Compression { wish, ..compression };
+        let compress = if sources.web().is_some() { Wish::Never } else { compress };
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
             wake: Condvar::new(),
@@ -147,7 +146,7 @@ impl Sender {
             web: sources.web(),
             follow: sources.follow(),
             sweeper: OnceLock::new(),
-            encoding: Encoding::new(compression, Arc::clone(&pool)),
+            encoding: Encoding::new(compress, Arc::clone(&pool)),
             pool,
             observer,
             dry_run,
@@ -274,15 +273,16 @@ impl Sender {
         lock(&self.open).files.remove(&file);
         self.holes.settle(file, outcome);
         self.encoding.forget(file);
-        if let (Some(sweeper), Some(origin), FileOutcome::Done(_)) = (self.sweeper.get(), &origin, outcome) {
-            let marker = || if self.follow.is_some() { Sweeper::sweep_marker(origin) } else { Ok(()) };
-            // The marker first: one that outlives its file would end the next file of that name at once.
-            if let Err(error) = marker().and_then(|()| sweeper.sweep(origin, entry)) {
-                self.observer.session_event(SessionEvent::Left(error));
-            }
+        let mut left = None;
+        if let (Some(sweeper), Some(origin), FileOutcome::Done(_)) = (self.sweeper.get(), &origin, outcome)
+            && let Err(error) = sweeper.sweep(origin, entry, self.follow.is_some())
+        {
+            left = Some(FileOutcome::Failed(crate::copy_of(&error)));
+            self.observer.session_event(SessionEvent::Left(error));
         }
         if let Some((follow, session)) = &self.follow {
-            follow.handle_settled(*session, file, outcome);
+            // What was to go and stays is sent again when it may be taken away.
+            follow.handle_settled(*session, file, left.as_ref().unwrap_or(outcome));
         }
     }
 
@@ -698,6 +698,11 @@ impl End for Sender {
 
     fn limits(&self) -> &LimitWatch {
         &self.limits
+    }
+
+    fn agree_rates(&self, ceiling: Option<BitRate>, target: Option<BitRate>) {
+        self.limits.set_rate_cap(ceiling);
+        self.encoding.set_rate(target);
     }
 
     fn progress(&self) -> Progress {

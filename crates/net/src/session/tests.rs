@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
+use sterna_proto::compress::Wish;
 use sterna_proto::session::{FileId, LINGER_DEFAULT, Message, Overwrite};
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
@@ -41,7 +42,6 @@ impl LaneHandle for Unplugged {
     fn stats(&self) -> LaneStats {
         LaneStats::default()
     }
-    fn set_rate(&self, _: Option<BitRate>) {}
     fn close(&self, _: &str) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
@@ -93,8 +93,7 @@ fn a_panic_of_either_half_takes_the_lane_down() {
         let pool = BufferPool::new();
         let linger = Duration::from_secs(600);
         let end =
-            Sender::start(Vec::new(), linger, false, Arc::default(), Compression::default(), pool, Arc::new(Silent))
-                .unwrap();
+            Sender::start(Vec::new(), linger, false, Arc::default(), Wish::Never, pool, Arc::new(Silent)).unwrap();
         let handle = Arc::new(Unplugged::default());
         let lane = Lane {
             peer: Fingerprint([0; 32]),
@@ -130,7 +129,6 @@ impl LaneHandle for SlowToClose {
     fn stats(&self) -> LaneStats {
         LaneStats::default()
     }
-    fn set_rate(&self, _: Option<BitRate>) {}
     fn close(&self, _: &str) {
         self.together.wait();
         self.closed.store(true, Ordering::Relaxed);

@@ -413,7 +413,7 @@ impl Body {
     }
 
     /// Reads what is left to its end, if that is little, for the sake of its connection.
-    fn read_past(mut self) {
+    pub(super) fn read_past(mut self) {
         let mut useless = [0; 4096];
         if self.left.is_some_and(|left| left <= USELESS_BYTES_MAX) {
             let began = Instant::now();
@@ -447,7 +447,9 @@ fn said(error: &ureq::Error) -> String {
         ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
         // It would show the URL, with its query.
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
-        ureq::Error::Protocol(error) => format!("what came back is not HTTP ({error}): is https:// or another port meant?"),
+        ureq::Error::Protocol(error) => {
+            format!("what came back is not HTTP ({error}): is https:// or another port meant?")
+        }
         ureq::Error::Timeout(what) => format!("no answer in time ({what})"),
         error => error.to_string(),
     }

@@ -113,12 +113,14 @@ impl Web {
             ProbeKind::Head => (0, Some(PACKED_FILE_BYTES_MAX)),
         };
         let ask = Ask { named, at: named, range: Some(range), version: None, lane: None };
-        let mut answer = self.exchange.get(&ask)?;
-        if answer.reply.status == 416 {
-            // An empty file has no first byte.
-            answer = self.exchange.get(&Ask { range: None, ..ask })?;
-        }
-        let Answer { reply, at, body } = answer;
+        let Answer { reply, at, body } = match self.exchange.get(&ask)? {
+            // An empty file has no first byte. This answer gives up its place before the next one needs it.
+            Answer { reply, body, .. } if reply.status == 416 => {
+                body.read_past();
+                self.exchange.get(&Ask { range: None, ..ask })?
+            }
+            answer => answer,
+        };
         let wrong = |text: &str| Fault::never(ErrorKind::Protocol, format!("GET {named}: {text}"));
         if reply.status == 206 && (reply.start != 0 || reply.size.is_none()) {
             return Err(wrong("the answer to a request for its first bytes names no size, or begins elsewhere"));

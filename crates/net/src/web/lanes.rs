@@ -157,17 +157,14 @@ impl WebReader<'_> {
             let now = reply.size.map_or("fewer".to_owned(), |now| now.to_string());
             return Err(Fault::changed(named, format_args!("{now} bytes instead of {size}")));
         }
-        if let Some((start, end)) = range {
-            if reply.status != 206 {
-                return Err(no_range(named, start));
-            }
-            let is_asked =
-                reply.start == start && reply.length.is_none_or(|length| length <= end.unwrap_or(size) - start);
-            if !is_asked {
-                let text =
-                    format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
-                return Err(Fault::never(ErrorKind::Protocol, text));
-            }
+        if range.is_some() && reply.status != 206 {
+            return Err(no_range(named, offset));
+        }
+        // A part may come where the whole was asked for.
+        let (start, end) = if range.is_some() { (offset, end) } else { (0, size) };
+        if reply.start != start || reply.length.is_some_and(|length| length > end - start) {
+            let text = format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
+            return Err(Fault::never(ErrorKind::Protocol, text));
         }
         *lock(&file.at) = at;
         Ok(OpenRun { file: Arc::clone(file), offset: reply.start, body })

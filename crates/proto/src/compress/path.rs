@@ -120,11 +120,11 @@ enum Looks {
 }
 
 impl PathMeter {
-    /// A meter for a host of `cores` and, if it is given, a path of `rate`.
-    pub fn new(cores: u32, rate: Option<BitRate>) -> Self {
+    /// A meter for a host of `cores`.
+    pub fn new(cores: u32) -> Self {
         Self {
             cores_max: f64::from(cores.max(1)),
-            rate_given: rate,
+            rate_given: None,
             net: None,
             cores: None,
             given_before: None,
@@ -135,6 +135,11 @@ impl PathMeter {
             look_interval: LOOK_FIRST,
             net_seen: None,
         }
+    }
+
+    /// The rate that is given of the path, if it is.
+    pub fn set_rate(&mut self, rate: Option<BitRate>) {
+        self.rate_given = rate;
     }
 
     /// A lane has done `work`, which ends `now`.
@@ -247,7 +252,8 @@ mod tests {
 
     #[test]
     fn a_rate_that_is_given_is_not_looked_for_however_busy_the_cores_are() {
-        let (mut given, mut found) = (PathMeter::new(2, Some(BitRate::megabits(60))), PathMeter::new(2, None));
+        let (mut given, mut found) = (PathMeter::new(2), PathMeter::new(2));
+        given.set_rate(Some(BitRate::megabits(60)));
         let mut now = Instant::now();
         let (mut given_looks, mut found_looks) = (false, false);
         for _ in 0..40 {
@@ -261,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_path_that_lanes_wait_for_is_as_fast_as_what_they_carry() {
-        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        let (mut meter, mut now) = (PathMeter::new(2), Instant::now());
         assert_eq!(net(&meter, now), None);
         run(&mut meter, &mut now, Duration::from_secs(2), (100, 0.9, 0.1));
         assert_eq!(net(&meter, now), Some(100));
@@ -269,13 +275,14 @@ mod tests {
         run(&mut meter, &mut now, Duration::from_secs(1), (30, 0.95, 0.1));
         assert_eq!(net(&meter, now), Some(30));
         assert!(!meter.facts(now).looks);
-        let slow = PathMeter::new(2, Some(BitRate::megabits(5)));
+        let mut slow = PathMeter::new(2);
+        slow.set_rate(Some(BitRate::megabits(5)));
         assert_eq!(net(&slow, now), Some(5), "what is given is known at once");
     }
 
     #[test]
     fn cores_that_are_the_bound_are_counted_for_a_while() {
-        let (mut meter, mut now) = (PathMeter::new(8, None), Instant::now());
+        let (mut meter, mut now) = (PathMeter::new(8), Instant::now());
         assert_eq!(meter.facts(now).cores, 8.0);
         run(&mut meter, &mut now, Duration::from_secs(1), (500, 0.1, 1.5));
         assert!((meter.facts(now).cores - 1.5).abs() < 0.1, "{}", meter.facts(now).cores);
@@ -284,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_path_that_nobody_waits_for_is_looked_at_now_and_then() {
-        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        let (mut meter, mut now) = (PathMeter::new(2), Instant::now());
         run(&mut meter, &mut now, Duration::from_secs(1), (100, 0.9, 0.1));
         let (mut looked, mut looks) = (Duration::ZERO, 0);
         let mut before = false;
@@ -305,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_path_of_which_nothing_is_known_is_looked_at_soon() {
-        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        let (mut meter, mut now) = (PathMeter::new(2), Instant::now());
         let start = now;
         while net(&meter, now).is_none() {
             let does = if meter.facts(now).looks { (9000, 0.3, 1.9) } else { (3000, 0.05, 1.9) };
@@ -317,7 +324,7 @@ mod tests {
 
     #[test]
     fn lanes_without_work_say_nothing_of_the_path() {
-        let (mut meter, mut now) = (PathMeter::new(2, None), Instant::now());
+        let (mut meter, mut now) = (PathMeter::new(2), Instant::now());
         run(&mut meter, &mut now, Duration::from_secs(1), (100, 0.9, 0.1));
         for _ in 0..100 {
             now += Duration::from_millis(240);

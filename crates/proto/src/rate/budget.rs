@@ -41,7 +41,6 @@ pub(super) struct Sent {
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneShare {
     last_sent: Option<Instant>,
-    cap: Option<BitRate>,
 }
 
 impl LaneKey {
@@ -91,13 +90,6 @@ impl RateBudget {
         self.counted_at = None;
     }
 
-    /// Caps one lane below its share; `None` lifts that cap.
-    pub(super) fn set_lane_cap(&mut self, key: LaneKey, cap: Option<BitRate>) {
-        if let Some(Some(lane)) = self.lanes.get_mut(key.0) {
-            lane.cap = cap;
-        }
-    }
-
     /// Lane `key` has put something on the wire.
     pub(super) fn handle_sent(&mut self, key: LaneKey, now: Instant, sent: Sent) {
         let Some(Some(lane)) = self.lanes.get_mut(key.0) else { return };
@@ -117,8 +109,7 @@ impl RateBudget {
         // A lane that has not sent yet is about to: it counts itself in.
         let idle = lane.last_sent.is_none_or(|at| now.saturating_duration_since(at) > active_for(rate, self.active));
         let sharing = (self.active + usize::from(idle)).max(1);
-        let fair = BitRate((self.usable(rate) / sharing as f64) as u64);
-        lane.cap.map_or(fair, |cap| fair.min(cap))
+        BitRate((self.usable(rate) / sharing as f64) as u64)
     }
 
     /// What the pace of every lane is multiplied by now, so that together they send `rate`, and never more than the ceiling.

@@ -29,6 +29,8 @@ use crate::{BitRate, ByteCount};
 #[derive(Clone, Debug)]
 pub struct RateControl {
     contract: RateContract,
+    /// The part of the contract's ceiling that is for the lanes here.
+    part: f64,
     packet_bytes: u64,
     /// What the path has shown to carry, bytes per second; the rate is the smaller of it and the ceiling.
     limit: f64,
@@ -145,6 +147,7 @@ impl RateControl {
         let limit = contract.target.map(bytes_per_second);
         let mut control = Self {
             contract,
+            part: 1.0,
             packet_bytes: PACKET_BYTES,
             limit: limit.unwrap_or(bytes_per_second(START_RATE)),
             phase: Phase::Cruise,
@@ -189,6 +192,16 @@ impl RateControl {
         } else if contract.remembered != before.remembered && matches!(self.phase, Phase::Search(_)) {
             self.search();
         }
+    }
+
+    /// Changes the part of the ceiling that is for the lanes here; whether it has changed.
+    pub(super) fn set_fraction(&mut self, part: f64) -> bool {
+        std::mem::replace(&mut self.part, part) != part
+    }
+
+    /// What the lanes here send at most.
+    pub(super) fn ceiling_rate(&self) -> Option<BitRate> {
+        self.contract.ceiling.map(|ceiling| BitRate((ceiling.0 as f64 * self.part) as u64))
     }
 
     pub(super) fn set_packet_bytes(&mut self, bytes: u64) {
@@ -309,7 +322,7 @@ impl RateControl {
     }
 
     fn ceiling(&self) -> f64 {
-        self.contract.ceiling.map_or(f64::INFINITY, bytes_per_second)
+        self.ceiling_rate().map_or(f64::INFINITY, bytes_per_second)
     }
 
     /// Bytes per second to send.
@@ -321,7 +334,8 @@ impl RateControl {
     }
 
     fn floor(&self) -> f64 {
-        bytes_per_second(self.contract.minimum.unwrap_or_default().max(RATE_LEAST))
+        let minimum = self.contract.minimum.map_or(0.0, bytes_per_second) * self.part;
+        minimum.max(bytes_per_second(RATE_LEAST))
     }
 
     fn start_epoch(&mut self) {

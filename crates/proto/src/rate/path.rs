@@ -74,8 +74,8 @@ impl PathControl {
 
     /// Agrees anew; lanes follow with their next packet. What the path has shown stays known.
     pub fn set_contract(&mut self, contract: RateContract) {
-        self.budget.set_ceiling(contract.ceiling);
         self.control.set_contract(contract);
+        self.budget.set_ceiling(self.control.ceiling_rate());
     }
 
     /// Takes a new lane in.
@@ -95,9 +95,11 @@ impl PathControl {
         }
     }
 
-    /// Caps one lane below its share; `None` lifts that cap.
-    pub fn set_lane_cap(&mut self, key: LaneKey, cap: Option<BitRate>) {
-        self.budget.set_lane_cap(key, cap);
+    /// The part of the ceiling, above 0 and up to 1, that lanes of another transport leave to those that are here.
+    pub fn set_fraction(&mut self, part: f64) {
+        if self.control.set_fraction(part) {
+            self.budget.set_ceiling(self.control.ceiling_rate());
+        }
     }
 
     /// Changes the size of a full packet on the wire (path MTU discovery).

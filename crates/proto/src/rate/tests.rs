@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::budget::{LaneKey, RateBudget, Sent};
+use super::contract::RateContract;
+use super::path::PathControl;
 use crate::BitRate;
 
 const PACKET: Sent = Sent { wire_bytes: 1500, charged: 1500 };
@@ -69,7 +71,25 @@ fn the_share_of_a_lane_that_has_nothing_to_send_goes_to_the_others() {
 }
 
 #[test]
-fn a_lane_that_left_or_is_capped_takes_no_share() {
+fn lanes_of_another_transport_have_their_part_of_the_ceiling() {
+    let mut path = PathControl::new(RateContract {
+        minimum: Some(BitRate::megabits(90)),
+        ..RateContract::of_rate(Some(BitRate::megabits(100)))
+    });
+    let key = path.join();
+    path.set_fraction(0.75);
+    let terms = path.terms(key, Instant::now());
+    assert_eq!(path.control().rate(), BitRate::megabits(75));
+    assert!(terms.share < BitRate::megabits(75), "{terms:?}");
+    path.set_contract(RateContract::of_rate(Some(BitRate::megabits(40))));
+    assert_eq!(path.control().rate(), BitRate::megabits(30));
+    path.set_fraction(1.0);
+    path.set_contract(RateContract::of_rate(Some(BitRate::megabits(50))));
+    assert_eq!(path.control().rate(), BitRate::megabits(50));
+}
+
+#[test]
+fn a_lane_that_left_takes_no_share() {
     let start = Instant::now();
     let rate = BitRate::megabits(100);
     let mut budget = RateBudget::new(Some(rate));
@@ -81,7 +101,5 @@ fn a_lane_that_left_or_is_capped_takes_no_share() {
     assert!(budget.share(one, later, rate) < BitRate::megabits(50));
     budget.leave(two);
     assert!(budget.share(one, later, rate) > BitRate::megabits(95));
-    budget.set_lane_cap(one, Some(BitRate::megabits(7)));
-    assert_eq!(budget.share(one, later, rate), BitRate::megabits(7));
     assert_eq!(budget.join(), two, "the place of a lane that left is used again");
 }

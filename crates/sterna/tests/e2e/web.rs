@@ -63,6 +63,25 @@ fn files_of_every_size_come_from_nginx_and_apache() {
 }
 
 #[test]
+fn empty_files_of_a_server_that_refuses_their_first_byte_need_one_connection() {
+    let server = WebServer::start(Kind::Nginx);
+    write(&server.root().join("f"), b"");
+    // As RFC 9110 allows it; nginx sends an empty file whatever part of it is asked for.
+    let proxy = FaultProxy::new(server.addr, |request| {
+        match range_of(request) {
+        Some(_) => Verdict::Answer(
+            "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */0\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                .to_owned(),
+        ),
+        None => Verdict::Pass,
+    }
+    });
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("f")]).args(["--lanes", "1"]).succeed();
+    assert_same_file(&server.root().join("f"), &site.local().join("f"));
+}
+
+#[test]
 fn lanes_read_parts_of_their_own() {
     let server = server_with(Kind::Nginx, 32 * MIB);
     let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
@@ -289,6 +308,25 @@ fn a_server_without_ranges_is_read_in_one_stream() {
     let site = Site::new();
     let outcome = copy_of(&site, &[proxy.url("f")]).args(["--expect", &wrong]).run();
     assert_ne!(outcome.code, Some(0), "{}", outcome.describe());
+    assert!(!site.local().join("f").exists());
+}
+
+#[test]
+fn another_part_of_the_file_than_was_asked_for_is_refused() {
+    let server = server_with(Kind::Nginx, 2 * MIB);
+    // The stream is cut before its first byte; then the end of the file is what comes.
+    let proxy = FaultProxy::new(server.addr, |request| match request.number {
+        0..2 => without_ranges(request),
+        2 => Verdict::Cut(0),
+        _ => {
+            let line = format!("Range: bytes={MIB}-{}\r\n", 2 * MIB - 1);
+            let end = request.head.find("\r\n").unwrap() + 2;
+            Verdict::Ask(format!("{}{line}{}", &request.head[..end], request.head[end..].trim_end()))
+        }
+    });
+    let site = Site::new();
+    let outcome = copy_of(&site, &[proxy.url("f")]).run();
+    outcome.expect(3).says("bytes from 1048576 on where those from 0 on were asked for");
     assert!(!site.local().join("f").exists());
 }
 

@@ -365,10 +365,6 @@ impl LaneHandle for QuicHandle {
         Some(ReceiveMemory { window, ..ReceiveMemory::default() })
     }
 
-    fn set_rate(&self, rate: Option<BitRate>) {
-        self.0.pace.set_cap(rate);
-    }
-
     fn share_rate(&self, rate: &SharedRate) {
         self.0.pace.join(rate);
     }

@@ -32,6 +32,11 @@ impl SharedRate {
         self.lock().set_contract(contract);
     }
 
+    /// The part of the ceiling that TCP lanes leave to QUIC's.
+    pub fn set_fraction(&self, part: f64) {
+        self.lock().set_fraction(part);
+    }
+
     /// The rate that the path has been found to carry; `None` while that is being found out.
     pub fn found(&self) -> Option<BitRate> {
         self.lock().control().found()
@@ -108,12 +113,6 @@ impl Pace {
     /// Whether nobody gives the lane anything to send, now. The engine alone cannot tell this from a send window that is full.
     pub(super) fn set_dry(&self, is_dry: bool) {
         self.is_dry.store(is_dry, Ordering::Relaxed);
-    }
-
-    /// Caps this lane below its share.
-    pub(super) fn set_cap(&self, cap: Option<BitRate>) {
-        let seat = self.seat();
-        seat.rate.lock().set_lane_cap(seat.key, cap);
     }
 
     /// Smallest RTT seen; zero while unknown.
