@@ -42,6 +42,8 @@ pub struct PathRecord {
     pub via: Via,
     /// The most that was carried over some seconds, on the wire.
     pub rate: BitRate,
+    /// The path was what held the session, so that it carries no more; else it carries this at least.
+    pub is_full: bool,
     /// Smallest round-trip time.
     pub rtt: Duration,
     /// Packets lost, in parts per million.
@@ -53,6 +55,11 @@ pub struct PathRecord {
 }
 
 impl PathRecord {
+    /// Its rate, for people.
+    pub fn shown_rate(&self) -> String {
+        if self.is_full { self.rate.to_string() } else { format!("at least {}", self.rate) }
+    }
+
     /// How old it is at `now`, seconds since 1970; zero for one that seems to come from the future.
     pub fn age(&self, now: u64) -> Duration {
         Duration::from_secs(now.saturating_sub(self.at))
@@ -88,12 +95,12 @@ impl PathMemory {
         found
     }
 
-    /// Takes a new record in, instead of the one of the same path and transport. `is_bound`: the path was what held the session; else it
-    /// carries its rate or more, so that a higher one of before stays, and one that is worth nothing is not taken.
-    pub fn learn(&mut self, record: PathRecord, is_bound: bool) {
+    /// Takes a new record in, instead of the one of the same path and transport. Of one that is not full a higher one of before stays,
+    /// and one that is worth nothing is not taken.
+    pub fn learn(&mut self, record: PathRecord) {
         let is_same = |old: &&PathRecord| (old.key, old.via) == (record.key, record.via) && old.age(record.at) <= KEPT;
         let known = self.records.iter().find(is_same).map(|old| old.rate);
-        if !is_bound && record.rate < known.unwrap_or(RATE_WORTH) {
+        if !record.is_full && record.rate < known.unwrap_or(RATE_WORTH) {
             return;
         }
         self.records.retain(|old| (old.key, old.via) != (record.key, record.via) && old.age(record.at) <= KEPT);
@@ -108,13 +115,14 @@ impl PathMemory {
 impl fmt::Display for PathRecord {
     /// A line of the file; see [`HEADING`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, via, rate, rtt, loss_ppm, mtu, at } = self;
+        let Self { key, via, rate, is_full, rtt, loss_ppm, mtu, at } = self;
+        let extent = if *is_full { FULL } else { LEAST };
         let way = match key.way {
             Way::Out => "out",
             Way::In => "in",
         };
         let (local, remote, rtt_us) = (key.local, key.remote, rtt.as_micros());
-        write!(f, "{way} {local} {remote} {via} {} {rtt_us} {loss_ppm} {mtu} {at}", rate.0)
+        write!(f, "{way} {local} {remote} {via} {} {extent} {rtt_us} {loss_ppm} {mtu} {at}", rate.0)
     }
 }
 
@@ -123,7 +131,7 @@ impl FromStr for PathRecord {
 
     fn from_str(line: &str) -> Result<Self, ()> {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let &[way, local, remote, via, rate, rtt_us, loss_ppm, mtu, at] = &fields[..] else { return Err(()) };
+        let &[way, local, remote, via, rate, extent, rtt_us, loss_ppm, mtu, at] = &fields[..] else { return Err(()) };
         let way = match way {
             "out" => Way::Out,
             "in" => Way::In,
@@ -139,6 +147,11 @@ impl FromStr for PathRecord {
             key: PathKey { way, local: local.parse().map_err(drop)?, remote: remote.parse().map_err(drop)? },
             via,
             rate: BitRate(number(rate)?),
+            is_full: match extent {
+                FULL => true,
+                LEAST => false,
+                _ => return Err(()),
+            },
             rtt: Duration::from_micros(number(rtt_us)?),
             loss_ppm: loss_ppm.parse().map_err(drop)?,
             mtu: mtu.parse().map_err(drop)?,
@@ -197,8 +210,12 @@ const RTT_MAX: Duration = Duration::from_secs(60);
 
 /// First lines of the file.
 const HEADING: &str = "# What sterna has learnt about paths, to begin the next copy near it; harmless to delete.
-# way local remote transport rate_bps rtt_us loss_ppm mtu unix_time
+# way local remote transport rate_bps full|least rtt_us loss_ppm mtu unix_time
 ";
+
+/// Whether a rate is all that the path carries.
+const FULL: &str = "full";
+const LEAST: &str = "least";
 
 #[cfg(test)]
 mod tests {
@@ -207,34 +224,35 @@ mod tests {
     fn record(port: u16, via: Via, at: u64) -> PathRecord {
         let key = PathKey { way: Way::Out, local: [10, 0, 0, 1].into(), remote: ([10, 0, 0, 2], port).into() };
         let rtt = Duration::from_millis(660);
-        PathRecord { key, via, rate: BitRate::megabits(50), rtt, loss_ppm: 17, mtu: 1500, at }
+        PathRecord { key, via, rate: BitRate::megabits(50), is_full: true, rtt, loss_ppm: 17, mtu: 1500, at }
     }
 
     #[test]
     fn a_trickle_teaches_nothing_of_a_path_that_carried_more() {
         let mut memory = PathMemory::default();
         let known = record(7373, Via::Quic, 1_000);
-        let trickle = PathRecord { rate: BitRate(8_916), at: 1_010, ..known };
-        memory.learn(trickle, false);
+        let trickle = PathRecord { rate: BitRate(8_916), is_full: false, at: 1_010, ..known };
+        memory.learn(trickle);
         assert!(memory.recall(&known.key, 1_020).is_empty());
-        memory.learn(known, true);
-        memory.learn(trickle, false);
+        memory.learn(known);
+        memory.learn(trickle);
         assert_eq!(memory.recall(&known.key, 1_020), [known]);
-        memory.learn(PathRecord { rate: BitRate(known.rate.0 * 2), at: 1_030, ..known }, false);
-        assert_eq!(memory.recall(&known.key, 1_040)[0].rate.0, known.rate.0 * 2);
+        let more = PathRecord { rate: BitRate(known.rate.0 * 2), is_full: false, at: 1_030, ..known };
+        memory.learn(more);
+        assert_eq!(PathMemory::parse(&memory.to_text()).recall(&known.key, 1_040), [more]);
         // A path that was full says itself how little it carries.
-        memory.learn(PathRecord { at: 1_050, ..trickle }, true);
+        memory.learn(PathRecord { is_full: true, at: 1_050, ..trickle });
         assert_eq!(memory.recall(&known.key, 1_060)[0].rate, trickle.rate);
     }
 
     #[test]
     fn what_is_written_reads_back_and_damage_is_left_out() {
         let mut memory = PathMemory::default();
-        memory.learn(record(7373, Via::Quic, 1_000), true);
-        memory.learn(
-            PathRecord { key: PathKey { way: Way::In, ..record(1, Via::Tcp, 0).key }, ..record(1, Via::Tcp, 900) },
-            true,
-        );
+        memory.learn(record(7373, Via::Quic, 1_000));
+        memory.learn(PathRecord {
+            key: PathKey { way: Way::In, ..record(1, Via::Tcp, 0).key },
+            ..record(1, Via::Tcp, 900)
+        });
         let text = memory.to_text();
         assert_eq!(PathMemory::parse(&text), memory);
         let damaged = text.replace("quic", "warp").replace(" tcp ", " tcp x ");
@@ -246,9 +264,9 @@ mod tests {
     fn the_newest_of_each_transport_is_kept_and_the_old_is_forgotten() {
         let mut memory = PathMemory::default();
         for at in [5, 10, 7] {
-            memory.learn(record(7373, Via::Quic, at), true);
+            memory.learn(record(7373, Via::Quic, at));
         }
-        memory.learn(record(7373, Via::Tcp, 20), true);
+        memory.learn(record(7373, Via::Tcp, 20));
         let key = record(7373, Via::Tcp, 0).key;
         let recalled = |now| memory.recall(&key, now).iter().map(|record| (record.via, record.at)).collect::<Vec<_>>();
         assert_eq!(recalled(30), [(Via::Tcp, 20), (Via::Quic, 7)]);
@@ -261,7 +279,7 @@ mod tests {
     fn the_number_of_records_is_bounded() {
         let mut memory = PathMemory::default();
         for port in 0..2000 {
-            memory.learn(record(port, Via::Quic, u64::from(port)), true);
+            memory.learn(record(port, Via::Quic, u64::from(port)));
         }
         assert_eq!(memory.records.len(), RECORDS_MAX);
         assert!(!memory.recall(&record(1999, Via::Quic, 0).key, 2000).is_empty());

@@ -74,13 +74,16 @@ pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
     let carried = |via| facts.remembered.iter().find(|record| record.via == via);
     if let (Some(tcp), Some(quic)) = (carried(Via::Tcp), carried(Via::Quic)) {
         let (best, other) = if tcp.rate > quic.rate { (tcp, quic) } else { (quic, tcp) };
-        let age = readable_time(best.age(facts.now));
-        let rationale = format!("{}: it carried {} here {age} ago, {} {}", best.via, best.rate, other.via, other.rate);
-        return Some(Decision { value: best.via, rationale });
+        // One that was held by something else might have carried more than the other.
+        if other.is_full {
+            let (most, age) = (best.shown_rate(), readable_time(best.age(facts.now)));
+            let rationale = format!("{}: it carried {most} here {age} ago, {} {}", best.via, other.via, other.rate);
+            return Some(Decision { value: best.via, rationale });
+        }
     }
     let rtt = facts.rtt.or_else(|| facts.remembered.first().map(|record| record.rtt))?;
     let is_known = carried(Via::Quic).map_or(String::new(), |record| {
-        format!("; it carried {} here {} ago", record.rate, readable_time(record.age(facts.now)))
+        format!("; it carried {} here {} ago", record.shown_rate(), readable_time(record.age(facts.now)))
     });
     let time = readable_time(rtt);
     if rtt >= LONG_PATH_RTT {
@@ -259,6 +262,7 @@ mod tests {
             key,
             via,
             rate: BitRate::megabits(mbit),
+            is_full: true,
             rtt: Duration::from_millis(rtt_ms),
             loss_ppm: 0,
             mtu: 1500,
@@ -278,6 +282,9 @@ mod tests {
         assert_eq!(choose(&polite, &[], Some(1)), Some(Via::Quic));
         let both = [record(Via::Tcp, 900, 100), record(Via::Quic, 300, 100)];
         assert_eq!(choose(&free, &both, None), Some(Via::Tcp));
+        let capped = [both[0], PathRecord { is_full: false, ..both[1] }];
+        assert_eq!(choose(&free, &capped, None), Some(Via::Quic), "it might carry more");
+        assert_eq!(choose(&free, &[PathRecord { is_full: false, ..both[0] }, both[1]], None), Some(Via::Tcp));
         assert_eq!(choose(&free, &both[1..], None), Some(Via::Quic));
         assert_eq!(choose(&free, &both[..1], None), Some(Via::Quic), "the other one was never tried");
         assert_eq!(choose(&free, &[record(Via::Quic, 300, 1)], None), Some(Via::Tcp));

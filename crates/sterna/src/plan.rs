@@ -42,6 +42,10 @@ pub fn lines(summary: &CopySummary) -> Vec<String> {
     }
     lines.push(match time(summary) {
         _ if summary.done == 0 => "time     none: there is nothing to copy".to_owned(),
+        Some(time) if summary.paths.iter().any(|path| path.is_least) => format!(
+            "time     at most about {}: of this path only copies are known that something else held back",
+            readable_time(time)
+        ),
         Some(time) => format!("time     about {}", readable_time(time)),
         None if summary.paths.is_empty() => "time     not known: what a web server gives is not remembered".to_owned(),
         None => "time     not known: what the path carries is found out by the first copy, and remembered".to_owned(),
@@ -52,6 +56,7 @@ pub fn lines(summary: &CopySummary) -> Vec<String> {
 fn path_line(path: &PathPlan) -> String {
     let rate = match (path.rate, path.is_given) {
         (Some(rate), true) => format!("{rate} as given"),
+        (Some(rate), false) if path.is_least => format!("at least {rate} as remembered"),
         (Some(rate), false) => format!("{rate} as remembered"),
         (None, _) => "rate to be found".to_owned(),
     };
@@ -85,6 +90,7 @@ pub fn value(summary: &CopySummary) -> Value {
             "rtt_s": path.rtt.as_secs_f64(),
             "lanes": path.lanes,
             "rate_bps": path.rate.map(|rate| rate.0),
+            "rate_is_least": path.is_least,
             "standby": path.standby,
         })
     };

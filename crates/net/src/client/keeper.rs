@@ -179,7 +179,9 @@ impl Keeper {
         let expected = given.target.or(remembered.map(|record| record.rate));
         let expected = expected.map(|rate| given.ceiling.map_or(rate, |ceiling| rate.min(ceiling)));
         // Set once: by the one thread that reaches the agent on this path.
-        let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected });
+        let is_least = given.target.is_none()
+            && remembered.is_some_and(|record| !record.is_full && given.ceiling.is_none_or(|most| record.rate < most));
+        let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected, is_least });
         let mut first = Some(lane);
         // Lanes that are asked for wait until the rate is found: among many a rate that begins small is a packet a second for each, and the
         // one that sends trains has too little to send.

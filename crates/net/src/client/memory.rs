@@ -33,13 +33,13 @@ impl PathFile {
         self.read().recall(key, unix_time())
     }
 
-    /// Keeps what a session has learnt, which the path held if `is_bound`.
-    pub(super) fn learn(&self, record: PathRecord, is_bound: bool) -> Result<(), Error> {
+    /// Keeps what a session has learnt.
+    pub(super) fn learn(&self, record: PathRecord) -> Result<(), Error> {
         if let Some(dir) = self.path.parent() {
             files::create_state_dir(dir)?;
         }
         let mut memory = self.read();
-        memory.learn(record, is_bound);
+        memory.learn(record);
         files::replace(&self.path, memory.to_text().as_bytes())
     }
 
@@ -92,17 +92,18 @@ mod tests {
         let record = PathRecord {
             key,
             via: Via::Quic,
+            is_full: true,
             rate: BitRate::megabits(43),
             rtt: Duration::from_millis(660),
             loss_ppm: 3,
             mtu: 1500,
             at: unix_time(),
         };
-        file.learn(record, true).unwrap();
+        file.learn(record).unwrap();
         assert_eq!(file.recall(&key), [record]);
         std::fs::write(&file.path, b"\xff\xff\n").unwrap();
         assert_eq!(file.recall(&key), []);
-        file.learn(record, true).unwrap();
+        file.learn(record).unwrap();
         assert_eq!(file.recall(&key), [record]);
     }
 }

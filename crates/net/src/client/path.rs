@@ -83,6 +83,8 @@ pub(super) struct ReachedPath {
     pub(super) rtt: Duration,
     /// What it is expected to carry: given, or remembered.
     pub(super) expected: Option<BitRate>,
+    /// It may carry more than that.
+    pub(super) is_least: bool,
 }
 
 /// A path on which the agent was reached, as a plan tells it.
@@ -102,6 +104,8 @@ pub struct PathPlan {
     pub rate: Option<BitRate>,
     /// The rate was given.
     pub is_given: bool,
+    /// The path may carry more: what is remembered is a copy that something else held.
+    pub is_least: bool,
     /// Data that its lanes may hold at this end; `None`: the kernel decides (TCP).
     pub memory: Option<ByteCount>,
     /// It is used only while no other is up.
@@ -198,7 +202,7 @@ impl KeptPath {
 
     /// What is to be used of it, once the agent has been reached on it; `memory`: of its lanes together, if they are QUIC's.
     pub(super) fn plan(&self, memory: ByteCount) -> Option<PathPlan> {
-        let ReachedPath { via, addr, lane_count, rtt, expected, .. } = self.reached.get()?;
+        let ReachedPath { via, addr, lane_count, rtt, expected, is_least, .. } = self.reached.get()?;
         Some(PathPlan {
             path: self.number,
             via: *via,
@@ -207,6 +211,7 @@ impl KeptPath {
             lanes: *lane_count,
             rate: *expected,
             is_given: self.options.contract.target.is_some(),
+            is_least: *is_least,
             memory: (*via == Via::Quic).then_some(memory),
             standby: self.options.standby,
         })
@@ -228,11 +233,11 @@ impl KeptPath {
         let sent = stats.packets_sent.max(1);
         let loss_ppm = (stats.packets_lost.min(sent) * 1_000_000 / sent) as u32;
         // A polite sender yields to others: what it was held to is theirs, and not all that the path carries.
-        let is_bound = is_bound && self.options.contract.manner == Manner::Fair;
+        let is_full = is_bound && self.options.contract.manner == Manner::Fair;
         // What was dropped was not carried.
         let rate = BitRate((sent_rate.0 as f64 * (1.0 - f64::from(loss_ppm) / 1e6)) as u64);
         let (via, at) = (reached.via, memory::unix_time());
-        file.learn(PathRecord { key, via, rate, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at }, is_bound)
+        file.learn(PathRecord { key, via, rate, is_full, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })
     }
 }
 

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{Advice, AtFlags, FileType, OFlags, Stat, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 use sterna_proto::follow::Look;
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, RelPath, Retry};
 
+use super::destination::parent_of;
 use super::fault::{LISTING, READING};
 use super::root::Root;
 
@@ -37,11 +38,23 @@ impl Root {
 }
 
 impl Root {
+    /// Why what has the name `path` is nothing to copy; `None` when it is a file or directory, also by a symlink, or nothing has
+    /// the name.
+    pub fn refusal(&self, path: &RelPath) -> Option<Error> {
+        let directory = self.open_directory(parent_of(path)).ok()?;
+        rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let found = self.open_at(path.as_bytes(), OFlags::PATH, Mode::empty()).and_then(rustix::fs::fstat);
+        match found.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            Ok(FileType::RegularFile | FileType::Directory) => None,
+            Ok(_) | Err(_) => self.open_source(path).err(),
+        }
+    }
+
     /// What the file `path` shows now; `None` when there is none, or it is no regular file.
     ///
     /// Errors: as the system says them.
     pub fn look(&self, path: &RelPath) -> Result<Option<Look>, Error> {
-        let looked = self.open_at(path.as_bytes(), OFlags::PATH, rustix::fs::Mode::empty()).and_then(rustix::fs::fstat);
+        let looked = self.open_at(path.as_bytes(), OFlags::PATH, Mode::empty()).and_then(rustix::fs::fstat);
         match looked {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
                 Ok(Some(Look { size: stat.st_size as u64, mtime: time_from(&stat), inode: stat.st_ino }))
@@ -89,7 +102,7 @@ impl SourceFile {
     pub fn check_unchanged(&self, entry: &FileEntry) -> Result<(), Error> {
         let named = self
             .root
-            .open_at(self.path.as_bytes(), OFlags::PATH, rustix::fs::Mode::empty())
+            .open_at(self.path.as_bytes(), OFlags::PATH, Mode::empty())
             .and_then(rustix::fs::fstat)
             .map_err(|errno| self.changed("its name is gone").caused_by(std::io::Error::from(errno)))?;
         let (now, named) = (self.entry_of(&self.stat()?), self.entry_of(&named));

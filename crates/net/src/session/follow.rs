@@ -437,6 +437,7 @@ impl State {
             Happened::Touched | Happened::Closed => {
                 if place.only.is_none() {
                     self.touch(key.clone(), target, Found::Appeared, false);
+                    self.tell_other(&key);
                 }
                 self.look_at(&key);
                 // By the order of events: what a look shows may have been written after any of them.
@@ -446,6 +447,19 @@ impl State {
                     (None, _) => {}
                 }
             }
+        }
+    }
+
+    /// Tells of what has appeared and cannot be copied: a pipe, a symlink to nothing; once, as long as it is there.
+    fn tell_other(&mut self, key: &Key) {
+        let hash = hash_of_key(key);
+        if self.active.contains_key(key) || self.remembered.contains_key(&hash) {
+            return;
+        }
+        if let Some(error) = self.roots[key.source].0.refusal(&key.path) {
+            // No file has this version.
+            self.remembered.insert(hash, Remembered { version: 0, listing: self.listing });
+            self.untold.push(error);
         }
     }
 

@@ -48,6 +48,7 @@ use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error, FileEntry};
 
+use self::limits::MeteredTx;
 use self::limits::Wait;
 use self::sender::NoBlocks;
 use crate::lane::quic::SharedRate;
@@ -426,26 +427,22 @@ impl Drop for Fed<'_> {
 }
 
 /// Feeds a lane until it dies or the session is over.
-pub(crate) fn feed(
-    end: &dyn End,
-    id: LaneId,
-    mut tx: Box<dyn LaneTx>,
-    first_frame: Option<Frame>,
-) -> Result<(), Error> {
+pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: Option<Frame>) -> Result<(), Error> {
+    let meter = end.limits().feeder(id);
+    let mut tx = MeteredTx::new(tx, Arc::clone(&meter));
     if let Some(frame) = first_frame {
         tx.control(&frame.encode())?;
     }
     let _fed = Fed { end, id };
-    let meter = end.limits().feeder(id);
     let mut flushed = false;
     loop {
         match end.next_work(id) {
-            Work::Frame(frame) => meter.during(Wait::Transport, 0, || tx.control(&frame.encode()))?,
-            Work::Block(task) => end.send_block(id, task, &mut *tx)?,
+            Work::Frame(frame) => tx.control(&frame.encode())?,
+            Work::Block(task) => end.send_block(id, task, &mut tx)?,
             Work::Over => return tx.flush(),
             // Ask once more after a flush: it may have taken long, and work may have come.
             Work::Idle if !flushed => {
-                meter.during(Wait::Transport, 0, || tx.flush())?;
+                tx.flush()?;
                 flushed = true;
                 continue;
             }

@@ -497,7 +497,7 @@ impl Sender {
     /// Hands data to the lane, and the control frames that wait behind it.
     fn send_data(&self, lane: LaneId, data: Bytes, clock: &mut LaneClock, tx: &mut dyn LaneTx) -> Result<(), Error> {
         let bytes = data.len() as u64;
-        clock.meter.during(Wait::Transport, data.len(), || tx.block_data(data))?;
+        tx.block_data(data)?;
         self.encoding.handle_carried(clock, bytes);
         self.send_waiting_frames(lane, tx)
     }

@@ -139,7 +139,7 @@ pub struct LaneJudgement {
 /// Adds up what bound the lanes of a session.
 #[derive(Debug, Default)]
 pub struct Accountant {
-    before: BTreeMap<LaneId, (Instant, LaneSample)>,
+    before: BTreeMap<LaneId, Before>,
     path: PathHistory,
     receiver: ReceiverView,
     total: LimitTimes,
@@ -223,11 +223,41 @@ fn together(lanes: &[LaneSplit]) -> Split {
     split
 }
 
+/// What a lane was before.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    at: Instant,
+    sample: LaneSample,
+    /// Where the second began that is under way, and what was delivered in the last one, if it is a TCP lane.
+    second: (Instant, u64),
+    carried: BitRate,
+}
+
+impl Before {
+    fn of(now: Instant, sample: LaneSample, before: Option<&Self>) -> Self {
+        let delivered = match &sample.transport {
+            TransportSample::Tcp(tcp) => tcp.delivered,
+            TransportSample::Quic(_) | TransportSample::Inside => 0,
+        };
+        let Some(Self { second: (since, bytes), carried, .. }) = before.copied() else {
+            return Self { at: now, sample, second: (now, delivered), carried: BitRate(0) };
+        };
+        let elapsed = now.saturating_duration_since(since);
+        if elapsed < SECOND {
+            return Self { at: now, sample, second: (since, bytes), carried };
+        }
+        let carried = BitRate::mean(ByteCount(delivered.saturating_sub(bytes)), elapsed);
+        Self { at: now, sample, second: (now, delivered), carried }
+    }
+}
+
 /// What changed on a lane between two samples.
 struct Change<'a> {
     time: Duration,
     before: &'a LaneSample,
     now: &'a LaneSample,
+    /// What it carried in the last second that is over.
+    carried: BitRate,
 }
 
 impl Accountant {
@@ -254,16 +284,17 @@ impl Accountant {
         let changes: Vec<(LaneId, Change<'_>)> = lanes
             .iter()
             .filter_map(|(lane, sample)| {
-                let (at, before) = before.get(lane)?;
+                let Before { at, sample: before, carried, .. } = before.get(lane)?;
                 let time = now.saturating_duration_since(*at);
-                (!time.is_zero()).then_some((*lane, Change { time, before, now: sample }))
+                (!time.is_zero()).then_some((*lane, Change { time, before, now: sample, carried: *carried }))
             })
             .collect();
         self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
         self.facts.source = source.rate;
         let reading = self.handle_source(source, lanes);
         self.judge(now, &changes, &reading);
-        self.before = lanes.iter().map(|(lane, sample)| (*lane, (now, *sample))).collect();
+        let of = |(lane, sample): &(LaneId, LaneSample)| (*lane, Before::of(now, *sample, before.get(lane)));
+        self.before = lanes.iter().map(of).collect();
     }
 
     /// Takes note of the source; what a lane that waits for it is bound by.
@@ -475,9 +506,7 @@ fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCa
         WindowCause::Policer => Limit::Policer,
     };
     match (&change.before.transport, &change.now.transport) {
-        (TransportSample::Tcp(before), TransportSample::Tcp(now)) => {
-            judge_tcp(change.time, before, now, receiver, window)
-        }
+        (TransportSample::Tcp(before), TransportSample::Tcp(now)) => judge_tcp(change, before, now, receiver, window),
         (TransportSample::Quic(before), TransportSample::Quic(now)) => {
             judge_quic(change.time, before, now, receiver, window)
         }
@@ -485,7 +514,14 @@ fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCa
     }
 }
 
-fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &ReceiverView, window: Limit) -> Split {
+fn judge_tcp(
+    change: &Change<'_>,
+    before: &TcpSample,
+    now: &TcpSample,
+    receiver: &ReceiverView,
+    window: Limit,
+) -> Split {
+    let time = change.time;
     // Threads that hardly wait for data are not held up by the network, whatever its window says of this moment.
     if receiver.is_slow() {
         return receiver.split();
@@ -501,7 +537,9 @@ fn judge_tcp(time: Duration, before: &TcpSample, now: &TcpSample, receiver: &Rec
         false => part(now.sndbuf_limited, before.sndbuf_limited).min(1.0 - by_receiver),
     };
     let delivered = BitRate::mean(ByteCount(now.delivered.saturating_sub(before.delivered)), time);
-    let is_capped = now.cap.is_some_and(|cap| delivered.0 as f64 > cap.0 as f64 * AT_CAP);
+    // Over a second too: at a low rate an interval has all of a burst or nothing.
+    let most = delivered.max(change.carried);
+    let is_capped = now.cap.is_some_and(|cap| most.0 as f64 > cap.0 as f64 * AT_CAP);
     let mut split = Split::default();
     split.add(Limit::ReceiveWindow, by_receiver);
     split.add(Limit::SendBuffer, by_buffer);
@@ -598,6 +636,9 @@ const RECEIVER_WAITS_MIN: f64 = 0.2;
 
 /// Part of the time in which a receiver's storage is at work, above which a sender without work waits for it.
 const PUBLISHING_MIN: f64 = 0.5;
+
+/// Over how long a rate is compared with a cap beside the interval itself. Reason: some bursts of a path with an MTU of 64 KiB at 5 Mbit/s.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Part of the given rate that counts as having reached it. Reason: pacing wakes up late, and payload is 3 % less than packets.
 const AT_CAP: f64 = 0.85;

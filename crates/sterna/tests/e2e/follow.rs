@@ -366,6 +366,27 @@ fn a_spool_that_is_stopped_says_what_it_has_copied() {
 }
 
 #[test]
+fn what_appears_in_a_spool_and_cannot_be_copied_is_told_once() {
+    let site = Site::new();
+    let agent = site.agent();
+    let spool = site.local().join("spool");
+    fs::create_dir(&spool).unwrap();
+    write(&spool.join("first"), b"1");
+    let mut copy = follow(&site, &agent, &["--follow=1s"], "spool/.").start();
+    copy.wait_for("the first file", |event| event["outcome"] == "copied");
+    let pipe = |name: &str| rustix::fs::mkfifoat(rustix::fs::CWD, spool.join(name), rustix::fs::Mode::RWXU).unwrap();
+    std::os::unix::fs::symlink("nothing", spool.join("dangling")).unwrap();
+    pipe("pipe");
+    copy.wait_for("the pipe", |event| event["error"]["text"].as_str().is_some_and(|text| text.contains("pipe")));
+    write(&spool.join("last"), b"2");
+    copy.wait_for("the last file", |event| event["outcome"] == "copied" && event["path"] == "last");
+    copy.interrupt();
+    let outcome = copy.finish().expect(130);
+    let told = outcome.events.iter().filter(|event| event["event"] == "unreadable");
+    assert_eq!(told.count(), 2, "{}", outcome.describe());
+}
+
+#[test]
 fn a_file_is_not_taken_away_while_a_writer_has_it() {
     let site = Site::new();
     let agent = site.agent();

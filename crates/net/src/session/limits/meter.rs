@@ -2,12 +2,15 @@
 //!
 //! The thread notes when it begins to wait and when it ends (two reads of the clock); what it computes is the kernel's account.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use sterna_proto::Error;
 use sterna_proto::limit::Waits;
 
+use crate::lane::LaneTx;
 use crate::thread_clock::ThreadClock;
 
 /// What a thread waits for.
@@ -94,6 +97,44 @@ impl Meter {
     fn nanos(&self) -> u64 {
         // 2^62 ns are 146 years.
         self.begun.elapsed().as_nanos() as u64
+    }
+}
+
+/// A lane whose every call its feeder waits for, as its meter notes.
+pub(in crate::session) struct MeteredTx {
+    tx: Box<dyn LaneTx>,
+    meter: Arc<Meter>,
+}
+
+impl MeteredTx {
+    pub(in crate::session) fn new(tx: Box<dyn LaneTx>, meter: Arc<Meter>) -> Self {
+        Self { tx, meter }
+    }
+}
+
+impl LaneTx for MeteredTx {
+    fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
+        self.meter.during(Wait::Transport, 0, || self.tx.control(frame))
+    }
+
+    fn block_begin(&mut self, header: &[u8], data_len: u64) -> Result<(), Error> {
+        self.meter.during(Wait::Transport, 0, || self.tx.block_begin(header, data_len))
+    }
+
+    fn block_data(&mut self, data: Bytes) -> Result<(), Error> {
+        self.meter.during(Wait::Transport, data.len(), || self.tx.block_data(data))
+    }
+
+    fn block_end(&mut self, trailer: &[u8]) -> Result<(), Error> {
+        self.meter.during(Wait::Transport, 0, || self.tx.block_end(trailer))
+    }
+
+    fn block_abandon(&mut self) -> Result<(), Error> {
+        self.meter.during(Wait::Transport, 0, || self.tx.block_abandon())
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.meter.during(Wait::Transport, 0, || self.tx.flush())
     }
 }
 

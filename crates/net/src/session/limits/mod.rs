@@ -20,6 +20,7 @@ use self::meter::Reading;
 use super::lock;
 use crate::lane::{LaneHandle, tcp};
 
+pub(in crate::session) use self::meter::MeteredTx;
 pub use self::meter::{Meter, Wait};
 
 /// How often lanes are looked at. Reason: the kernel counts in steps of 4 ms, and people see half a second.

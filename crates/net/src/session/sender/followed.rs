@@ -65,7 +65,7 @@ impl Sender {
         let mut bytes = Bytes::from(bytes);
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(READ_BYTES));
-            meter.during(Wait::Transport, piece.len(), || tx.block_data(piece))?;
+            tx.block_data(piece)?;
             self.send_waiting_frames(lane, tx)?;
         }
         tx.block_end(digest.as_bytes())
