@@ -4,12 +4,10 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::site::{Agent, BINARY, CopyCommand, Site, wait_until};
+use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// An idle time that no test waits for.
@@ -392,24 +390,34 @@ fn a_file_is_not_taken_away_while_a_writer_has_it() {
     let agent = site.agent();
     let spool = site.local().join("spool");
     fs::create_dir(&spool).unwrap();
-    // Closed by another; idle.
-    for (name, idle) in [("closed", NEVER), ("idle", "--follow=1s")] {
-        let mut copy = follow(&site, &agent, &[idle, "--then", "delete"], "spool/.").start();
-        let path = spool.join(name);
-        let mut writer = File::create(&path).unwrap();
-        writer.write_all(b"first ").unwrap();
-        if name == "closed" {
-            drop(fs::OpenOptions::new().append(true).open(&path).unwrap());
-        }
-        // Longer than either would take to count as its end.
-        thread::sleep(Duration::from_millis(1500));
+    let start = |idle| follow(&site, &agent, &[idle, "--then", "delete"], "spool/.").start();
+    // A file that nobody writes to, beside it, goes when this one would.
+    let ends_with = |name: &str, mut writer: File, mut copy: Copying| {
+        wait_until("the other file to be taken away", || !spool.join("other").exists());
+        assert!(spool.join(name).exists(), "{name}");
         writer.write_all(b"second").unwrap();
         drop(writer);
-        wait_until("the file to be taken away", || !path.exists());
+        wait_until("the file to be taken away", || !spool.join(name).exists());
         assert_eq!(fs::read(site.root().join(name)).unwrap(), b"first second", "{name}");
         copy.interrupt();
         copy.finish().expect(130);
-    }
+    };
+    let begun = |name: &str| {
+        let mut writer = File::create(spool.join(name)).unwrap();
+        writer.write_all(b"first ").unwrap();
+        writer
+    };
+    write(&spool.join("there"), b"");
+    write(&spool.join("there.done"), b"");
+    let mut copy = start(NEVER);
+    copy.wait_for("the directory to be watched", |event| event["outcome"] == "copied");
+    let writer = begun("closed by another");
+    drop(File::options().append(true).open(spool.join("closed by another")).unwrap());
+    write(&spool.join("other"), b"closed");
+    ends_with("closed by another", writer, copy);
+    let writer = begun("idle");
+    write(&spool.join("other"), b"idle");
+    ends_with("idle", writer, start("--follow=1s"));
 }
 
 #[test]
