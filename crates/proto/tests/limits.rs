@@ -147,6 +147,45 @@ fn losses_with_a_queue_are_a_full_path_and_so_are_those_that_bbr_does_not_mind()
 }
 
 #[test]
+fn losses_before_a_policer_is_known_are_its_losses() {
+    let times = |known_from: u32| {
+        let mut accountant = Accountant::default();
+        let start = Instant::now();
+        for step in 0..100u32 {
+            let quic = QuicSample {
+                engine: Duration::ZERO,
+                sent: u64::from(step) * 700,
+                // One by one, as chance would have them.
+                lost: u64::from(step) * 7,
+                wire_bytes: u64::from(step) * 1_000_000,
+                rtt: RTT,
+                rtt_min: RTT,
+                window: ByteCount(1_000_000),
+                in_flight: ByteCount(400_000),
+                rate: BitRate::megabits(82),
+                state: match step {
+                    _ if step >= known_from => RateState::Policed(BitRate::megabits(82)),
+                    _ => RateState::Found,
+                },
+                memory: ByteCount(4_000_000),
+            };
+            let (lane_time, waiting) = (STEP * step, STEP * step);
+            let report = ReceiverReport { lane_time, waiting, ..ReceiverReport::default() };
+            accountant.handle_report(start + STEP * step, &report);
+            let feeder = Waits { transport: STEP * step, ..Waits::default() };
+            let sample = LaneSample { feeder, transport: TransportSample::Quic(quic) };
+            accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], &SourceSample::default());
+        }
+        let total = accountant.report().total;
+        (total.of(Limit::Loss), total.of(Limit::Policer), total.total())
+    };
+    let (loss, policer, total) = times(u32::MAX);
+    assert!(loss > total / 2 && policer.is_zero(), "{loss:?} {policer:?} of {total:?}");
+    let (loss, policer, total) = times(90);
+    assert!(policer > total / 2 && loss.is_zero(), "{loss:?} {policer:?} of {total:?}");
+}
+
+#[test]
 fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
     let first = |state, engine: f64, megabits, memory, announced| {
         let mut accountant = Accountant::default();

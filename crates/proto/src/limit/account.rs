@@ -148,6 +148,8 @@ pub struct Accountant {
     judged: Vec<LaneJudgement>,
     /// Of the time of [`Limit::Cpu`], that in which the receiver's processors were short.
     cpu_at_receiver: Duration,
+    /// Time of [`Limit::Loss`] of QUIC lanes since a policer was last known: the rate control needs some losses at one rate to know one.
+    unproven_loss: Duration,
     /// What was measured of web servers last.
     web: Option<WebSample>,
 }
@@ -347,6 +349,7 @@ impl Accountant {
             interval.add(limit, time.mul_f64(split.0[limit.index()].clamp(0.0, 1.0)));
         }
         self.total.merge(&interval);
+        self.name_policer(changes, interval.of(Limit::Loss));
         if self.receiver.lacks_processor() {
             self.cpu_at_receiver += interval.of(Limit::Cpu);
         }
@@ -354,6 +357,24 @@ impl Accountant {
         self.recent.push_back((now, interval));
         while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > RECENT) {
             self.recent.pop_front();
+        }
+    }
+
+    /// What was lost before a policer was known was lost to that; `loss`: of the last interval.
+    fn name_policer(&mut self, changes: &[(LaneId, Change<'_>)], loss: Duration) {
+        let states = changes.iter().filter_map(|(_, change)| match &change.now.transport {
+            TransportSample::Quic(quic) => Some(quic.state),
+            TransportSample::Tcp(_) | TransportSample::Inside => None,
+        });
+        let mut is_quic = false;
+        for state in states {
+            is_quic = true;
+            if matches!(state, RateState::Policed(_)) {
+                return self.total.rename(Limit::Loss, Limit::Policer, std::mem::take(&mut self.unproven_loss));
+            }
+        }
+        if is_quic {
+            self.unproven_loss += loss;
         }
     }
 

@@ -121,6 +121,13 @@ impl LimitTimes {
         self.0[limit.index()] += time;
     }
 
+    /// What was taken for one limit was another.
+    pub fn rename(&mut self, from: Limit, to: Limit, time: Duration) {
+        let time = time.min(self.of(from));
+        self.0[from.index()] -= time;
+        self.0[to.index()] += time;
+    }
+
     /// Adds other times.
     pub fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs);
