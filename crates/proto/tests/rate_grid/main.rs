@@ -78,12 +78,15 @@ fn lanes_for(rate: BitRate) -> usize {
 }
 
 fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
+    // Flows that halve and grow again over long paths need a while to divide them.
+    let least = Duration::from_secs(if matches!(trouble, Trouble::Competitors(_)) { 60 } else { 8 });
+    let most = Duration::from_secs(if mbit > 1000 { 12 } else { 40 });
+    measure_for((Duration::from_millis(rtt_ms) * 60).clamp(least, least.max(most)), mbit, rtt_ms, trouble)
+}
+
+fn measure_for(duration: Duration, mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
     let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
     let (link, competitors, possible) = link(rate, rtt, trouble);
-    // Flows that halve and grow again over long paths need a while to divide them.
-    let least = Duration::from_secs(if competitors > 0 { 60 } else { 8 });
-    let most = Duration::from_secs(if rate > BitRate::megabits(1000) { 12 } else { 40 });
-    let duration = (rtt * 60).clamp(least, least.max(most));
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
     let (tally, _) =
         Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, stalls: Vec::new(), duration }).run();
@@ -137,6 +140,22 @@ fn grid() {
                 format!("{:>5.0} {:>4.0} {:>5.1}", 100.0 * first, 100.0 * settled, 100.0 * beside)
             });
             println!("{mbit:>5} M {rtt_ms:>4} ms{}", cells.join(" "));
+        }
+    }
+}
+
+/// Prints what is left of an equal part, to us and to each of the others, after five minutes beside cubic flows.
+#[test]
+#[ignore = "a table for people"]
+fn neighbours() {
+    for mbit in [1, 10, 100] {
+        for rtt_ms in [8, 50, 150, 320, 800] {
+            let cells = [1, 4].map(|count| {
+                let trouble = Trouble::Competitors(count);
+                let Share { settled, others, .. } = measure_for(Duration::from_secs(300), mbit, rtt_ms, trouble);
+                format!("{:>4.0} {:>4.0}", 100.0 * settled, 100.0 * others)
+            });
+            println!("{mbit:>5} M {rtt_ms:>4} ms {}", cells.join("   "));
         }
     }
 }
