@@ -120,7 +120,7 @@ pub(super) struct Ask<'a> {
     pub(super) lane: Option<LaneId>,
 }
 
-/// An answer with status 200, 206 or 416.
+/// An answer with status 200 or 206, or 416 to a request for a part.
 pub(super) struct Answer {
     pub(super) reply: Reply,
     /// Where it came from, behind all redirects.
@@ -239,7 +239,12 @@ impl Exchange {
                 permit: Some(permit),
             };
             match reply.status {
-                200 | 206 | 416 => {
+                // Its body is not of the file, and nobody reads it as that.
+                416 if ask.range.is_some() => {
+                    self.hosts.answered(&at.origin());
+                    return Ok(Answer { reply, at, body });
+                }
+                200 | 206 => {
                     self.hosts.answered(&at.origin());
                     self.refuse_other_than_data(ask.named, &at, &reply)?;
                     return Ok(Answer { reply, at, body });
@@ -319,6 +324,7 @@ impl Exchange {
             403 | 451 => Fault::never(ErrorKind::Denied, text),
             404 | 410 => Fault::never(ErrorKind::NotFound, text),
             412 => Fault::changed(named, "it is not the version that was begun"),
+            416 => Fault::never(ErrorKind::Protocol, format!("{text} to a request for the whole file, not for a part")),
             429 | 503 => self.paused(at, reply.retry_after, text),
             408 | 425 | 500 | 502 | 504 => Fault::again(ErrorKind::Unreachable, Scope::Source, text),
             _ => Fault::never(ErrorKind::Io, text),
@@ -353,7 +359,7 @@ impl Exchange {
             let text = format!("GET {named}: the bytes come encoded as {encoding:?} though that was not asked for");
             return Err(Fault::never(ErrorKind::Protocol, text));
         }
-        if !reply.is_page() || self.is_expected || reply.status == 416 {
+        if !reply.is_page() || self.is_expected {
             return Ok(());
         }
         let lower = named.path().to_ascii_lowercase();

@@ -112,16 +112,23 @@ impl Web {
             ProbeKind::ReadOn => (0, Some(FIRST_BYTES)),
             ProbeKind::Head => (0, Some(PACKED_FILE_BYTES_MAX)),
         };
+        let wrong = |text: &str| Fault::never(ErrorKind::Protocol, format!("GET {named}: {text}"));
         let ask = Ask { named, at: named, range: Some(range), version: None, lane: None };
         let Answer { reply, at, body } = match self.exchange.get(&ask)? {
             // An empty file has no first byte. This answer gives up its place before the next one needs it.
             Answer { reply, body, .. } if reply.status == 416 => {
                 body.read_past();
-                self.exchange.get(&Ask { range: None, ..ask })?
+                let answer = self.exchange.get(&Ask { range: None, ..ask })?;
+                if answer.reply.status != 200 {
+                    let status = answer.reply.status;
+                    return Err(wrong(&format!(
+                        "{status} to a request for the whole file, after 416 to one for its first bytes"
+                    )));
+                }
+                answer
             }
             answer => answer,
         };
-        let wrong = |text: &str| Fault::never(ErrorKind::Protocol, format!("GET {named}: {text}"));
         if reply.status == 206 && (reply.start != 0 || reply.size.is_none()) {
             return Err(wrong("the answer to a request for its first bytes names no size, or begins elsewhere"));
         }

@@ -82,6 +82,34 @@ fn empty_files_of_a_server_that_refuses_their_first_byte_need_one_connection() {
 }
 
 #[test]
+fn a_page_that_says_that_no_part_can_be_had_is_never_data() {
+    let server = server_with(Kind::Nginx, 1000);
+    let page = "<html>the page that says what is wrong</html>";
+    let proxy = FaultProxy::new(server.addr, move |request| {
+        let status = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Type: text/html\r\nConnection: close\r\n";
+        Verdict::Answer(match (request.path(), range_of(request)) {
+            ("/length", _) => format!("{status}Content-Length: {}\r\n\r\n{page}", page.len()),
+            ("/chunked", _) => {
+                format!("{status}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{page}\r\n0\r\n\r\n", page.len())
+            }
+            // A part where none was asked for.
+            (_, None) => {
+                "HTTP/1.1 206 Part\r\nContent-Range: bytes 0-4/5\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+                    .to_owned()
+            }
+            _ => format!("{status}Content-Length: 0\r\n\r\n"),
+        })
+    });
+    let site = Site::new();
+    for name in ["length", "chunked"] {
+        let outcome = copy_of(&site, &[proxy.url(name)]).run().expect(3);
+        outcome.says("416 Range Not Satisfiable to a request for the whole file");
+    }
+    copy_of(&site, &[proxy.url("part")]).run().expect(3).says("206 to a request for the whole file, after 416");
+    assert!(fs::read_dir(site.local()).unwrap().next().is_none(), "something was written");
+}
+
+#[test]
 fn lanes_read_parts_of_their_own() {
     let server = server_with(Kind::Nginx, 32 * MIB);
     let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
