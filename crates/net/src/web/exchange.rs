@@ -230,10 +230,11 @@ impl Exchange {
             let response = self
                 .send(&at, ask, authorization.as_deref())
                 .map_err(|error| self.unanswered(&at, error).after(began.elapsed()))?;
-            let reply = Reply::read(response.status().as_u16(), response.headers(), SystemTime::now())
+            let (head, body) = response.into_parts();
+            let reply = Reply::read(&head, SystemTime::now())
                 .map_err(|why| Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")))?;
             let body = Body {
-                reader: response.into_body().into_reader(),
+                reader: body.into_reader(),
                 left: reply.length,
                 received: Arc::clone(&self.received),
                 permit: Some(permit),
@@ -358,6 +359,9 @@ impl Exchange {
         if let Some(encoding) = &reply.encoding {
             let text = format!("GET {named}: the bytes come encoded as {encoding:?} though that was not asked for");
             return Err(Fault::never(ErrorKind::Protocol, text));
+        }
+        if let Some(fault) = &reply.framing_fault {
+            return Err(Fault::never(ErrorKind::Protocol, format!("GET {named}: {fault}; not copied")));
         }
         if !reply.is_page() || self.is_expected {
             return Ok(());

@@ -3,10 +3,14 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sterna_proto::FileTime;
-use ureq::http::HeaderMap;
+use ureq::http::response::Parts;
+use ureq::http::{HeaderMap, Version as HttpVersion, header};
 
 /// Longest header value that is looked at, in characters. Reason: none of those that are needed comes near.
 const VALUE_CHARS_MAX: usize = 1024;
+
+/// As much of an unknown `Transfer-Encoding` is shown, in characters. Reason: real ones are shorter.
+const CODING_CHARS_MAX: usize = 40;
 
 /// What tells one version of a file from another (RFC 9110, section 8.8).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,6 +72,8 @@ pub(super) struct Reply {
     pub(super) length: Option<u64>,
     /// The body comes in chunks, whose last says that it is the last.
     pub(super) is_chunked: bool,
+    /// Why nobody can tell where the body ends, or what in it is the file, in words.
+    pub(super) framing_fault: Option<String>,
     pub(super) version: Version,
     /// The server says that it can be asked for parts.
     pub(super) takes_ranges: bool,
@@ -82,7 +88,8 @@ pub(super) struct Reply {
 
 impl Reply {
     /// Reads a head. `Err`: what in it contradicts itself, in words.
-    pub(super) fn read(status: u16, headers: &HeaderMap, now: SystemTime) -> Result<Self, &'static str> {
+    pub(super) fn read(head: &Parts, now: SystemTime) -> Result<Self, &'static str> {
+        let (status, headers) = (head.status.as_u16(), &head.headers);
         let value = |name: &str| {
             let text = headers.get(name)?.to_str().ok()?.trim();
             (!text.is_empty() && text.len() <= VALUE_CHARS_MAX).then_some(text)
@@ -102,12 +109,14 @@ impl Reply {
             _ => (0, length),
         };
         let content_type = value("content-type").unwrap_or_default();
+        let transfer = transfer_encoding(headers);
         Ok(Self {
             status,
             size,
             start,
             length: if status == 206 { length.or(end_of(value("content-range"), start)) } else { length },
-            is_chunked: value("transfer-encoding").is_some_and(|text| text.eq_ignore_ascii_case("chunked")),
+            is_chunked: transfer.as_deref() == Some("chunked"),
+            framing_fault: transfer.and_then(|coding| framing_fault(&coding, head)),
             version: Version { tag: owned("etag"), modified: owned("last-modified") },
             takes_ranges: value("accept-ranges").is_some_and(|text| text.eq_ignore_ascii_case("bytes")),
             content_type: content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase(),
@@ -121,6 +130,30 @@ impl Reply {
     pub(super) fn is_page(&self) -> bool {
         matches!(self.content_type.as_str(), "text/html" | "application/xhtml+xml")
     }
+}
+
+/// All of `Transfer-Encoding`, in lower case.
+fn transfer_encoding(headers: &HeaderMap) -> Option<String> {
+    let lines: Vec<String> = headers
+        .get_all(header::TRANSFER_ENCODING)
+        .iter()
+        .map(|line| String::from_utf8_lossy(line.as_bytes()).trim().to_ascii_lowercase())
+        .collect();
+    (!lines.is_empty()).then(|| lines.join(", "))
+}
+
+/// What is wrong with a body that comes by `coding` (RFC 9112, sections 6.1 and 6.3).
+fn framing_fault(coding: &str, head: &Parts) -> Option<String> {
+    if coding != "chunked" {
+        let shown: String = coding.chars().take(CODING_CHARS_MAX).collect();
+        return Some(format!("the bytes come with a Transfer-Encoding of {shown:?}; only chunks alone are read"));
+    }
+    // One server on the way goes by the length and another by the chunks: what each takes for the file differs.
+    if head.headers.contains_key(header::CONTENT_LENGTH) {
+        return Some("the answer has both a Content-Length and chunks, of which only one can be right".to_owned());
+    }
+    let is_old = head.version == HttpVersion::HTTP_10;
+    is_old.then(|| "the answer is HTTP/1.0, which has no chunks, and says that it comes in chunks".to_owned())
 }
 
 /// `bytes 0-99/200` or `bytes 0-99/*`: first and last byte, and the size of the whole.
@@ -153,14 +186,19 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use ureq::http::Response;
+
     use super::*;
 
     fn reply(status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, &'static str> {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.insert(*name, value.parse().unwrap());
-        }
-        Reply::read(status, &map, UNIX_EPOCH + Duration::from_secs(1_000_000_000))
+        reply_of(HttpVersion::HTTP_11, status, headers)
+    }
+
+    fn reply_of(version: HttpVersion, status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, &'static str> {
+        let head = Response::builder().version(version).status(status);
+        let head = headers.iter().fold(head, |head, (name, value)| head.header(*name, *value));
+        let head = head.body(()).unwrap().into_parts().0;
+        Reply::read(&head, UNIX_EPOCH + Duration::from_secs(1_000_000_000))
     }
 
     #[test]
@@ -179,6 +217,22 @@ mod tests {
         assert!(reply(206, &[("content-type", "multipart/byteranges; boundary=x")]).is_err());
         assert_eq!(reply(416, &[("content-range", "bytes */0")]).unwrap().size, Some(0));
         assert_eq!(reply(200, &[("content-length", "-7")]).unwrap().length, None);
+    }
+
+    #[test]
+    fn a_body_has_one_end() {
+        let fault = |version, headers: &[_]| reply_of(version, 200, headers).unwrap().framing_fault;
+        let chunked = ("transfer-encoding", "Chunked");
+        assert_eq!(fault(HttpVersion::HTTP_11, &[chunked]), None);
+        assert_eq!(fault(HttpVersion::HTTP_10, &[("content-length", "7")]), None);
+        assert!(fault(HttpVersion::HTTP_11, &[chunked, ("content-length", "7")]).unwrap().contains("both"));
+        assert!(fault(HttpVersion::HTTP_10, &[chunked]).unwrap().contains("HTTP/1.0"));
+        for coding in ["gzip", "gzip, chunked", "identity", "chunked, chunked", ""] {
+            let said = fault(HttpVersion::HTTP_11, &[("transfer-encoding", coding)]).unwrap();
+            assert!(said.contains(&format!("{coding:?}")), "{said}");
+        }
+        // As a list of two lines.
+        assert!(fault(HttpVersion::HTTP_11, &[("transfer-encoding", "gzip"), chunked]).is_some());
     }
 
     #[test]

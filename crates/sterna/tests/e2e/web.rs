@@ -385,6 +385,27 @@ fn a_body_whose_end_proves_nothing_is_refused() {
 }
 
 #[test]
+fn a_body_with_two_ends_or_in_a_coding_is_refused() {
+    let server = server_with(Kind::Nginx, 1000);
+    let proxy = FaultProxy::new(server.addr, |request| {
+        let chunks = format!("5000\r\n{}\r\n0\r\n\r\n", "x".repeat(0x5000));
+        Verdict::Answer(match request.path() {
+            "/both" => format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n{chunks}"
+            ),
+            "/old" => format!("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}"),
+            _ => "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: gzip\r\nConnection: close\r\n\r\nhello"
+                .to_owned(),
+        })
+    });
+    let site = Site::new();
+    copy_of(&site, &[proxy.url("both")]).run().expect(3).says("both a Content-Length and chunks");
+    copy_of(&site, &[proxy.url("old")]).run().expect(3).says("HTTP/1.0, which has no chunks");
+    copy_of(&site, &[proxy.url("encoded")]).run().expect(3).says("a Transfer-Encoding of \"gzip\"");
+    assert!(fs::read_dir(site.local()).unwrap().next().is_none(), "something was written");
+}
+
+#[test]
 fn a_token_goes_to_its_server_and_is_read_again_when_it_is_refused() {
     let server = server_with(Kind::Nginx, 8 * MIB);
     let other = FaultProxy::new(server.addr, |_| Verdict::Pass);
