@@ -4,10 +4,10 @@
 //! give them to any other server, send them in clear text to another host, or show them.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Read;
+use std::io::{PipeReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -135,41 +135,62 @@ fn read_token(source: &TokenSource) -> Result<String, Error> {
     Ok(text.to_owned())
 }
 
+/// What a command prints until its shell has ended. What the shell leaves behind in the background holds the pipe too, and is
+/// waited for only while nothing has come.
 fn run_command(line: &str) -> Result<Vec<u8>, Error> {
     let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
     let tried = "run --http-token-command";
+    let failed = |e: std::io::Error| wrong(tried.to_owned()).caused_by(e);
+    let (mut out, writer) = std::io::pipe().map_err(failed)?;
+    rustix::io::ioctl_fionbio(&out, true).map_err(|e| failed(e.into()))?;
     let mut command = Command::new("sh");
-    command.arg("-c").arg(std::ffi::OsStr::from_bytes(line.as_bytes()));
-    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = spawned.map_err(|e| wrong(tried.to_owned()).caused_by(e))?;
-    let stdout = child.stdout.take();
-    let reader = std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let read = stdout.map(|out| out.take(TOKEN_BYTES_MAX as u64 + 1024).read_to_end(&mut bytes));
-        read.transpose().map(|_| bytes)
-    });
+    command.arg("-c").arg(std::ffi::OsStr::from_bytes(line.as_bytes())).stdin(Stdio::null()).stdout(writer);
+    let mut child = command.spawn().map_err(failed)?;
+    // It holds an end of the pipe that would never be closed.
+    drop(command);
+    let mut bytes = Vec::new();
     let started = Instant::now();
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if started.elapsed() > COMMAND_TIME_MAX => {
-                let _ = child.kill();
-                let _ = child.wait();
+    loop {
+        // Asked before the reading: all that an ended shell has printed is in the pipe then.
+        let status = child.try_wait().map_err(failed)?;
+        let is_closed = read_what_came(&mut out, &mut bytes)
+            .map_err(|e| wrong(format!("{tried}: read what it prints")).caused_by(e))?;
+        match status {
+            Some(status) if !status.success() => return Err(wrong(format!("{tried}: it ended with {status}"))),
+            Some(_) if is_closed || !bytes.is_empty() => return Ok(bytes),
+            _ if bytes.len() > TOKEN_BYTES_MAX => {
+                end(&mut child);
+                // It is refused for its length, and not shown.
+                return Ok(bytes);
+            }
+            _ if started.elapsed() > COMMAND_TIME_MAX => {
+                end(&mut child);
                 let seconds = COMMAND_TIME_MAX.as_secs();
                 return Err(wrong(format!("{tried}: it printed no token within {seconds} s and was ended")));
             }
-            Ok(None) => std::thread::sleep(COMMAND_NAP),
-            Err(e) => return Err(wrong(tried.to_owned()).caused_by(e)),
+            _ => std::thread::sleep(COMMAND_NAP),
         }
-    };
-    if !status.success() {
-        return Err(wrong(format!("{tried}: it ended with {status}")));
     }
-    match reader.join() {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(e)) => Err(wrong(format!("{tried}: read what it prints")).caused_by(e)),
-        Err(_) => Err(crate::internal("a thread that reads a token ended by a panic")),
+}
+
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Reads all that is in a pipe now, or more than a token has. Whether nobody can write to it any more.
+fn read_what_came(out: &mut PipeReader, bytes: &mut Vec<u8>) -> std::io::Result<bool> {
+    let mut buffer = [0; 4096];
+    while bytes.len() <= TOKEN_BYTES_MAX {
+        match out.read(&mut buffer) {
+            Ok(0) => return Ok(true),
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
     }
+    Ok(false)
 }
 
 /// When a token runs out, if it is a JSON Web Token that says so (RFC 7519, section 4.1.4). Whether it is genuine is the server's
@@ -256,6 +277,26 @@ mod tests {
             secrets.authorization(&web("https://a/x")).unwrap();
         }
         assert_eq!(std::fs::read_to_string(count).unwrap().lines().count(), 2);
+    }
+
+    #[test]
+    fn what_a_token_command_leaves_in_the_background_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let (go, late) = (directory.path().join("go"), directory.path().join("late"));
+        // It holds the pipe until it is told to end, and for 20 s if it never is.
+        let background = format!(
+            "for i in $(seq 200); do [ -e {} ] && exit; sleep 0.1; done; touch {}",
+            go.display(),
+            late.display()
+        );
+        let token = run_command(&format!("({background}) & echo secret"));
+        assert!(!late.exists(), "it was waited for");
+        std::fs::write(go, "").unwrap();
+        assert_eq!(token.unwrap(), b"secret\n");
+        // What prints the token there is.
+        assert_eq!(run_command("(sleep 0.1; echo secret) &").unwrap(), b"secret\n");
+        // One that prints without end is ended.
+        assert!(read_token(&TokenSource::Command("yes".to_owned())).is_err());
     }
 
     #[test]
