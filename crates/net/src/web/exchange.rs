@@ -363,7 +363,12 @@ impl Exchange {
         if let Some(fault) = &reply.framing_fault {
             return Err(Fault::never(ErrorKind::Protocol, format!("GET {named}: {fault}; not copied")));
         }
-        if !reply.is_page() || self.is_expected {
+        if reply.is_page() { self.refuse_page(named, at) } else { Ok(()) }
+    }
+
+    /// A page has come. Errors: it is none that was meant.
+    pub(super) fn refuse_page(&self, named: &WebLocation, at: &WebLocation) -> Result<(), Fault> {
+        if self.is_expected {
             return Ok(());
         }
         let lower = named.path().to_ascii_lowercase();

@@ -150,6 +150,9 @@ impl Web {
             None if reply.is_chunked => self.read_unmeasured(named, &mut body)?,
             None => return Err(wrong(UNPROVEN)),
         };
+        if reply.begins_page(&head.bytes) {
+            self.exchange.refuse_page(named, &at)?;
+        }
         if kind == ProbeKind::Head || size <= PACKED_FILE_BYTES_MAX {
             body = None;
         }

@@ -130,6 +130,14 @@ impl Reply {
     pub(super) fn is_page(&self) -> bool {
         matches!(self.content_type.as_str(), "text/html" | "application/xhtml+xml")
     }
+
+    /// Whether the file's first bytes are those of a page, of which the server says nothing better.
+    pub(super) fn begins_page(&self, head: &[u8]) -> bool {
+        let begins = |text: &str| {
+            head.trim_ascii_start().get(..text.len()).is_some_and(|first| first.eq_ignore_ascii_case(text.as_bytes()))
+        };
+        matches!(self.content_type.as_str(), "" | "text/plain") && (begins("<!doctype html") || begins("<html"))
+    }
 }
 
 /// All of `Transfer-Encoding`, in lower case.
@@ -217,6 +225,20 @@ mod tests {
         assert!(reply(206, &[("content-type", "multipart/byteranges; boundary=x")]).is_err());
         assert_eq!(reply(416, &[("content-range", "bytes */0")]).unwrap().size, Some(0));
         assert_eq!(reply(200, &[("content-length", "-7")]).unwrap().length, None);
+    }
+
+    #[test]
+    fn first_bytes_tell_a_page_that_has_no_type() {
+        let untyped = reply(200, &[]).unwrap();
+        for page in ["<html>", "\r\n\t <HTML lang=x>", "<!DOCTYPE html>", "<!doctype HTML PUBLIC \"x\">"] {
+            assert!(untyped.begins_page(page.as_bytes()), "{page}");
+        }
+        for data in ["", "<htm", "<!doctype xml>", "<?xml ?><x>", "x<html>"] {
+            assert!(!untyped.begins_page(data.as_bytes()), "{data}");
+        }
+        let typed = |text: &str| reply(200, &[("content-type", text)]).unwrap();
+        assert!(typed("text/plain; charset=utf-8").begins_page(b"<html>"));
+        assert!(!typed("application/octet-stream").begins_page(b"<html>"));
     }
 
     #[test]

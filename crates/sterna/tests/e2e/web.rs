@@ -255,6 +255,30 @@ fn a_page_is_never_data() {
 }
 
 #[test]
+fn a_page_without_a_type_is_never_data() {
+    let server = server_with(Kind::Nginx, 1000);
+    let page = "\n<HTML>login</HTML>";
+    let proxy = FaultProxy::new(server.addr, move |request| {
+        let more = match request.path() {
+            "/plain" => format!("Content-Type: text/plain\r\nContent-Length: {}\r\n\r\n{page}", page.len()),
+            "/chunked" => format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{page}\r\n0\r\n\r\n", page.len()),
+            _ => format!("Content-Length: {}\r\n\r\n{page}", page.len()),
+        };
+        Verdict::Answer(format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{more}"))
+    });
+    let site = Site::new();
+    for name in ["f", "plain", "chunked"] {
+        copy_of(&site, &[proxy.url(name)]).run().expect(3).says("login page");
+    }
+    assert!(fs::read_dir(site.local()).unwrap().next().is_none(), "something was written");
+    // One that is meant: by its name, or by its digest.
+    copy_of(&site, &[proxy.url("page.html")]).succeed();
+    let digest = blake3::hash(page.as_bytes());
+    copy_of(&site, &[proxy.url("f")]).args(["--expect", &format!("blake3:{digest}")]).succeed();
+    assert_eq!(fs::read(site.local().join("f")).unwrap(), page.as_bytes());
+}
+
+#[test]
 fn a_session_that_runs_out_in_the_middle_writes_no_page() {
     let server = server_with(Kind::Nginx, 16 * MIB);
     let page = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 26\r\nConnection: close\r\n\r\n\
