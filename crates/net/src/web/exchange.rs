@@ -17,6 +17,7 @@ use ureq::unversioned::transport::{ConnectProxyConnector, Connector, RustlsConne
 use ureq::{Agent, BodyReader, ProxyProtocol};
 
 use super::WebOptions;
+use super::certificates;
 use super::hosts::{Hosts, Permit};
 use super::reply::{Reply, Version};
 use super::secrets::Secrets;
@@ -136,6 +137,8 @@ pub(super) struct Exchange {
     observer: Arc<dyn Observer>,
     /// A digest says what the file must be: then a page may be one.
     is_expected: bool,
+    /// One was given beside those of this host.
+    has_authority: bool,
     patience: Duration,
     received: Arc<AtomicU64>,
     measured: Arc<Measured>,
@@ -194,6 +197,7 @@ impl Exchange {
             secrets: Secrets::new(options.token.clone(), locations)?,
             observer,
             is_expected: options.is_expected,
+            has_authority: options.authority.is_some(),
             patience: options.patience,
             received: Arc::default(),
         })
@@ -293,12 +297,12 @@ impl Exchange {
         if self.hosts.is_stopped() {
             return Fault::stopped();
         }
+        if let Some(rustls::Error::InvalidCertificate(why)) = tls_error(&error) {
+            let why = certificates::said(why, self.has_authority);
+            return Fault::never(ErrorKind::Untrusted, format!("GET {at}: {why}"));
+        }
         let text = format!("GET {at}: {}", said(&error));
         match &error {
-            _ if certificate_refused(&error) => {
-                let text = format!("{text}; a private authority is given with --http-ca FILE");
-                Fault::never(ErrorKind::Untrusted, text)
-            }
             ureq::Error::Io(_)
             | ureq::Error::Timeout(_)
             | ureq::Error::HostNotFound
@@ -468,11 +472,6 @@ fn said(error: &ureq::Error) -> String {
         ureq::Error::Timeout(what) => format!("no answer in time ({what})"),
         error => error.to_string(),
     }
-}
-
-/// Whether the server's certificate was not taken.
-fn certificate_refused(error: &ureq::Error) -> bool {
-    matches!(tls_error(error), Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// What TLS said, by itself or wrapped by the socket it was read from.

@@ -5,6 +5,7 @@
 //! What it refuses to do: take anything else for the file: another version, a short body, a page where people sign in. It
 //! decides nothing about blocks, and reads the clock to wait.
 
+mod certificates;
 mod exchange;
 mod file;
 mod hosts;
