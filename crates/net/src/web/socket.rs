@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use sterna_proto::limit::WebSample;
-use ureq::Error;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, ShutdownHandle, Transport,
 };
+use ureq::{Error, Timeout};
 
 use crate::session::lock;
 use crate::sys::{self, TcpInfo};
@@ -56,12 +56,14 @@ impl<In: Transport> Connector<In> for WatchedConnector {
         if let Some(chained) = chained {
             return Ok(Some(Either::A(chained)));
         }
+        let connect_end = details.timeout.not_zero().map(|time| Instant::now() + *time);
         let stream = Arc::new(connect(details)?);
         (details.register_shutdown)(Arc::downgrade(&stream) as Weak<dyn ShutdownHandle>)?;
         let buffers = LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
         Ok(Some(Either::B(WatchedSocket {
             stream,
             buffers,
+            connect_end,
             read_time: None,
             look: Look::default(),
             measured: Arc::clone(&self.measured),
@@ -110,6 +112,8 @@ fn timed_out(error: io::Error, timeout: NextTimeout) -> Error {
 pub(super) struct WatchedSocket {
     stream: Arc<TcpStream>,
     buffers: LazyBuffers,
+    /// When it must be of use, with what a proxy and TLS say first; `None`: never.
+    connect_end: Option<Instant>,
     /// How long a read of it waits now; `None` for ever.
     read_time: Option<Duration>,
     look: Look,
@@ -131,7 +135,7 @@ impl Transport for WatchedSocket {
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        let timeout = timeout.for_read();
+        let timeout = self.while_connecting(timeout)?.for_read();
         let began = Instant::now();
         let mut time = timeout.not_zero().map(|time| *time);
         let count = loop {
@@ -159,6 +163,19 @@ impl Transport for WatchedSocket {
 }
 
 impl WatchedSocket {
+    /// What is left of the time for connecting. The library gives each read of what a proxy answers all of it, so that one that
+    /// sends a byte now and then would be waited for without end. Errors: nothing is left.
+    fn while_connecting(&self, mut timeout: NextTimeout) -> Result<NextTimeout, Error> {
+        if let Some(end) = self.connect_end.filter(|_| timeout.reason == Timeout::Connect) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Timeout(Timeout::Connect));
+            }
+            timeout.after = (*timeout.after).min(left).into();
+        }
+        Ok(timeout)
+    }
+
     /// Sets how long a read waits; it is nearly always as long as the one before.
     fn set_read_time(&mut self, time: Option<Duration>) -> Result<(), Error> {
         if self.read_time != time {
@@ -239,6 +256,32 @@ mod tests {
     use sterna_proto::ByteCount;
 
     use super::*;
+
+    #[test]
+    fn a_connection_that_trickles_is_of_use_in_time_or_never() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut socket = WatchedSocket {
+            stream,
+            buffers: LazyBuffers::new(64, 64),
+            connect_end: Some(Instant::now() + Duration::from_secs(60)),
+            read_time: None,
+            look: Look::default(),
+            measured: Arc::default(),
+        };
+        let whole = |reason| NextTimeout { after: Duration::from_secs(60).into(), reason, ..NextTimeout::default() };
+        let mut read = |socket: &mut WatchedSocket, reason| {
+            peer.write_all(b"x").unwrap();
+            socket.await_input(whole(reason))
+        };
+        assert!(read(&mut socket, Timeout::Connect).unwrap());
+        // A byte is there each time, and the library gives each read all of the time.
+        socket.connect_end = Some(Instant::now());
+        assert!(matches!(read(&mut socket, Timeout::Connect), Err(Error::Timeout(Timeout::Connect))));
+        // Once it is of use, other times hold.
+        assert!(read(&mut socket, Timeout::RecvResponse).unwrap());
+    }
 
     #[test]
     fn a_window_is_full_when_it_comes_in_every_round_trip() {
