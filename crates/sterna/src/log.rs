@@ -1,7 +1,8 @@
 //! `--log FILE`: what was sampled of a session, as one JSON line each; as a page with plots when FILE ends in `.html`.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -9,12 +10,16 @@ use serde_json::{Value, json};
 use sterna_net::client::{CopyOptions, CopyProgress};
 use sterna_net::lane::LaneStats;
 use sterna_proto::limit::{LaneJudgement, TransportSample};
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use crate::{limits, page};
 
 /// Lines that a page is drawn from, at most; of more, every second one is dropped. Reason: a page of some MB, whatever the copy.
 const PAGE_LINES_MAX: usize = 8_000;
+
+/// How much of a file is looked at to know it for a log of ours. Reason: its first line names every source of the command line, which
+/// the kernel holds to a few MiB.
+const HEAD_BYTES_MAX: u64 = 16 << 20;
 
 /// Where samples go.
 pub struct SampleLog {
@@ -28,6 +33,7 @@ enum Out {
     Lines(BufWriter<File>),
     /// Kept until the end; every `stride`-th line.
     Page {
+        file: File,
         head: String,
         lines: Vec<Value>,
         stride: u64,
@@ -36,15 +42,17 @@ enum Out {
 }
 
 impl SampleLog {
-    /// Makes the file, and says in it what is copied. Errors: this host does not let us.
+    /// Makes the file, and says in it what is copied. A log of an earlier copy is written over.
+    ///
+    /// Errors: `Usage`: the file is something else, and is left as it is; others: this host does not let us.
     pub fn create(path: &Path, options: &CopyOptions) -> Result<Self, Error> {
-        let file = File::create(path).map_err(|e| failed(path, e))?;
+        let file = open(path, options)?;
         let is_page = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("html"));
-        let mut lines = BufWriter::new(file);
         let head = Head::new(options);
         let out = match is_page {
-            true => Out::Page { head: head.line(), lines: Vec::new(), stride: 1, count: 0 },
+            true => Out::Page { file, head: head.line(), lines: Vec::new(), stride: 1, count: 0 },
             false => {
+                let mut lines = BufWriter::new(file);
                 writeln!(lines, "{}", head.value()).and_then(|()| lines.flush()).map_err(|e| failed(path, e))?;
                 Out::Lines(lines)
             }
@@ -82,13 +90,76 @@ impl SampleLog {
     pub fn finish(&mut self, end: &Value, words: &[String]) -> Result<(), Error> {
         match &mut self.out {
             Out::Lines(file) => writeln!(file, "{end}").and_then(|()| file.flush()),
-            Out::Page { head, lines, .. } => {
+            Out::Page { file, head, lines, .. } => {
                 let words: Vec<String> = std::iter::once(&*head).chain(words).cloned().collect();
-                std::fs::write(&self.path, page::page(lines, &words))
+                // Not by its name, which may be that of something else by now.
+                file.write_all(page::page(lines, &words).as_bytes())
             }
         }
         .map_err(|e| failed(&self.path, e))
     }
+}
+
+/// Opens the file of a log, empty. What it holds goes only if that is a log of ours: a slip in the order of words must not cost a
+/// file.
+fn open(path: &Path, options: &CopyOptions) -> Result<File, Error> {
+    let refused = |what: &str| {
+        let text = format!(
+            "--log {}: {what}; it was left as it is and nothing was sent: give a name that is not taken, or that of an old log",
+            path.display()
+        );
+        Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+    };
+    let found = match fs::metadata(path) {
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(failed(path, error)),
+    };
+    let mut ends = options.sources.iter().chain([&options.destination]);
+    if ends.any(|end| is_file_of(end, path, found.as_ref())) {
+        return refused("this is what is to be copied");
+    }
+    match found.map(|found| found.file_type()) {
+        None => {}
+        Some(kind) if kind.is_file() => {}
+        // Such as /dev/null, which holds nothing.
+        Some(kind) if kind.is_char_device() => {
+            return File::options().write(true).open(path).map_err(|e| failed(path, e));
+        }
+        Some(kind) if kind.is_dir() => return refused("this is a directory, and a log needs a file"),
+        // A pipe that nobody reads would be waited for without end.
+        Some(_) => return refused("this is a pipe, a socket or a device, and a log needs a file"),
+    }
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+    let mut file = file.map_err(|e| failed(path, e))?;
+    if !is_empty_or_log(&file).map_err(|e| failed(path, e))? {
+        return refused("this file holds something else than a log of sterna");
+    }
+    file.set_len(0).and_then(|()| file.rewind()).map_err(|e| failed(path, e))?;
+    Ok(file)
+}
+
+/// Whether an end of the copy is the file `path` of this host.
+fn is_file_of(end: &Location, path: &Path, found: Option<&Metadata>) -> bool {
+    let Location::Local(local) = end else { return false };
+    let id = |file: &Metadata| (file.dev(), file.ino());
+    local == path
+        || found.is_some_and(|found| found.is_file() && fs::metadata(local).is_ok_and(|local| id(&local) == id(found)))
+}
+
+/// Whether a file is empty, or begins as a log of ours does.
+fn is_empty_or_log(file: &File) -> io::Result<bool> {
+    let mut head = Vec::new();
+    BufReader::new(file).take(HEAD_BYTES_MAX).read_until(b'\n', &mut head)?;
+    let is_session = |line: &[u8]| serde_json::from_slice(line).is_ok_and(|line: Value| line["event"] == "session");
+    if head.is_empty() || is_session(&head) {
+        return Ok(true);
+    }
+    let mut file = file;
+    file.rewind()?;
+    head.clear();
+    file.take(page::HEAD.len() as u64).read_to_end(&mut head)?;
+    Ok(head == page::HEAD.as_bytes())
 }
 
 /// What a log is of: who finds it a year later needs to know.

@@ -53,10 +53,13 @@ pub fn page(lines: &[Value], words: &[String]) -> String {
         );
     }
     format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>sterna copy</title><style>{STYLE}</style></head>\n\
+        "{HEAD}<style>{STYLE}</style></head>\n\
          <body><h1>What limited this copy</h1>\n{body}</body></html>\n"
     )
 }
+
+/// How every page begins: by this an old one is known.
+pub const HEAD: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>sterna copy</title>";
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#223}\
 h1{font-size:1.4em}h2{font-size:1em;margin:1.6em 0 .2em}svg{width:100%;height:auto;display:block}\

@@ -329,3 +329,60 @@ fn what_cannot_be_copied_says_why_and_what_to_do() {
     tree.says("d/around is a symlink to a directory").says("name it as a source").says("d/.sterna-mine is not copied");
     assert_eq!((&tree.summary()["copied"], &tree.summary()["failed"]), (&1.into(), &2.into()));
 }
+
+#[test]
+fn a_log_never_empties_what_is_no_log() {
+    let site = Site::new();
+    let agent = site.agent();
+    for name in ["x.h5", "y.h5"] {
+        write(&site.local().join(name), &Seeded::new(3).bytes(100_000));
+    }
+    write(&site.local().join("notes.jsonl"), b"{\"event\":\"lunch\"}\n");
+    write(&site.local().join("empty"), b"");
+    let log = |log: &str, source: &str| site.copy(&agent).args(["--log", log, source]).arg(agent.url("to/")).run();
+    for (taken, source) in [("x.h5", "x.h5"), ("x.h5", "y.h5"), ("notes.jsonl", "y.h5"), ("empty", "empty")] {
+        let before = fs::read(site.local().join(taken)).unwrap();
+        let refused = log(taken, source).expect(2);
+        refused.says("it was left as it is and nothing was sent").says(taken);
+        assert_eq!(refused.last("error")["error"]["kind"], "usage");
+        assert_eq!(fs::read(site.local().join(taken)).unwrap(), before, "{taken}");
+    }
+    assert!(!site.root().join("to").exists());
+    // What is empty, and a log of an earlier copy, is written over; such a log is not when it is itself to be copied.
+    for name in ["empty", "log.jsonl", "log.html"] {
+        for _ in 0..2 {
+            log(name, "y.h5").expect(0);
+        }
+        let written = fs::read_to_string(site.local().join(name)).unwrap();
+        assert_eq!(written.matches("\"session\"").count() + written.matches("<!doctype").count(), 1, "{written}");
+        log(name, name).expect(2).says("this is what is to be copied");
+    }
+}
+
+#[test]
+fn a_log_to_a_pipe_is_refused_and_waits_for_nobody() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    assert!(Command::new("mkfifo").arg(site.local().join("fifo")).status().unwrap().success());
+    site.copy(&agent).args(["--log", "fifo", "f"]).arg(agent.url("f")).run().expect(2).says("this is a pipe");
+    site.copy(&agent).args(["--log", ".", "f"]).arg(agent.url("f")).run().expect(2).says("this is a directory");
+    assert!(!site.root().join("f").exists());
+    site.copy(&agent).args(["--log", "/dev/null", "f"]).arg(agent.url("f")).succeed();
+}
+
+#[test]
+fn json_ends_with_the_error_however_early_that_is() {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    for (args, code) in [(["--log", "/nonexistent/x"], 74), (["--state", "/proc/x"], 74), (["--rate-min", "1bit"], 2)] {
+        let mut copy = Command::new(BINARY);
+        copy.args(["copy", "--json"]).args(args).args(["--via", "tcp", "f"]).arg(agent.url("f"));
+        let output = copy.current_dir(site.local()).env("XDG_STATE_HOME", site.path("xdg")).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap_or_default()).unwrap();
+        assert_eq!((&last["event"], &last["exit_code"]), (&"error".into(), &code.into()), "{said}");
+    }
+}
