@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sterna_net::client::{
     CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, PathOptions, ReplicaSummary, ViaChoice, copy,
 };
-use sterna_net::identity::{Fingerprint, KnownHost, KnownHosts};
+use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
 use sterna_proto::compress::Wish;
@@ -29,6 +29,33 @@ use crate::{json, limits, plan, print_line, say, state};
 
 /// Runs one copy; the exit code says how it ended.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
+    let (options, identity, person) = prepare(flags).inspect_err(|error| {
+        if flags.json {
+            // Its reader waits for a last line, however early the end is; that nobody reads it changes nothing.
+            let _ = print_line(json::error(error).as_bytes());
+        }
+    })?;
+    let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
+    person.tell_rest();
+    person.display.finish();
+    match outcome {
+        Ok(summary) => {
+            person.summarise(&summary);
+            Ok(person.code_with_output(exit_code(&summary)))
+        }
+        Err(error) => {
+            let end = serde_json::from_str(&json::error(&error)).unwrap_or_default();
+            person.write_log(|log| log.finish(&end, &[error.chain()]));
+            if person.output == Output::Json {
+                person.print(json::error(&error).as_bytes());
+            }
+            Err(error)
+        }
+    }
+}
+
+/// What a copy needs, before anything is sent: what to do, who we are, and who sees it.
+fn prepare(flags: &CopyFlags) -> Result<(CopyOptions, Identity, Arc<Person>), Error> {
     let options = options(flags)?;
     let is_between_agents = is_between_agents(&options);
     check_flags(flags, is_between_agents && !flags.same)?;
@@ -67,23 +94,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         untold: Mutex::default(),
         lost: Mutex::default(),
     });
-    let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
-    person.tell_rest();
-    person.display.finish();
-    match outcome {
-        Ok(summary) => {
-            person.summarise(&summary);
-            Ok(person.code_with_output(exit_code(&summary)))
-        }
-        Err(error) => {
-            let end = serde_json::from_str(&json::error(&error)).unwrap_or_default();
-            person.write_log(|log| log.finish(&end, &[error.chain()]));
-            if person.output == Output::Json {
-                person.print(json::error(&error).as_bytes());
-            }
-            Err(error)
-        }
-    }
+    Ok((options, identity, person))
 }
 
 /// 0, or 1 when some files failed; when nothing at all was copied, the code of the first failure.
