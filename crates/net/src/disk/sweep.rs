@@ -12,19 +12,24 @@ use super::root::Root;
 use crate::sys;
 
 impl Root {
-    /// Deletes the file `path`, which was sent as `entry`.
+    /// Deletes the file `path`, which was sent as `entry`; one that is gone already is gone as wanted.
     ///
     /// Errors: it is not what was sent any more (`Changed`), or the system refuses; it stays where it is. A writer that appends between the look and the
     /// deletion, within microseconds, is not seen.
     pub fn delete_source(&self, path: &RelPath, entry: &FileEntry) -> Result<(), Error> {
-        let directory = self.same_source(path, entry)?;
-        rustix::fs::unlinkat(directory, path.name(), AtFlags::empty())
-            .map_err(|errno| SWEEPING.failed(errno, format_args!("delete {path}, which has arrived; it stays")))
+        let directory = match self.same_source(path, entry) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        };
+        match rustix::fs::unlinkat(directory, path.name(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(SWEEPING.failed(errno, format_args!("delete {path}, which has arrived; it stays"))),
+        }
     }
 
     /// Moves the file `path`, which was sent as `entry`, to `to`; directories above that are made.
     ///
-    /// Errors: as [`Root::delete_source`]; `Exists` when the name is taken; `Usage` when it is on another file system.
+    /// Errors: as [`Root::delete_source`]; `NotFound` when it is gone, so that whoever looks for it there is told; `Exists` when the name is taken; `Usage` when it is on another file system.
     pub fn move_source(&self, path: &RelPath, entry: &FileEntry, to: &Path) -> Result<(), Error> {
         let directory = self.same_source(path, entry)?;
         let shown = to.display();
@@ -85,13 +90,20 @@ impl Root {
         }
     }
 
-    /// The directory of `path`, when what has that name is what was sent as `entry`. Errors: it is not (`Changed`), or the system refuses.
+    /// The directory of `path`, when what has that name is what was sent as `entry`. Errors: it is not (`Changed`), nothing has that name
+    /// (`NotFound`), or the system refuses.
     pub fn same_source(&self, path: &RelPath, entry: &FileEntry) -> Result<std::os::fd::OwnedFd, Error> {
         let stays = |what: &str| {
             let text = format!("{path} has arrived and stays where it is: {what}");
             SWEEPING.refused(ErrorKind::Changed, text)
         };
-        let failed = |errno: Errno| SWEEPING.failed(errno, format_args!("look at {path}, which has arrived; it stays"));
+        let failed = |errno: Errno| match errno {
+            Errno::NOENT | Errno::NOTDIR => {
+                let text = format!("{path} has arrived, and its source is gone: somebody else has deleted or moved it");
+                SWEEPING.refused(ErrorKind::NotFound, text)
+            }
+            errno => SWEEPING.failed(errno, format_args!("look at {path}, which has arrived; it stays")),
+        };
         let directory = self.open_directory(parent_of(path)).map_err(failed)?;
         let named = rustix::fs::statat(&directory, path.name(), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
         if named.st_ino != entry.inode {

@@ -140,3 +140,22 @@ fn a_source_that_has_changed_since_it_was_sent_is_neither_deleted_nor_moved() {
     root.move_source(&rel("old"), &entry, &at("deep/er/moved")).unwrap();
     assert!(at("deep/er/moved").exists() && !at("old").exists());
 }
+
+#[test]
+fn a_source_that_somebody_else_took_away_is_deleted_already_and_cannot_be_moved() {
+    let directory = scratch();
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir(at("sub")).unwrap();
+    fs::write(at("sub/file"), b"sent").unwrap();
+    let (root, entry) = source_of(&directory, "sub/file");
+    let gone = |why: &str| {
+        root.delete_source(&rel("sub/file"), &entry).unwrap_or_else(|error| panic!("{why}: {error}"));
+        let error = root.move_source(&rel("sub/file"), &entry, &at("moved")).unwrap_err();
+        assert!(error.kind == ErrorKind::NotFound && error.chain().contains("is gone"), "{why}: {error}");
+        assert!(!error.chain().contains("it stays"), "{why}: {error}");
+    };
+    fs::remove_file(at("sub/file")).unwrap();
+    gone("the file");
+    fs::remove_dir(at("sub")).unwrap();
+    gone("its directory");
+}
