@@ -369,6 +369,14 @@ impl Shared {
         })
     }
 
+    /// What the operator needs to know of a right that is missing: that what the list says now does not count. It is for the log alone.
+    fn why_not_in_list(&self, error: &Error) -> String {
+        let Admission::Listed(list) = &self.admission else { return String::new() };
+        let is_of_rights = matches!(error.kind, ErrorKind::Untrusted | ErrorKind::Denied);
+        let damage = list.why_not_in_use().filter(|_| is_of_rights);
+        damage.map_or(String::new(), |damage| format!("; but {damage}"))
+    }
+
     /// What is left of a grant when the peer asks on behalf of another one: what both may do. That nobody proves it is no harm,
     /// since it can only take away. Errors: the other one is not authorized here.
     fn narrowed(&self, grant: Grant, peer: &Fingerprint, hello: &Hello) -> Result<Grant, Error> {
@@ -598,12 +606,13 @@ impl AgentSink<'_> {
 
     /// Tells the peer why it is not wanted, and closes the lane.
     fn refuse(&mut self, error: &Error) -> Result<(), Error> {
-        let line = format!("refused {} at {}: {}", self.peer.short(), self.handle.peer_addr(), error.chain());
+        let reason = format!("{}{}", error.chain(), self.shared.why_not_in_list(error));
+        let line = format!("refused {} at {}: {reason}", self.peer.short(), self.handle.peer_addr());
         let log = &*self.shared.log;
         match error.kind {
             // After a restart of ours the session that takes over has lines of its own.
             ErrorKind::SessionLost => log.detail(&line),
-            _ => self.shared.strangers.refusal(log, self.peer, (error.chain(), &line), Instant::now()),
+            _ => self.shared.strangers.refusal(log, self.peer, (reason, &line), Instant::now()),
         }
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;

@@ -114,6 +114,8 @@ struct LastRead {
     grants: BTreeMap<Fingerprint, Grant>,
     /// What was wrong when the file was read last; `None` when it was well.
     damage: Option<String>,
+    /// Whether the list is that of the file as it was read last.
+    is_in_use: bool,
 }
 
 /// What the file says of a peer.
@@ -148,7 +150,11 @@ impl Authorized {
         let Listed { grants, strays } = read(path, &roots)?;
         match strays.into_iter().next() {
             Some(stray) => Err(stray.error),
-            None => Ok(Self { path: path.to_owned(), roots, last: Mutex::new(LastRead { grants, damage: None }) }),
+            None => Ok(Self {
+                path: path.to_owned(),
+                roots,
+                last: Mutex::new(LastRead { grants, damage: None, is_in_use: true }),
+            }),
         }
     }
 
@@ -158,6 +164,7 @@ impl Authorized {
     pub fn ask(&self, peer: &Fingerprint) -> Answer {
         let read = read(&self.path, &self.roots);
         let mut last = lock(&self.last);
+        last.is_in_use = read.is_ok();
         let damage = match read {
             Ok(Listed { mut grants, strays }) => {
                 for stray in &strays {
@@ -170,11 +177,19 @@ impl Authorized {
                 last.grants = grants;
                 strays_text(&strays)
             }
-            Err(error) => Some(format!("{}; the list of before stays in force", error.chain())),
+            Err(error) => {
+                Some(format!("{}; the file is not in use, and the list of before stays in force", error.chain()))
+            }
         };
         let is_new = last.damage != damage;
         last.damage.clone_from(&damage);
         Answer { grant: last.grants.get(peer).cloned(), damage: damage.filter(|_| is_new) }
+    }
+
+    /// Why the file was not in use when it was read last; `None` when it was, but for lines that name another root.
+    pub fn why_not_in_use(&self) -> Option<String> {
+        let last = lock(&self.last);
+        last.damage.clone().filter(|_| !last.is_in_use)
     }
 }
 
@@ -193,7 +208,7 @@ fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
         let text = format!("read the fingerprints of who is authorized from {}: there is no such file", path.display());
         Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
     })?;
-    let (mut grants, mut strays) = (BTreeMap::new(), Vec::new());
+    let (mut named, mut strays) = (BTreeMap::<Fingerprint, (usize, Grant)>::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
         let wrong = |what: String| files::line_error(path, index + 1, what);
         let line = line.split('#').next().unwrap_or_default();
@@ -204,10 +219,17 @@ fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
         if let Some(name) = grant.roots.keys().find(|name| !roots.contains(name)) {
             strays.push(Stray { peer, error: wrong(no_such_root(name, roots)) });
         }
-        if grants.insert(peer, grant).is_some() {
-            return Err(wrong(format!("{peer} is there twice")));
+        match named.get(&peer) {
+            None => drop(named.insert(peer, (index + 1, grant))),
+            // Said twice, as when two people add the same line.
+            Some((_, before)) if *before == grant => {}
+            Some((first, _)) => {
+                let lines = (*first, index + 1);
+                return Err(files::lines_error(path, lines, format!("{peer}, with other rights: delete one")));
+            }
         }
     }
+    let grants = named.into_iter().map(|(peer, (_, grant))| (peer, grant)).collect();
     Ok(Listed { grants, strays })
 }
 
@@ -333,10 +355,22 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_is_named_twice_has_the_rights_that_both_lines_say() {
+        assert!(grant_of(&format!("{PEER} ro\n# again\n{PEER} ro # by mail\n")).rights("in") == Rights::Read);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("authorized");
+        fs::write(&path, format!("# peers\n{PEER} rw\n{PEER} ro\n")).unwrap();
+        let error = open(&path).unwrap_err();
+        let expected = format!("authorized lines 2 and 3 both name {PEER}, with other rights: delete one");
+        assert!(error.text().ends_with(&expected), "{error}");
+        assert_eq!(error.kind, ErrorKind::Corrupt);
+    }
+
+    #[test]
     fn bad_lines_are_named_by_number() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");
-        for bad in ["ro", "SHA256:x ro", &format!("{PEER} r"), &format!("{PEER} ro rw"), &format!("{PEER}\n{PEER}")] {
+        for bad in ["ro", "SHA256:x ro", &format!("{PEER} r"), &format!("{PEER} ro rw")] {
             fs::write(&path, format!("\n# peers\n{bad}\n")).unwrap();
             let error = open(&path).unwrap_err();
             assert!(error.text().contains("authorized line "), "{error}");

@@ -18,6 +18,12 @@ pub(super) fn line_error(path: &Path, line_number: usize, what: impl std::fmt::D
     Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text)
 }
 
+/// Two lines of such a file that do not agree on `what`.
+pub(super) fn lines_error(path: &Path, (first, second): (usize, usize), what: impl std::fmt::Display) -> Error {
+    let text = format!("{} lines {first} and {second} both name {what}", path.display());
+    Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text)
+}
+
 /// Reads a file of at most `bytes_max` bytes; `None` when there is none.
 pub(super) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Error> {
     let failed = |e| storage_error(format!("read {}", path.display())).caused_by(e);
