@@ -8,7 +8,8 @@ use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, UnbufferedConnectionCommon, UnbufferedStatus};
-use rustls::{CommonState, ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite};
+use rustls::{AlertDescription, CommonState, ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite};
+use sterna_proto::location::DEFAULT_PORT;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::record::{KEY_RECORDS_MIN, RECORD_HEAD_BYTES, RecordKey};
@@ -72,6 +73,7 @@ impl Secrets {
 
 /// Runs the handshake as the end that connects.
 pub(super) fn connect(link: &mut Link<'_>, identity: &Identity, key_records_max: u64) -> Result<Established, Error> {
+    link.is_dialled = true;
     let mut connection = UnbufferedClientConnection::new(identity.client_config(), identity::server_name())
         .map_err(|e| link.tls_error(&e))?;
     let early =
@@ -135,6 +137,8 @@ pub(super) struct Link<'s> {
     pub(super) stream: &'s TcpStream,
     pub(super) peer_addr: SocketAddr,
     pub(super) deadline: Instant,
+    /// We have connected, to whatever listens there.
+    pub(super) is_dialled: bool,
 }
 
 impl Link<'_> {
@@ -193,7 +197,10 @@ impl Link<'_> {
     /// Checks what rustls leaves to us: that both speak this protocol, and who the peer is.
     fn check_peer(&self, connection: &CommonState) -> Result<Fingerprint, Error> {
         if connection.alpn_protocol() != Some(identity::ALPN) {
-            return Err(self.protocol_error("speaks TLS but not the protocol sterna/1"));
+            return Err(match self.is_dialled {
+                true => self.no_agent("speaks TLS but not the protocol sterna/1: no sterna agent"),
+                false => self.protocol_error("speaks TLS but not the protocol sterna/1"),
+            });
         }
         peer_fingerprint(connection.peer_certificates().unwrap_or_default())
     }
@@ -271,9 +278,32 @@ impl Link<'_> {
         self.error(ErrorKind::Unreachable, &what)
     }
 
+    /// The error of a port where something else listens.
+    fn no_agent(&self, what: &str) -> Error {
+        let text = format!(
+            "{} {what}; is the port right? agents listen on {DEFAULT_PORT} unless --listen says otherwise",
+            self.peer_addr
+        );
+        Error::new(ErrorKind::Protocol, Scope::Path, Phase::Prepare, text)
+    }
+
     /// The error of a handshake that rustls refused.
     fn tls_error(&self, error: &rustls::Error) -> Error {
         match error {
+            rustls::Error::InvalidMessage(_) if self.is_dialled => {
+                self.no_agent("answers, but does not speak TLS: no sterna agent")
+            }
+            // What other servers say to who offers the one protocol and the one kind of key that agents have.
+            rustls::Error::AlertReceived(
+                AlertDescription::HandshakeFailure
+                | AlertDescription::ProtocolVersion
+                | AlertDescription::NoApplicationProtocol,
+            )
+            | rustls::Error::PeerIncompatible(_)
+                if self.is_dialled =>
+            {
+                self.no_agent("speaks TLS, but is no sterna agent")
+            }
             rustls::Error::AlertReceived(alert) => {
                 let alert = super::record::alert_error(u8::from(*alert));
                 let text = format!("connect with {}: {}", self.peer_addr, alert.text());

@@ -145,7 +145,8 @@ fn establish(
 ) -> Result<TcpLane, Error> {
     socket::tune(&stream, peer_addr, options)?;
     let congestion_refused = options.congestion.as_deref().and_then(|name| socket::set_congestion(&stream, name).err());
-    let Established { peer, tx, rx, secrets, early } = shake_hands(&mut Link { stream: &stream, peer_addr, deadline })?;
+    let mut link = Link { stream: &stream, peer_addr, deadline, is_dialled: false };
+    let Established { peer, tx, rx, secrets, early } = shake_hands(&mut link)?;
     let ready = stream.set_write_timeout(None).and_then(|()| stream.local_addr());
     let local_addr = ready.map_err(|e| {
         let text = format!("connect with {peer_addr}: the connection is gone");

@@ -429,6 +429,34 @@ fn peers_that_do_not_shake_hands_are_cut_off() {
 }
 
 #[test]
+fn a_port_where_something_else_listens_is_named_with_the_one_that_agents_have() {
+    let alert = |code: u8| vec![21, 3, 3, 0, 2, 2, code];
+    let answers = [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "answers, but does not speak TLS"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n".to_vec(), "answers, but does not speak TLS"),
+        (alert(40), "speaks TLS, but is"),
+        (alert(70), "speaks TLS, but is"),
+        (alert(120), "speaks TLS, but is"),
+    ];
+    for (answer, what) in answers {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let remote = listener.local_addr().unwrap();
+        let options = ConnectOptions { remote, local: None, tcp: TcpOptions::default() };
+        let error = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                stream.write_all(&answer).unwrap();
+                let _ = stream.read_to_end(&mut Vec::new());
+            });
+            connect(&options, &Identity::ephemeral().unwrap()).err().unwrap()
+        });
+        assert_eq!((error.kind, error.retry), (ErrorKind::Protocol, Retry::Never), "{error}");
+        assert!(error.text().starts_with(&format!("{remote} {what}")), "{error}");
+        assert!(error.text().contains("no sterna agent; is the port right? agents listen on 7373"), "{error}");
+    }
+}
+
+#[test]
 fn a_record_of_another_kind_behind_half_a_handshake_message_is_an_error() {
     let half =
         [&[22, 3, 1, 1, 0xda, 1, 0, 0x0f, 0xff, 3, 3][..], &[b'A'; 468], &[23, 3, 3, 0, 16], &[b'B'; 16]].concat();
