@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sterna_net::client::{
     CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, PathOptions, ReplicaSummary, ViaChoice, copy,
 };
-use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
+use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts, SHOWN_AT_AGENT};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
 use sterna_proto::compress::Wish;
@@ -344,7 +344,8 @@ impl CopyObserver for Person {
             KnownHost::Match => Ok(()),
             KnownHost::Changed { expected } => Err(untrusted(format!(
                 "the key of {name} has changed from {expected} to {peer}: somebody may be in between, or the agent was set up \
-                 anew; if so, remove its line from {} and try again",
+                 anew. Remove its line from {} only if you know that it was set up anew, and try again; the new key must be in \
+                 {SHOWN_AT_AGENT}",
                 self.known.path().display()
             ))),
             KnownHost::Unknown => self.ask(&name, peer),
@@ -377,11 +378,13 @@ impl Person {
     fn ask(&self, name: &str, peer: &Fingerprint) -> Result<(), Error> {
         if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
             return Err(untrusted(format!(
-                "{name} is not known here: compare {peer} with what `sterna id` prints there, then give --trust {peer}"
+                "{name} is not known here: compare {peer} with {SHOWN_AT_AGENT}; if it is the same, give --trust {peer}"
             )));
         }
         let mut terminal = std::io::stderr().lock();
-        let question = format!("{name} is not known here. Its key is\n  {peer}\nTrust it and remember it? [y/N] ");
+        let question = format!(
+            "{name} is not known here. Its key is\n  {peer}\nCompare that with {SHOWN_AT_AGENT}.\nTrust it and remember it? [y/N] "
+        );
         let mut answer = String::new();
         write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
         // A read would go on after a signal: what waits is a poll that looks for one.

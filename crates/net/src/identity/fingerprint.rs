@@ -27,6 +27,11 @@ pub struct Fingerprint(pub [u8; 32]);
 /// Characters of base64 in [`Fingerprint::short`]. Reason: 72 bits; enough to find the line of a peer, never to trust one.
 const SHORT_CHARS: usize = 12;
 
+/// Where the fingerprint of an agent can be read at its own host. Not by a mere `sterna id`: where the agent has a --state of its own, that
+/// makes another identity and prints that one's.
+pub const SHOWN_AT_AGENT: &str = "the line that the agent printed when it started (listening … fingerprint SHA256:…), or what \
+                                  `sterna id --state DIR` prints at its host, DIR being the --state that the agent has";
+
 impl Fingerprint {
     /// The beginning of the text that people see, for lines of a log.
     pub fn short(&self) -> String {

@@ -22,7 +22,7 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 pub use authorized::{Answer, Authorized, Grant, Rights};
-pub use fingerprint::{Fingerprint, ParseFingerprintError, peer_fingerprint};
+pub use fingerprint::{Fingerprint, ParseFingerprintError, SHOWN_AT_AGENT, peer_fingerprint};
 pub use known_hosts::{KnownHost, KnownHosts};
 pub use tls::{ALPN, server_name};
 
