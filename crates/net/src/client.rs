@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::compress::Wish;
 use sterna_proto::limit::LimitReport;
-use sterna_proto::location::RemoteLocation;
+use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::plan::Via;
 use sterna_proto::session::{ActiveFile, Overwrite, PathNumber};
 use sterna_proto::{BitRate, ByteCount, Checks, Digest, Error, ErrorKind, Location, Phase, Retry};
@@ -250,11 +250,30 @@ pub fn copy(
         return direct.copy(options, observer);
     }
     if let Some(third_party) = third_party::ThirdPartyCopy::plan(options)? {
-        return third_party.copy(options, identity, observer);
+        return third_party.copy(options, identity, observer).map_err(|error| with_line(error, identity));
     }
     let (job, tally) = (Job::plan(options)?, Tally::new(observer));
     lock(&tally.state).remembers_none = options.follow.is_some();
-    copy_job(options, &job, identity, &tally)
+    copy_job(options, &job, identity, &tally).map_err(|error| with_line(error, identity))
+}
+
+/// A refusal with the name of the agent whose words it is in; any other error as it is.
+fn said_by(error: Error, agent: &HostPort) -> Error {
+    if !error.is_refusal() {
+        return error;
+    }
+    let text = format!("{agent} says: {}", error.chain());
+    Error::new(error.kind, error.scope, error.phase, text).retry(error.retry).refused(true)
+}
+
+/// The refusal of an agent that does not know us, with the line that its operator needs, alone on one of ours: it is pasted into a mail.
+fn with_line(error: Error, identity: &Identity) -> Error {
+    let ours = identity.fingerprint().to_string();
+    if !error.is_refusal() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
+        return error;
+    }
+    let text = format!("{}\n{ours}", error.chain());
+    Error::new(error.kind, error.scope, error.phase, text).retry(error.retry).refused(true)
 }
 
 /// Runs one job to its end. Errors: as [`copy`].
@@ -279,7 +298,10 @@ fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<T
             {
                 thread::sleep(BACKOFF_MIN);
             }
-            outcome => return tally.conclude(outcome, started.elapsed()),
+            outcome => {
+                let outcome = outcome.map_err(|error| said_by(error, &job.remote.host_port()));
+                return tally.conclude(outcome, started.elapsed());
+            }
         }
     }
 }

@@ -25,5 +25,5 @@ pub(crate) fn internal(text: &str) -> Error {
 
 /// The same error for a second listener: its words, with those of its causes.
 pub(crate) fn copy_of(error: &Error) -> Error {
-    Error::new(error.kind, error.scope, error.phase, error.chain()).retry(error.retry)
+    Error::new(error.kind, error.scope, error.phase, error.chain()).retry(error.retry).refused(error.is_refusal())
 }

@@ -124,13 +124,14 @@ pub struct Error {
     /// Whether trying again can help; set by whoever saw the failure first.
     pub retry: Retry,
     text: String,
+    is_refusal: bool,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
     /// A failure that trying again does not cure; see [`Error::retry`] to say otherwise.
     pub fn new(kind: ErrorKind, scope: Scope, phase: Phase, text: impl Into<String>) -> Self {
-        Self { kind, scope, phase, retry: Retry::Never, text: text.into(), source: None }
+        Self { kind, scope, phase, retry: Retry::Never, text: text.into(), is_refusal: false, source: None }
     }
 
     /// The same failure, with another word on trying again.
@@ -145,6 +146,18 @@ impl Error {
     pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.source = Some(Box::new(source));
         self
+    }
+
+    /// The same failure, as one that a peer refuses us with: "here" in its words is there.
+    #[must_use]
+    pub fn refused(mut self, is_refusal: bool) -> Self {
+        self.is_refusal = is_refusal;
+        self
+    }
+
+    /// Whether it is in the words of a peer that refuses us.
+    pub const fn is_refusal(&self) -> bool {
+        self.is_refusal
     }
 
     /// A peer that broke the protocol.

@@ -196,7 +196,11 @@ fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
     let text = match (error.kind, error.scope) {
         // It is the other agent that says "here" then, of the key of this one or of the command's.
         (ErrorKind::Untrusted, Scope::Client | Scope::Service) => {
-            format!("{}:{} says: {}", passive.host, passive.port, error.chain())
+            let said = format!("{} says: ", HostPort { host: passive.host.clone(), port: passive.port });
+            match error.chain() {
+                text if text.starts_with(&said) => text,
+                text => said + &text,
+            }
         }
         _ => error.chain(),
     };

@@ -25,8 +25,8 @@ use super::dial::{Target, dial, resolve};
 use super::keeper::{BACKOFF_MAX, DEPARTURE, HEALTHY_LIFE, LAST_PACKET, ends_session, random_session};
 use super::path::PathOptions;
 use super::tally::TallyState;
-use super::{BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice};
-use crate::identity::{Fingerprint, Identity};
+use super::{BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice, said_by};
+use crate::identity::{Fingerprint, Identity, SHOWN_AT_AGENT};
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SessionEvent, Watch, attach, close_all, lock, progress_of};
@@ -189,6 +189,7 @@ impl Asking<'_> {
                 Ok(conclusion) => return Ok(heard.sum_up(conclusion)),
                 Err(error) => {
                     let may_ask_other = lost_since.is_none() && heard.may_ask_other(&error);
+                    let error = said_by(error, &asked.host_port());
                     return Err(Failed { error, may_ask_other });
                 }
             }
@@ -238,8 +239,8 @@ impl Asking<'_> {
             }
             Err(error) if error.kind == ErrorKind::Unreachable => {
                 let text = format!(
-                    "{} is not known here, and does not answer here ({}): give --trust with the fingerprint that `sterna id` \
-                     prints there, too",
+                    "{} is not known here, and does not answer here ({}): give --trust with its fingerprint too, as in \
+                     {SHOWN_AT_AGENT}",
                     place_of(passive),
                     error.chain()
                 );

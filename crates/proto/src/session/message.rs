@@ -312,7 +312,7 @@ impl Frame {
                 expect_version(&mut r)?;
                 Self::Welcome
             }
-            3 => Self::Refuse(r.error()?),
+            3 => Self::Refuse(r.error()?.refused(true)),
             4 => {
                 let first = r.integer()?;
                 Self::Messages { first, encoded: r.rest().to_vec() }

@@ -41,12 +41,14 @@ fn a_client_is_let_in_by_its_line_and_out_when_that_goes() {
     let root = site.root().into_os_string().into_string().unwrap();
     let agent = listed_agent(&site, "# nobody yet\n", &[&root]);
     let ours = client_fingerprint(&site);
-    push(&site, &agent, "a").expect(6).says(&ours);
+    let refused = push(&site, &agent, "a").expect(6);
+    refused.says(&format!("sterna: {} says: {ours} is not authorized here", agent.addr));
+    assert!(refused.stderr.lines().any(|line| line == ours), "a line to paste: {}", refused.stderr);
     // Edited while the agent runs.
     fs::write(site.path("authorize"), format!("{ours}\n")).unwrap();
     push(&site, &agent, "a").expect(0);
     fs::write(site.path("authorize"), format!("{ours} ro\n")).unwrap();
-    push(&site, &agent, "a").expect(4).says("not allowed");
+    push(&site, &agent, "a").expect(4).says(&format!("{} says: write to ", agent.addr)).says("not allowed");
     pull(&site, &agent, "a").expect(0);
     fs::write(site.path("authorize"), "").unwrap();
     push(&site, &agent, "a").expect(6).says("not authorized");
@@ -224,7 +226,7 @@ fn an_unknown_agent_is_refused_without_a_terminal_and_its_fingerprint_is_shown()
     write(&site.local().join("f"), b"bytes");
     for via in ["tcp", "quic"] {
         let refused = site.bare_copy().args(["--via", via, "f"]).arg(agent.url("f")).run().expect(6);
-        refused.says(&agent.fingerprint);
+        refused.says(&agent.fingerprint).says("sterna id --state DIR").says("listening … fingerprint SHA256:…");
     }
     assert!(!site.root().join("f").exists());
     // Trusted once, known from then on.
@@ -243,6 +245,7 @@ fn an_agent_whose_key_has_changed_is_refused() {
     let other = site.agent_at(&agent.addr.to_string());
     assert_ne!(agent.fingerprint, other.fingerprint);
     let refused = site.bare_copy().args(["f"]).arg(other.url("g")).run().expect(6);
+    refused.says("only if you know that it was set up anew");
     refused.says("has changed").says(&other.fingerprint).says(&agent.fingerprint);
     site.copy(&agent).arg("f").arg(other.url("g")).run().expect(6);
     assert!(!site.root().join("g").exists());
