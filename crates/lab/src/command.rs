@@ -229,6 +229,10 @@ pub fn exec(args: &ExecArgs) -> Error {
         Ok(content) => content,
         Err(error) => return error,
     };
+    // Within the lab of `lab run` it is clear which one is meant, and the output is that of the command alone.
+    if args.name.is_none() && std::env::var_os(NAME_VARIABLE).is_none() {
+        tell(&format!("in lab {}, the only one that is up", content.name));
+    }
     let path = content.namespace_path(args.host as usize);
     let namespace = match std::fs::File::open(&path) {
         Ok(namespace) => namespace,
@@ -251,6 +255,8 @@ pub fn down(args: &DownArgs) -> Result<u8, Error> {
     }
     for _ in 0..DOWN_ROUNDS {
         if !content.is_alive() {
+            // By its name, which may have been given by nobody: it is the only one that was up, and may be somebody else's.
+            tell(&format!("lab {} is down", content.name));
             return Ok(0);
         }
         std::thread::sleep(DOWN_ROUND);
@@ -303,6 +309,11 @@ fn write_counters(counters: &Counters, path: Option<&Path>) -> Result<(), Error>
     let mut text = serde_json::to_string(counters).map_err(|e| cannot("write the lab's counters", e.into()))?;
     text.push('\n');
     std::fs::write(path, text).map_err(|e| cannot(&format!("write the lab's counters to {}", path.display()), e))
+}
+
+/// Says a line on stderr; when nobody can read it, what was done is done all the same.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn print(text: &str) -> Result<(), Error> {
