@@ -31,16 +31,16 @@ pub fn page(lines: &[Value], words: &[String]) -> String {
     let wire = rates(lines, "wire_bytes", 8.0);
     let rate = |value: f64| BitRate(value as u64).to_string();
     let bytes = |value: f64| ByteCount(value as u64).to_string();
-    let percent = |value: f64| format!("{value:.1} %");
-    let millis = |value: f64| format!("{value:.0} ms");
+    let percent = |value: f64| format!("{} %", short(value));
     body.push_str(
         &Plot { title: "Rate (dark: on the wire, light: goodput), on the limit", height: 300.0, end, unit: &rate }
             .draw(&stretches, &[(goodput, "#7aa6c2", 1.2), (wire, "#123", 1.6)]),
     );
-    let rtt = points(lines, |line| line["rtt_s"].as_f64().map(|rtt| rtt * 1e3));
-    body.push_str(
-        &Plot { title: "Round-trip time", height: 150.0, end, unit: &millis }.draw(&[], &[(rtt, "#934", 1.4)]),
-    );
+    let rtt = points(lines, |line| line["rtt_s"].as_f64());
+    let (scale, unit) = if rtt.iter().all(|(_, rtt)| *rtt < 1e-3) { (1e6, "µs") } else { (1e3, "ms") };
+    let rtt = rtt.into_iter().map(|(at, rtt)| (at, rtt * scale)).collect();
+    let time = |value: f64| format!("{} {unit}", short(value));
+    body.push_str(&Plot { title: "Round-trip time", height: 150.0, end, unit: &time }.draw(&[], &[(rtt, "#934", 1.4)]));
     body.push_str(
         &Plot { title: "Packets lost, of those sent", height: 150.0, end, unit: &percent }
             .draw(&[], &[(losses(lines), "#c33", 1.4)]),
@@ -198,8 +198,17 @@ impl Plot<'_> {
     }
 }
 
-/// A round distance between marks, so that there are three to six up to `top`.
+/// A number at a mark: as many decimals as it has, so that no two marks read alike.
+fn short(value: f64) -> String {
+    let digits = format!("{value:.3}");
+    digits.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// A round distance between marks, so that there are three to six up to `top`; 1 where there is nothing to tell apart.
 fn step(top: f64) -> f64 {
+    if top <= 0.0 {
+        return 1.0;
+    }
     let rough = (top / 4.0).max(1e-3);
     let scale = 10_f64.powf(rough.log10().floor());
     let round = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| scale * factor >= rough * 0.8);
@@ -303,6 +312,24 @@ mod tests {
         assert_eq!(page.matches("<svg").count(), 4);
         assert!(!page.contains("http"), "nothing is fetched");
         assert!(super::page(&[], &[]).contains("</html>"));
+    }
+
+    #[test]
+    fn short_paths_are_marked_in_microseconds_and_no_two_marks_read_alike() {
+        let line = |at: f64, rtt: f64, lost: u64| {
+            json!({"elapsed_s": at, "bytes_carried": at * 1e6, "wire_bytes": at * 1.1e6, "rtt_s": rtt,
+                "packets_sent": at * 1e4, "packets_lost": lost, "lanes": []})
+        };
+        for (rtt, lost, expected) in [
+            (80e-6, 0, [">80 µs<", ">0 %<", ">1 %<"]),
+            (1.5e-3, 2, [">1.5 ms<", ">0 %<", ">0.01 %<"]),
+            (0.66, 0, [">600 ms<", ">0 %<", ">1 %<"]),
+        ] {
+            let page = page(&[line(0.1, rtt, 0), line(1.0, rtt, lost)], &[]);
+            for words in expected {
+                assert_eq!(page.matches(words).count(), 1, "{words} for {rtt}: {page}");
+            }
+        }
     }
 
     #[test]
