@@ -57,7 +57,7 @@ copy() {
     local -n took=$1
     local into=$2 start
     shift 2
-    echo "\$ sterna copy $* --trust SHA256:… sterna://b/files $into/          # at host a"
+    echo "\$ sterna copy ${*:+$* }--trust SHA256:… sterna://b/files $into/          # at host a"
     mkdir -p "$work/$into"
     start=$(date +%s%N)
     "$sterna" copy "$@" --trust "$fingerprint" --state "$work/state-a" "sterna://$STERNA_LAB_B/files" "$work/$into/"
@@ -110,11 +110,11 @@ curl_bytes=$(stat -c %s "$work/a/files.tar" 2>/dev/null || echo 0)
 tar_bytes=$(stat -c %s "$work/b/files.tar")
 
 awk -v s="$total" -v c="$curl_bytes" -v tar="$tar_bytes" -v found="$found_ms" -v given="$given_ms" -v rate="$rate" -v c_ms="$curl_ms" -v cc="$congestion" -v ended="$ended" 'BEGIN {
-    printf "\n%-20s %8s %8s %10s %10s %16s\n", "", "MB", "s", "Mbit/s", "ended", "encrypted"
-    line = "%-20s %8.1f %8.1f %10.1f %10s %16s\n"
-    printf line, "sterna copy", s / 1e6, found / 1e3, s * 8 / found / 1e3, "done", "yes, verified"
-    printf line, "the same, rate given", s / 1e6, given / 1e3, s * 8 / given / 1e3, "done", "yes, verified"
-    printf line, "curl (" cc ")", c / 1e6, c_ms / 1e3, c * 8 / c_ms / 1e3, ended, "no"
+    printf "\n%-20s %8s %8s %10s %10s %16s %16s\n", "", "MB", "s", "Mbit/s", "ended", "encrypted", "compressed"
+    line = "%-20s %8.1f %8.1f %10.1f %10s %16s %16s\n"
+    printf line, "sterna copy", s / 1e6, found / 1e3, s * 8 / found / 1e3, "done", "yes, verified", "where it helps"
+    printf line, "the same, rate given", s / 1e6, given / 1e3, s * 8 / given / 1e3, "done", "yes, verified", "where it helps"
+    printf line, "curl (" cc ")", c / 1e6, c_ms / 1e3, c * 8 / c_ms / 1e3, ended, "no", "no"
     if (ended == "cut off")
         printf "\ncurl had the same path for as long as sterna took, and was cut off then with %.0f %% of the bytes still to come.\n", \
             (1 - c / tar) * 100
