@@ -76,20 +76,25 @@ pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
         let (best, other) = if tcp.rate > quic.rate { (tcp, quic) } else { (quic, tcp) };
         // One that was held by something else might have carried more than the other.
         if other.is_full {
-            let (most, age) = (best.shown_rate(), readable_time(best.age(facts.now)));
-            let rationale = format!("{}: it carried {most} here {age} ago, {} {}", best.via, other.via, other.rate);
+            let (most, age) = (best.shown_rate(), ago(best.age(facts.now)));
+            let rationale = format!("{}: it carried {most} here {age}, {} {}", best.via, other.via, other.rate);
             return Some(Decision { value: best.via, rationale });
         }
     }
     let rtt = facts.rtt.or_else(|| facts.remembered.first().map(|record| record.rtt))?;
     let is_known = carried(Via::Quic).map_or(String::new(), |record| {
-        format!("; it carried {} here {} ago", record.shown_rate(), readable_time(record.age(facts.now)))
+        format!("; it carried {} here {}", record.shown_rate(), ago(record.age(facts.now)))
     });
     let time = readable_time(rtt);
     if rtt >= LONG_PATH_RTT {
         return quic(format!("on a long path (RTT {time}) loss need not slow it down{is_known}"));
     }
     Some(Decision { value: Via::Tcp, rationale: format!("tcp: on a short path (RTT {time}) it costs the least CPU") })
+}
+
+/// How long ago something was, in words. What is remembered is dated to the second.
+fn ago(age: Duration) -> String {
+    if age < Duration::from_secs(1) { "just now".to_owned() } else { format!("{} ago", readable_time(age)) }
 }
 
 /// Most QUIC lanes while the rate is not known from the start. Reason: each gets its part of the memory at once.

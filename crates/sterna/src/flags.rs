@@ -203,10 +203,10 @@ pub enum CompressFlag {
 /// Flags of `sterna copy`.
 #[derive(Debug, Args)]
 pub struct CopyFlags {
-    /// The sources, and last the destination: local paths or sterna://host[:port]/path; of sources wildcards and directories too, or
+    /// The sources, and last the DESTINATION: local paths or sterna://host[:port]/path; of sources wildcards and directories too, or
     /// the URL of a file, https://host/path
     // One list: of two clap would take no flag between them.
-    #[arg(value_name = "LOCATION", required = true)]
+    #[arg(value_name = "SOURCE", required = true)]
     pub locations: Vec<OsString>,
     /// Transport of the connections
     #[arg(long, value_name = "HOW", default_value = "auto")]

@@ -73,8 +73,9 @@ impl ReplicaCopy {
         let usage = |text: &str| Err(usage_error(text.to_owned()));
         let count = options.sources.len();
         if !(2..=REPLICAS_MAX).contains(&count) {
+            let were = if count == 1 { "was" } else { "were" };
             return usage(&format!(
-                "--same takes 2 to {REPLICAS_MAX} replicas of one file as sources, and {count} were given"
+                "--same takes 2 to {REPLICAS_MAX} replicas of one file as sources, and {count} {were} given"
             ));
         }
         let Location::Local(destination) = &options.destination else {
