@@ -193,6 +193,8 @@ pub struct CopySummary {
     pub skipped: u64,
     /// Files, directories and sources that failed, with the reasons of the first [`FAILURES_KEPT_MAX`].
     pub failed: u64,
+    /// Of those that failed, the sources that have arrived, in files that count as copied, and could not be deleted or moved.
+    pub left: u64,
     /// Bytes of the files that were copied.
     pub bytes: u64,
     /// Bytes of the files that were up to date.

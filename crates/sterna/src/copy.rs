@@ -645,8 +645,14 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
         let size = if dry_run { format!(" ({})", ByteCount(summary.bytes_skipped)) } else { String::new() };
         line.push_str(&format!(", {} up to date{size}", files(summary.skipped)));
     }
-    if summary.failed > 0 {
-        line.push_str(&format!(", {} failed", files(summary.failed)));
+    match summary.failed.saturating_sub(summary.left) {
+        0 => {}
+        failed => line.push_str(&format!(", {} failed", files(failed))),
+    }
+    // Their files have arrived.
+    if summary.left > 0 {
+        let sources = if summary.left == 1 { "source" } else { "sources" };
+        line.push_str(&format!(", {} {sources} could not be deleted or moved", summary.left));
     }
     if summary.blocks_again > 0 {
         line.push_str(&format!(", {} blocks sent again", summary.blocks_again));
@@ -693,6 +699,9 @@ mod tests {
         assert_eq!(said(0, 4, 0, true), "would copy nothing, 4 files up to date (2.00 kB)");
         assert_eq!(said(1, 0, 0, true), "would copy 1 file, 1.00 kB");
         assert_eq!(said(0, 1, 2, false), "copied nothing, 1 file up to date, 2 files failed");
+        let left = CopySummary { done: 3, failed: 2, left: 1, ..CopySummary::default() };
+        let line = summary_line(&left, false);
+        assert!(line.ends_with(", 1 file failed, 1 source could not be deleted or moved"), "{line}");
         let dense =
             CopySummary { done: 1, bytes: 9000, bytes_carried: 9000, bytes_encoded: 4286, ..CopySummary::default() };
         assert!(summary_line(&dense, false).ends_with(" goodput), compressed 2.1 : 1"));

@@ -59,7 +59,11 @@ impl Observer for Tally {
         let mut state = lock(&self.state);
         match &event {
             SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
-            SessionEvent::Unreadable(error) | SessionEvent::Left(error) => state.fail(error),
+            SessionEvent::Unreadable(error) => state.fail(error),
+            SessionEvent::Left(error) => {
+                state.summary.left += 1;
+                state.fail(error);
+            }
             SessionEvent::Aborted(error) => {
                 state.aborted.get_or_insert_with(|| crate::copy_of(error));
             }
@@ -100,7 +104,7 @@ impl TallyState {
     /// A session was lost: the next leaves out what has settled well and tries again what has failed.
     pub(super) fn start_over(&mut self) {
         Arc::make_mut(&mut self.earlier).extend(std::mem::take(&mut self.settled));
-        self.summary.failed = 0;
+        (self.summary.failed, self.summary.left) = (0, 0);
         self.summary.failures.clear();
     }
 

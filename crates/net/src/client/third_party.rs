@@ -97,7 +97,7 @@ impl ThirdPartyCopy {
         let asking = Asking { copy: self, options, identity, observer };
         let (source, destination) = (place_of(&self.sources[0]), place_of(&self.destination));
         let say = |rationale: String| observer.event(CopyEvent::Decision { subject: "agent", rationale });
-        say(format!("{source} runs the copy: it has the sources, and pushes to {destination}"));
+        say(format!("{source} is asked to run the copy: it has the sources, and pushes to {destination}"));
         let first = match asking.run(ActiveEnd::Source) {
             Err(failed) if failed.may_ask_other => failed.error,
             outcome => return outcome.map_err(|failed| failed.error),
@@ -615,6 +615,8 @@ impl Heard {
             done: before.done.saturating_add(conclusion.done),
             skipped: conclusion.skipped.saturating_sub(found_again.done),
             failed: conclusion.failed,
+            // Nothing is taken away at agents.
+            left: 0,
             bytes: before.bytes.saturating_add(conclusion.bytes),
             bytes_skipped: conclusion.bytes_skipped.saturating_sub(found_again.bytes),
             bytes_held: counts.bytes_held,

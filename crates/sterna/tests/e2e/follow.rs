@@ -216,6 +216,7 @@ fn sources_that_have_arrived_are_deleted_or_moved() {
     let outcome = follow(&site, &agent, &["--then", "move=sent"], "tree").run().expect(1);
     outcome.says("the name is taken");
     assert_eq!(outcome.count("source_left"), 1);
+    assert_eq!((&outcome.summary()["copied"], &outcome.summary()["failed"]), (&3.into(), &1.into()));
     assert_eq!(files_beneath(&tree), ["a"]);
     assert_same_file(&site.root().join("tree/b/large"), &site.local().join("sent/tree/b/large"));
 
