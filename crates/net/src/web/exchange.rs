@@ -420,7 +420,9 @@ impl Body {
             *left -= count as u64;
             if *left == 0 {
                 // The connection goes back for the next request.
-                let _ = self.reader.read(&mut [0; 1]);
+                if self.reader.read(&mut [0; 1]).is_ok_and(|more| more > 0) {
+                    return Err(std::io::Error::other("more came than was announced"));
+                }
                 self.permit = None;
             } else if count == 0 {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
