@@ -453,7 +453,8 @@ impl State {
     /// Tells of what has appeared and cannot be copied: a pipe, a symlink to nothing; once, as long as it is there.
     fn tell_other(&mut self, key: &Key) {
         let hash = hash_of_key(key);
-        if self.active.contains_key(key) || self.remembered.contains_key(&hash) {
+        let is_known = self.active.contains_key(key) || self.remembered.contains_key(&hash);
+        if is_known || self.remembered.len() >= REMEMBERED_MAX {
             return;
         }
         if let Some(error) = self.roots[key.source].0.refusal(&key.path) {

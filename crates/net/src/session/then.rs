@@ -84,7 +84,10 @@ impl Sweeper {
         match marker.filter(|marker| matches!(root.look(marker), Ok(Some(_)))) {
             Some(marker) => {
                 // A file that is not what was sent stays, and its marker is that of the new one.
-                root.same_source(path, entry)?;
+                match root.same_source(path, entry) {
+                    Err(error) if error.kind == ErrorKind::NotFound && self.then == Then::Delete => {}
+                    found => drop(found?),
+                }
                 // Before its file: a marker that outlives it would end the next file of that name at once.
                 root.delete_marker(&marker)?;
             }

@@ -30,7 +30,7 @@ use crate::{BitRate, ByteCount};
 pub struct RateControl {
     contract: RateContract,
     /// The part of the contract's ceiling that is for the lanes here.
-    part: f64,
+    fraction: f64,
     packet_bytes: u64,
     /// What the path has shown to carry, bytes per second; the rate is the smaller of it and the ceiling.
     limit: f64,
@@ -147,7 +147,7 @@ impl RateControl {
         let limit = contract.target.map(bytes_per_second);
         let mut control = Self {
             contract,
-            part: 1.0,
+            fraction: 1.0,
             packet_bytes: PACKET_BYTES,
             limit: limit.unwrap_or(bytes_per_second(START_RATE)),
             phase: Phase::Cruise,
@@ -195,13 +195,13 @@ impl RateControl {
     }
 
     /// Changes the part of the ceiling that is for the lanes here; whether it has changed.
-    pub(super) fn set_fraction(&mut self, part: f64) -> bool {
-        std::mem::replace(&mut self.part, part) != part
+    pub(super) fn set_fraction(&mut self, fraction: f64) -> bool {
+        std::mem::replace(&mut self.fraction, fraction) != fraction
     }
 
     /// What the lanes here send at most.
     pub(super) fn ceiling_rate(&self) -> Option<BitRate> {
-        self.contract.ceiling.map(|ceiling| BitRate((ceiling.0 as f64 * self.part) as u64))
+        self.contract.ceiling.map(|ceiling| BitRate((ceiling.0 as f64 * self.fraction) as u64))
     }
 
     pub(super) fn set_packet_bytes(&mut self, bytes: u64) {
@@ -334,7 +334,7 @@ impl RateControl {
     }
 
     fn floor(&self) -> f64 {
-        let minimum = self.contract.minimum.map_or(0.0, bytes_per_second) * self.part;
+        let minimum = self.contract.minimum.map_or(0.0, bytes_per_second) * self.fraction;
         minimum.max(bytes_per_second(RATE_LEAST))
     }
 

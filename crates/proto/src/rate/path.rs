@@ -96,8 +96,8 @@ impl PathControl {
     }
 
     /// The part of the ceiling, above 0 and up to 1, that lanes of another transport leave to those that are here.
-    pub fn set_fraction(&mut self, part: f64) {
-        if self.control.set_fraction(part) {
+    pub fn set_fraction(&mut self, fraction: f64) {
+        if self.control.set_fraction(fraction) {
             self.budget.set_ceiling(self.control.ceiling_rate());
         }
     }

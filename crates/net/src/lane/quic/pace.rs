@@ -33,8 +33,8 @@ impl SharedRate {
     }
 
     /// The part of the ceiling that TCP lanes leave to QUIC's.
-    pub fn set_fraction(&self, part: f64) {
-        self.lock().set_fraction(part);
+    pub fn set_fraction(&self, fraction: f64) {
+        self.lock().set_fraction(fraction);
     }
 
     /// The rate that the path has been found to carry; `None` while that is being found out.
