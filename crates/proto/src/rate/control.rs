@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::contract::{Manner, RATE_LEAST, RateContract};
 use super::evidence::{AckBatch, Losses, MinimumRtt, Round};
+use super::neighbours::{Look, Neighbours};
 use super::path::TrainOrder;
 use crate::{BitRate, ByteCount};
 
@@ -42,8 +43,8 @@ pub struct RateControl {
     /// Rounds in a row with a queue, and when the first of them ended.
     queued_rounds: u32,
     queued_since: Option<Instant>,
-    /// The queue did not go when we sent less: it is that of others.
-    is_foreign_queue: bool,
+    /// Those who use the path too.
+    neighbours: Neighbours,
     trial: Option<Trial>,
     /// Loss taken for noise now, as a fraction.
     noise: f64,
@@ -58,6 +59,8 @@ pub struct RateControl {
     carried_by_loss: bool,
     policer: PolicerWatch,
     rtt_min: MinimumRtt,
+    /// With an empty queue: the smallest of a longer time.
+    rtt_empty: MinimumRtt,
     rtt_latest: Duration,
 }
 
@@ -156,7 +159,7 @@ impl RateControl {
             standing: Losses::default(),
             queued_rounds: 0,
             queued_since: None,
-            is_foreign_queue: false,
+            neighbours: Neighbours::new(),
             trial: None,
             noise: contract.loss_ceiling(),
             noise_since: None,
@@ -167,6 +170,7 @@ impl RateControl {
             carried_by_loss: false,
             policer: PolicerWatch::default(),
             rtt_min: MinimumRtt::default(),
+            rtt_empty: MinimumRtt::default(),
             rtt_latest: contract.expected_rtt.unwrap_or(RTT_UNKNOWN),
         };
         if limit.is_none() {
@@ -211,10 +215,11 @@ impl RateControl {
     /// Lane number `lane` has heard `batch`; `scout_part`: its part of the rate, if it is the one that sends trains.
     pub(super) fn handle_batch(&mut self, now: Instant, lane: usize, batch: &AckBatch, scout_part: Option<f64>) {
         if let Some(rtt) = batch.rtt_min {
-            let kept = if self.contract.manner == Manner::Polite { POLITE_RTT_KEPT } else { RTT_KEPT };
-            self.rtt_min.add(now, rtt, kept);
+            self.rtt_min.add(now, rtt, RTT_KEPT);
+            self.rtt_empty.add(now, rtt, RTT_EMPTY_KEPT);
         }
         self.rtt_latest = batch.rtt_latest.unwrap_or(self.rtt_latest);
+        self.neighbours.hear(now, batch.of_any_epoch, batch.rtt_latest);
         if batch.epoch != self.epoch {
             return;
         }
@@ -276,7 +281,7 @@ impl RateControl {
         Duration::from_secs_f64(self.packet_bytes as f64 / bytes_per_second(share).max(1.0))
     }
 
-    /// The smallest RTT of the last half minute or so (of minutes, of a polite sender), or what was expected before the first sample.
+    /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
     pub fn rtt_min(&self) -> Duration {
         self.rtt_min.value().unwrap_or(self.contract.expected_rtt.unwrap_or(RTT_UNKNOWN))
     }
@@ -327,9 +332,8 @@ impl RateControl {
 
     /// Bytes per second to send.
     fn current(&self) -> f64 {
-        let is_draining =
-            self.queued_rounds >= QUEUED_ROUNDS && !self.is_foreign_queue && matches!(self.phase, Phase::Cruise);
-        let limit = if is_draining { self.limit * DRAIN } else { self.limit };
+        let is_draining = self.queued_rounds >= QUEUED_ROUNDS || self.is_beside_others();
+        let limit = if is_draining && matches!(self.phase, Phase::Cruise) { self.limit * DRAIN } else { self.limit };
         limit.min(self.ceiling()).max(self.floor())
     }
 
@@ -391,6 +395,7 @@ impl RateControl {
         let tried = train.pace.min(self.ceiling());
         if train.came < tried * TRAIN_KEEPS_UP {
             self.carried = train.came * whole;
+            self.neighbours.note_capacity(train.came);
             self.limit = (self.carried * FIRST_CUT).max(train.proven).max(self.floor());
         } else if tried >= self.ceiling() {
             self.limit = tried;
@@ -426,7 +431,9 @@ impl RateControl {
         self.watch_queue(now);
         let epoch = self.epoch;
         let cure = self.cure();
-        if self.round.losses.exceeds(self.noise) || self.standing.exceeds(self.noise) || cure == Cure::Useless {
+        if self.limit < self.our_part() {
+            self.take_our_part();
+        } else if self.round.losses.exceeds(self.noise) || self.standing.exceeds(self.noise) || cure == Cure::Useless {
             self.handle_excess(now);
         } else if self.queue_stands(now) && self.falls_behind(KEEPS_UP) {
             self.cut(now, QUEUE_CUT);
@@ -439,6 +446,13 @@ impl RateControl {
         if self.epoch == epoch {
             self.round.next();
         }
+    }
+
+    /// Goes up to the part that is ours beside others, which nothing that is lost to them takes away.
+    fn take_our_part(&mut self) {
+        self.limit = self.our_part().min(self.limit * (1.0 + STEP_MAX));
+        self.phase = Phase::Cruise;
+        self.start_epoch();
     }
 
     /// What a cut for loss has done to the loss.
@@ -464,7 +478,26 @@ impl RateControl {
         let is_queueing = self.is_queueing();
         self.queued_since = is_queueing.then(|| self.queued_since.unwrap_or(now));
         self.queued_rounds = if is_queueing { self.queued_rounds + 1 } else { 0 };
-        self.is_foreign_queue = is_queueing && (self.is_foreign_queue || self.queued_rounds >= DRAIN_ROUNDS);
+        if !self.round.app_limited {
+            self.neighbours.look(Look {
+                is_queueing,
+                sent: self.current(),
+                came: self.arrived(),
+                losses: self.round.losses,
+                length: self.round.length(),
+            });
+        }
+    }
+
+    /// Others keep a queue full, and this sender takes its part beside them.
+    fn is_beside_others(&self) -> bool {
+        self.contract.manner == Manner::Fair && self.neighbours.are_queueing()
+    }
+
+    /// The limit that is not gone below beside others, of which [`DRAIN`] is sent; 0 without them.
+    fn our_part(&self) -> f64 {
+        let part = || (self.neighbours.our_part(self.packet_bytes) / DRAIN).min(self.ceiling());
+        if self.is_beside_others() { part() } else { 0.0 }
     }
 
     /// A queue has stood for longer than a host stalls.
@@ -475,7 +508,7 @@ impl RateControl {
 
     /// A queue stood during the whole round, and less than our rate came through.
     fn is_queueing(&self) -> bool {
-        let base = self.rtt_min();
+        let base = self.rtt_empty.value().unwrap_or(self.rtt_min());
         let delay = self.round.rtt_min.saturating_sub(base);
         let (least, part) = match self.contract.manner {
             Manner::Fair => (QUEUE_MIN, base / 4),
@@ -529,12 +562,17 @@ impl RateControl {
             // A receiver that stalls looks like a queue of which next to nothing comes: that says little about the path.
             limit = limit.max(self.current() * STALL_CUT);
         }
-        let mut was_probing = false;
-        if let Phase::Probe { from, .. } = self.phase {
-            (was_probing, limit) = (true, limit.min(from));
-        }
-        self.limit = limit.clamp(self.floor(), self.current().max(self.floor()));
+        let (was_probing, from) = match self.phase {
+            Phase::Probe { from, .. } => (true, from),
+            _ => (false, self.limit),
+        };
+        self.fall_to(limit.min(self.current()), from);
         self.hold_longer(now, was_probing);
+    }
+
+    /// Yields, from `from`, to `limit`, or to our part beside others.
+    fn fall_to(&mut self, limit: f64, from: f64) {
+        self.limit = limit.max(self.our_part()).min(from).max(self.floor());
     }
 
     /// The rate was too high: remembers what came through. `has_lost`: packets were lost over it.
@@ -551,7 +589,7 @@ impl RateControl {
         let (factor, most) = match (self.carried_by_loss, self.policed()) {
             (true, Some(_)) => (HOLD_FACTOR_LOSS, HOLD_POLICED),
             (true, None) => (HOLD_FACTOR_LOSS, HOLD_MAX),
-            (false, _) if self.is_foreign_queue => (1, HOLD_MIN),
+            (false, _) if self.is_beside_others() => (1, HOLD_MIN),
             (false, _) => (2, HOLD_QUEUE_MAX),
         };
         self.hold = if was_probing { (self.hold * factor).clamp(HOLD_MIN, most) } else { HOLD_MIN };
@@ -571,7 +609,7 @@ impl RateControl {
         let known = if self.carried < limit { from.max(self.carried) } else { from };
         if arrived < known + (limit - known) * PROBE_ADDS {
             self.note_carried(self.round.losses.exceeds(loss_before));
-            self.limit = from.min(self.carried * FIRST_CUT).max(self.floor());
+            self.fall_to(self.carried * FIRST_CUT, from);
             return self.hold_longer(now, true);
         }
         let is_proven = now.saturating_duration_since(since) > PROOF && self.round.before() + 1 >= PROOF_ROUNDS;
@@ -690,10 +728,10 @@ const STALL_CUT: f64 = 0.5;
 const QUEUE_MIN: Duration = Duration::from_millis(25);
 const POLITE_QUEUE_MIN: Duration = Duration::from_millis(8);
 
-/// How long the smallest RTT is believed. Guess: routes change less often, queues drain within it. A polite sender must not get
-/// used to the queue of others (RFC 6817 keeps ten minutes).
+/// How long the smallest RTT is believed: for windows and rounds, which must follow a path that becomes longer, and for queues, since
+/// those of others stand for minutes (RFC 6817 keeps ten). Guesses.
 const RTT_KEPT: Duration = Duration::from_secs(30);
-const POLITE_RTT_KEPT: Duration = Duration::from_secs(300);
+const RTT_EMPTY_KEPT: Duration = Duration::from_secs(300);
 
 /// How long a queue must have stood to be held against the rate. Guess: busy hosts, and routers in software, stall for less.
 const QUEUE_STANDS: Duration = Duration::from_millis(200);
@@ -712,7 +750,6 @@ const PROBE_ADDS: f64 = 0.5;
 
 /// The part of the rate that is sent while a queue stands although nothing was cut. Guess.
 const DRAIN: f64 = 0.95;
-const DRAIN_ROUNDS: u32 = 8;
 
 /// How long, and for how many rounds, more than ever came through must come through to be believed. Reason: 5 % above 30 Mbit/s
 /// empty a bucket of 64 KiB in 0.4 s.

@@ -9,6 +9,8 @@ pub struct AckBatch {
     pub(super) epoch: u64,
     pub(super) acked_packets: u64,
     pub(super) lost_packets: u64,
+    /// Packets of whatever epoch.
+    pub(super) of_any_epoch: Losses,
     /// Acknowledged bytes on the wire.
     pub(super) bytes: u64,
     /// When the last of them to be sent was sent.
@@ -34,6 +36,7 @@ impl AckBatch {
             epoch,
             acked_packets: 0,
             lost_packets: 0,
+            of_any_epoch: Losses::default(),
             bytes: 0,
             last_sent: None,
             rtt_min: None,

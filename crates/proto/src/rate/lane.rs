@@ -72,6 +72,7 @@ impl LaneControl {
         let rtt = now.saturating_duration_since(packet.sent);
         self.notice_silence(now, rtt);
         let batch = &mut self.batch;
+        batch.of_any_epoch.packets += 1.0;
         batch.rtt_latest = Some(rtt);
         batch.rtt_min = Some(batch.rtt_min.map_or(rtt, |least| least.min(rtt)));
         if let Some(last) = self.train_last
@@ -90,6 +91,8 @@ impl LaneControl {
 
     /// Packet `number` is taken for lost, or was marked by the network (ECN), which is as good as a loss.
     pub fn handle_lost(&mut self, number: u64) {
+        self.batch.of_any_epoch.packets += 1.0;
+        self.batch.of_any_epoch.lost += 1.0;
         if number > self.after && self.train_last.is_none_or(|last| number <= last) {
             self.batch.lost_packets += 1;
         }
@@ -147,7 +150,11 @@ impl LaneControl {
         self.after = self.largest_sent;
         self.train_last = self.terms.train.map(|train| self.largest_sent + train.packets);
         self.is_train_broken = false;
-        self.batch = AckBatch { rtt_min: self.batch.rtt_min, ..AckBatch::of_epoch(self.terms.epoch) };
+        self.batch = AckBatch {
+            rtt_min: self.batch.rtt_min,
+            of_any_epoch: self.batch.of_any_epoch,
+            ..AckBatch::of_epoch(self.terms.epoch)
+        };
     }
 
     /// After a silence the packets from before it tell nothing about the rate that the path carries.

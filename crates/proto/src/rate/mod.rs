@@ -14,6 +14,7 @@ mod contract;
 mod control;
 mod evidence;
 mod lane;
+mod neighbours;
 mod path;
 #[cfg(test)]
 mod tests;

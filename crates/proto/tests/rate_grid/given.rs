@@ -207,13 +207,26 @@ fn a_remembered_rate_is_used_within_four_seconds_at_660_ms_and_believed_only_whe
 fn a_path_that_changes_is_followed_in_seconds() {
     for (before, after) in [(100, 20), (20, 100), (100, 1), (1, 100)] {
         let link = clean(before, 150);
-        let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+        let rtt = link.rtt;
+        let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
         let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(60) };
-        let (tally, _) = Path::new(setup).change(seconds(30), BitRate::megabits(after)).run();
+        let (tally, _) = Path::new(setup).change(seconds(30), LinkModel::clean(BitRate::megabits(after), rtt)).run();
         let settled = share(&tally, 45, 60, BitRate::megabits(after));
         assert!(settled > 0.85, "{before} to {after} Mbit/s: {settled:.3}");
         let lost = tally.lost(seconds(45), seconds(60));
         assert!(lost < 0.02, "{before} to {after} Mbit/s: {lost:.4}");
+    }
+}
+
+#[test]
+fn a_path_that_becomes_longer_or_shorter_is_followed_within_two_minutes() {
+    for (before, after) in [(50, 600), (600, 50), (150, 230)] {
+        let (link, other) = (clean(50, before), clean(50, after));
+        let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(200) };
+        let (tally, _) = Path::new(setup).change(seconds(30), other.clone()).run();
+        let settled = share(&tally, 150, 200, other.forward.rate);
+        assert!(settled > 0.85, "{before} to {after} ms: {settled:.3}");
     }
 }
 

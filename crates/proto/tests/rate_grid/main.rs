@@ -114,6 +114,47 @@ fn without_a_given_rate_a_path_is_found_and_filled() {
     }
 }
 
+#[test]
+fn beside_flows_that_keep_a_queue_full_each_has_its_part() {
+    for (mbit, rtt_ms) in [(1, 50), (1, 800), (10, 8), (10, 150), (100, 50), (100, 320)] {
+        for count in [1, 4] {
+            let Share { settled, others, .. } = measure(mbit, rtt_ms, Trouble::Competitors(count));
+            let cell =
+                format!("{mbit} Mbit/s, {rtt_ms} ms, beside {count}: {settled:.2}, each of the others {others:.2}");
+            assert!(settled > 0.8, "{cell}");
+            assert!(others > 0.4, "{cell}");
+        }
+    }
+}
+
+/// What the first of some senders of ours has of an equal part of a path in the second minute, what each of the others has, and what the
+/// first one loses.
+fn among_ours(mbit: u64, rtt_ms: u64, others: usize) -> (f64, f64, f64) {
+    let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
+    let (link, ..) = link(rate, rtt, Trouble::None);
+    let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
+    let (half, duration) = (Duration::from_secs(60), Duration::from_secs(120));
+    let setup = Setup { link, contract, lanes: lanes_for(rate), competitors: 0, stalls: Vec::new(), duration };
+    let (tally, _) = Path::new(setup).beside_ours(others).run();
+    let part = |delivered: BitRate| delivered.0 as f64 * (others + 1) as f64 / rate.0 as f64;
+    let theirs = part(tally.delivered_by_others(half, duration)) / others as f64;
+    (part(tally.delivered(half, duration)), theirs, tally.lost(half, duration))
+}
+
+#[test]
+fn senders_of_ours_divide_a_path_and_fill_it() {
+    for (mbit, rtt_ms) in [(10, 50), (10, 150), (100, 50)] {
+        for others in [1, 3] {
+            let (ours, theirs, lost) = among_ours(mbit, rtt_ms, others);
+            let cell =
+                format!("{mbit} Mbit/s, {rtt_ms} ms, beside {others}: {ours:.2}, {theirs:.2} each, lost {lost:.3}");
+            assert!(ours > 0.6 && theirs > 0.6, "{cell}");
+            assert!(ours + theirs * others as f64 > 0.94 * (others + 1) as f64, "{cell}");
+            assert!(lost < 0.15, "{cell}");
+        }
+    }
+}
+
 /// Prints the whole grid: first quarter, second half (per cent of what is possible), and loss, or what competing flows keep.
 /// `cargo test --release -p sterna-proto --test rate_grid -- --ignored --nocapture`
 #[test]
@@ -144,18 +185,23 @@ fn grid() {
     }
 }
 
-/// Prints what is left of an equal part, to us and to each of the others, after five minutes beside cubic flows.
+/// Prints what is left of an equal part, to us and to each of the others, after five minutes beside cubic flows; and beside senders of ours,
+/// with the loss of one of them.
 #[test]
 #[ignore = "a table for people"]
 fn neighbours() {
     for mbit in [1, 10, 100] {
-        for rtt_ms in [8, 50, 150, 320, 800] {
-            let cells = [1, 4].map(|count| {
+        for rtt_ms in [1, 8, 50, 150, 320, 800] {
+            let beside_cubic = [1, 4].map(|count| {
                 let trouble = Trouble::Competitors(count);
                 let Share { settled, others, .. } = measure_for(Duration::from_secs(300), mbit, rtt_ms, trouble);
                 format!("{:>4.0} {:>4.0}", 100.0 * settled, 100.0 * others)
             });
-            println!("{mbit:>5} M {rtt_ms:>4} ms {}", cells.join("   "));
+            let beside_ours = [1, 3].map(|count| {
+                let (ours, theirs, lost) = among_ours(mbit, rtt_ms, count);
+                format!("{:>4.0} {:>4.0} {:>4.1}", 100.0 * ours, 100.0 * theirs, 100.0 * lost)
+            });
+            println!("{mbit:>5} M {rtt_ms:>4} ms {}   {}", beside_cubic.join("   "), beside_ours.join("   "));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A path in virtual time with a sender of ours on it, and whoever else uses it.
+//! A path in virtual time with a sender of ours on it, or some, and whoever else uses it.
 //!
 //! Packets go over the lab's model, both ways: acknowledgements take the reverse direction and can be lost. What the QUIC
 //! engine does around the controller is done here as it does it: pacing in bursts of 2 ms, an acknowledgement for every 50
@@ -112,6 +112,8 @@ fn count(tenths: &mut Vec<u64>, now: Duration, bytes: u64) {
 
 /// One lane: the controller, and what an engine keeps beside it.
 struct Lane {
+    /// Which of our senders it belongs to.
+    sender: usize,
     control: LaneControl,
     key: LaneKey,
     /// Packets in flight by number; `None` once acknowledged.
@@ -132,13 +134,14 @@ struct Lane {
 pub struct Path {
     setup: Setup,
     /// When the flow is moved to a path of another rate.
-    change: Option<(Duration, BitRate)>,
+    change: Option<(Duration, LinkModel)>,
     packet_bytes: u64,
     start: Instant,
     now: Duration,
     forward: Wire<Packet>,
     reverse: Wire<Packet>,
-    rate: PathControl,
+    /// One for each of our senders; the first is the one that is measured.
+    rates: Vec<PathControl>,
     lanes: Vec<Lane>,
     others: Vec<Cubic>,
     tally: Tally,
@@ -150,38 +153,51 @@ impl Path {
         let start = Instant::now();
         let packet_bytes = u64::from(setup.link.mtu);
         let (forward, reverse) = Wire::pair(&setup.link);
-        let mut rate = PathControl::new(setup.contract);
-        rate.set_packet_bytes(packet_bytes);
-        let lanes = (0..setup.lanes).map(|_| Lane::new(&mut rate, start)).collect();
         let others = (0..setup.competitors).map(|_| Cubic::new()).collect();
         let tally = Tally::default();
-        Self {
+        let mut path = Self {
             packet_bytes,
             start,
             now: Duration::ZERO,
             forward,
             reverse,
-            rate,
-            lanes,
+            rates: Vec::new(),
+            lanes: Vec::new(),
             others,
             tally,
             setup,
             change: None,
-        }
+        };
+        path.add_sender();
+        path
     }
 
-    /// Moves the flow to another path, of `rate`, at `at`: what is in flight then is lost.
-    pub fn change(mut self, at: Duration, rate: BitRate) -> Self {
-        self.change = Some((at, rate));
+    fn add_sender(&mut self) {
+        let mut rate = PathControl::new(self.setup.contract);
+        rate.set_packet_bytes(self.packet_bytes);
+        let (sender, start) = (self.rates.len(), self.start);
+        self.lanes.extend((0..self.setup.lanes).map(|_| Lane::new(sender, &mut rate, start)));
+        self.rates.push(rate);
+    }
+
+    /// Adds senders of ours that know nothing of the first; what they deliver counts as that of others.
+    pub fn beside_ours(mut self, count: usize) -> Self {
+        (0..count).for_each(|_| self.add_sender());
+        self
+    }
+
+    /// Moves all flows to another path at `at`: what is in flight then is lost.
+    pub fn change(mut self, at: Duration, link: LinkModel) -> Self {
+        self.change = Some((at, link));
         self
     }
 
     /// Runs to the end.
     pub fn run(mut self) -> (Tally, PathControl) {
         while self.now < self.setup.duration {
-            if let Some((_, rate)) = self.change.take_if(|(at, _)| self.now >= *at) {
-                let link = LinkModel::clean(rate, self.setup.link.rtt);
-                self.forward = Wire::pair(&link).0;
+            if let Some((_, link)) = self.change.take_if(|(at, _)| self.now >= *at) {
+                (self.forward, self.reverse) = Wire::pair(&link);
+                self.setup.link = link;
             }
             self.receive();
             if !self.is_stalled(Host::Sender) {
@@ -190,7 +206,7 @@ impl Path {
             (0..self.others.len()).for_each(|flow| self.send_other(flow));
             self.now = self.next_event().max(self.now + Duration::from_micros(1));
         }
-        (self.tally, self.rate)
+        (self.tally, self.rates.swap_remove(0))
     }
 
     /// Whether a host does nothing now.
@@ -249,8 +265,9 @@ impl Path {
     }
 
     fn receive_data(&mut self, lane: usize, number: u64) {
-        count(&mut self.tally.ours, self.now, self.packet_bytes);
         let state = &mut self.lanes[lane];
+        let tally = if state.sender == 0 { &mut self.tally.ours } else { &mut self.tally.others };
+        count(tally, self.now, self.packet_bytes);
         if state.unacked.is_empty() {
             state.unacked_since = self.now;
         }
@@ -287,8 +304,9 @@ impl Path {
             bytes,
         );
         let batch = lane.control.take_batch(false);
-        self.rate.handle_batch(lane.key, start + now, &batch);
-        lane.control.follow(self.rate.terms(lane.key, start + now));
+        let rate = &mut self.rates[lane.sender];
+        rate.handle_batch(lane.key, start + now, &batch);
+        lane.control.follow(rate.terms(lane.key, start + now));
         // A pacer goes by the rate of now, also for what it had put off.
         lane.next_send = lane.next_send.min(now + gap(&lane.control, bytes));
     }
@@ -296,6 +314,7 @@ impl Path {
     fn send(&mut self, lane: usize) {
         let (start, now, bytes) = (self.start, self.now, self.packet_bytes);
         let state = &mut self.lanes[lane];
+        let rate = &mut self.rates[state.sender];
         // A probe needs no room; what it finds lost is lost only once it is acknowledged.
         let mut probes = now >= state.probe_at();
         while probes || (state.has_room(bytes) && now >= state.next_send) {
@@ -308,15 +327,16 @@ impl Path {
             state.flying.push_back((number, Some(now)));
             state.in_flight += bytes;
             state.control.handle_sent(start + now, number);
-            self.rate.handle_sent(state.key, start + now, bytes);
+            rate.handle_sent(state.key, start + now, bytes);
             if state.control.take_train_broken() {
-                self.rate.handle_broken_train(state.key);
+                rate.handle_broken_train(state.key);
             }
-            state.control.follow(self.rate.terms(state.key, start + now));
+            state.control.follow(rate.terms(state.key, start + now));
             state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap(&state.control, bytes);
-            count(&mut self.tally.sent, now, bytes);
+            let is_measured = state.sender == 0;
+            count(&mut self.tally.sent, now, if is_measured { bytes } else { 0 });
             let verdict = self.forward.offer(now, bytes as usize, Flow(lane as u64), Packet::Data { lane, number });
-            if matches!(verdict, Verdict::Drop(_)) {
+            if is_measured && matches!(verdict, Verdict::Drop(_)) {
                 count(&mut self.tally.dropped, now, bytes);
             }
         }
@@ -336,9 +356,10 @@ fn gap(control: &LaneControl, bytes: u64) -> Duration {
 }
 
 impl Lane {
-    fn new(rate: &mut PathControl, start: Instant) -> Self {
+    fn new(sender: usize, rate: &mut PathControl, start: Instant) -> Self {
         let key = rate.join();
         Self {
+            sender,
             control: LaneControl::new(rate.terms(key, start)),
             key,
             flying: VecDeque::new(),
