@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_proto::compress::Wish;
 use sterna_proto::plan::{self, Decision};
@@ -166,12 +166,25 @@ impl Ends {
         self.sender.is_over() && self.receiver.is_over()
     }
 
+    /// Waits for `time`, or until both ends are over. Reason: a copy that is done does not wait for the next tick.
+    fn wait_until_over(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while !self.is_over() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            // The receiver is over last, and wakes whoever waits for it at each change.
+            self.receiver.wait_for_work(left);
+        }
+    }
+
     /// Ticks both ends until they are over; ends them when the person wants to stop.
     fn tick_until_over(&self, observer: &Arc<dyn CopyObserver>, started: Instant) {
         let mut stopping = false;
         let mut stall = StallWatch::of_web();
         while !self.is_over() {
-            thread::sleep(TICK);
+            self.wait_until_over(TICK);
             self.sender.tick();
             self.receiver.tick();
             let progress = self.progress(started);
