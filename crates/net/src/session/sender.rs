@@ -690,6 +690,9 @@ impl End for Sender {
         let given_up = {
             let mut session = lock(&self.session);
             session.handle_timeout(now);
+            if let Some(web) = &self.web {
+                session.handle_round_trip(web.measured().rtt_min, now);
+            }
             session.handle_silence(&silent)
         };
         close_aside(self.limits.handles(&given_up));

@@ -4,10 +4,11 @@
 //! consecutive blocks, and asks for three quarters of what is left of it at a time: few requests, small ones towards the end. A lane
 //! whose run is done takes what is in nobody's run, and where there is none its part, by how much each has done, of what the lane
 //! that needs longest has before it. What lanes have asked for already is taken only when nothing else is left, and where it would hold
-//! up the end.
+//! up the end by more than some round trips, which is what breaking a request off costs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::{FileId, LaneId};
 use crate::range_set::RangeSet;
@@ -69,11 +70,26 @@ pub(super) struct Runs {
     by_lane: BTreeMap<LaneId, Run>,
     paces: BTreeMap<LaneId, Pace>,
     lanes: u32,
+    /// When lanes were first seen to have runs.
+    began: Option<Instant>,
+    /// A round trip to the source, as a part of the time until now; `None` while that is not known.
+    round_trip: Option<f64>,
 }
 
 impl Runs {
     pub(super) fn expect_lanes(&mut self, lanes: u32) {
         self.lanes = lanes;
+    }
+
+    /// A request to the source takes `round_trip` before its first byte comes.
+    pub(super) fn handle_round_trip(&mut self, round_trip: Duration, now: Instant) {
+        if self.by_lane.is_empty() {
+            return;
+        }
+        let time = now.saturating_duration_since(*self.began.get_or_insert(now));
+        if !time.is_zero() && !round_trip.is_zero() {
+            self.round_trip = Some(round_trip.div_duration_f64(time));
+        }
     }
 
     /// The file of a lane's run, and the end of what the lane asks for now.
@@ -94,6 +110,7 @@ impl Runs {
         lane: LaneId,
         pending_of: impl Fn(FileId) -> Option<&'a RangeSet>,
     ) -> Option<(FileId, u64)> {
+        let least = self.least(lane);
         let run = self.by_lane.get_mut(&lane)?;
         let next = pending_of(run.file).and_then(|pending| pending.within(run.blocks.clone()).next());
         match next {
@@ -103,7 +120,9 @@ impl Runs {
                 if run.order == BlockOrder::Shared {
                     run.asked = run.blocks.start;
                 } else if range.start >= run.asked {
-                    run.asked = range.start + ((run.blocks.end - range.start) * ASKED_QUARTERS).div_ceil(4);
+                    let left = run.blocks.end - range.start;
+                    let asked = (left * ASKED_QUARTERS).div_ceil(4).max(least);
+                    run.asked = range.start + if asked + least > left { left } else { asked };
                 }
                 Some((run.file, range.start))
             }
@@ -172,18 +191,29 @@ impl Runs {
 
     /// Blocks that a lane has taken, and the one that it is at.
     fn done(&self, lane: LaneId) -> f64 {
-        self.paces.get(&lane).map_or(0, |pace| pace.done) as f64 + 1.0
+        self.taken(lane) as f64 + 1.0
+    }
+
+    fn taken(&self, lane: LaneId) -> u64 {
+        self.paces.get(&lane).map_or(0, |pace| pace.done)
+    }
+
+    /// The fewest blocks that are worth a request of a lane.
+    fn least(&self, lane: LaneId) -> u64 {
+        let a_round_trip = self.round_trip.unwrap_or_default() * self.taken(lane) as f64;
+        ((a_round_trip * REQUEST_ROUND_TRIPS).ceil() as u64).max(1)
     }
 
     /// Gives `lane` its part of `left`, the blocks before `other`; whether there are any that it may have.
     fn split(&mut self, other: LaneId, left: &Range<u64>, lane: LaneId, breaks_off: bool) -> bool {
-        let (done, others_done) = (self.done(lane), self.done(other));
+        let (done, others_done, least) = (self.done(lane), self.done(other), self.least(lane));
         let Some(run) = self.by_lane.get_mut(&other) else { return false };
         let count = (left.end - left.start) as f64;
-        let part = (count * done / (done + others_done)).floor().max(1.0);
+        let part = (count * done / (done + others_done)).floor().max(least as f64).min(count);
         // As parts of the time until now: what the other needs for what is left and half of the block that it is at, and this lane for its part.
         let won = (count + 0.5) / others_done - part / done;
-        let first = if breaks_off && won >= BROKEN_OFF_GAIN { left.start } else { run.asked.max(left.start) };
+        let is_worth_it = breaks_off && self.round_trip.is_some_and(|part| won >= part * BROKEN_OFF_ROUND_TRIPS);
+        let first = if is_worth_it { left.start } else { run.asked.max(left.start) };
         let middle = (left.end - part as u64).max(first);
         if middle >= left.end {
             return false;
@@ -206,9 +236,12 @@ impl Runs {
 /// Quarters of a run that are asked for at a time. Reason: fewer requests than with two; what is left is for lanes that are done.
 const ASKED_QUARTERS: u64 = 3;
 
-/// The part of the time until now by which a request that is broken off must bring the end of its blocks nearer. Reason: it costs a connection, and who
-/// takes the blocks a round trip.
-const BROKEN_OFF_GAIN: f64 = 1.0 / 16.0;
+/// Round trips by which a request that is broken off must bring the end of its blocks nearer. Reason: who takes the blocks waits for one, and what is on its
+/// way for whoever had asked for them comes for nothing; when that lane asks again it needs a connection, and some more until that is as fast.
+const BROKEN_OFF_ROUND_TRIPS: f64 = 4.0;
+
+/// Round trips that what is asked for at a time takes at least. Reason: its connection is at rest for one of them.
+const REQUEST_ROUND_TRIPS: f64 = 8.0;
 
 /// The first stretch of `pending` that is in none of `taken`, which is sorted.
 fn first_free(pending: &RangeSet, taken: &[Range<u64>]) -> Option<Range<u64>> {
@@ -311,9 +344,17 @@ mod tests {
         (runs, left)
     }
 
+    /// Says that a round trip is this part of the time until now.
+    fn tell_round_trip(runs: &mut Runs, part: f64) {
+        let began = Instant::now();
+        runs.handle_round_trip(Duration::ZERO, began);
+        runs.handle_round_trip(Duration::from_secs_f64(1000.0 * part), began + Duration::from_secs(1000));
+    }
+
     #[test]
     fn a_fast_lane_takes_its_part_of_what_a_slow_one_has_asked_for() {
         let (mut runs, left) = unequal(100, 100);
+        tell_round_trip(&mut runs, 1.0 / 1000.0);
         assert_eq!(runs.of(LaneId(1)).unwrap().1, 175, "three quarters are asked for");
         // What is not asked for goes first.
         runs.take_from_slowest(LaneId(0), |_| Some(&left));
@@ -332,20 +373,41 @@ mod tests {
         assert_eq!(run_of(&runs, 1), asked..175);
     }
 
+    /// Lets a lane that is done take from one that has two blocks before it in a request of three; what that still asks for then.
+    fn still_asked(round_trip: Option<f64>) -> Range<u64> {
+        let (mut runs, mut left) = unequal(100, 100);
+        (1..98).for_each(|_| assert!(take(&mut runs, 1, &mut left).is_some()));
+        round_trip.into_iter().for_each(|part| tell_round_trip(&mut runs, part));
+        let (_, asked) = runs.of(LaneId(1)).unwrap();
+        // What is not asked for goes first.
+        runs.take_from_slowest(LaneId(0), |_| Some(&left));
+        while take(&mut runs, 0, &mut left).is_some() {}
+        runs.take_from_slowest(LaneId(0), |_| Some(&left));
+        run_of(&runs, 1).start..asked.min(run_of(&runs, 1).end)
+    }
+
     #[test]
-    fn a_request_that_holds_nothing_up_is_not_broken_off() {
-        // Of a hundred blocks three are left, which need a thirtieth of the time until now; of twenty two, for the last of which the other needs as long.
-        for (length, taken) in [(100, 97), (20, 18)] {
-            let (mut runs, mut left) = unequal(length, length);
-            (1..taken).for_each(|_| assert!(take(&mut runs, 1, &mut left).is_some()));
-            let (_, asked) = runs.of(LaneId(1)).unwrap();
-            // What is not asked for goes, and nothing else.
-            runs.take_from_slowest(LaneId(0), |_| Some(&left));
-            while take(&mut runs, 0, &mut left).is_some() {}
-            assert!(left.iter().flatten().eq(length + taken..asked), "{left:?}");
-            runs.take_from_slowest(LaneId(0), |_| Some(&left));
-            assert_eq!((runs.of(LaneId(0)), run_of(&runs, 1).end), (None, asked));
+    fn a_request_is_broken_off_where_that_wins_some_round_trips() {
+        // A block is a hundredth of the time until now, and a half of one would be won.
+        let whole = still_asked(None);
+        assert!(!whole.is_empty(), "not while nobody knows how long a round trip is");
+        assert_eq!(still_asked(Some(1.0 / 100.0)), whole, "nor where it costs four blocks");
+        let broken = still_asked(Some(1.0 / 10_000.0));
+        assert!(broken.end < whole.end, "{broken:?} of {whole:?}");
+    }
+
+    #[test]
+    fn what_is_asked_for_is_worth_its_round_trip() {
+        let mut ends = Vec::new();
+        let (mut runs, mut left) = unequal(32, 1);
+        while take(&mut runs, 1, &mut left).is_some() {
+            // Eight blocks come in eight round trips.
+            let taken = runs.taken(LaneId(1)) as f64;
+            tell_round_trip(&mut runs, 1.0 / taken);
+            ends.extend(runs.of(LaneId(1)).map(|(_, end)| end));
         }
+        ends.dedup();
+        assert_eq!(ends, [56, 64], "of the eight that are left all are asked for");
     }
 
     #[test]

@@ -503,6 +503,11 @@ impl SendSession {
         self.runs.expect_lanes(lanes);
     }
 
+    /// The source of runs is `round_trip` away, as far as is known.
+    pub fn handle_round_trip(&mut self, round_trip: Duration, now: Instant) {
+        self.runs.handle_round_trip(round_trip, now);
+    }
+
     /// The file whose run `lane` is in, and a block: those before it the lane will be given next, if they are not here already, and
     /// no other lane will. `None`: it has no run.
     pub fn run_of(&self, lane: LaneId) -> Option<(FileId, u64)> {
