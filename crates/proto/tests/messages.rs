@@ -352,7 +352,7 @@ fn headers() -> Vec<(BlockHeader, u64)> {
         (single(MIB + 1, 1, BlockData::Slabs(vec![slab(0, 1)])), 1),
         (
             single(
-                768 * MIB,
+                3072 * MIB,
                 5,
                 BlockData::Slabs([1, 2, 0, 4].map(|code| slab(code, if code == 0 { 1 << 20 } else { 300 })).to_vec()),
             ),
@@ -439,11 +439,11 @@ fn slabs_that_would_cost_more_than_their_block_are_errors() {
     let refused = |slabs: Vec<Slab>, why: &str| {
         let data_len = slabs.iter().map(|slab| u64::from(slab.length)).sum();
         // Blocks of 4 MiB: the last one has a slab and a half.
-        let size = 768 * MIB + 3 * (MIB / 2);
+        let size = 3072 * MIB + 3 * (MIB / 2);
         let header = BlockHeader::Single {
             file: FileId(0),
             entry: entry(b"a", size),
-            index: 192,
+            index: 768,
             data: BlockData::Slabs(slabs),
         };
         assert_eq!(BlockHeader::decode(&header.encode(), data_len).is_err(), !why.is_empty(), "{why}");

@@ -204,7 +204,7 @@ mod tests {
 
     fn incoming(directory: &TempDir) -> Arc<IncomingFile> {
         let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
-        let size = 600 << 20;
+        let size = 2400 << 20;
         let entry = FileEntry {
             path: RelPath::new(&b"f"[..]).unwrap(),
             kind: EntryKind::File,
