@@ -691,7 +691,7 @@ impl End for Sender {
             let mut session = lock(&self.session);
             session.handle_timeout(now);
             if let Some(web) = &self.web {
-                session.handle_round_trip(web.measured().rtt_min, now);
+                session.handle_round_trip(web.round_trip(), now);
             }
             session.handle_silence(&silent)
         };

@@ -142,6 +142,8 @@ pub(super) struct Exchange {
     patience: Duration,
     received: Arc<AtomicU64>,
     measured: Arc<Measured>,
+    /// Connections end at a proxy.
+    is_proxied: bool,
 }
 
 impl Exchange {
@@ -185,7 +187,7 @@ impl Exchange {
                         unset it for this command";
             return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         }
-        let measured = Arc::new(Measured::default());
+        let (measured, is_proxied) = (Arc::new(Measured::default()), config.proxy().is_some());
         // As the library chains them, with connections that are watched.
         let connector = ().chain(ConnectProxyConnector::default());
         let connector = connector.chain(WatchedConnector::new(Arc::clone(&measured))).chain(RustlsConnector::default());
@@ -193,6 +195,7 @@ impl Exchange {
         Ok(Self {
             agent,
             measured,
+            is_proxied,
             hosts: Hosts::new(options.connections),
             secrets: Secrets::new(options.token.clone(), locations)?,
             observer,
@@ -217,6 +220,11 @@ impl Exchange {
     /// What is measured of all connections together.
     pub(super) fn measured(&self) -> WebSample {
         self.measured.sample()
+    }
+
+    /// The least round trip to a server, or zero where it is not known: behind a proxy.
+    pub(super) fn round_trip(&self) -> Duration {
+        if self.is_proxied { Duration::ZERO } else { self.measured.sample().rtt_min }
     }
 
     pub(super) fn notice(&self, text: String) {

@@ -184,6 +184,11 @@ impl Web {
         self.exchange.measured()
     }
 
+    /// The least round trip to a server, or zero where it is not known.
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.exchange.round_trip()
+    }
+
     /// Lanes with an answer that they are reading.
     pub fn reading(&self) -> usize {
         lock(&self.runs).len()

@@ -332,7 +332,8 @@ impl RateControl {
 
     /// Bytes per second to send.
     fn current(&self) -> f64 {
-        let is_draining = self.queued_rounds >= QUEUED_ROUNDS || self.is_beside_others();
+        // Beside others, that they can grow; what was given and is carried stays.
+        let is_draining = if self.is_beside_others() { self.yields() } else { self.queued_rounds >= QUEUED_ROUNDS };
         let limit = if is_draining && matches!(self.phase, Phase::Cruise) { self.limit * DRAIN } else { self.limit };
         limit.min(self.ceiling()).max(self.floor())
     }
@@ -478,14 +479,11 @@ impl RateControl {
         let is_queueing = self.is_queueing();
         self.queued_since = is_queueing.then(|| self.queued_since.unwrap_or(now));
         self.queued_rounds = if is_queueing { self.queued_rounds + 1 } else { 0 };
-        if !self.round.app_limited {
-            self.neighbours.look(Look {
-                is_queueing,
-                sent: self.current(),
-                came: self.arrived(),
-                losses: self.round.losses,
-                length: self.round.length(),
-            });
+        // What piled up while a host stalled says little of the path.
+        if !self.round.has_resumed() {
+            let (sent, came) = (self.current(), self.arrived());
+            let (losses, length) = (self.round.losses, self.round.length());
+            self.neighbours.look(now, Look { is_queueing, sent, came, losses, length });
         }
     }
 

@@ -8,7 +8,7 @@ use super::evidence::Losses;
 /// Whether a queue is that of others, and the rate that is not gone below beside them.
 ///
 /// A queue of our own goes when less is sent than comes through. Flows that send whenever a queue has room keep it full, whatever
-/// we do: as much comes as we send, round after round, and who yields to such a queue yields for good. So beside them we keep
+/// we do: as much comes as we send, but for what is lost, round after round, and who yields to such a queue yields for good. So beside them we keep
 /// [`PART`] of the most that the path has carried; but on these grounds never more than [`TCP_FLOWS`] TCP flows would take at the losses
 /// that are seen, since several senders that each insist on their part may insist on more than there is.
 ///
@@ -20,6 +20,8 @@ pub(super) struct Neighbours {
     balance: f64,
     /// Rounds in a row in which it stood.
     queued_rounds: u32,
+    /// Packets were lost lately, as they are where flows keep a queue full.
+    is_losing: bool,
     /// The most that came, while it is believed.
     capacity: f64,
 }
@@ -37,7 +39,13 @@ pub(super) struct Look {
 
 impl Neighbours {
     pub(super) fn new() -> Self {
-        Self { losses: LossEvents::default(), balance: BALANCE_DRAINING, queued_rounds: 0, capacity: 0.0 }
+        Self {
+            losses: LossEvents::default(),
+            balance: BALANCE_DRAINING,
+            queued_rounds: 0,
+            is_losing: false,
+            capacity: 0.0,
+        }
     }
 
     /// Packets have been heard of, whatever rate they were sent at; `rtt`: the latest.
@@ -50,8 +58,9 @@ impl Neighbours {
         self.capacity = self.capacity.max(came);
     }
 
-    /// A round is over in which this host sent all the time.
-    pub(super) fn look(&mut self, round: Look) {
+    /// A round is over.
+    pub(super) fn look(&mut self, now: Instant, round: Look) {
+        self.is_losing = self.losses.last.is_some_and(|last| now.saturating_duration_since(last) < LOSSES_APART);
         let came = round.came.min(round.sent);
         if round.is_queueing {
             self.queued_rounds += 1;
@@ -70,7 +79,7 @@ impl Neighbours {
 
     /// Whether a queue stands that others keep full.
     pub(super) fn are_queueing(&self) -> bool {
-        self.queued_rounds > 0 && BALANCE_OTHERS.contains(&self.balance)
+        self.is_losing && self.queued_rounds > 0 && BALANCE_OTHERS.contains(&self.balance)
     }
 
     /// The rate that is not gone below beside those that keep a queue full. `packet_bytes`: a full packet.
@@ -150,6 +159,10 @@ const BALANCE_DRAINING: f64 = 1.0 / 0.95;
 /// become slower.
 const BALANCE_OTHERS: Range<f64> = 0.9..1.04;
 
+/// Flows that keep a queue full lose packets, and so do we, at least this often: over a long path of 1 Gbit/s one flow needs half a minute to
+/// fill a queue again. Reason: a path that has become half as fast behind a deep buffer looks like them, but loses nothing.
+const LOSSES_APART: Duration = Duration::from_secs(60);
+
 /// How many rounds count. Reason: a round of 24 packets is off by a tenth, and the queue of a flow that yields and grows again by as much.
 const BALANCE_ROUNDS: u32 = 16;
 
@@ -208,22 +221,29 @@ mod tests {
 
     #[test]
     fn a_queue_that_goes_when_less_is_sent_is_not_that_of_others() {
-        let mut neighbours = Neighbours::new();
-        (0..100).for_each(|_| neighbours.look(look(true, 95.0, 100.0, heard(100, 0))));
-        assert!(!neighbours.are_queueing());
-        (0..100).for_each(|_| neighbours.look(look(true, 95.0, 95.0, heard(100, 0))));
-        assert!(neighbours.are_queueing());
-        neighbours.look(look(false, 95.0, 95.0, heard(100, 0)));
+        let (mut neighbours, now) = (Neighbours::new(), Instant::now());
+        (0..100).for_each(|_| neighbours.look(now, look(true, 95.0, 95.0, heard(100, 0))));
+        assert!(!neighbours.are_queueing(), "nothing was ever lost");
+        neighbours.hear(now, heard(100, 1), Some(RTT));
+        let mut stands = |now: Instant, came: f64| {
+            (0..100).for_each(|_| neighbours.look(now, look(true, 95.0, came, heard(100, 0))));
+            neighbours.are_queueing()
+        };
+        assert!(!stands(now, 100.0));
+        assert!(stands(now, 95.0));
+        assert!(!stands(now + LOSSES_APART, 95.0), "flows that keep a queue full lose packets");
+        assert!(stands(now, 95.0));
+        neighbours.look(now, look(false, 95.0, 95.0, heard(100, 0)));
         assert!(!neighbours.are_queueing(), "the queue is gone");
     }
 
     #[test]
     fn half_of_what_came_is_ours_until_the_path_is_seen_to_be_slower() {
-        let mut neighbours = Neighbours::new();
+        let (mut neighbours, now) = (Neighbours::new(), Instant::now());
         neighbours.note_capacity(1000.0);
-        (0..1000).for_each(|_| neighbours.look(look(true, 500.0, 450.0, heard(100, 10))));
+        (0..1000).for_each(|_| neighbours.look(now, look(true, 500.0, 450.0, heard(100, 10))));
         assert_eq!(neighbours.our_part(1), 1000.0 * PART, "what is lost to others changes nothing");
-        neighbours.look(look(true, 500.0, 200.0, heard(100, 60)));
+        neighbours.look(now, look(true, 500.0, 200.0, heard(100, 60)));
         assert_eq!(neighbours.our_part(1), 200.0 * PART);
         // Losses in each round trip: as four TCP flows would.
         neighbours.losses = losing(10, 1);

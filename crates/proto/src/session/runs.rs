@@ -81,7 +81,7 @@ impl Runs {
         self.lanes = lanes;
     }
 
-    /// A request to the source takes `round_trip` before its first byte comes.
+    /// A request to the source takes `round_trip` before its first byte comes; zero: nobody knows.
     pub(super) fn handle_round_trip(&mut self, round_trip: Duration, now: Instant) {
         if self.by_lane.is_empty() {
             return;

@@ -503,7 +503,7 @@ impl SendSession {
         self.runs.expect_lanes(lanes);
     }
 
-    /// The source of runs is `round_trip` away, as far as is known.
+    /// The source of runs is `round_trip` away; zero: nobody knows.
     pub fn handle_round_trip(&mut self, round_trip: Duration, now: Instant) {
         self.runs.handle_round_trip(round_trip, now);
     }

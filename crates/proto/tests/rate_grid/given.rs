@@ -219,6 +219,21 @@ fn a_path_that_changes_is_followed_in_seconds() {
 }
 
 #[test]
+fn a_path_that_becomes_half_as_fast_behind_a_deep_buffer_is_not_taken_for_one_with_others() {
+    for after in [54, 50, 45] {
+        let (link, mut slower) = (clean(100, 100), clean(after, 100));
+        slower.forward.queue = Queue::Bytes(ByteCount(8 * link.forward.queue_bytes(link.rtt).0));
+        let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
+        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(150) };
+        let (tally, control) = Path::new(setup).change(seconds(30), slower.clone()).run();
+        let settled = share(&tally, 120, 150, slower.forward.rate);
+        assert!(settled > 0.85, "100 to {after} Mbit/s: {settled:.3}");
+        let found = control.control().found().unwrap();
+        assert!(found <= slower.forward.rate, "100 to {after} Mbit/s: {found:?} is sent into a queue");
+    }
+}
+
+#[test]
 fn a_path_that_becomes_longer_or_shorter_is_followed_within_two_minutes() {
     for (before, after) in [(50, 600), (600, 50), (150, 230)] {
         let (link, other) = (clean(50, before), clean(50, after));

@@ -94,8 +94,8 @@ fn blocks_of_many_slabs_arrive_by_both_transports() {
     let agent = site.agent();
     let mut seeded = Seeded::new(3);
     let some = [samples(&mut seeded, 3 * MIB + 7), seeded.bytes(MIB)].concat();
-    // Above 256 MiB blocks have two slabs.
-    let bytes: Vec<u8> = some.iter().copied().cycle().take(257 * MIB + 5).collect();
+    // Above 1 GiB blocks have two slabs.
+    let bytes: Vec<u8> = some.iter().copied().cycle().take(1025 * MIB + 5).collect();
     write(&site.local().join("pass"), &bytes);
     for via in ["tcp", "quic"] {
         let flags = ["--via", via, "--compress", "always"];
