@@ -599,7 +599,7 @@ impl RecvSession {
                 Ok(())
             }
             Message::Abort { error } => {
-                self.finish_with(error);
+                self.finish_with(error.refused(true));
                 Ok(())
             }
             Message::Have { .. }

@@ -284,7 +284,7 @@ impl SendSession {
             Message::Wait { file } => self.handle_wait(file),
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
-                self.finish_with(error);
+                self.finish_with(error.refused(true));
                 Ok(())
             }
             Message::Offer { .. }

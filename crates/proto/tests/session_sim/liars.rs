@@ -116,6 +116,21 @@ fn a_lying_receiver_is_an_error_and_ends_the_session() {
 }
 
 #[test]
+fn why_a_peer_ends_the_session_is_told_as_its_own_words() {
+    let abort = Message::Abort { error: failure() };
+    let (mut sender, mut receiver) = (sender(), RecvSession::new(LINGER_DEFAULT));
+    Liar { next: 0 }.tell_sender(&mut sender, &abort).unwrap();
+    Liar { next: 0 }.tell_receiver(&mut receiver, &abort).unwrap();
+    let Some(SendEvent::Aborted(of_receiver)) = sender.poll_event() else { panic!("the sender goes on") };
+    let Some(RecvEvent::Aborted(of_sender)) = receiver.poll_event() else { panic!("the receiver goes on") };
+    assert!(of_receiver.is_refusal() && of_sender.is_refusal());
+    sender = self::sender();
+    sender.abort(failure());
+    let Some(SendEvent::Aborted(ours)) = sender.poll_event() else { panic!("the sender goes on") };
+    assert!(!ours.is_refusal(), "what ends here is not in the words of a peer");
+}
+
+#[test]
 fn a_lying_sender_is_an_error_and_ends_the_session() {
     let offer = |id, name, size| Message::Offer { file: FileId(id), entry: entry(name, size) };
     let lies: [&[Message]; 15] = [

@@ -101,7 +101,7 @@ impl WatchSession {
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
         match (message, self.side) {
-            (Message::Abort { error }, _) => self.finish_with(error),
+            (Message::Abort { error }, _) => self.finish_with(error.refused(true)),
             (Message::Told(told), WatchSide::Command) if !self.over => self.events.push_back(WatchEvent::Told(*told)),
             (Message::Concluded(conclusion), WatchSide::Command) if !self.over => {
                 self.over = true;
