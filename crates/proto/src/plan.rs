@@ -100,9 +100,9 @@ fn ago(age: Duration) -> String {
 /// Most QUIC lanes while the rate is not known from the start. Reason: each gets its part of the memory at once.
 pub const LANES_FOUND_MAX: u32 = 8;
 
-/// How many QUIC lanes a running session should have whose path was found to carry `rate`, if more than `lanes`.
-pub fn choose_more_quic_lanes(lanes: u32, rate: BitRate) -> Option<Decision<u32>> {
-    let value = rate.0.div_ceil(QUIC_LANE_RATE.0).clamp(1, u64::from(LANES_FOUND_MAX)) as u32;
+/// How many QUIC lanes a running session should have whose path was found to carry `rate`, if more than `lanes`; at most `most`.
+pub fn choose_more_quic_lanes(lanes: u32, rate: BitRate, most: u32) -> Option<Decision<u32>> {
+    let value = rate.0.div_ceil(QUIC_LANE_RATE.0).min(u64::from(most)) as u32;
     let rationale = format!("{value}, for the {rate} that were found, at up to {QUIC_LANE_RATE} a lane");
     (value > lanes).then_some(Decision { value, rationale })
 }
@@ -251,6 +251,14 @@ mod tests {
         assert_eq!(expected(200_000_000, &[50], 660), 1980 + 34_408);
         assert_eq!(expected(200_000_000, &[50, 30], 100), 300 + 21_505);
         assert!(expected(u64::MAX, &[], 0) > 0);
+    }
+
+    #[test]
+    fn more_lanes_come_for_a_rate_that_was_found_as_far_as_there_may_be() {
+        let more =
+            |lanes, mbit, most| choose_more_quic_lanes(lanes, BitRate::megabits(mbit), most).map(|more| more.value);
+        assert_eq!((more(1, 1000, 8), more(1, 10_000, 8), more(1, 1000, 2)), (Some(4), Some(8), Some(2)));
+        assert_eq!((more(1, 250, 8), more(4, 1000, 8), more(1, 1000, 1)), (None, None, None));
     }
 
     #[test]

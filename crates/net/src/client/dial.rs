@@ -465,18 +465,26 @@ pub(super) fn lanes_asked(options: &CopyOptions, path: &PathOptions) -> Option<D
     is_web.then(plan::choose_web_lanes)
 }
 
-/// Most QUIC lanes that a path which begins with `lanes` may have in the end: others come when its rate is found.
-pub(super) fn lanes_most(path: &PathOptions, lanes: u32) -> u32 {
+/// Most QUIC lanes that a path which begins with `lanes` may have in the end: others come when its rate is found, and there is memory for them.
+///
+/// `memory`: of all lanes of the path.
+pub(super) fn lanes_most(memory: ByteCount, path: &PathOptions, lanes: u32) -> u32 {
+    let held = memory.0 / quic::MEMORY_MIN.0;
     match (path.lanes, path.contract.target) {
-        (None, None) => lanes.max(plan::LANES_FOUND_MAX),
+        (None, None) => lanes.max(held.min(u64::from(plan::LANES_FOUND_MAX)) as u32),
         _ => lanes,
     }
 }
 
+/// What the lanes of one path may hold together.
+pub(super) fn path_memory(options: &CopyOptions) -> ByteCount {
+    ByteCount(options.memory.0 / options.paths.len().max(1) as u64)
+}
+
 /// What each QUIC lane of a path may hold, with a part set aside for those that come later. Errors: `Usage`, when that is too little for a lane to work.
 pub(super) fn lane_memory(options: &CopyOptions, path: &PathOptions, lanes: u32) -> Result<ByteCount, Error> {
-    let available = ByteCount(options.memory.0 / options.paths.len().max(1) as u64);
-    let memory = ByteCount((available.0 / u64::from(lanes_most(path, lanes))).max(quic::MEMORY_MIN.0));
+    let available = path_memory(options);
+    let memory = ByteCount((available.0 / u64::from(lanes_most(available, path, lanes))).max(quic::MEMORY_MIN.0));
     if ByteCount(memory.0 * u64::from(lanes)) > available {
         let text = format!(
             "--memory {} is too little for {lanes} QUIC lane{}{}: each needs {} at least; give more, or fewer --lanes",
@@ -488,4 +496,17 @@ pub(super) fn lane_memory(options: &CopyOptions, path: &PathOptions, lanes: u32)
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
     Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_lanes_come_than_there_is_memory_for() {
+        let most = |lanes: u64, path: &PathOptions| lanes_most(ByteCount(quic::MEMORY_MIN.0 * lanes), path, 1);
+        let free = PathOptions::default();
+        assert_eq!((most(1, &free), most(3, &free), most(1000, &free)), (1, 3, plan::LANES_FOUND_MAX));
+        assert_eq!(most(1000, &PathOptions { lanes: Some(1), ..free }), 1, "as many as were asked for");
+    }
 }

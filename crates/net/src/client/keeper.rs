@@ -16,7 +16,9 @@ use sterna_proto::plan::{self, TcpPath, Via};
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
-use super::dial::{DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked, lanes_most};
+use super::dial::{
+    DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked, lanes_most, path_memory,
+};
 use super::job::{Direction, Job};
 use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
@@ -476,7 +478,10 @@ impl Keeper {
         let more = match via {
             // More when the path was found to carry more than those that are there are good for.
             Via::Quic if given.contract.target.is_some() => None,
-            Via::Quic => path.found_rate(self.way).and_then(|rate| plan::choose_more_quic_lanes(wanted, rate)),
+            Via::Quic => {
+                let most = lanes_most(path_memory(&self.options), given, reached.lane_count);
+                path.found_rate(self.way).and_then(|rate| plan::choose_more_quic_lanes(wanted, rate, most))
+            }
             Via::Tcp => path
                 .live
                 .held(given.contract.target)
@@ -552,7 +557,7 @@ impl Keeper {
         let memory = |path: &Arc<KeptPath>| {
             let lanes = path.reached.get().map_or(1, |reached| reached.lane_count);
             let each = lane_memory(&self.options, &path.options, lanes).unwrap_or(ByteCount(0));
-            ByteCount(each.0 * u64::from(lanes_most(&path.options, lanes)))
+            ByteCount(each.0 * u64::from(lanes_most(path_memory(&self.options), &path.options, lanes)))
         };
         state.summary.paths = self.paths.iter().filter_map(|path| path.plan(memory(path))).collect();
         state.summary.unreached = self.paths.iter().filter_map(|path| path.unreached()).collect();
