@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Copies with nothing given beside flows of the kernel's cubic that were there first, for half a minute, over 50 Mbit/s in the lab. One JSON
+# object a run: `part` is what the copy had of an equal part, `kept` what the flows together kept of theirs while it ran.
+# Usage, as root: bench/neighbours.sh [OUTPUT.jsonl]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+output=${1:-/dev/stdout}
+sterna=$PWD/target/release/sterna
+name=neighbours-$$
+work=$(mktemp -d /dev/shm/neighbours.XXXX)
+mbit=50
+cargo build --release --locked -p sterna
+
+cleanup() {
+    "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+fingerprint=$("$sterna" id --state "$work/hub")
+
+# FLOWS RTT MEGABYTES COPY-FLAGS
+while read -r flows rtt megabytes flags; do
+    head -c "${megabytes}MB" /dev/urandom >"$work/file"
+    rm -rf "$work/gs/paths" "$work/in"
+    mkdir -p "$work/in"
+    "$sterna" lab up --name "$name" --buffers 64MB --cc cubic --rate "${mbit}Mbit" --rtt "$rtt" >/dev/null 2>&1
+    "$sterna" lab exec --name "$name" b -- iperf3 --server --one-off >/dev/null 2>&1 &
+    "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" >/dev/null 2>&1 &
+    sleep 1
+    # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
+    "$sterna" lab exec --name "$name" a -- sh -c \
+        'exec iperf3 --client "$STERNA_LAB_B" --congestion cubic --parallel "$1" --time 1200 --interval 1 --json' sh "$flows" >"$work/flows" &
+    neighbours=$!
+    began=$(date +%s.%N)
+    sleep 30
+    start=$(date +%s.%N)
+    # shellcheck disable=SC2016,SC2086 # the lab's variable; flags are words
+    summary=$("$sterna" lab exec --name "$name" a -- sh -c \
+        'binary=$1 state=$2 trust=$3 file=$4; shift 4
+        "$binary" copy --json --compress never --state "$state" --trust "$trust" "$@" "$file" "sterna://$STERNA_LAB_B/" | tail -n 1' \
+        sh "$sterna" "$work/gs" "$fingerprint" "$work/file" $flags)
+    end=$(date +%s.%N)
+    cmp "$work/file" "$work/in/file"
+    # Asked to stop, iperf3 writes what it has measured; its end is then a failure.
+    kill -TERM "$neighbours"
+    wait "$neighbours" || true
+    "$sterna" lab down --name "$name" >/dev/null 2>&1
+    python3 - "$work/flows" "$flows" "$rtt" "$flags" "$mbit" "$summary" "$began" "$start" "$end" <<'SCRIPT'
+import json, sys
+path, flows, rtt, flags, mbit, summary, began, start, end = sys.argv[1:]
+flows, mbit, summary = int(flows), float(mbit), json.loads(summary)
+measured = json.load(open(path))
+first, last = float(start) - float(began), float(end) - float(began)
+during = [each["sum"]["bits_per_second"] / 1e6 for each in measured["intervals"] if first <= each["sum"]["start"] and each["sum"]["end"] <= last]
+ours, theirs = summary["goodput_bps"] / 1e6, sum(during) / len(during)
+print(json.dumps({"flows": flows, "rtt": rtt, "flags": flags, "elapsed_s": round(summary["elapsed_s"], 1),
+    "ours_mbit": round(ours, 1), "theirs_mbit": round(theirs, 1),
+    "part": round(ours * (flows + 1) / mbit, 2), "kept": round(theirs * (flows + 1) / mbit / flows, 2)}))
+SCRIPT
+done >>"$output" <<'ROWS'
+1 20ms 280
+1 100ms 280
+1 300ms 280
+4 20ms 180
+4 100ms 180
+4 300ms 180
+1 100ms 10 --polite
+4 100ms 10 --polite
+ROWS
