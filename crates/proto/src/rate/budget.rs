@@ -121,7 +121,7 @@ impl RateBudget {
             self.credit_bytes = (self.credit_bytes + elapsed * bytes_per_second).min(credit_max);
         }
         self.credited_at = Some(now);
-        let correction = self.credit_bytes / (bytes_per_second * CORRECT_WITHIN.as_secs_f64()).max(1.0);
+        let correction = self.credit_bytes / (bytes_per_second * CORRECT_WITHIN.as_secs_f64()).max(CORRECT_LEAST);
         if self.ceiling.is_some_and(|ceiling| self.second.bytes(now) as f64 > ceiling.0 as f64 * FULL_SECOND / 8.0) {
             // Catching up after a stall would put two stretches of full rate into one second.
             return (FULL_PACKET_BYTES / bytes_per_second.max(1.0) / FULL_WAIT.as_secs_f64())
@@ -216,11 +216,14 @@ const USABLE: f64 = 0.992;
 /// Most credit kept from a time when nothing could be sent: late wake-ups of a busy host are of this order.
 const CREDIT: Duration = Duration::from_millis(8);
 
-/// The same in bytes at rates that are so low that less would not pay for a packet.
-const CREDIT_LEAST: f64 = 3000.0;
+/// The same in bytes at rates that are so low that less would not pay for a packet of 9000.
+const CREDIT_LEAST: f64 = 9000.0;
 
 /// A debt or credit is evened out in about this time.
 const CORRECT_WITHIN: Duration = Duration::from_millis(40);
+
+/// The same in bytes: at rates so low that a packet takes longer, each would be a debt that halves the rate until the next one.
+const CORRECT_LEAST: f64 = 4.0 * CREDIT_LEAST;
 
 /// Bounds of the correction of pacing. Guess: enough to catch up 8 ms within 40, and to pay for a handshake quickly.
 const PACING_MIN: f64 = 0.25;

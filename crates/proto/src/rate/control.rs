@@ -57,6 +57,8 @@ pub struct RateControl {
     carried: f64,
     /// That was told by losses: a bucket of tokens may let more pass for a while.
     carried_by_loss: bool,
+    /// The most that was sent before losses took it away; 0 once a train has told what is carried since.
+    fallen_from: f64,
     policer: PolicerWatch,
     rtt_min: MinimumRtt,
     /// With an empty queue: the smallest of a longer time.
@@ -168,6 +170,7 @@ impl RateControl {
             hold_until: None,
             carried: f64::INFINITY,
             carried_by_loss: false,
+            fallen_from: 0.0,
             policer: PolicerWatch::default(),
             rtt_min: MinimumRtt::default(),
             rtt_empty: MinimumRtt::default(),
@@ -340,7 +343,8 @@ impl RateControl {
 
     fn floor(&self) -> f64 {
         let minimum = self.contract.minimum.map_or(0.0, bytes_per_second) * self.fraction;
-        minimum.max(bytes_per_second(RATE_LEAST))
+        let packets = (PACKETS_LEAST * self.packet_bytes as f64).min(self.ceiling());
+        minimum.max(packets).max(bytes_per_second(RATE_LEAST))
     }
 
     fn start_epoch(&mut self) {
@@ -392,6 +396,8 @@ impl RateControl {
                 return self.start_epoch();
             }
             train.came = if train.least.is_finite() { train.least } else { self.limit };
+        } else {
+            self.fallen_from = 0.0;
         }
         let tried = train.pace.min(self.ceiling());
         if train.came < tried * TRAIN_KEEPS_UP {
@@ -460,7 +466,9 @@ impl RateControl {
     fn cure(&self) -> Cure {
         let Some(trial) = self.trial.filter(|_| self.queued_rounds == 0) else { return Cure::Done };
         match self.standing {
-            Losses { packets, .. } if packets < CURE_PACKETS => Cure::Unknown,
+            Losses { packets, .. } if packets < CURE_PACKETS && packets * trial.loss_before < CURE_LOSSES => {
+                Cure::Unknown
+            }
             losses if losses.fraction() < trial.loss_before * 0.5 => Cure::Done,
             Losses { packets, .. } if packets < USELESS_PACKETS => Cure::Unknown,
             _ => Cure::Useless,
@@ -564,6 +572,9 @@ impl RateControl {
             Phase::Probe { from, .. } => (true, from),
             _ => (false, self.limit),
         };
+        if self.queued_rounds == 0 {
+            self.fallen_from = self.fallen_from.max(from);
+        }
         self.fall_to(limit.min(self.current()), from);
         self.hold_longer(now, was_probing);
     }
@@ -642,6 +653,10 @@ impl RateControl {
         if self.hold_until.is_some_and(|until| now < until) || !keeps_up || self.is_late() {
             return;
         }
+        if self.limit < self.fallen_from * FALLEN && self.contract.manner == Manner::Fair {
+            // Outages lose as much as a path that has become slower, and are over at once; a train tells.
+            return self.start_train(self.fallen_from, self.limit);
+        }
         let next = if self.carried.is_infinite() {
             self.limit * (1.0 + self.step)
         } else if self.limit < self.carried * FIRST_CUT * 0.999 {
@@ -711,12 +726,17 @@ const FIRST_CUT: f64 = 0.97;
 const SECOND_CUT: f64 = 0.9;
 const TRIAL_CUT: f64 = 0.75;
 
-/// Packets after a cut from which its loss can be called gone, and those from which it can be called the same.
+/// Packets after a cut from which its loss can be called gone, or as many as this many would have been lost of, and those from which
+/// it can be called the same.
 const CURE_PACKETS: f64 = 150.0;
+const CURE_LOSSES: f64 = 6.0;
 const USELESS_PACKETS: f64 = 800.0;
 
 /// Factor on the delivered rate when a queue stands: the 10 % below drain it.
 const QUEUE_CUT: f64 = 0.9;
+
+/// Below this part of what was sent before losses, a train tells whether the path carries that again. Guess.
+const FALLEN: f64 = 0.25;
 
 /// The part of the rate that one cut for a queue leaves at least; a path that has become slower is reached in some of them.
 const STALL_CUT: f64 = 0.5;
@@ -775,6 +795,9 @@ const HOLD_QUEUE_MAX: Duration = Duration::from_secs(4);
 const HOLD_FACTOR_LOSS: u32 = 4;
 const HOLD_MAX: Duration = Duration::from_secs(16);
 const HOLD_POLICED: Duration = Duration::from_secs(30);
+
+/// Packets a second that are sent at least: a round of large ones is not to take longer than one of small ones at [`RATE_LEAST`].
+const PACKETS_LEAST: f64 = 6.0;
 
 /// No acknowledgement for this long with packets in flight is an outage.
 const SILENCE_MIN: Duration = Duration::from_millis(300);

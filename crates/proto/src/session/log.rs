@@ -189,6 +189,11 @@ impl ControlLog {
         self.alone_since
     }
 
+    /// Whether `lane` is up.
+    pub fn is_up(&self, lane: LaneId) -> bool {
+        self.lanes.contains(&lane)
+    }
+
     /// How many lanes are up.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()

@@ -469,7 +469,8 @@ impl SendSession {
 
     /// Takes the next block for `lane`; `None` when nothing is to be sent now.
     pub fn next_block(&mut self, lane: LaneId) -> Option<BlockTask> {
-        if self.over {
+        // Who feeds a lane asks once more before it learns that the lane is dead: nobody would take such a block back.
+        if self.over || !self.log.is_up(lane) {
             return None;
         }
         if let Some((file, index)) = self.next_of_run(lane) {

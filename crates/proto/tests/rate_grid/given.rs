@@ -137,6 +137,31 @@ fn an_outage_stops_sending_within_a_window_and_the_given_rate_is_back_at_once() 
 }
 
 #[test]
+fn after_short_outages_one_after_the_other_the_path_is_full_again_in_seconds() {
+    let troubles = [(5, 10, 250), (20, 5, 250), (20, 10, 250), (100, 10, 250), (100, 20, 100), (320, 10, 400)];
+    for (mtu, (rtt_ms, count, length_ms)) in
+        [1500, 9000].into_iter().flat_map(|mtu| troubles.map(|trouble| (mtu, trouble)))
+    {
+        for target in [None, Some(BitRate::megabits(40))] {
+            let mut link = clean(50, rtt_ms);
+            link.mtu = mtu;
+            let start = |number: u32| seconds(4) + Duration::from_millis(length_ms + 300) * number;
+            let outage =
+                |number| Outage { start: start(number), length: Duration::from_millis(length_ms), every: None };
+            link.outages = (0..count).map(outage).collect();
+            let rtt = Some(link.rtt);
+            let contract = RateContract { target, ceiling: target, expected_rtt: rtt, ..RateContract::default() };
+            let (tally, _) = run(&link, contract, 30);
+            let later = share(&tally, 20, 30, target.unwrap_or(link.forward.rate));
+            assert!(
+                later > 0.9,
+                "{later:.3} after {count} of {length_ms} ms, RTT {rtt_ms} ms, MTU {mtu}, {target:?} given"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_found_rate_stays_below_its_ceiling() {
     for (ceiling, rtt_ms) in [(5, 300), (40, 300), (400, 50)] {
         let link = clean(1000, rtt_ms);

@@ -131,6 +131,19 @@ fn why_a_peer_ends_the_session_is_told_as_its_own_words() {
 }
 
 #[test]
+fn a_lane_that_is_dead_is_given_nothing_more() {
+    let mut sender = sender();
+    let [dead, live] = [LaneId(7), LaneId(8)];
+    [dead, live].iter().for_each(|lane| sender.handle_lane_up(*lane));
+    sender.add_file(entry("other", 2 * MIB));
+    assert!(sender.next_block(dead).is_some());
+    sender.handle_lane_down(dead, Instant::now());
+    assert_eq!(sender.next_block(dead), None);
+    let taken = std::iter::from_fn(|| sender.next_block(live)).count();
+    assert_eq!(taken, 2, "what the dead lane had goes by the other");
+}
+
+#[test]
 fn a_lying_sender_is_an_error_and_ends_the_session() {
     let offer = |id, name, size| Message::Offer { file: FileId(id), entry: entry(name, size) };
     let lies: [&[Message]; 15] = [
