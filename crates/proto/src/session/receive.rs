@@ -257,12 +257,14 @@ impl RecvSession {
     }
 
     /// Nothing has been heard of these lanes for a while, and something of others. Returns those that are to be closed: a block is
-    /// under way on them of which the peer has sent another copy.
+    /// under way on them of which the peer has sent another copy, or nothing is on any other lane, and what is on them holds up the rest.
+    /// The peer may hear of such a lane all the same, when only the way here is cut.
     #[must_use]
     pub fn handle_silence(&mut self, silent: &[LaneId]) -> Vec<LaneId> {
         self.log.handle_silence(silent);
         let claims = || self.files.values().flat_map(|file| file.claims.values());
-        let keeps = |lane: &&LaneId| claims().any(|claim| claim.lane == **lane && claim.discarded_copy);
+        let is_last = claims().all(|claim| silent.contains(&claim.lane));
+        let keeps = |lane: &&LaneId| claims().any(|claim| claim.lane == **lane && (claim.discarded_copy || is_last));
         silent.iter().filter(keeps).copied().collect()
     }
 

@@ -131,6 +131,19 @@ fn why_a_peer_ends_the_session_is_told_as_its_own_words() {
 }
 
 #[test]
+fn silent_lanes_are_closed_when_what_is_on_them_is_all_that_comes() {
+    let mut receiver = receiver(&mut Liar { next: 0 });
+    let (silent, other) = (LaneId(7), LaneId(8));
+    [silent, other].iter().for_each(|lane| receiver.handle_lane_up(*lane));
+    assert_eq!(receiver.handle_silence(&[silent]), [], "it holds nothing up");
+    assert_eq!(receiver.claim(silent, FileId(0), 0), BlockClaim::Take);
+    assert_eq!(receiver.claim(other, FileId(0), 1), BlockClaim::Take);
+    assert_eq!(receiver.handle_silence(&[silent]), [], "it may be heard again while others have enough to do");
+    receiver.handle_lane_down(other, Instant::now());
+    assert_eq!(receiver.handle_silence(&[silent]), [silent]);
+}
+
+#[test]
 fn a_lane_that_is_dead_is_given_nothing_more() {
     let mut sender = sender();
     let [dead, live] = [LaneId(7), LaneId(8)];
