@@ -1,5 +1,6 @@
 //! What the accountant says of lanes whose facts are given, in virtual time: each limit alone, and the order in which they bind.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use sterna_proto::limit::{
@@ -158,6 +159,7 @@ fn losses_before_a_policer_is_known_are_its_losses() {
                 // One by one, as chance would have them.
                 lost: u64::from(step) * 7,
                 wire_bytes: u64::from(step) * 1_000_000,
+                heard: u64::from(step) * 1000,
                 rtt: RTT,
                 rtt_min: RTT,
                 window: ByteCount(1_000_000),
@@ -185,6 +187,50 @@ fn losses_before_a_policer_is_known_are_its_losses() {
     assert!(policer > total / 2 && loss.is_zero(), "{loss:?} {policer:?} of {total:?}");
 }
 
+/// The first limits of a QUIC lane and of a TCP lane that both have data in flight, and of which nothing comes back from `away` on.
+fn first_of_away(away: Range<u32>) -> [Option<Limit>; 2] {
+    [false, true].map(|is_tcp| {
+        let mut accountant = Accountant::default();
+        let start = Instant::now();
+        for step in 0..100u32 {
+            let heard = u64::from(if away.contains(&step) { away.start } else { step });
+            let (rtt, rtt_min, window, in_flight) = (RTT, RTT, ByteCount(1_000_000), ByteCount(950_000));
+            let transport = if is_tcp {
+                let delivered = heard * 1_000_000;
+                TransportSample::Tcp(TcpSample { delivered, rtt, rtt_min, window, in_flight, ..TcpSample::default() })
+            } else {
+                TransportSample::Quic(QuicSample {
+                    engine: Duration::ZERO,
+                    sent: heard * 700,
+                    lost: 0,
+                    wire_bytes: heard * 1_000_000,
+                    heard: heard * 1000,
+                    rtt,
+                    rtt_min,
+                    window,
+                    in_flight,
+                    rate: BitRate::megabits(82),
+                    state: RateState::Found,
+                    memory: ByteCount(4_000_000),
+                })
+            };
+            let report = ReceiverReport { lane_time: STEP * step, waiting: STEP * step, ..ReceiverReport::default() };
+            accountant.handle_report(start + STEP * step, &report);
+            let feeder = Waits { transport: STEP * step, ..Waits::default() };
+            let sample = LaneSample { feeder, transport };
+            accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], &SourceSample::default());
+        }
+        accountant.report().total.first()
+    })
+}
+
+#[test]
+fn a_lane_of_which_nothing_comes_back_is_held_by_silence() {
+    assert_eq!(first_of_away(20..95), [Some(Limit::Silence); 2]);
+    assert_eq!(first_of_away(20..28), [Some(Limit::CongestionWindow); 2], "a host that stalls for less than a second");
+    assert_eq!(first_of_away(0..0), [Some(Limit::CongestionWindow); 2]);
+}
+
 #[test]
 fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
     let first = |state, engine: f64, megabits, memory, announced| {
@@ -196,6 +242,7 @@ fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
                 sent: u64::from(step) * 700,
                 lost: 0,
                 wire_bytes: u64::from(step) * 1_000_000,
+                heard: u64::from(step) * 1000,
                 rtt: RTT,
                 rtt_min: RTT,
                 window: ByteCount(1_000_000),

@@ -117,6 +117,7 @@ fn colour(limit: Limit) -> &'static str {
         Limit::RateCap => "#bfe3e6",
         Limit::NothingToSend => "#e6e6e6",
         Limit::ServerOrPath => "#d5e0a6",
+        Limit::Silence => "#a9a9a9",
     }
 }
 

@@ -210,7 +210,8 @@ impl KeptPath {
             rtt: *rtt,
             lanes: *lane_count,
             rate: *expected,
-            is_given: self.options.contract.target.is_some(),
+            is_given: [self.options.contract.target, self.options.contract.ceiling].contains(expected)
+                && expected.is_some(),
             is_least: *is_least,
             memory: (*via == Via::Quic).then_some(memory),
             standby: self.options.standby,

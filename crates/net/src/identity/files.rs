@@ -1,8 +1,8 @@
 //! Reading and replacing the small files of the state directory.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
@@ -27,11 +27,16 @@ pub(super) fn lines_error(path: &Path, (first, second): (usize, usize), what: im
 /// Reads a file of at most `bytes_max` bytes; `None` when there is none.
 pub(super) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Error> {
     let failed = |e| storage_error(format!("read {}", path.display())).caused_by(e);
-    let file = match File::open(path) {
+    // One that waits for a writer would wait for ever.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
+    if file.metadata().map_err(failed)?.file_type().is_fifo() {
+        return Err(storage_error(format!("read {}: it is a fifo and no file", path.display())));
+    }
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > bytes_max {
@@ -63,7 +68,7 @@ pub(crate) fn create_state_dir(dir: &Path) -> Result<(), Error> {
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let write = || -> std::io::Result<()> {
         let temporary = temporary_beside(path)?;
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
             fs::remove_file(&temporary)?;

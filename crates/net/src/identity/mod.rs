@@ -204,6 +204,15 @@ mod tests {
     }
 
     #[test]
+    fn a_fifo_in_place_of_a_file_is_an_error_and_no_wait() {
+        let state = tempfile::tempdir().unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, state.path().join(IDENTITY_FILE), mode).unwrap();
+        let error = Identity::load_or_create(state.path()).unwrap_err();
+        assert!(error.text().contains("identity.pem: it is a fifo"), "{error}");
+    }
+
+    #[test]
     fn an_identity_open_to_others_is_refused() {
         let state = tempfile::tempdir().unwrap();
         Identity::load_or_create(state.path()).unwrap();

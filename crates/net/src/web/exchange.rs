@@ -243,8 +243,10 @@ impl Exchange {
                 .send(&at, ask, authorization.as_deref())
                 .map_err(|error| self.unanswered(&at, error).after(began.elapsed()))?;
             let (head, body) = response.into_parts();
-            let reply = Reply::read(&head, SystemTime::now())
-                .map_err(|why| Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")))?;
+            let reply = Reply::read(&head, SystemTime::now()).map_err(|(retry, why)| match retry {
+                Retry::Never => Fault::never(ErrorKind::Protocol, format!("GET {at}: {why}")),
+                _ => Fault::again(ErrorKind::Protocol, Scope::Source, format!("GET {at}: {why}")),
+            })?;
             let body = Body {
                 reader: body.into_reader(),
                 left: reply.length,

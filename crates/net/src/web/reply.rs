@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sterna_proto::FileTime;
+use sterna_proto::{FileTime, Retry};
 use ureq::http::response::Parts;
 use ureq::http::{HeaderMap, Version as HttpVersion, header};
 
@@ -87,8 +87,8 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// Reads a head. `Err`: what in it contradicts itself, in words.
-    pub(super) fn read(head: &Parts, now: SystemTime) -> Result<Self, &'static str> {
+    /// Reads a head. `Err`: what in it cannot be read or contradicts itself, in words, and whether asking again may help.
+    pub(super) fn read(head: &Parts, now: SystemTime) -> Result<Self, (Retry, &'static str)> {
         let (status, headers) = (head.status.as_u16(), &head.headers);
         let value = |name: &str| {
             let text = headers.get(name)?.to_str().ok()?.trim();
@@ -97,11 +97,13 @@ impl Reply {
         let owned = |name: &str| value(name).map(str::to_owned);
         let length = value("content-length").and_then(number);
         let (start, size) = match (status, value("content-range")) {
-            (206, None) => return Err("a part of the file without a Content-Range, or several parts"),
+            (206, None) => return Err((Retry::Never, "a part of the file without a Content-Range, or several parts")),
             (206, Some(text)) => {
-                let (start, end, size) = content_range(text).ok_or("a Content-Range that cannot be read")?;
+                let unread = (Retry::Never, "a Content-Range that cannot be read");
+                let (start, end, size) = content_range(text).ok_or(unread)?;
                 if length.is_some_and(|length| length != end + 1 - start) {
-                    return Err("a Content-Length that contradicts its Content-Range");
+                    // Cut by something between here and the server, which knows better itself.
+                    return Err((Retry::After, "a Content-Length that contradicts its Content-Range"));
                 }
                 (start, size)
             }
@@ -198,11 +200,15 @@ mod tests {
 
     use super::*;
 
-    fn reply(status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, &'static str> {
+    fn reply(status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, (Retry, &'static str)> {
         reply_of(HttpVersion::HTTP_11, status, headers)
     }
 
-    fn reply_of(version: HttpVersion, status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, &'static str> {
+    fn reply_of(
+        version: HttpVersion,
+        status: u16,
+        headers: &[(&'static str, &str)],
+    ) -> Result<Reply, (Retry, &'static str)> {
         let head = Response::builder().version(version).status(status);
         let head = headers.iter().fold(head, |head, (name, value)| head.header(*name, *value));
         let head = head.body(()).unwrap().into_parts().0;
@@ -219,9 +225,10 @@ mod tests {
         assert!((whole.start, whole.length, whole.size) == (0, Some(7), Some(7)) && whole.is_page());
         for wrong in ["bytes 19-10/100", "bytes 10-19/15", "bytes a-b/c", "10-19/100", "bytes 0-18446744073709551615/*"]
         {
-            assert!(reply(206, &[("content-range", wrong)]).is_err(), "{wrong}");
+            assert_eq!(reply(206, &[("content-range", wrong)]).unwrap_err().0, Retry::Never, "{wrong}");
         }
-        assert!(reply(206, &[("content-range", "bytes 0-9/100"), ("content-length", "11")]).is_err());
+        let cut = reply(206, &[("content-range", "bytes 0-9/100"), ("content-length", "11")]);
+        assert_eq!(cut.unwrap_err().0, Retry::After);
         assert!(reply(206, &[("content-type", "multipart/byteranges; boundary=x")]).is_err());
         assert_eq!(reply(416, &[("content-range", "bytes */0")]).unwrap().size, Some(0));
         assert_eq!(reply(200, &[("content-length", "-7")]).unwrap().length, None);

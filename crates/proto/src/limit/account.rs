@@ -1,8 +1,8 @@
 //! Decides for each interval what bound each lane, and adds it up.
 //!
 //! Order of precedence, from the data's source to its sink. A lane whose feeder hardly waited for the transport is bound by what
-//! the feeder did instead: wait for storage, compute, or have nothing to send. A lane whose feeder waited for the transport is
-//! bound by, in this order: a receiver that does not read (its own threads say whether storage or processors hold them), the
+//! the feeder did instead: wait for storage, compute, or have nothing to send. A lane of which nothing comes back is bound by that
+//! silence, whatever its feeder does. A lane whose feeder waited for the transport is bound by, in this order: a receiver that does not read (its own threads say whether storage or processors hold them), the
 //! receive window, the send buffer, the given rate, and else the congestion window, whose cause the path tells. A lane within
 //! one process has one thread that reads and writes in turn: its time is what it did.
 
@@ -109,6 +109,8 @@ pub struct QuicSample {
     pub lost: u64,
     /// Bytes on the wire sent.
     pub wire_bytes: u64,
+    /// Bytes on the wire received.
+    pub heard: u64,
     /// Smoothed round-trip time.
     pub rtt: Duration,
     /// Smallest round-trip time.
@@ -233,23 +235,26 @@ struct Before {
     /// Where the second began that is under way, and what was delivered in the last one, if it is a TCP lane.
     second: (Instant, u64),
     carried: BitRate,
+    /// When something came back of it last, or nothing was in flight.
+    heard: Instant,
 }
 
 impl Before {
     fn of(now: Instant, sample: LaneSample, before: Option<&Self>) -> Self {
+        let heard = before.filter(|before| hears_nothing(&before.sample, &sample)).map_or(now, |before| before.heard);
         let delivered = match &sample.transport {
             TransportSample::Tcp(tcp) => tcp.delivered,
             TransportSample::Quic(_) | TransportSample::Inside => 0,
         };
         let Some(Self { second: (since, bytes), carried, .. }) = before.copied() else {
-            return Self { at: now, sample, second: (now, delivered), carried: BitRate(0) };
+            return Self { at: now, sample, second: (now, delivered), carried: BitRate(0), heard };
         };
         let elapsed = now.saturating_duration_since(since);
         if elapsed < SECOND {
-            return Self { at: now, sample, second: (since, bytes), carried };
+            return Self { at: now, sample, second: (since, bytes), carried, heard };
         }
         let carried = BitRate::mean(ByteCount(delivered.saturating_sub(bytes)), elapsed);
-        Self { at: now, sample, second: (now, delivered), carried }
+        Self { at: now, sample, second: (now, delivered), carried, heard }
     }
 }
 
@@ -260,6 +265,8 @@ struct Change<'a> {
     now: &'a LaneSample,
     /// What it carried in the last second that is over.
     carried: BitRate,
+    /// How long nothing has come back of what is in flight.
+    silent: Duration,
 }
 
 impl Accountant {
@@ -286,9 +293,11 @@ impl Accountant {
         let changes: Vec<(LaneId, Change<'_>)> = lanes
             .iter()
             .filter_map(|(lane, sample)| {
-                let Before { at, sample: before, carried, .. } = before.get(lane)?;
+                let Before { at, sample: before, carried, heard, .. } = before.get(lane)?;
                 let time = now.saturating_duration_since(*at);
-                (!time.is_zero()).then_some((*lane, Change { time, before, now: sample, carried: *carried }))
+                let hears = !hears_nothing(before, sample);
+                let silent = if hears { Duration::ZERO } else { now.saturating_duration_since(*heard) };
+                (!time.is_zero()).then_some((*lane, Change { time, before, now: sample, carried: *carried, silent }))
             })
             .collect();
         self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
@@ -383,7 +392,10 @@ impl Accountant {
         let facts = &mut self.facts;
         // A full path is told by what it carries, and not by the mean with the way there.
         facts.rate = if cause == WindowCause::Full { self.path.usual() } else { self.path.rate() };
-        facts.loss_ppm = self.path.loss_ppm();
+        // What was lost in the last seconds says nothing of a time in which no more was lost.
+        if cause == WindowCause::Loss || facts.loss_ppm == 0 {
+            facts.loss_ppm = self.path.loss_ppm();
+        }
         facts.is_growing = cause == WindowCause::Growing;
         facts.destination = self.receiver.rate(facts.lanes);
         if cause == WindowCause::Policer {
@@ -469,8 +481,23 @@ impl ReceiverView {
     }
 }
 
+/// Whether something of a lane is in flight and nothing came back between two samples.
+fn hears_nothing(before: &LaneSample, now: &LaneSample) -> bool {
+    match (&before.transport, &now.transport) {
+        // A peer that announces no window is there.
+        (TransportSample::Tcp(before), TransportSample::Tcp(now)) => {
+            now.in_flight.0 > 0 && now.delivered == before.delivered && now.rwnd_limited == before.rwnd_limited
+        }
+        (TransportSample::Quic(before), TransportSample::Quic(now)) => now.in_flight.0 > 0 && now.heard == before.heard,
+        _ => false,
+    }
+}
+
 /// The parts of an interval for one lane; `reading`: what it is bound by while it waits for the source.
 fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cause: WindowCause) -> LaneSplit {
+    if change.silent > SILENCE.max(rtt_min(change.now) * 4) {
+        return LaneSplit { working: Split::all(Limit::Silence), ..LaneSplit::default() };
+    }
     let (before, now) = (&change.before.feeder, &change.now.feeder);
     let part = |now: Duration, before: Duration| now.saturating_sub(before).as_secs_f64();
     let storage = part(now.storage, before.storage);
@@ -500,6 +527,15 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cau
         return LaneSplit { working, ..LaneSplit::default() };
     }
     LaneSplit { working: held, idle, waiting: judge_idle(receiver) }
+}
+
+/// The smallest round trip of a lane; zero where there is none.
+fn rtt_min(sample: &LaneSample) -> Duration {
+    match &sample.transport {
+        TransportSample::Tcp(tcp) => tcp.rtt_min,
+        TransportSample::Quic(quic) => quic.rtt_min,
+        TransportSample::Inside => Duration::ZERO,
+    }
 }
 
 /// Whether a lane without a block has something in flight.
@@ -647,6 +683,9 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
 
 /// How long the recent past is. Reason: as the goodput of the progress display.
 const RECENT: Duration = Duration::from_secs(5);
+
+/// How long nothing comes back, or four round trips, until that is what holds a lane. Reason: busy hosts are silent for less.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Part of its busy time that a feeder waits for a transport that holds it. Reason: a feeder that is the bottleneck finds room
 /// at once; one that is not spends in waiting what it does not need for itself, and this much is noise on busy hosts.

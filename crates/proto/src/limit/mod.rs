@@ -49,11 +49,13 @@ pub enum Limit {
     NothingToSend,
     /// A web server, or the path to it: what holds a server back only that knows, and nothing at this end did.
     ServerOrPath,
+    /// Nothing came back of what was in flight: the path was away, or the host at its other end.
+    Silence,
 }
 
 impl Limit {
     /// Every limit, in the order in which they are encoded.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::ReceiveWindow,
         Self::SendBuffer,
         Self::CongestionWindow,
@@ -65,6 +67,7 @@ impl Limit {
         Self::RateCap,
         Self::NothingToSend,
         Self::ServerOrPath,
+        Self::Silence,
     ];
 
     /// As people read it.
@@ -81,6 +84,7 @@ impl Limit {
             Self::RateCap => "rate cap",
             Self::NothingToSend => "nothing to send",
             Self::ServerOrPath => "server or path",
+            Self::Silence => "silence",
         }
     }
 
@@ -98,6 +102,7 @@ impl Limit {
             Self::RateCap => "rate_cap",
             Self::NothingToSend => "nothing_to_send",
             Self::ServerOrPath => "server_or_path",
+            Self::Silence => "silence",
         }
     }
 

@@ -92,6 +92,7 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
         Limit::RateCap => (facts.rate_cap.0 > 0).then(|| format!("{} as given", facts.rate_cap)),
         Limit::NothingToSend => None,
         Limit::ServerOrPath => Some(server_or_path(facts)),
+        Limit::Silence => Some("nothing came back: the path was away, or the host at its other end".to_owned()),
     }
 }
 
@@ -163,7 +164,7 @@ fn loss(facts: &Facts) -> String {
     let percent = if percent < 0.095 { format!("{percent:.3}") } else { format!("{percent:.1}") };
     match facts.is_quic {
         true => {
-            format!("{percent} % of packets; it slows down for more than --loss-ceiling, and for losses beside a queue")
+            format!("{percent} % of packets; the rate yields to more than --loss-ceiling, and to losses beside a queue")
         }
         false => format!("{percent} % of packets; --via quic --rate RATE does not slow down for it"),
     }

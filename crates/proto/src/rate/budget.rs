@@ -216,14 +216,15 @@ const USABLE: f64 = 0.992;
 /// Most credit kept from a time when nothing could be sent: late wake-ups of a busy host are of this order.
 const CREDIT: Duration = Duration::from_millis(8);
 
-/// The same in bytes at rates that are so low that less would not pay for a packet of 9000.
-const CREDIT_LEAST: f64 = 9000.0;
+/// The same in bytes at rates that are so low that less would not pay for a packet.
+const CREDIT_LEAST: f64 = 3000.0;
 
 /// A debt or credit is evened out in about this time.
 const CORRECT_WITHIN: Duration = Duration::from_millis(40);
 
-/// The same in bytes: at rates so low that a packet takes longer, each would be a debt that halves the rate until the next one.
-const CORRECT_LEAST: f64 = 4.0 * CREDIT_LEAST;
+/// The same in bytes: at rates so low that a packet takes longer, each would be a debt that halves the rate until the next one. Reason: one
+/// of 9000 is to cost a quarter.
+const CORRECT_LEAST: f64 = 24_000.0;
 
 /// Bounds of the correction of pacing. Guess: enough to catch up 8 ms within 40, and to pay for a handshake quickly.
 const PACING_MIN: f64 = 0.25;

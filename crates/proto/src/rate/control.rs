@@ -119,6 +119,7 @@ struct Train {
 struct Trial {
     cuts: u32,
     loss_before: f64,
+    since: Instant,
 }
 
 /// What a cut has done to the loss that it was for.
@@ -437,7 +438,7 @@ impl RateControl {
         }
         self.watch_queue(now);
         let epoch = self.epoch;
-        let cure = self.cure();
+        let cure = self.cure(now);
         if self.limit < self.our_part() {
             self.take_our_part();
         } else if self.round.losses.exceeds(self.noise) || self.standing.exceeds(self.noise) || cure == Cure::Useless {
@@ -463,10 +464,13 @@ impl RateControl {
     }
 
     /// What a cut for loss has done to the loss.
-    fn cure(&self) -> Cure {
+    fn cure(&self, now: Instant) -> Cure {
         let Some(trial) = self.trial.filter(|_| self.queued_rounds == 0) else { return Cure::Done };
+        let is_long = now.saturating_duration_since(trial.since) > CURE_LONG;
         match self.standing {
-            Losses { packets, .. } if packets < CURE_PACKETS && packets * trial.loss_before < CURE_LOSSES => {
+            Losses { packets, .. }
+                if packets < CURE_PACKETS && !(is_long && packets * trial.loss_before > CURE_LOSSES) =>
+            {
                 Cure::Unknown
             }
             losses if losses.fraction() < trial.loss_before * 0.5 => Cure::Done,
@@ -561,7 +565,7 @@ impl RateControl {
     fn cut(&mut self, now: Instant, factor: f64) {
         let cuts = self.trial.map_or(1, |trial| trial.cuts.saturating_add(1));
         let loss_before = self.standing.fraction();
-        self.trial = (self.queued_rounds == 0).then_some(Trial { cuts, loss_before });
+        self.trial = (self.queued_rounds == 0).then_some(Trial { cuts, loss_before, since: now });
         self.note_carried(true);
         let mut limit = self.carried * factor;
         if self.queued_rounds > 0 {
@@ -726,11 +730,14 @@ const FIRST_CUT: f64 = 0.97;
 const SECOND_CUT: f64 = 0.9;
 const TRIAL_CUT: f64 = 0.75;
 
-/// Packets after a cut from which its loss can be called gone, or as many as this many would have been lost of, and those from which
-/// it can be called the same.
+/// Packets after a cut from which its loss can be called gone, and those from which it can be called the same.
 const CURE_PACKETS: f64 = 150.0;
-const CURE_LOSSES: f64 = 6.0;
 const USELESS_PACKETS: f64 = 800.0;
+
+/// At low rates so many packets take minutes: after this long fewer will do, of which this many would have been lost. Reason for the
+/// time: a bucket of tokens that has filled up hides a policer for as long.
+const CURE_LONG: Duration = Duration::from_secs(2);
+const CURE_LOSSES: f64 = 6.0;
 
 /// Factor on the delivered rate when a queue stands: the 10 % below drain it.
 const QUEUE_CUT: f64 = 0.9;

@@ -17,14 +17,14 @@ pub(super) fn is_orderly(reason: &ConnectionError) -> bool {
     }
 }
 
-/// Why an established lane ended.
-pub(super) fn lane_error(reason: &ConnectionError, peer: SocketAddr) -> Error {
-    error(reason, peer, Phase::Transfer)
+/// Why an established lane ended; `ours`: why this end closed it, if it did.
+pub(super) fn lane_error(reason: &ConnectionError, peer: SocketAddr, ours: Option<&str>) -> Error {
+    error(reason, peer, Phase::Transfer, ours)
 }
 
 /// Why a lane did not come to be.
 pub(super) fn handshake_error(reason: &ConnectionError, peer: SocketAddr) -> Error {
-    error(reason, peer, Phase::Prepare)
+    error(reason, peer, Phase::Prepare, None)
 }
 
 /// The socket said that the peer cannot be reached.
@@ -55,7 +55,7 @@ pub(super) fn timed_out(peer: SocketAddr, after: std::time::Duration) -> Error {
     Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After)
 }
 
-fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase) -> Error {
+fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase, ours: Option<&str>) -> Error {
     let (kind, retry, what) = match reason {
         ConnectionError::VersionMismatch => {
             (ErrorKind::Protocol, Retry::Never, "the peer speaks another QUIC version".into())
@@ -85,7 +85,9 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase) -> Error {
         }
         ConnectionError::Reset => (ErrorKind::Unreachable, Retry::After, "the peer no longer knows the lane".into()),
         ConnectionError::TimedOut => (ErrorKind::Unreachable, Retry::After, "the path fell silent".into()),
-        ConnectionError::LocallyClosed => (ErrorKind::Cancelled, Retry::After, "closed by us".into()),
+        ConnectionError::LocallyClosed => {
+            (ErrorKind::Cancelled, Retry::After, format!("closed: {}", ours.unwrap_or("by this end")))
+        }
         ConnectionError::CidsExhausted => (ErrorKind::Limit, Retry::After, "no connection numbers left".into()),
     };
     Error::new(kind, Scope::Path, phase, format!("QUIC lane to {peer}: {what}")).retry(retry)

@@ -30,14 +30,16 @@ mod tests;
 mod transport;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicClientConfig;
 use noq::rustls::pki_types::CertificateDer;
-use noq::{Connection, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, TokioRuntime, VarInt};
+use noq::{
+    Connection, ConnectionError, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, TokioRuntime, VarInt,
+};
 use sterna_proto::limit::{QuicSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -220,7 +222,7 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
         peer_addr,
         local_addr: SocketAddr::new(local_ip, local_addr.port()),
         runtime: runtime.clone(),
-        closing: AtomicBool::new(false),
+        closing: OnceLock::new(),
         header_bytes: transport::header_bytes(peer_addr),
         engine: ThreadClock::of_this_thread(),
         memory,
@@ -294,13 +296,21 @@ struct Shared {
     peer_addr: SocketAddr,
     local_addr: SocketAddr,
     runtime: Handle,
-    closing: AtomicBool,
+    /// Why this end closes the lane, once it does.
+    closing: OnceLock<Box<str>>,
     header_bytes: u64,
     /// Of the thread that the engine runs on.
     engine: Option<ThreadClock>,
     memory: ByteCount,
     /// What the peer may send that was not taken yet, in bytes; 0 until the path is known.
     receive_window: Arc<AtomicU64>,
+}
+
+impl Shared {
+    /// The lane has ended like this.
+    fn lane_error(&self, reason: &ConnectionError) -> Error {
+        fault::lane_error(reason, self.peer_addr, self.closing.get().map(|why| &**why))
+    }
 }
 
 impl Drop for Shared {
@@ -350,6 +360,7 @@ impl LaneHandle for QuicHandle {
             sent: stats.packets_sent,
             lost: stats.packets_lost,
             wire_bytes: stats.wire_bytes_sent,
+            heard: stats.wire_bytes_received,
             rtt: stats.rtt,
             rtt_min: stats.rtt_min,
             window: pace.window(),
@@ -370,7 +381,7 @@ impl LaneHandle for QuicHandle {
     }
 
     fn close(&self, reason: &str) {
-        if self.0.closing.swap(true, Ordering::SeqCst) {
+        if self.0.closing.set(reason.into()).is_err() {
             return;
         }
         let shared = Arc::clone(&self.0);
@@ -389,7 +400,7 @@ impl LaneHandle for QuicHandle {
     }
 
     fn cut(&self, reason: &str) {
-        self.0.closing.store(true, Ordering::SeqCst);
+        let _ = self.0.closing.set(reason.into());
         self.0.pace.repeat_last();
         self.0.connection.close(CODE_LEFT, shortened(reason));
     }

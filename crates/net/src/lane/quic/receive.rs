@@ -17,7 +17,7 @@ use sterna_proto::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use super::fault::{is_orderly, lane_error};
+use super::fault::is_orderly;
 use super::stretch::{Arrival, Blocks, StretchReading};
 use super::{CODE_FAULT, Shared};
 use crate::lane::{CONTROL_FRAME_BYTES_MAX, LaneRx, LaneSink};
@@ -108,7 +108,7 @@ impl LaneRx for QuicRx {
             }
         }
         match self.shared.connection.close_reason() {
-            Some(reason) if !is_orderly(&reason) => Err(lane_error(&reason, self.shared.peer_addr)),
+            Some(reason) if !is_orderly(&reason) => Err(self.shared.lane_error(&reason)),
             _ => Ok(()),
         }
     }

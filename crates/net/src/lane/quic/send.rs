@@ -12,7 +12,6 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify, mpsc};
 
-use super::fault::lane_error;
 use super::pace::Pace;
 use super::stretch::{ABANDONED, Prefix};
 use super::{CODE_FAULT, Shared};
@@ -212,10 +211,9 @@ impl QuicTx {
 
     /// Why the lane takes nothing more.
     fn ended(&self) -> Error {
-        let peer = self.shared.peer_addr;
         match self.shared.connection.close_reason() {
-            Some(reason) => lane_error(&reason, peer),
-            None => Error::protocol(format!("QUIC lane to {peer}: a block was refused")),
+            Some(reason) => self.shared.lane_error(&reason),
+            None => Error::protocol(format!("QUIC lane to {}: a block was refused", self.shared.peer_addr)),
         }
     }
 }
@@ -235,7 +233,7 @@ impl LaneTx for QuicTx {
             control.write_chunk(bytes.freeze()).await
         });
         written.map_err(|error| match error {
-            WriteError::ConnectionLost(reason) => lane_error(&reason, self.shared.peer_addr),
+            WriteError::ConnectionLost(reason) => self.shared.lane_error(&reason),
             other => Error::protocol(format!("send to {}", self.shared.peer_addr)).caused_by(other),
         })
     }
@@ -276,7 +274,7 @@ impl LaneTx for QuicTx {
     fn flush(&mut self) -> Result<(), Error> {
         // The queue empties by itself; what is left to say is whether the lane lives.
         match self.shared.connection.close_reason() {
-            Some(reason) => Err(lane_error(&reason, self.shared.peer_addr)),
+            Some(reason) => Err(self.shared.lane_error(&reason)),
             None => Ok(()),
         }
     }
