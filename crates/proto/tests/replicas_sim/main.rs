@@ -145,6 +145,25 @@ fn a_digest_finds_a_liar_in_one_block_wherever_it_is() {
 }
 
 #[test]
+fn a_digest_finds_the_one_that_is_right() {
+    for_seeds("a_digest_finds_the_one_that_is_right", 60, |seed| {
+        let mut seeded = Seeded::new(seed);
+        let count = 3 + seeded.below(3);
+        let right = seeded.below(count);
+        let blocks = 1 + seeded.below(60);
+        let hosts = (0..count).map(|host| {
+            let made = Host::at(20 + seeded.below(200));
+            if host == right { made } else { made.wrong_at(seeded.below(blocks)) }
+        });
+        let hosts = hosts.collect();
+        let mut world = World::expecting(seed, blocks * MIB, hosts);
+        assert_eq!(world.run(seconds(600)), Ending::Done, "{}", world.describe());
+        assert!(world.is_right(), "{}", world.describe());
+        assert!(world.accounts()[right as usize].dropped.is_none(), "{}", world.describe());
+    });
+}
+
+#[test]
 fn where_all_are_wrong_the_copy_fails_and_ends() {
     for_seeds("where_all_are_wrong_the_copy_fails_and_ends", 20, |seed| {
         let hosts = (0..3).map(|host| Host::at(50 + host).wrong_at(0)).collect();

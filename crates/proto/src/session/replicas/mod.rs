@@ -146,6 +146,8 @@ enum Suspect {
     Replica(ReplicaId),
     /// What an earlier session left.
     Held,
+    /// Everybody but one: several may be wrong in different places.
+    AllBut(ReplicaId),
 }
 
 /// The lane towards the receiver that carries control frames.
@@ -465,21 +467,24 @@ impl ReplicaSession {
         // What an earlier run left may be of the same replica: it is replaced with the first.
         self.suspects.push(Suspect::Held);
         let mut blocks = self.held.replace(RangeSet::default()).unwrap_or_default();
-        if let Suspect::Replica(replica) = suspect {
-            self.blamed = self.camp(replica);
-            for member in self.blamed.clone() {
-                self.suspects.push(Suspect::Replica(member));
-                self.peers[member.index()].barred = true;
-                self.leave_pool(member, now);
-                let given = std::mem::take(&mut self.peers[member.index()].given);
-                given.iter().for_each(|range| blocks.insert(range));
-            }
+        self.suspects.push(suspect);
+        self.blamed = match suspect {
+            Suspect::Replica(replica) => self.camp(replica),
+            Suspect::AllBut(replica) => self.usable().filter(|other| *other != replica).collect(),
+            Suspect::Held => Vec::new(),
+        };
+        for member in self.blamed.clone() {
+            self.suspects.push(Suspect::Replica(member));
+            self.peers[member.index()].barred = true;
+            self.leave_pool(member, now);
+            let given = std::mem::take(&mut self.peers[member.index()].given);
+            given.iter().for_each(|range| blocks.insert(range));
         }
         self.released = false;
         self.complete = None;
         let what = match suspect {
             Suspect::Held => "what an earlier run had left".to_owned(),
-            Suspect::Replica(_) => {
+            Suspect::Replica(_) | Suspect::AllBut(_) => {
                 let names = self.blamed.iter().map(|member| self.plan.names[member.index()].as_str());
                 format!("what {} gave", names.collect::<Vec<_>>().join(" and "))
             }
@@ -497,14 +502,18 @@ impl ReplicaSession {
         ids.filter(|other| *other == replica || self.votes.differ_alike(replica, *other)).collect()
     }
 
-    /// Whose blocks are replaced next: of who differs from others most, of the fewest that are alike, and the last that was named first.
+    /// Who may be asked.
+    fn usable(&self) -> impl Iterator<Item = ReplicaId> {
+        let usable = self.peers.iter().enumerate().filter(|(_, peer)| !peer.is_dropped() && peer.entry.is_some());
+        usable.map(|(index, _)| ReplicaId(index as u32))
+    }
+
+    /// Whose blocks are replaced next: of who differs from others most, of the fewest that are alike, and the last that was named first;
+    /// in the end those of all but one.
     fn next_suspect(&self) -> Option<Suspect> {
         let others_remain = |replica: ReplicaId| {
             let camp = self.camp(replica);
-            let usable = |(index, peer): (usize, &Peer)| {
-                !camp.contains(&ReplicaId(index as u32)) && !peer.is_dropped() && peer.entry.is_some()
-            };
-            self.peers.iter().enumerate().any(usable)
+            self.usable().any(|other| !camp.contains(&other))
         };
         let ids = (0..self.peers.len() as u32).map(ReplicaId);
         let untried = ids.filter(|id| {
@@ -515,7 +524,12 @@ impl ReplicaSession {
             .max_by_key(|id| (self.votes.differences(*id), usize::MAX - self.camp(*id).len(), *id))
             .map(Suspect::Replica);
         let held = self.held.as_ref().is_some_and(|held| !held.is_empty()) && !self.suspects.contains(&Suspect::Held);
-        replica.or(held.then_some(Suspect::Held))
+        let is_alone = |id: &ReplicaId| {
+            let mut others = self.peers.iter().enumerate().filter(|(index, _)| *index != id.index());
+            !self.suspects.contains(&Suspect::AllBut(*id)) && others.any(|(_, peer)| !peer.given.is_empty())
+        };
+        let all_but_one = || self.usable().find(is_alone).map(Suspect::AllBut);
+        replica.or(held.then_some(Suspect::Held)).or_else(all_but_one)
     }
 
     /// Time has passed: who is to be asked for what is decided here. To be called some tens of times a second, and after input that may change it.
