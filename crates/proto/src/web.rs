@@ -103,7 +103,7 @@ impl WebLocation {
     /// The location that a `Location:` header of an answer from here means (RFC 3986, section 5). Errors: as
     /// [`WebLocation::parse`].
     pub fn join(&self, reference: &str) -> Result<Self, Error> {
-        if WebLocation::is_meant(reference.as_bytes()) {
+        if has_scheme(reference) {
             return Self::parse(reference);
         }
         if let Some(rest) = reference.strip_prefix("//") {
@@ -217,6 +217,13 @@ fn without_dots(target: &str) -> String {
     out
 }
 
+/// Whether a reference begins with a scheme (RFC 3986, section 3.1), and so is of no path here.
+fn has_scheme(reference: &str) -> bool {
+    let Some((scheme, _)) = reference.split_once(':') else { return false };
+    let is_allowed = |c: u8| c.is_ascii_alphanumeric() || b"+-.".contains(&c);
+    scheme.as_bytes().first().is_some_and(u8::is_ascii_alphabetic) && scheme.bytes().all(is_allowed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,5 +298,9 @@ mod tests {
         ] {
             assert_eq!(from.join(reference).unwrap().url(), to, "{reference}");
         }
+        for reference in ["file:///etc/passwd", "ftp://h/x", "data:text/plain,x", "x:y"] {
+            assert!(from.join(reference).is_err(), "{reference}");
+        }
+        assert_eq!(from.join("./x:y").unwrap().url(), "https://h/a/x:y");
     }
 }

@@ -62,7 +62,15 @@ impl<P: Clone + PartialEq> Watch<P> {
     /// Watches nothing yet.
     pub(crate) fn new() -> Result<Self, Error> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
-        let inotify = inotify.map_err(|errno| LISTING.failed(errno, "watch directories"))?;
+        let inotify = inotify.map_err(|errno| match errno {
+            // Also what is left of this process's own files; the kernel does not say which.
+            Errno::MFILE => {
+                let text = "watch directories: the kernel gives this user no more inotify instances, or this process no more files; a higher \
+                            fs.inotify.max_user_instances or ulimit -n allows more";
+                LISTING.refused(ErrorKind::Limit, text.to_owned())
+            }
+            errno => LISTING.failed(errno, "watch directories"),
+        })?;
         Ok(Self { inotify, places: HashMap::new() })
     }
 
