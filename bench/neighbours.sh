@@ -42,7 +42,7 @@ while read -r flows rtt megabytes flags; do
     end=$(date +%s.%N)
     cmp "$work/file" "$work/in/file"
     # Asked to stop, iperf3 writes what it has measured; its end is then a failure.
-    kill -TERM "$neighbours"
+    kill -TERM "$neighbours" || true
     wait "$neighbours" || true
     "$sterna" lab down --name "$name" >/dev/null 2>&1
     python3 - "$work/flows" "$flows" "$rtt" "$flags" "$mbit" "$summary" "$began" "$start" "$end" <<'SCRIPT'

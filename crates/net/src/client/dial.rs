@@ -449,7 +449,7 @@ pub(super) fn dial(
 
 /// How many QUIC lanes a path will have, for the first of them, which has its part of the memory and no more.
 fn lanes_to_come(options: &CopyOptions, path: &PathOptions, remembered: Option<BitRate>) -> u32 {
-    let by_rate = || plan::choose_quic_lanes(path.contract.target.or(remembered));
+    let by_rate = || plan::choose_quic_lanes(path.contract.expected(remembered));
     let lanes = lanes_asked(options, path).unwrap_or_else(by_rate).value;
     // Too little memory for them is told when QUIC is what was chosen.
     if lane_memory(options, path, lanes).is_ok() { lanes } else { 1 }

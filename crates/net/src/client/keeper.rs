@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::memory::{PathRecord, Way};
+use sterna_proto::memory::Way;
 use sterna_proto::plan::{self, TcpPath, Via};
-use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
-use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::dial::{
     DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked, lanes_most, path_memory,
@@ -155,15 +154,9 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
 /// source trickles says nothing of them, and what it leaves must not hold the next one back.
 const PATH_BOUND: f64 = 0.5;
 
-/// What a path is expected to carry on the wire: given, or remembered; `None`: that is to be found out.
-fn expected_rate(given: &RateContract, remembered: Option<&PathRecord>) -> Option<BitRate> {
-    let rate = given.target.or(remembered.map(|record| record.rate))?;
-    Some(given.ceiling.map_or(rate, |ceiling| rate.min(ceiling)))
-}
-
 fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let given = &path.options;
-    let rate = expected_rate(&given.contract, first.remembered.as_ref());
+    let rate = given.contract.expected(first.remembered.map(|record| record.rate));
     let by_transport = || match first.via {
         Via::Quic => plan::choose_quic_lanes(rate),
         Via::Tcp => plan::choose_tcp_lanes(&TcpPath {
@@ -185,7 +178,7 @@ impl Keeper {
         let stats = lane.handle.stats();
         let rtt = if stats.rtt_min.is_zero() { stats.rtt } else { stats.rtt_min };
         let given = &path.options.contract;
-        let expected = expected_rate(given, remembered.as_ref());
+        let expected = given.expected(remembered.map(|record| record.rate));
         // Set once: by the one thread that reaches the agent on this path.
         let is_least = given.target.is_none()
             && remembered.is_some_and(|record| !record.is_full && given.ceiling.is_none_or(|most| record.rate < most));

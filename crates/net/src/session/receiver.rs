@@ -668,7 +668,7 @@ impl End for Receiver {
         let given_up = {
             let mut session = lock(&self.session);
             session.handle_timeout(now);
-            session.handle_silence(&silent)
+            session.handle_silence(&silent, now)
         };
         close_aside(self.limits.handles(&given_up));
         self.after_change();

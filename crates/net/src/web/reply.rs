@@ -97,7 +97,8 @@ impl Reply {
         let owned = |name: &str| value(name).map(str::to_owned);
         let length = value("content-length").and_then(number);
         let (start, size) = match (status, value("content-range")) {
-            (206, None) => return Err((Retry::Never, "a part of the file without a Content-Range, or several parts")),
+            // One of several servers behind a name may answer better.
+            (206, None) => return Err((Retry::After, "a part of the file without a Content-Range, or several parts")),
             (206, Some(text)) => {
                 let unread = (Retry::Never, "a Content-Range that cannot be read");
                 let (start, end, size) = content_range(text).ok_or(unread)?;
@@ -168,7 +169,8 @@ fn framing_fault(coding: &str, head: &Parts) -> Option<String> {
 
 /// `bytes 0-99/200` or `bytes 0-99/*`: first and last byte, and the size of the whole.
 fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
-    let (range, size) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (unit, rest) = text.split_once(' ')?;
+    let (range, size) = rest.split_once('/').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
     let (start, end) = range.split_once('-')?;
     let (start, end) = (number(start)?, number(end)?);
     let size = if size.trim() == "*" { None } else { Some(number(size)?) };
@@ -219,7 +221,7 @@ mod tests {
     fn a_part_says_where_it_lies_and_how_long_the_file_is() {
         let part = reply(206, &[("content-range", "bytes 10-19/100"), ("content-length", "10")]).unwrap();
         assert_eq!((part.start, part.length, part.size), (10, Some(10), Some(100)));
-        let part = reply(206, &[("content-range", "bytes 0-0/*")]).unwrap();
+        let part = reply(206, &[("content-range", "Bytes 0-0/*")]).unwrap();
         assert_eq!((part.start, part.length, part.size), (0, Some(1), None));
         let whole = reply(200, &[("content-length", "7"), ("content-type", "Text/HTML; charset=x")]).unwrap();
         assert!((whole.start, whole.length, whole.size) == (0, Some(7), Some(7)) && whole.is_page());

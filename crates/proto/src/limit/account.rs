@@ -393,7 +393,7 @@ impl Accountant {
         // A full path is told by what it carries, and not by the mean with the way there.
         facts.rate = if cause == WindowCause::Full { self.path.usual() } else { self.path.rate() };
         // What was lost in the last seconds says nothing of a time in which no more was lost.
-        if cause == WindowCause::Loss || facts.loss_ppm == 0 {
+        if matches!(cause, WindowCause::Loss | WindowCause::Policer) || facts.loss_ppm == 0 {
             facts.loss_ppm = self.path.loss_ppm();
         }
         facts.is_growing = cause == WindowCause::Growing;
@@ -495,7 +495,8 @@ fn hears_nothing(before: &LaneSample, now: &LaneSample) -> bool {
 
 /// The parts of an interval for one lane; `reading`: what it is bound by while it waits for the source.
 fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cause: WindowCause) -> LaneSplit {
-    if change.silent > SILENCE.max(rtt_min(change.now) * 4) {
+    let least = if matches!(change.now.transport, TransportSample::Tcp(_)) { SILENCE_TCP } else { SILENCE };
+    if change.silent > least.max(rtt_min(change.now) * 4) {
         return LaneSplit { working: Split::all(Limit::Silence), ..LaneSplit::default() };
     }
     let (before, now) = (&change.before.feeder, &change.now.feeder);
@@ -685,7 +686,9 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
 const RECENT: Duration = Duration::from_secs(5);
 
 /// How long nothing comes back, or four round trips, until that is what holds a lane. Reason: busy hosts are silent for less.
+/// TCP waits longer and longer when what it repeats is lost too.
 const SILENCE: Duration = Duration::from_secs(1);
+const SILENCE_TCP: Duration = Duration::from_secs(3);
 
 /// Part of its busy time that a feeder waits for a transport that holds it. Reason: a feeder that is the bottleneck finds room
 /// at once; one that is not spends in waiting what it does not need for itself, and this much is noise on busy hosts.

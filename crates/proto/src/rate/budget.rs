@@ -223,7 +223,7 @@ const CREDIT_LEAST: f64 = 3000.0;
 const CORRECT_WITHIN: Duration = Duration::from_millis(40);
 
 /// The same in bytes: at rates so low that a packet takes longer, each would be a debt that halves the rate until the next one. Reason: one
-/// of 9000 is to cost a quarter.
+/// of 9000 is to cost three eighths at most.
 const CORRECT_LEAST: f64 = 24_000.0;
 
 /// Bounds of the correction of pacing. Guess: enough to catch up 8 ms within 40, and to pay for a handshake quickly.

@@ -38,6 +38,12 @@ pub enum Manner {
 }
 
 impl RateContract {
+    /// What a path is expected to carry on the wire: given, or `remembered` of it; `None`: that is to be found out.
+    pub fn expected(&self, remembered: Option<BitRate>) -> Option<BitRate> {
+        let rate = self.target.or(remembered)?;
+        Some(self.ceiling.map_or(rate, |ceiling| rate.min(ceiling)))
+    }
+
     /// A path whose rate is given: used in full from the first packet, and never exceeded. Without a rate it is found.
     pub fn of_rate(rate: Option<BitRate>) -> Self {
         Self { ceiling: rate, target: rate, ..Self::default() }

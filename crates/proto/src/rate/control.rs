@@ -57,7 +57,7 @@ pub struct RateControl {
     carried: f64,
     /// That was told by losses: a bucket of tokens may let more pass for a while.
     carried_by_loss: bool,
-    /// The most that was sent before losses took it away; 0 once a train has told what is carried since.
+    /// What was sent before losses took more than half of it away at once; 0 once a train has told what is carried since.
     fallen_from: f64,
     policer: PolicerWatch,
     rtt_min: MinimumRtt,
@@ -196,6 +196,7 @@ impl RateControl {
         let before = std::mem::replace(&mut self.contract, contract);
         if let Some(target) = contract.target.filter(|target| before.target != Some(*target)) {
             (self.limit, self.phase, self.carried) = (bytes_per_second(target), Phase::Cruise, f64::INFINITY);
+            self.fallen_from = 0.0;
             self.start_epoch();
         } else if contract.remembered != before.remembered && matches!(self.phase, Phase::Search(_)) {
             self.search();
@@ -323,10 +324,16 @@ impl RateControl {
         (times >= POLICER_TIMES && self.limit < rate * 1.1).then_some(BitRate((rate * 8.0) as u64))
     }
 
-    /// Sends the train once more.
+    /// Sends the train once more; one in the midst of a copy, whose source may have too little for it, only when it is its time again.
     pub(super) fn restart_train(&mut self) {
-        if let Phase::Search(train) = self.phase {
-            self.start_train(train.pace, train.proven);
+        match self.phase {
+            Phase::Search(train) if self.fallen_from == 0.0 => self.start_train(train.pace, train.proven),
+            Phase::Search(_) => {
+                self.fallen_from *= FALLEN_AGAIN;
+                self.phase = Phase::Cruise;
+                self.start_epoch();
+            }
+            Phase::Cruise | Phase::Probe { .. } => {}
         }
     }
 
@@ -397,6 +404,8 @@ impl RateControl {
                 return self.start_epoch();
             }
             train.came = if train.least.is_finite() { train.least } else { self.limit };
+            // It may have met another outage, or a path that carries far less: that is not asked for ever.
+            self.fallen_from *= FALLEN_AGAIN;
         } else {
             self.fallen_from = 0.0;
         }
@@ -576,7 +585,8 @@ impl RateControl {
             Phase::Probe { from, .. } => (true, from),
             _ => (false, self.limit),
         };
-        if self.queued_rounds == 0 {
+        // Others take less at once; a queue is one of ours or theirs.
+        if self.queued_rounds == 0 && self.carried < from * FALLEN_AT_ONCE {
             self.fallen_from = self.fallen_from.max(from);
         }
         self.fall_to(limit.min(self.current()), from);
@@ -742,8 +752,11 @@ const CURE_LOSSES: f64 = 6.0;
 /// Factor on the delivered rate when a queue stands: the 10 % below drain it.
 const QUEUE_CUT: f64 = 0.9;
 
-/// Below this part of what was sent before losses, a train tells whether the path carries that again. Guess.
+/// Below this part of what was sent before an outage, a train tells whether the path carries that again; what came of an outage is less than
+/// this part of what was sent; and what is left to ask for by the next train, after one that told nothing. Guesses.
 const FALLEN: f64 = 0.25;
+const FALLEN_AT_ONCE: f64 = 0.5;
+const FALLEN_AGAIN: f64 = 0.5;
 
 /// The part of the rate that one cut for a queue leaves at least; a path that has become slower is reached in some of them.
 const STALL_CUT: f64 = 0.5;

@@ -25,6 +25,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(25);
 /// [`UNSETTLED_FILES_MAX`] files without an outcome, whose outcomes with every path in them take half of this; a liar is cut off.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 64 << 20;
 
+/// How long nothing comes by any lane that is heard, until a silent one is what holds up the rest. Reason: sources are read in less.
+const STANDSTILL: Duration = Duration::from_secs(1);
+
 /// What the storage said when a file was looked up before its first block.
 #[derive(Debug)]
 pub enum PrepareOutcome {
@@ -194,6 +197,9 @@ pub struct RecvSession {
     leaving_since: Option<Instant>,
     /// This end leaves as soon as every outcome has been handed to a lane.
     leaves_first: bool,
+    /// Blocks that were ever taken, and how many that were when nothing was on a lane that is heard, and since when.
+    claimed: u64,
+    standstill: Option<(u64, Instant)>,
     /// The session was over when a lane ended: what the log would send again is of no use any more.
     ended: bool,
     /// Files are published only when they have been released.
@@ -229,6 +235,8 @@ impl RecvSession {
             over: false,
             leaving_since: None,
             leaves_first: false,
+            claimed: 0,
+            standstill: None,
             ended: false,
             withholds: false,
         }
@@ -257,13 +265,16 @@ impl RecvSession {
     }
 
     /// Nothing has been heard of these lanes for a while, and something of others. Returns those that are to be closed: a block is
-    /// under way on them of which the peer has sent another copy, or nothing is on any other lane, and what is on them holds up the rest.
-    /// The peer may hear of such a lane all the same, when only the way here is cut.
+    /// under way on them of which the peer has sent another copy, or for [`STANDSTILL`] nothing has come by any other lane, and what is on them
+    /// holds up the rest. The peer may hear of such a lane all the same, when only the way here is cut.
     #[must_use]
-    pub fn handle_silence(&mut self, silent: &[LaneId]) -> Vec<LaneId> {
+    pub fn handle_silence(&mut self, silent: &[LaneId], now: Instant) -> Vec<LaneId> {
         self.log.handle_silence(silent);
         let claims = || self.files.values().flat_map(|file| file.claims.values());
-        let is_last = claims().all(|claim| silent.contains(&claim.lane));
+        let stands_still = !silent.is_empty() && claims().all(|claim| silent.contains(&claim.lane));
+        let before = self.standstill.filter(|(claimed, _)| *claimed == self.claimed);
+        self.standstill = stands_still.then(|| before.unwrap_or((self.claimed, now)));
+        let is_last = self.standstill.is_some_and(|(_, since)| now.saturating_duration_since(since) >= STANDSTILL);
         let keeps = |lane: &&LaneId| claims().any(|claim| claim.lane == **lane && (claim.discarded_copy || is_last));
         silent.iter().filter(keeps).copied().collect()
     }
@@ -649,6 +660,7 @@ impl RecvSession {
             return BlockClaim::Discard;
         }
         file.claims.insert(index, Claim { lane, discarded_copy: false });
+        self.claimed += 1;
         BlockClaim::Take
     }
 

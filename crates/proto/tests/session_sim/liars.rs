@@ -135,12 +135,24 @@ fn silent_lanes_are_closed_when_what_is_on_them_is_all_that_comes() {
     let mut receiver = receiver(&mut Liar { next: 0 });
     let (silent, other) = (LaneId(7), LaneId(8));
     [silent, other].iter().for_each(|lane| receiver.handle_lane_up(*lane));
-    assert_eq!(receiver.handle_silence(&[silent]), [], "it holds nothing up");
+    let (start, second) = (Instant::now(), Duration::from_secs(1));
+    assert_eq!(receiver.handle_silence(&[silent], start), [], "it holds nothing up");
     assert_eq!(receiver.claim(silent, FileId(0), 0), BlockClaim::Take);
     assert_eq!(receiver.claim(other, FileId(0), 1), BlockClaim::Take);
-    assert_eq!(receiver.handle_silence(&[silent]), [], "it may be heard again while others have enough to do");
-    receiver.handle_lane_down(other, Instant::now());
-    assert_eq!(receiver.handle_silence(&[silent]), [silent]);
+    for ended in [start, start + second * 9] {
+        assert_eq!(
+            receiver.handle_silence(&[silent], ended),
+            [],
+            "it may be heard again while others have enough to do"
+        );
+    }
+    receiver.handle_lane_down(other, start + second * 9);
+    assert_eq!(receiver.handle_silence(&[silent], start + second * 10), [], "the other may be between two blocks");
+    receiver.handle_lane_up(other);
+    assert_eq!(receiver.claim(other, FileId(0), 1), BlockClaim::Take);
+    receiver.handle_lane_down(other, start + second * 10);
+    assert_eq!(receiver.handle_silence(&[silent], start + second * 11), [], "it was");
+    assert_eq!(receiver.handle_silence(&[silent], start + second * 12), [silent]);
 }
 
 #[test]
