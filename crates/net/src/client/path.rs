@@ -203,6 +203,7 @@ impl KeptPath {
     /// What is to be used of it, once the agent has been reached on it; `memory`: of its lanes together, if they are QUIC's.
     pub(super) fn plan(&self, memory: ByteCount) -> Option<PathPlan> {
         let ReachedPath { via, addr, lane_count, rtt, expected, is_least, .. } = self.reached.get()?;
+        let contract = &self.options.contract;
         Some(PathPlan {
             path: self.number,
             via: *via,
@@ -210,8 +211,8 @@ impl KeptPath {
             rtt: *rtt,
             lanes: *lane_count,
             rate: *expected,
-            is_given: [self.options.contract.target, self.options.contract.ceiling].contains(expected)
-                && expected.is_some(),
+            // What is remembered is cut to a ceiling, which is given too.
+            is_given: expected.is_some() && [contract.target, contract.ceiling].contains(expected),
             is_least: *is_least,
             memory: (*via == Via::Quic).then_some(memory),
             standby: self.options.standby,

@@ -197,8 +197,9 @@ pub struct RecvSession {
     leaving_since: Option<Instant>,
     /// This end leaves as soon as every outcome has been handed to a lane.
     leaves_first: bool,
-    /// Blocks that were ever taken, and how many that were when nothing was on a lane that is heard, and since when.
+    /// Blocks, and parts of them, that were ever taken from a lane.
     claimed: u64,
+    /// How many that were when nothing was on a lane that is heard any more, and since when; `None` while something is.
     standstill: Option<(u64, Instant)>,
     /// The session was over when a lane ended: what the log would send again is of no use any more.
     ended: bool,

@@ -19,6 +19,7 @@ impl RecvSession {
             return BlockClaim::Discard;
         }
         file.claims.insert(index, Claim { lane, discarded_copy: false });
+        self.claimed += 1;
         BlockClaim::Take
     }
 
