@@ -4,20 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
-sterna=$PWD/target/release/sterna
-name=found-$$
-work=$(mktemp -d /dev/shm/found.XXXX)
-cargo build --release --locked -p sterna
-
-# Processor time that the host of this machine took for others, and all.
-processors() { awk '/^cpu /{print $9, $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9}' /proc/stat; }
-
-cleanup() {
-    "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-fingerprint=$("$sterna" id --state "$work/hub")
+# shellcheck source=bench/lab_copies.sh
+. bench/lab_copies.sh
 
 # NAME MEGABYTES MBIT LAB-FLAGS
 while read -r row megabytes mbit flags; do
@@ -27,11 +15,7 @@ while read -r row megabytes mbit flags; do
         began=$(processors)
         # shellcheck disable=SC2086 # flags are words
         "$sterna" lab up --name "$name" --buffers 64MB $flags >/dev/null 2>&1
-        mkdir -p "$work/in"
-        "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" \
-            >/dev/null 2>&1 &
-        agent=$!
-        sleep 1
+        agent_at_b
         # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
         summary=$("$sterna" lab exec --name "$name" a -- sh -c \
             '"$1" copy --json --compress never --state "$2" --trust "$3" "$4" "sterna://$STERNA_LAB_B/" | tail -n 1' \

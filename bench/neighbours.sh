@@ -5,28 +5,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
-sterna=$PWD/target/release/sterna
-name=neighbours-$$
-work=$(mktemp -d /dev/shm/neighbours.XXXX)
+# shellcheck source=bench/lab_copies.sh
+. bench/lab_copies.sh
 mbit=50
-cargo build --release --locked -p sterna
-
-cleanup() {
-    "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-fingerprint=$("$sterna" id --state "$work/hub")
 
 # FLOWS RTT MEGABYTES COPY-FLAGS
 while read -r flows rtt megabytes flags; do
     head -c "${megabytes}MB" /dev/urandom >"$work/file"
     rm -rf "$work/gs/paths" "$work/in"
-    mkdir -p "$work/in"
     "$sterna" lab up --name "$name" --buffers 64MB --cc cubic --rate "${mbit}Mbit" --rtt "$rtt" >/dev/null 2>&1
     "$sterna" lab exec --name "$name" b -- iperf3 --server --one-off >/dev/null 2>&1 &
-    "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" >/dev/null 2>&1 &
-    sleep 1
+    agent_at_b
     # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
     "$sterna" lab exec --name "$name" a -- sh -c \
         'exec iperf3 --client "$STERNA_LAB_B" --congestion cubic --parallel "$1" --time 1200 --interval 1 --json' sh "$flows" >"$work/flows" &

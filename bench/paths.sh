@@ -5,20 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
-sterna=$PWD/target/release/sterna
-name=paths-$$
-work=$(mktemp -d /dev/shm/paths.XXXX)
-cargo build --release --locked -p sterna
-
-# Processor time that the host of this machine took for others, and all.
-processors() { awk '/^cpu /{print $9, $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9}' /proc/stat; }
-
-cleanup() {
-    "$sterna" lab down --name "$name" >/dev/null 2>&1 || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-fingerprint=$("$sterna" id --state "$work/hub")
+# shellcheck source=bench/lab_copies.sh
+. bench/lab_copies.sh
 head -c 200MB /dev/urandom >"$work/file"
 
 # NAME MBIT-LOST-TO-THE-CUT FIRST-OUTAGE SECOND-OUTAGE
@@ -26,15 +14,11 @@ while read -r row lost first second; do
     first=${first#none} second=${second#none}
     for run in 1 2 3; do
         rm -f "$work/gs/paths"
-        mkdir -p "$work/in"
         began=$(processors)
         # shellcheck disable=SC2086 # flags are words
         "$sterna" lab up --name "$name" --buffers 64MB --seed "$run" --rate 50Mbit --rtt 100ms $first \
             --second "--rate 30Mbit --rtt 60ms $second" >/dev/null
-        "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" \
-            >/dev/null 2>&1 &
-        agent=$!
-        sleep 1
+        agent_at_b
         # shellcheck disable=SC2016 # the lab's variables, in the shell that it starts
         summary=$("$sterna" lab exec --name "$name" a -- sh -c \
             '"$1" copy --json --compress never --state "$2" --trust "$3" --path "remote=$STERNA_LAB_B" \
