@@ -296,9 +296,21 @@ fn shares_are_of_the_time_with_lanes_and_the_mean_over_them() {
     assert!((shares[0].1 - 2.0 / 3.0).abs() < 0.01, "{shares:?}");
 }
 
-/// Lanes within one process whose feeder does `feeder`, from a web server whose connections fill their window for `full` of the
-/// time and bring packets out of order for `disordered` of it.
-fn inside(feeder: Feeder, web: Option<(f64, f64)>) -> LimitReport {
+/// Connections to a web server.
+#[derive(Clone, Copy)]
+struct Web {
+    /// The part of the time in which they fill their window, and that in which packets come out of order.
+    full: f64,
+    disordered: f64,
+    /// Bytes come, and with them news, at every so many samples, until the one at which no more come.
+    every: u32,
+    until: u32,
+}
+
+const WEB: Web = Web { full: 0.0, disordered: 0.0, every: 1, until: u32::MAX };
+
+/// Lanes within one process whose feeder does `feeder`, from a web server if it has `web`.
+fn inside(feeder: Feeder, web: Option<Web>) -> LimitReport {
     let mut accountant = Accountant::default();
     let start = Instant::now();
     for step in 0..100 {
@@ -309,14 +321,17 @@ fn inside(feeder: Feeder, web: Option<(f64, f64)>) -> LimitReport {
             transport: since(feeder.transport),
             idle: since((1.0 - feeder.storage - feeder.compute - feeder.transport).max(0.0)),
         };
-        let web = web.map(|(full, disordered)| WebSample {
-            waited: since(feeder.storage * 2.0),
-            window_full: since(feeder.storage * 2.0 * full),
-            disordered: since(feeder.storage * 2.0 * disordered),
-            rtt_min: RTT,
-            receive_window: ByteCount(200_000),
-            receive_buffer: ByteCount(400_000),
-            is_unscaled: false,
+        let web = web.map(|web| {
+            let looked = (STEP * (step.min(web.until) / web.every * web.every)).mul_f64(feeder.storage * 2.0);
+            WebSample {
+                waited: looked,
+                window_full: looked.mul_f64(web.full),
+                disordered: looked.mul_f64(web.disordered),
+                rtt_min: RTT,
+                receive_window: ByteCount(200_000),
+                receive_buffer: ByteCount(400_000),
+                is_unscaled: false,
+            }
         });
         let sample = LaneSample { feeder: waits, transport: TransportSample::Inside };
         let source = SourceSample { rate: BitRate(0), web };
@@ -342,11 +357,25 @@ fn a_web_server_is_named_but_for_the_time_in_which_our_window_was_full() {
         let first = report.total.first().unwrap();
         (first, remedy(first, &report.facts).unwrap())
     };
-    assert_eq!(first((0.0, 0.0)), (Limit::ServerOrPath, "nothing at this end held it back".to_owned()));
-    let (limit, said) = first((0.1, 0.4));
+    assert_eq!(first(WEB), (Limit::ServerOrPath, "nothing at this end held it back".to_owned()));
+    let (limit, said) = first(Web { full: 0.1, disordered: 0.4, ..WEB });
     assert_eq!(limit, Limit::ServerOrPath);
     assert!(said.starts_with("packets were lost or overtaken in 40 % of its time"), "{said}");
-    assert_eq!(first((0.9, 0.0)).0, Limit::ReceiveWindow);
+    assert_eq!(first(Web { full: 0.9, ..WEB }).0, Limit::ReceiveWindow);
     let slow_disk = Feeder { storage: 0.2, compute: 0.1, transport: 0.7 };
-    assert_eq!(inside(slow_disk, Some((0.0, 0.0))).total.first(), Some(Limit::DestinationDisk));
+    assert_eq!(inside(slow_disk, Some(WEB)).total.first(), Some(Limit::DestinationDisk));
+}
+
+#[test]
+fn a_full_window_is_named_over_paths_longer_than_the_time_between_samples_until_the_server_is_silent() {
+    let feeder = Feeder { storage: 1.0, compute: 0.0, transport: 0.0 };
+    let full = Web { full: 1.0, ..WEB };
+    let window = |web| {
+        let shares = inside(feeder, Some(web)).total.shares();
+        shares.iter().find(|(limit, _)| *limit == Limit::ReceiveWindow).map_or(0.0, |(_, share)| *share)
+    };
+    assert!(window(full) > 0.95);
+    assert!(window(Web { every: 4, ..full }) > 0.95, "{}", window(Web { every: 4, ..full }));
+    let silent = window(Web { until: 50, ..full });
+    assert!((0.5..0.6).contains(&silent), "{silent}");
 }

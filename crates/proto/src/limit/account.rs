@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::path::{Flow, PathHistory, WindowCause};
+use super::web::WebHistory;
 use super::{Facts, Limit, LimitReport, LimitTimes, ReceiverReport, WebSample};
 use crate::rate::RateState;
 use crate::session::LaneId;
@@ -152,8 +153,7 @@ pub struct Accountant {
     cpu_at_receiver: Duration,
     /// Time of [`Limit::Loss`] of QUIC lanes since a policer was last known: the rate control needs some losses at one rate to know one.
     unproven_loss: Duration,
-    /// What was measured of web servers last.
-    web: Option<WebSample>,
+    web: WebHistory,
 }
 
 /// What the last reports of the receiver say, as shares of the time between them.
@@ -302,16 +302,15 @@ impl Accountant {
             .collect();
         self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
         self.facts.source = source.rate;
-        let reading = self.handle_source(source, lanes);
+        let reading = self.handle_source(now, source, lanes);
         self.judge(now, &changes, &reading);
         let of = |(lane, sample): &(LaneId, LaneSample)| (*lane, Before::of(now, *sample, before.get(lane)));
         self.before = lanes.iter().map(of).collect();
     }
 
     /// Takes note of the source; what a lane that waits for it is bound by.
-    fn handle_source(&mut self, source: &SourceSample, lanes: &[(LaneId, LaneSample)]) -> Split {
+    fn handle_source(&mut self, now: Instant, source: &SourceSample, lanes: &[(LaneId, LaneSample)]) -> Split {
         let Some(web) = source.web else { return Split::all(Limit::SourceDisk) };
-        let before = self.web.replace(web).unwrap_or(web);
         let facts = &mut self.facts;
         facts.disordered_ppm = web.disordered_ppm();
         facts.is_web |= lanes.iter().any(|(_, sample)| sample.transport == TransportSample::Inside);
@@ -321,7 +320,7 @@ impl Accountant {
         }
         (facts.rtt, facts.is_unscaled) = (web.rtt_min, web.is_unscaled);
         (facts.receive_window, facts.receive_buffer) = (web.receive_window, web.receive_buffer);
-        let full = web.full_since(&before);
+        let full = self.web.full_at(now, &web);
         let mut split = Split::default();
         split.add(Limit::ReceiveWindow, full);
         split.add(Limit::ServerOrPath, 1.0 - full);

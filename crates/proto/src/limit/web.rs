@@ -1,6 +1,6 @@
 //! What web servers say of themselves by how their bytes come.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::ByteCount;
 
@@ -24,16 +24,40 @@ pub struct WebSample {
 }
 
 impl WebSample {
-    /// The part of the time waited since `before` in which this end's window was full. Range: 0 to 1.
-    pub(super) fn full_since(&self, before: &Self) -> f64 {
-        let waited = self.waited.saturating_sub(before.waited).as_secs_f64();
-        let full = self.window_full.saturating_sub(before.window_full).as_secs_f64();
-        if waited > 0.0 { (full / waited).min(1.0) } else { 0.0 }
-    }
-
     /// The share of all time waited in which packets came out of order, in parts per million.
     pub(super) fn disordered_ppm(&self) -> u64 {
         let waited = self.waited.as_secs_f64();
         if waited > 0.0 { (self.disordered.as_secs_f64() / waited * 1e6) as u64 } else { 0 }
+    }
+}
+
+/// What the last looks at the connections told.
+#[derive(Debug, Default)]
+pub(super) struct WebHistory {
+    /// The last sample with time waited that the one before had not, and when it came.
+    last: Option<(Instant, WebSample)>,
+    full: f64,
+}
+
+/// Longest time between looks at a connection that brings bytes, beside two round trips. Reason: a look is taken with the first
+/// bytes after a tenth of a second, and seen by the next sample, a tenth later; as much again for a host that is busy.
+const LOOKED_AT_WITHIN: Duration = Duration::from_millis(400);
+
+impl WebHistory {
+    /// The part of the time in which this end's window was full, by the looks since the sample before. Range: 0 to 1. Over a long
+    /// path there are samples without one: what was seen last holds for as long as the next bytes of a full window may take.
+    pub(super) fn full_at(&mut self, now: Instant, sample: &WebSample) -> f64 {
+        let Some((at, before)) = self.last.replace((now, *sample)) else { return 0.0 };
+        let waited = sample.waited.saturating_sub(before.waited);
+        if !waited.is_zero() {
+            let full = sample.window_full.saturating_sub(before.window_full);
+            self.full = full.div_duration_f64(waited).min(1.0);
+        } else {
+            self.last = Some((at, before));
+            if now.saturating_duration_since(at) > LOOKED_AT_WITHIN + 2 * sample.rtt_min {
+                self.full = 0.0;
+            }
+        }
+        self.full
     }
 }
