@@ -242,8 +242,8 @@ pub struct CopyFlags {
     /// Whether the sending end compresses; the receiving end always gets the files as they are
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub compress: CompressFlag,
-    /// Send files as they grow, until they are closed (whatever IDLE is), have a FILE.done beside them, or stay as they are for IDLE (10s); from directories,
-    /// send what appears, until stopped
+    /// Send files as they grow, until they are closed (whatever IDLE is), have a FILE.done beside them, or stay as they are for IDLE
+    /// (10s); from directories, send what appears, until stopped
     #[arg(long, value_name = "IDLE", num_args = 0..=1, require_equals = true, default_missing_value = "10s",
           value_parser = parse_time, conflicts_with_all = ["dry_run", "explain", "expect"])]
     pub follow: Option<std::time::Duration>,

@@ -2,9 +2,10 @@
 //!
 //! Order of precedence, from the data's source to its sink. A lane whose feeder hardly waited for the transport is bound by what
 //! the feeder did instead: wait for storage, compute, or have nothing to send. A lane of which nothing comes back is bound by that
-//! silence, whatever its feeder does. A lane whose feeder waited for the transport is bound by, in this order: a receiver that does not read (its own threads say whether storage or processors hold them), the
-//! receive window, the send buffer, the given rate, and else the congestion window, whose cause the path tells. A lane within
-//! one process has one thread that reads and writes in turn: its time is what it did.
+//! silence, whatever its feeder does. A lane whose feeder waited for the transport is bound by, in this order: a receiver that does
+//! not read (its own threads say whether storage or processors hold them), the receive window, the send buffer, the given rate, and
+//! else the congestion window, whose cause the path tells. A lane within one process has one thread that reads and writes in turn:
+//! its time is what it did.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -289,14 +290,15 @@ impl Accountant {
 
     /// Takes a sample of every lane that is up, and of their source; call it about ten times a second.
     pub fn handle_samples(&mut self, now: Instant, lanes: &[(LaneId, LaneSample)], source: &SourceSample) {
-        let before = std::mem::take(&mut self.before);
+        let of = |(lane, sample): &(LaneId, LaneSample)| (*lane, Before::of(now, *sample, self.before.get(lane)));
+        let after: BTreeMap<LaneId, Before> = lanes.iter().map(of).collect();
+        let before = std::mem::replace(&mut self.before, after);
         let changes: Vec<(LaneId, Change<'_>)> = lanes
             .iter()
             .filter_map(|(lane, sample)| {
-                let Before { at, sample: before, carried, heard, .. } = before.get(lane)?;
+                let Before { at, sample: before, carried, .. } = before.get(lane)?;
                 let time = now.saturating_duration_since(*at);
-                let hears = !hears_nothing(before, sample);
-                let silent = if hears { Duration::ZERO } else { now.saturating_duration_since(*heard) };
+                let silent = now.saturating_duration_since(self.before.get(lane)?.heard);
                 (!time.is_zero()).then_some((*lane, Change { time, before, now: sample, carried: *carried, silent }))
             })
             .collect();
@@ -304,8 +306,6 @@ impl Accountant {
         self.facts.source = source.rate;
         let reading = self.handle_source(now, source, lanes);
         self.judge(now, &changes, &reading);
-        let of = |(lane, sample): &(LaneId, LaneSample)| (*lane, Before::of(now, *sample, before.get(lane)));
-        self.before = lanes.iter().map(of).collect();
     }
 
     /// Takes note of the source; what a lane that waits for it is bound by.

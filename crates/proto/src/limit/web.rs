@@ -36,6 +36,7 @@ impl WebSample {
 pub(super) struct WebHistory {
     /// The last sample with time waited that the one before had not, and when it came.
     last: Option<(Instant, WebSample)>,
+    /// What it told; range: 0 to 1.
     full: f64,
 }
 
@@ -47,16 +48,14 @@ impl WebHistory {
     /// The part of the time in which this end's window was full, by the looks since the sample before. Range: 0 to 1. Over a long
     /// path there are samples without one: what was seen last holds for as long as the next bytes of a full window may take.
     pub(super) fn full_at(&mut self, now: Instant, sample: &WebSample) -> f64 {
-        let Some((at, before)) = self.last.replace((now, *sample)) else { return 0.0 };
+        let (at, before) = *self.last.get_or_insert((now, *sample));
         let waited = sample.waited.saturating_sub(before.waited);
         if !waited.is_zero() {
             let full = sample.window_full.saturating_sub(before.window_full);
             self.full = full.div_duration_f64(waited).min(1.0);
-        } else {
-            self.last = Some((at, before));
-            if now.saturating_duration_since(at) > LOOKED_AT_WITHIN + 2 * sample.rtt_min {
-                self.full = 0.0;
-            }
+            self.last = Some((now, *sample));
+        } else if now.saturating_duration_since(at) > LOOKED_AT_WITHIN + 2 * sample.rtt_min {
+            self.full = 0.0;
         }
         self.full
     }
