@@ -231,6 +231,54 @@ fn a_lane_of_which_nothing_comes_back_is_held_by_silence() {
     assert_eq!(first_of_away(0..0), [Some(Limit::CongestionWindow); 2]);
 }
 
+/// What is said of the congestion window of a QUIC lane over 50 Mbit/s and 660 ms that searches for `searching` steps, then is full for
+/// `full`, with a hundredth of its packets lost from then on, and then has nothing left to send for `ending`.
+fn said_of_quic(searching: u32, full: u32, ending: u32) -> (String, LimitReport) {
+    let mut accountant = Accountant::default();
+    let start = Instant::now();
+    let busy = searching + full;
+    for step in 0..busy + ending {
+        let sending = step.min(busy);
+        // The first round trip hears of nothing, and little is sent.
+        let packets = u64::from(sending.saturating_sub(7)) * 500;
+        let rtt = Duration::from_millis(660);
+        let quic = QuicSample {
+            engine: Duration::ZERO,
+            sent: packets,
+            lost: u64::from(sending.saturating_sub(searching)) * 5,
+            wire_bytes: packets * 1250,
+            heard: u64::from(step) * 1000,
+            rtt: if step < searching { rtt } else { rtt * 2 },
+            rtt_min: rtt,
+            window: ByteCount(8_000_000),
+            in_flight: ByteCount(if step < busy { 7_500_000 } else { 1000 }),
+            rate: BitRate::megabits(50),
+            state: if step < searching { RateState::Searching } else { RateState::Found },
+            memory: ByteCount(32_000_000),
+        };
+        let (transport, idle) = (STEP * sending, STEP * (step - sending));
+        let feeder = Waits { transport, idle, ..Waits::default() };
+        let sample = LaneSample { feeder, transport: TransportSample::Quic(quic) };
+        let report = ReceiverReport { lane_time: STEP * step, waiting: STEP * step, ..ReceiverReport::default() };
+        accountant.handle_report(start + STEP * step, &report);
+        accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], &SourceSample::default());
+    }
+    let report = accountant.report();
+    (remedy(Limit::CongestionWindow, &report.facts).unwrap(), report)
+}
+
+#[test]
+fn a_window_grows_or_is_full_by_what_it_did_for_most_of_the_time_and_not_at_the_end() {
+    let (said, report) = said_of_quic(25, 15, 15);
+    assert_eq!(said, "it is still growing: longer copies get more", "{:?}", report.total.shares());
+    // What is lost is not carried.
+    let (said, report) = said_of_quic(25, 200, 30);
+    assert_eq!(said, "the path is full at 49.5 Mbit/s", "{:?}", report.total.shares());
+    assert!((9000..=10_000).contains(&report.facts.loss_ppm), "{}", report.facts.loss_ppm);
+    // Longer than the past of the path that is looked at.
+    assert_eq!(said_of_quic(25, 200, 600).0, said);
+}
+
 #[test]
 fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
     let first = |state, engine: f64, megabits, memory, announced| {

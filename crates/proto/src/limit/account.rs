@@ -152,6 +152,10 @@ pub struct Accountant {
     judged: Vec<LaneJudgement>,
     /// Of the time of [`Limit::Cpu`], that in which the receiver's processors were short.
     cpu_at_receiver: Duration,
+    /// Of the time of [`Limit::CongestionWindow`], that in which it was growing still.
+    growing: Duration,
+    /// Packets sent, repeats included, and of them those lost.
+    packets: (u64, u64),
     /// Time of [`Limit::Loss`] of QUIC lanes since a policer was last known: the rate control needs some losses at one rate to know one.
     unproven_loss: Duration,
     web: WebHistory,
@@ -344,6 +348,7 @@ impl Accountant {
         let Some(time) = changes.iter().map(|(_, change)| change.time).max() else { return };
         let flow = flow_of(changes, time);
         let cause = self.path.add(&flow);
+        self.packets = (self.packets.0 + flow.sent, self.packets.1 + flow.lost);
         self.take_facts(changes, cause);
         let lanes: Vec<LaneSplit> =
             changes.iter().map(|(_, change)| judge_lane(change, &self.receiver, reading, cause)).collect();
@@ -351,6 +356,11 @@ impl Accountant {
             self.judged.push(LaneJudgement { lane: *lane, limit: judged.whole().largest(), sample: *change.now });
         }
         let split = together(&lanes);
+        // With nothing to send, or nothing that comes, what came before tells of the path.
+        if !matches!(split.largest(), Limit::NothingToSend | Limit::Silence) {
+            // A full path is told by what it carries, and not by the mean with the way there.
+            self.facts.rate = if cause == WindowCause::Full { self.path.usual() } else { self.path.rate() };
+        }
         let mut interval = LimitTimes::default();
         for limit in Limit::ALL {
             // Sums of parts are off by a rounding error, which may be below nothing.
@@ -361,6 +371,10 @@ impl Accountant {
         if self.receiver.lacks_processor() {
             self.cpu_at_receiver += interval.of(Limit::Cpu);
         }
+        if cause == WindowCause::Growing {
+            self.growing += interval.of(Limit::CongestionWindow);
+        }
+        self.facts.is_growing = self.growing * 2 > self.total.of(Limit::CongestionWindow);
         self.facts.cpu_at_receiver = self.cpu_at_receiver * 2 > self.total.of(Limit::Cpu);
         self.recent.push_back((now, interval));
         while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > RECENT) {
@@ -389,13 +403,7 @@ impl Accountant {
     /// Keeps what the remedies need; windows and buffers are those at their largest.
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
-        // A full path is told by what it carries, and not by the mean with the way there.
-        facts.rate = if cause == WindowCause::Full { self.path.usual() } else { self.path.rate() };
-        // What was lost in the last seconds says nothing of a time in which no more was lost.
-        if matches!(cause, WindowCause::Loss | WindowCause::Policer) || facts.loss_ppm == 0 {
-            facts.loss_ppm = self.path.loss_ppm();
-        }
-        facts.is_growing = cause == WindowCause::Growing;
+        facts.loss_ppm = (self.packets.1 * 1_000_000).checked_div(self.packets.0).unwrap_or(0);
         facts.destination = self.receiver.rate(facts.lanes);
         if cause == WindowCause::Policer {
             let headers = if facts.is_quic { 1.0 } else { TCP_HEADERS };

@@ -68,20 +68,23 @@ impl PathHistory {
         BitRate::mean(crate::ByteCount(bytes), time)
     }
 
-    /// The share of packets lost in the last seconds, in parts per million.
-    pub fn loss_ppm(&self) -> u64 {
-        let (sent, lost) = self.packets();
-        (lost * 1_000_000).checked_div(sent).unwrap_or(0)
-    }
-
     /// The most that came through for longer than a moment: the rate of a policer, when there is one.
     pub fn carried(&self) -> BitRate {
         BitRate((self.rate_carried() * 8.0) as u64)
     }
 
-    /// What came through in most bins: the rate of a path that is full.
+    /// The rate of a path that is full: half of the bytes came at this or more. By bytes, since the way there, and an end with
+    /// little left to send, are bins like others.
     pub fn usual(&self) -> BitRate {
-        BitRate((self.rate_at(0.5) * 8.0) as u64)
+        let mut bins: Vec<(f64, u64)> = self.bins.iter().map(|bin| (rate_of(bin), bin.delivered)).collect();
+        bins.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let mut left = bins.iter().map(|(_, bytes)| bytes).sum::<u64>() / 2;
+        let middle = bins.iter().find(|(_, bytes)| {
+            let is_middle = *bytes >= left;
+            left = left.saturating_sub(*bytes);
+            is_middle
+        });
+        BitRate((middle.map_or(0.0, |(rate, _)| *rate) * 8.0) as u64)
     }
 
     /// Gathers intervals into bins of a round trip, in which what is sent, lost and acknowledged belongs together.
@@ -112,6 +115,10 @@ impl PathHistory {
         let (_, lost) = self.packets();
         if self.queue_stands() {
             return WindowCause::Full;
+        }
+        // One that is searched for is found with losses.
+        if flow.is_growing && lost >= LOST_MIN {
+            return WindowCause::Growing;
         }
         if lost < LOST_MIN {
             return match self.kept {
@@ -199,14 +206,9 @@ impl PathHistory {
 
     /// Bytes per second that came through in all but the best few of the bins.
     fn rate_carried(&self) -> f64 {
-        self.rate_at(0.95)
-    }
-
-    /// Bytes per second below which `part` of the bins are.
-    fn rate_at(&self, part: f64) -> f64 {
         let mut rates: Vec<f64> = self.bins.iter().map(rate_of).collect();
         rates.sort_by(f64::total_cmp);
-        rates.get((rates.len() as f64 * part) as usize).copied().unwrap_or(0.0)
+        rates.get((rates.len() as f64 * 0.95) as usize).copied().unwrap_or(0.0)
     }
 }
 

@@ -31,13 +31,13 @@ pub struct Facts {
     pub send_buffer: ByteCount,
     /// What the sender's kernel lets it grow to.
     pub send_buffer_max: ByteCount,
-    /// Share of packets lost in the last seconds, in parts per million.
+    /// Share of the session's packets that were lost, in parts per million.
     pub loss_ppm: u64,
     /// Lanes that are up.
     pub lanes: u64,
     /// The lanes are QUIC lanes.
     pub is_quic: bool,
-    /// The congestion window has never been cut: it grows still.
+    /// For most of the time in which it was the limit, the congestion window was growing still.
     pub is_growing: bool,
     /// The processors that were short are the receiver's.
     pub cpu_at_receiver: bool,
