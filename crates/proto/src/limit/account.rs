@@ -640,8 +640,6 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
             () => window,
         });
     }
-    // Whether it is a policer the rate control knows better, which looks at every packet.
-    let window = if window == Limit::Policer { Limit::Loss } else { window };
     Split::all(match (now.state, window) {
         // A window that is full at less than the rate is one of which nothing came back.
         (RateState::Given, window) if !is_paced => window,

@@ -175,7 +175,7 @@ impl PathHistory {
             return LossPattern::Unclear;
         }
         let share = lost as f64 / sent.max(1) as f64;
-        let is_quiet = |bin: &&Flow| (bin.lost as f64) < bin.sent as f64 * share / 2.0;
+        let is_quiet = |bin: &&Flow| (bin.lost as f64) < bin.sent as f64 * share / QUIET_DIVISOR;
         let quiet = self.bins.iter().filter(is_quiet).count() as f64 / self.bins.len() as f64;
         let all: Vec<Flow> = self.bins.iter().copied().collect();
         let surprise = surprise(&all);
@@ -283,8 +283,10 @@ const EVEN_LOST_MIN: u64 = 150;
 /// Bins from which on losses may count as random.
 const RANDOM_BINS_MIN: usize = 10;
 
-/// Bins that lose less than half as much as the others, as a part of all, at least: between two bursts a policer drops nothing.
+/// Bins that lose less than this part of the mean, as a part of all, at least: between two bursts a policer drops nothing, and
+/// where others lose at random meanwhile, bursts are those of a queue that ran over.
 const QUIET: f64 = 0.2;
+const QUIET_DIVISOR: f64 = 4.0;
 
 /// What is sent while packets are lost, as a part of what the path carries: a policer drops only what exceeds it.
 const NEAR_CARRIED: f64 = 0.8;
