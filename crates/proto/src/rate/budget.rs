@@ -41,6 +41,8 @@ pub(super) struct Sent {
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneShare {
     last_sent: Option<Instant>,
+    /// Bytes since [`RateBudget::take_busiest`] was asked last.
+    bytes: u64,
 }
 
 impl LaneKey {
@@ -97,6 +99,7 @@ impl RateBudget {
             self.counted_at = None;
         }
         lane.last_sent = Some(now);
+        lane.bytes += sent.wire_bytes;
         self.credit_bytes -= sent.charged as f64;
         self.second.add(now, sent.wire_bytes);
     }
@@ -133,6 +136,15 @@ impl RateBudget {
     /// What lanes may aim at together, in bits per second: `rate`, but a bit below the ceiling.
     fn usable(&self, rate: BitRate) -> f64 {
         self.ceiling.map_or(rate.0 as f64, |ceiling| (rate.0 as f64).min(ceiling.0 as f64 * USABLE))
+    }
+
+    /// Returns the lane that sent most since the last call; `None` when none sent anything.
+    pub(super) fn take_busiest(&mut self) -> Option<LaneKey> {
+        let sent = self.lanes.iter_mut().enumerate().filter_map(|(index, lane)| {
+            let bytes = std::mem::take(&mut lane.as_mut()?.bytes);
+            (bytes > 0).then_some((bytes, LaneKey(index)))
+        });
+        sent.max_by_key(|(bytes, _)| *bytes).map(|(_, key)| key)
     }
 
     /// Lanes that have something to send, as counted last.

@@ -69,5 +69,10 @@ impl Default for RateContract {
     }
 }
 
+/// Bytes/s of a rate.
+pub(super) fn bytes_per_second(rate: BitRate) -> f64 {
+    rate.0 as f64 / 8.0
+}
+
 /// Default loss that is noise. Guess: what radio links and bad optics lose at worst while people still call them working.
 const LOSS_CEILING_PPM: u32 = 20_000;

@@ -2,68 +2,46 @@
 
 use std::time::{Duration, Instant};
 
-use super::contract::{Manner, RATE_LEAST, RateContract};
+use super::capacity::Capacity;
+use super::contract::{Manner, RATE_LEAST, RateContract, bytes_per_second};
 use super::evidence::{AckBatch, Losses, MinimumRtt, Round};
 use super::neighbours::{Look, Neighbours};
 use super::path::TrainOrder;
+use super::search::{Train, TrainEvidence, TrainVerdict};
+use super::steps::{Failure, STEP_MAX, STEP_MIN, Steps};
+use super::verdict::{Cure, Evidence, KEEPS_UP, ProbeEvidence, QUEUED_ROUNDS, Verdict};
 use crate::{BitRate, ByteCount};
 
-/// The rate of a path, found and kept.
+/// Rate of a path, found and kept.
 ///
-/// A target is sent in full from the first packet. What comes back is judged in *rounds* of at least one RTT and
-/// [`ROUND_PACKETS_MIN`] packets a lane, and over all rounds since the rate last changed:
-/// - loss up to the ceiling (and what chance adds to it) changes nothing;
-/// - loss above it, or a queue that stands while less is delivered than sent, sets the rate to what was delivered, a bit under;
-/// - otherwise, after a while, a *probe* goes a step up. It is kept when what it adds is delivered, and taken back to where it
-///   came from when not; then the next one waits longer. When some in a row are kept, trains go on (see below);
-/// - loss that does not fall when the rate falls by a quarter is not ours: it becomes the ceiling, up to [`NOISE_MAX`].
+/// A target is sent in full from the first packet. Without one the rate is searched for by packet trains (`search`): a train drops no more
+/// than itself into a queue that is too short, where doubling loses products of the path.
 ///
-/// Without a target it sends *trains* first: [`TRAIN_TIME`] of packets at a pace that is tried, then little until they are
-/// back. A train that comes as fast as it went is followed by a faster one; the first that does not tells by its length what the
-/// path carries. A train drops no more than itself into a queue that is too short, where doubling loses products of the path.
+/// What comes back is judged in *rounds* of at least one RTT and [`ROUND_PACKETS_MIN`] packets a lane, and over all rounds since the rate
+/// last changed. Each round is classified into one [`Verdict`] by its [`Evidence`] alone; [`RateControl::act`] is the table of what each
+/// verdict does in each phase. Evidence that a silence, a stalled host or an idle sender has blurred changes nothing.
 ///
-/// What counts as delivered is what would have been if this host had sent all the time, and a round does not end while what
-/// piled up in a gap is still coming: a host that is late is not a path that carries less.
-///
-/// After a silence (an outage) what was in flight is no evidence about the rate: it goes on where it was.
 /// Cost: O(lanes) per batch of acknowledgements. Units: bytes on the wire.
 #[derive(Clone, Debug)]
 pub struct RateControl {
     contract: RateContract,
-    /// The part of the contract's ceiling that is for the lanes here.
+    /// Part of the contract's ceiling that is for the lanes here.
     fraction: f64,
     packet_bytes: u64,
-    /// What the path has shown to carry, bytes per second; the rate is the smaller of it and the ceiling.
+    /// Rate that the path has shown to carry, bytes/s; what is sent is the smaller of it and the ceiling.
     limit: f64,
     phase: Phase,
     epoch: u64,
     round: Round,
-    /// Losses of the epoch, older ones fading.
+    /// Losses of the epoch; older ones fade.
     standing: Losses,
-    /// Rounds in a row with a queue, and when the first of them ended.
-    queued_rounds: u32,
-    queued_since: Option<Instant>,
-    /// Those who use the path too.
+    queue: QueueWatch,
     neighbours: Neighbours,
+    capacity: Capacity,
+    noise: Noise,
     trial: Option<Trial>,
-    /// Loss taken for noise now, as a fraction.
-    noise: f64,
-    noise_since: Option<Instant>,
-    /// The next step up, as a fraction.
-    step: f64,
-    hold: Duration,
-    hold_until: Option<Instant>,
-    /// What came through when the rate was last found too high; infinite when a probe went beyond it.
-    carried: f64,
-    /// That was told by losses: a bucket of tokens may let more pass for a while.
-    carried_by_loss: bool,
-    /// What was sent before losses took more than half of it away at once; 0 once a train has told what is carried since.
-    fallen_from: f64,
-    policer: PolicerWatch,
-    rtt_min: MinimumRtt,
-    /// With an empty queue: the smallest of a longer time.
-    rtt_empty: MinimumRtt,
-    rtt_latest: Duration,
+    steps: Steps,
+    rtt: RttWatch,
 }
 
 /// What the rate of a path rests on.
@@ -82,14 +60,14 @@ pub enum RateState {
     Policed(BitRate),
 }
 
-/// What the controller is doing.
+/// Phase of the controller.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Looking for the rate.
+    /// Looks for the rate.
     Search(Train),
-    /// Sending at the rate.
+    /// Sends at the rate.
     Cruise,
-    /// Sending above the rate that is known to be carried, to see whether more is.
+    /// Sends above the rate that is known to be carried, to see whether more is.
     Probe {
         /// That rate, and the loss that it had.
         from: f64,
@@ -98,23 +76,7 @@ enum Phase {
     },
 }
 
-/// Start-up without a target: packets sent at a pace that is tried.
-#[derive(Clone, Copy, Debug)]
-struct Train {
-    /// Bytes per second.
-    pace: f64,
-    packets: u64,
-    /// How fast it came, bytes per second: the best of what was known when half of it was there and later. The acknowledgement
-    /// of its last packets waits for more packets, and says nothing about the path.
-    came: f64,
-    /// Bytes per second that are known to come through.
-    proven: f64,
-    /// How often it has been sent before because a host stalled while it came, and the least that came then.
-    repeats: u32,
-    least: f64,
-}
-
-/// A cut, to be judged by the loss of the round after it.
+/// A cut, to be judged by the loss of the rounds after it.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     cuts: u32,
@@ -122,29 +84,29 @@ struct Trial {
     since: Instant,
 }
 
-/// What a cut has done to the loss that it was for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cure {
-    /// Most of it is gone: it was caused by our rate.
-    Done,
-    Unknown,
-    /// As much is lost as before.
-    Useless,
+/// Loss that is taken for noise.
+#[derive(Clone, Copy, Debug)]
+struct Noise {
+    /// As a part of packets.
+    fraction: f64,
+    /// Time from which more than the contract's ceiling is taken for noise.
+    since: Option<Instant>,
 }
 
-/// Losses without a queue at the same rate, again and again, are a policer's.
+/// Rounds in a row with a queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct PolicerWatch {
-    /// Bytes per second that came through.
-    rate: f64,
-    times: u32,
+struct QueueWatch {
+    rounds: u32,
+    /// End of the first of them.
+    since: Option<Instant>,
 }
 
-impl PolicerWatch {
-    fn add(&mut self, carried: f64) {
-        let is_same = (carried - self.rate).abs() < self.rate * SAME_RATE;
-        *self = Self { rate: carried, times: if is_same { self.times + 1 } else { 1 } };
-    }
+/// Round-trip times of the path.
+#[derive(Clone, Copy, Debug)]
+struct RttWatch {
+    min: MinimumRtt,
+    /// With an empty queue: the smallest of a longer time.
+    empty: MinimumRtt,
 }
 
 impl RateControl {
@@ -160,22 +122,13 @@ impl RateControl {
             epoch: 0,
             round: Round::new(),
             standing: Losses::default(),
-            queued_rounds: 0,
-            queued_since: None,
+            queue: QueueWatch::default(),
             neighbours: Neighbours::new(),
+            capacity: Capacity::unknown(),
+            noise: Noise { fraction: contract.loss_ceiling(), since: None },
             trial: None,
-            noise: contract.loss_ceiling(),
-            noise_since: None,
-            step: STEP_MIN,
-            hold: Duration::ZERO,
-            hold_until: None,
-            carried: f64::INFINITY,
-            carried_by_loss: false,
-            fallen_from: 0.0,
-            policer: PolicerWatch::default(),
-            rtt_min: MinimumRtt::default(),
-            rtt_empty: MinimumRtt::default(),
-            rtt_latest: contract.expected_rtt.unwrap_or(RTT_UNKNOWN),
+            steps: Steps::new(),
+            rtt: RttWatch { min: MinimumRtt::default(), empty: MinimumRtt::default() },
         };
         if limit.is_none() {
             control.search();
@@ -190,25 +143,25 @@ impl RateControl {
 
     /// Agrees anew. What the path has shown to carry stays, but for a new target, which is sent at once.
     pub(super) fn set_contract(&mut self, contract: RateContract) {
-        if self.noise_since.is_none() {
-            self.noise = contract.loss_ceiling();
+        if self.noise.since.is_none() {
+            self.noise.fraction = contract.loss_ceiling();
         }
         let before = std::mem::replace(&mut self.contract, contract);
         if let Some(target) = contract.target.filter(|target| before.target != Some(*target)) {
-            (self.limit, self.phase, self.carried) = (bytes_per_second(target), Phase::Cruise, f64::INFINITY);
-            self.fallen_from = 0.0;
-            self.start_epoch();
+            self.limit = bytes_per_second(target);
+            (self.capacity.carried, self.capacity.fallen_from) = (f64::INFINITY, 0.0);
+            self.begin(Phase::Cruise);
         } else if contract.remembered != before.remembered && matches!(self.phase, Phase::Search(_)) {
             self.search();
         }
     }
 
-    /// Changes the part of the ceiling that is for the lanes here; whether it has changed.
+    /// Changes the part of the ceiling that is for the lanes here; returns whether it has changed.
     pub(super) fn set_fraction(&mut self, fraction: f64) -> bool {
         std::mem::replace(&mut self.fraction, fraction) != fraction
     }
 
-    /// What the lanes here send at most.
+    /// Most that the lanes here send.
     pub(super) fn ceiling_rate(&self) -> Option<BitRate> {
         self.contract.ceiling.map(|ceiling| BitRate((ceiling.0 as f64 * self.fraction) as u64))
     }
@@ -220,10 +173,9 @@ impl RateControl {
     /// Lane number `lane` has heard `batch`; `scout_part`: its part of the rate, if it is the one that sends trains.
     pub(super) fn handle_batch(&mut self, now: Instant, lane: usize, batch: &AckBatch, scout_part: Option<f64>) {
         if let Some(rtt) = batch.rtt_min {
-            self.rtt_min.add(now, rtt, RTT_KEPT);
-            self.rtt_empty.add(now, rtt, RTT_EMPTY_KEPT);
+            self.rtt.min.add(now, rtt, RTT_KEPT);
+            self.rtt.empty.add(now, rtt, RTT_EMPTY_KEPT);
         }
-        self.rtt_latest = batch.rtt_latest.unwrap_or(self.rtt_latest);
         self.neighbours.hear(now, batch.of_any_epoch, batch.rtt_latest);
         if batch.epoch != self.epoch {
             return;
@@ -246,7 +198,34 @@ impl RateControl {
         }
     }
 
-    /// The rate to send at, on the wire.
+    /// The receiving host dropped packets that the path had carried.
+    ///
+    /// Less is sent, once in two round trips however many reports come, and what the losses seemed to say of the path (a policer, noise,
+    /// a rate that is too high) is forgotten, so that steps up begin again soon.
+    pub(super) fn handle_overrun(&mut self, now: Instant) {
+        let is_news = self.steps.is_due(now) || self.capacity.by_loss;
+        if !is_news || matches!(self.phase, Phase::Search(_)) {
+            return;
+        }
+        if let Phase::Probe { from, .. } = self.phase {
+            self.limit = from;
+        } else if !self.capacity.by_loss {
+            self.limit = (self.limit * OVERRUN_CUT).max(self.floor());
+        }
+        self.capacity.forget_losses();
+        self.trial = None;
+        self.noise = Noise { fraction: self.contract.loss_ceiling(), since: None };
+        self.steps = Steps::new();
+        self.steps.wait(now, self.rtt_min() * 2 + OVERRUN_REPORTED);
+        self.begin(Phase::Cruise);
+    }
+
+    /// Whether the lane that sends the trains has too little to send for them.
+    pub(super) fn is_starved(&self) -> bool {
+        matches!(self.phase, Phase::Search(train) if train.starved > 0)
+    }
+
+    /// Rate to send at, on the wire.
     pub fn rate(&self) -> BitRate {
         BitRate((self.current() * 8.0) as u64)
     }
@@ -256,7 +235,7 @@ impl RateControl {
         let Phase::Search(train) = self.phase else { return None };
         // The ceiling may have come down since.
         let pace = train.pace.min(self.ceiling());
-        Some(TrainOrder { pace: BitRate((pace * 8.0) as u64), packets: train.packets })
+        Some(TrainOrder { pace: BitRate((pace * 8.0) as u64), bytes: ByteCount(train.bytes(self.packet_bytes)) })
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -268,16 +247,16 @@ impl RateControl {
         let rate = bytes_per_second(share);
         let batches = ACK_BATCH_TIME.as_secs_f64() * rate;
         let floor = (WINDOW_PACKETS_MIN * self.packet_bytes) as f64;
-        let train = train.map_or(0, |train| train.packets * self.packet_bytes);
+        let train = train.map_or(0, |train| train.bytes.0);
         ByteCount((2.0 * rate * self.rtt_min().as_secs_f64() + batches.max(floor)) as u64 + train)
     }
 
-    /// How long nothing must be heard of a lane with `share` of the rate for what was in flight to say nothing.
+    /// Time without a sign of a lane with `share` of the rate after which what was in flight says nothing.
     pub(super) fn silence(&self, share: BitRate) -> Duration {
         SILENCE_MIN.max(self.packet_time(share) * 8).max(self.rtt_min() / 2)
     }
 
-    /// How long nothing must be heard of a lane with `share` of the rate for a host to have stalled.
+    /// Time without a sign of a lane with `share` of the rate after which a host has stalled.
     pub(super) fn ack_gap(&self, share: BitRate) -> Duration {
         ACK_GAP.max(self.packet_time(share) * 4)
     }
@@ -288,7 +267,7 @@ impl RateControl {
 
     /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
     pub fn rtt_min(&self) -> Duration {
-        self.rtt_min.value().unwrap_or(self.contract.expected_rtt.unwrap_or(RTT_UNKNOWN))
+        self.rtt.min.value().unwrap_or(self.contract.expected_rtt.unwrap_or(RTT_UNKNOWN))
     }
 
     /// Whether less is sent than the ceiling because the path does not deliver it.
@@ -309,29 +288,28 @@ impl RateControl {
         }
     }
 
-    /// The rate that the path has been found to carry; `None` while that is being found out.
+    /// Rate that the path has been found to carry; `None` while that is being found out. A sender that never had enough data for a
+    /// train has found what it sends.
     pub fn found(&self) -> Option<BitRate> {
         match self.phase {
-            Phase::Search(_) => None,
+            Phase::Search(train) => (train.starved >= STARVED_TRAINS).then(|| self.rate()),
             Phase::Cruise => Some(self.rate()),
             Phase::Probe { from, .. } => Some(BitRate((from * 8.0) as u64)),
         }
     }
 
-    /// The rate of a policer on the path, if its losses have been seen often enough.
+    /// Rate of a policer on the path, if its losses have been seen often enough.
     pub fn policed(&self) -> Option<BitRate> {
-        let PolicerWatch { rate, times } = self.policer;
-        (times >= POLICER_TIMES && self.limit < rate * 1.1).then_some(BitRate((rate * 8.0) as u64))
+        self.capacity.policed(self.limit)
     }
 
-    /// Sends the train once more; one in the midst of a copy, whose source may have too little for it, only when it is its time again.
+    /// Sends the train once more; one in the midst of a copy only when it is its time again.
     pub(super) fn restart_train(&mut self) {
         match self.phase {
-            Phase::Search(train) if self.fallen_from == 0.0 => self.start_train(train.pace, train.proven),
+            Phase::Search(train) if self.capacity.fallen_from == 0.0 => self.start_train(train.pace, train.proven),
             Phase::Search(_) => {
-                self.fallen_from *= FALLEN_AGAIN;
-                self.phase = Phase::Cruise;
-                self.start_epoch();
+                self.capacity.fallen_from *= FALLEN_AGAIN;
+                self.begin(Phase::Cruise);
             }
             Phase::Cruise | Phase::Probe { .. } => {}
         }
@@ -344,7 +322,7 @@ impl RateControl {
     /// Bytes per second to send.
     fn current(&self) -> f64 {
         // Beside others, that they can grow; what was given and is carried stays.
-        let is_draining = if self.is_beside_others() { self.yields() } else { self.queued_rounds >= QUEUED_ROUNDS };
+        let is_draining = if self.is_beside_others() { self.yields() } else { self.queue.rounds >= QUEUED_ROUNDS };
         let limit = if is_draining && matches!(self.phase, Phase::Cruise) { self.limit * DRAIN } else { self.limit };
         limit.min(self.ceiling()).max(self.floor())
     }
@@ -355,10 +333,12 @@ impl RateControl {
         minimum.max(packets).max(bytes_per_second(RATE_LEAST))
     }
 
-    fn start_epoch(&mut self) {
+    /// Enters a phase, at a rate for which no evidence counts that came before.
+    fn begin(&mut self, phase: Phase) {
+        self.phase = phase;
         self.epoch += 1;
         (self.round, self.standing) = (Round::new(), Losses::default());
-        (self.queued_rounds, self.queued_since) = (0, None);
+        self.queue = QueueWatch::default();
     }
 
     /// Looks for the rate: near what is remembered, or from the beginning.
@@ -367,62 +347,80 @@ impl RateControl {
         let remembered = self.contract.remembered.filter(|rate| *rate >= START_RATE).map(bytes_per_second);
         if remembered.is_some_and(|rate| rate * REMEMBERED_START >= self.ceiling()) {
             // There is nothing to find above the ceiling, and a train beside other lanes would exceed it.
-            (self.limit, self.phase, self.carried) = (self.ceiling(), Phase::Cruise, f64::INFINITY);
-            return self.start_epoch();
+            (self.limit, self.capacity.carried) = (self.ceiling(), f64::INFINITY);
+            return self.begin(Phase::Cruise);
         }
         self.limit = remembered.map_or(bytes_per_second(START_RATE), |rate| rate * REMEMBERED_START);
         self.start_train(remembered.map_or(bytes_per_second(TRAIN_FIRST), |rate| rate * REMEMBERED_TRAIN), 0.0);
     }
 
-    /// Sends the next packets at `pace`, as one train; `proven` bytes per second come through for sure.
+    /// Sends the next packets at `pace`, as one train; `proven` bytes/s are known to be carried.
     fn start_train(&mut self, pace: f64, proven: f64) {
-        let pace = pace.min(self.ceiling());
-        let packets = pace * TRAIN_TIME.as_secs_f64() / self.packet_bytes as f64;
-        let packets = (packets as u64).max(TRAIN_PACKETS_MIN);
-        self.phase = Phase::Search(Train { pace, packets, came: 0.0, proven, repeats: 0, least: f64::INFINITY });
-        self.start_epoch();
+        self.begin(Phase::Search(Train::new(pace.min(self.ceiling()), proven)));
     }
 
-    /// What has come of the train; when all of it is back: a faster one, or the rate. `whole`: what all lanes sent meanwhile, in
-    /// trains.
-    fn judge_train(&mut self, now: Instant, mut train: Train, is_passed: bool, whole: f64) {
-        let Losses { packets, lost } = self.round.losses;
-        let is_back = is_passed || packets >= train.packets as f64;
-        if !self.round.length().is_zero() && (is_back || (packets - lost) * 2.0 > train.packets as f64) {
+    /// Takes in what has arrived of the train, and judges it when all of it is back. `whole`: what all lanes sent meanwhile, in trains.
+    fn judge_train(&mut self, now: Instant, mut train: Train, is_back: bool, whole: f64) {
+        let is_measured = !self.round.length().is_zero();
+        if is_measured && (is_back || self.round.bytes * 2 > train.bytes(self.packet_bytes)) {
             train.came = train.came.max(self.round.delivered());
         }
         self.phase = Phase::Search(train);
         if !is_back {
             return;
         }
-        if self.round.has_resumed() || train.came == 0.0 {
-            // What had piled up says little of how fast it came; that much of it was lost says that it went too fast.
-            let came = if train.came > 0.0 { train.came } else { f64::INFINITY };
-            train = Train { came: 0.0, repeats: train.repeats + 1, least: train.least.min(came), ..train };
-            if train.repeats <= TRAIN_REPEATS && lost < packets * NOISE_MAX {
-                self.phase = Phase::Search(train);
-                return self.start_epoch();
+        let asked = train.pace.min(self.ceiling());
+        let evidence = TrainEvidence {
+            asked,
+            sent: self.round.sent() / (1.0 - self.round.losses.fraction()).max(f64::EPSILON),
+            came: train.came,
+            losses: self.round.losses,
+            has_stall: self.round.has_resumed(),
+            is_starved: self.round.app_limited,
+            repeats: train.repeats,
+        };
+        self.act_on_train(now, train, evidence.classify(), asked, whole);
+    }
+
+    /// The table of trains: what each verdict does.
+    fn act_on_train(&mut self, now: Instant, train: Train, verdict: TrainVerdict, asked: f64, whole: f64) {
+        match verdict {
+            TrainVerdict::Blurred => {
+                let came = if train.came > 0.0 { train.came } else { f64::INFINITY };
+                let again = Train { came: 0.0, repeats: train.repeats + 1, least: train.least.min(came), ..train };
+                return self.begin(Phase::Search(again));
             }
-            train.came = if train.least.is_finite() { train.least } else { self.limit };
-            // It may have met another outage, or a path that carries far less: that is not asked for ever.
-            self.fallen_from *= FALLEN_AGAIN;
-        } else {
-            self.fallen_from = 0.0;
+            TrainVerdict::Starved => {
+                self.limit = self.limit.max(train.came);
+                let again = Train { came: 0.0, starved: train.starved + 1, ..train };
+                return self.begin(Phase::Search(again));
+            }
+            TrainVerdict::AsFast if asked < self.ceiling() => {
+                self.capacity.fallen_from = 0.0;
+                self.limit = train.came.min(train.pace);
+                return self.start_train(train.pace * TRAIN_FACTOR, self.limit);
+            }
+            TrainVerdict::AsFast => (self.limit, self.capacity.fallen_from) = (asked, 0.0),
+            TrainVerdict::HostBound => {
+                self.limit = train.came.max(train.proven);
+                (self.capacity.carried, self.capacity.fallen_from) = (f64::INFINITY, 0.0);
+            }
+            TrainVerdict::Slower | TrainVerdict::BlurredAgain => {
+                let came = match verdict {
+                    TrainVerdict::Slower => train.came,
+                    _ if train.least.is_finite() => train.least,
+                    _ => self.limit,
+                };
+                // After several stalls it may have met another outage, or a path that carries far less: that is not asked for ever.
+                let kept = if verdict == TrainVerdict::Slower { 0.0 } else { FALLEN_AGAIN };
+                self.capacity.fallen_from *= kept;
+                self.capacity.carried = came * whole;
+                self.neighbours.note_capacity(came);
+                self.limit = (self.capacity.carried * FIRST_CUT).max(train.proven).max(self.floor());
+            }
         }
-        let tried = train.pace.min(self.ceiling());
-        if train.came < tried * TRAIN_KEEPS_UP {
-            self.carried = train.came * whole;
-            self.neighbours.note_capacity(train.came);
-            self.limit = (self.carried * FIRST_CUT).max(train.proven).max(self.floor());
-        } else if tried >= self.ceiling() {
-            self.limit = tried;
-        } else {
-            self.limit = train.came.min(train.pace);
-            return self.start_train(train.pace * TRAIN_FACTOR, self.limit);
-        }
-        self.phase = Phase::Cruise;
-        self.hold_until = Some(now + HOLD_MIN.max(self.rtt_min() * 2));
-        self.start_epoch();
+        self.steps.wait(now, self.rtt_min() * 2);
+        self.begin(Phase::Cruise);
     }
 
     fn round_is_over(&self, now: Instant) -> bool {
@@ -439,42 +437,102 @@ impl RateControl {
         if matches!(self.phase, Phase::Probe { .. }) { PROBE_ROUND_MIN } else { ROUND_MIN }
     }
 
-    /// Decides at the end of a round, then starts the next one.
+    /// Judges a round that is over, acts on the verdict, and starts the next round.
     fn judge(&mut self, now: Instant) {
         self.standing.add(self.round.losses);
-        if self.noise_since.is_some_and(|since| now.saturating_duration_since(since) > NOISE_KEPT) {
-            (self.noise, self.noise_since) = (self.contract.loss_ceiling(), None);
+        if self.noise.since.is_some_and(|since| now.saturating_duration_since(since) > NOISE_KEPT) {
+            self.noise = Noise { fraction: self.contract.loss_ceiling(), since: None };
         }
         self.watch_queue(now);
         let epoch = self.epoch;
-        let cure = self.cure(now);
-        if self.limit < self.our_part() {
-            self.take_our_part();
-        } else if self.round.losses.exceeds(self.noise) || self.standing.exceeds(self.noise) || cure == Cure::Useless {
-            self.handle_excess(now);
-        } else if self.queue_stands(now) && self.falls_behind(KEEPS_UP) {
-            self.cut(now, QUEUE_CUT);
-        } else if self.queue_stands(now) && self.queued_rounds >= QUEUED_ROUNDS && self.falls_behind(KEEPS_UP_LONG) {
-            self.cut(now, FIRST_CUT);
-        } else if cure == Cure::Done {
+        let evidence = self.evidence(now);
+        if evidence.cure == Cure::Done {
             self.trial = None;
-            self.go_on(now);
         }
+        self.act(now, evidence.classify());
         if self.epoch == epoch {
             self.round.next();
         }
     }
 
+    /// The table: what each verdict does in each phase.
+    fn act(&mut self, now: Instant, verdict: Verdict) {
+        match (verdict, self.phase) {
+            (Verdict::BelowPart, _) => self.take_our_part(),
+            (Verdict::Excess, _) => self.handle_excess(now),
+            (Verdict::QueueGrows, _) => self.cut(now, QUEUE_CUT),
+            (Verdict::QueueStands, _) => self.cut(now, FIRST_CUT),
+            (Verdict::ProbeFailed, Phase::Probe { from, loss_before, .. }) => {
+                self.note_carried(self.round.losses.exceeds(loss_before));
+                self.fall_to(self.capacity.carried * FIRST_CUT, from);
+                self.hold_longer(now, true);
+            }
+            (Verdict::ProbePassed, Phase::Probe { .. }) => self.keep_step(now),
+            (Verdict::Clean, Phase::Cruise) => self.rise(now),
+            // Nothing is known yet, or what is known asks for nothing.
+            (
+                Verdict::OnTrial
+                | Verdict::Unused
+                | Verdict::ProbeUnproven
+                | Verdict::Behind
+                | Verdict::Clean
+                | Verdict::ProbeFailed
+                | Verdict::ProbePassed,
+                _,
+            ) => {}
+        }
+    }
+
+    /// Evidence of the round that is over.
+    fn evidence(&self, now: Instant) -> Evidence {
+        let (arrived, current) = (self.arrived(), self.current());
+        Evidence {
+            manner: self.contract.manner,
+            is_below_part: self.limit < self.our_part(),
+            has_excess: self.round.losses.exceeds(self.noise.fraction) || self.standing.exceeds(self.noise.fraction),
+            cure: self.cure(now),
+            queued_rounds: self.queue.rounds,
+            queue_stands: self.queue_stands(now),
+            arrived: arrived / current,
+            is_unused: self.is_unused(),
+            keeps_up: arrived >= current * (1.0 - self.noise.fraction) * KEEPS_UP,
+            probe: self.probe_evidence(now),
+        }
+    }
+
+    fn probe_evidence(&self, now: Instant) -> Option<ProbeEvidence> {
+        let Phase::Probe { from, loss_before, since } = self.phase else { return None };
+        let (tried, carried) = (self.current(), self.capacity.carried);
+        let is_proven = now.saturating_duration_since(since) > PROOF && self.round.before() + 1 >= PROOF_ROUNDS;
+        Some(ProbeEvidence {
+            // Beyond what is known to be carried it must bring more than that.
+            known: if carried < tried { from.max(carried) } else { from },
+            tried,
+            arrived: self.arrived() / (1.0 - loss_before),
+            is_short: tried > carried && self.capacity.by_loss && !is_proven,
+        })
+    }
+
+    /// Whether the rate was not used: the lanes ran dry in a probe, or this host sends so much less than it may that more would change
+    /// nothing.
+    fn is_unused(&self) -> bool {
+        let is_late = self.queue.rounds == 0 && self.round.sent() < self.current() * LATE;
+        let is_dry = self.round.app_limited && matches!(self.phase, Phase::Probe { .. });
+        is_late || is_dry
+    }
+
     /// Goes up to the part that is ours beside others, which nothing that is lost to them takes away.
     fn take_our_part(&mut self) {
         self.limit = self.our_part().min(self.limit * (1.0 + STEP_MAX));
-        self.phase = Phase::Cruise;
-        self.start_epoch();
+        self.begin(Phase::Cruise);
     }
 
-    /// What a cut for loss has done to the loss.
+    /// Effect of a cut for loss on the loss.
     fn cure(&self, now: Instant) -> Cure {
-        let Some(trial) = self.trial.filter(|_| self.queued_rounds == 0) else { return Cure::Done };
+        let Some(trial) = self.trial else { return Cure::None };
+        if self.queue.rounds > 0 {
+            return Cure::Done;
+        }
         let is_long = now.saturating_duration_since(trial.since) > CURE_LONG;
         match self.standing {
             Losses { packets, .. }
@@ -488,18 +546,13 @@ impl RateControl {
         }
     }
 
-    /// Neither loss nor a queue stands against the rate: more is tried when its time has come.
-    fn go_on(&mut self, now: Instant) {
-        match self.phase {
-            Phase::Probe { from, loss_before, since } => self.judge_probe(now, from, loss_before, since),
-            _ => self.rise(now),
-        }
-    }
-
     fn watch_queue(&mut self, now: Instant) {
         let is_queueing = self.is_queueing();
-        self.queued_since = is_queueing.then(|| self.queued_since.unwrap_or(now));
-        self.queued_rounds = if is_queueing { self.queued_rounds + 1 } else { 0 };
+        self.queue = if is_queueing {
+            QueueWatch { rounds: self.queue.rounds + 1, since: self.queue.since.or(Some(now)) }
+        } else {
+            QueueWatch::default()
+        };
         // What piled up while a host stalled says little of the path.
         if !self.round.has_resumed() {
             let (sent, came) = (self.current(), self.arrived());
@@ -508,7 +561,7 @@ impl RateControl {
         }
     }
 
-    /// Others keep a queue full, and this sender takes its part beside them.
+    /// Whether others keep a queue full, and this sender takes its part beside them.
     fn is_beside_others(&self) -> bool {
         self.contract.manner == Manner::Fair && self.neighbours.are_queueing()
     }
@@ -519,15 +572,15 @@ impl RateControl {
         if self.is_beside_others() { part() } else { 0.0 }
     }
 
-    /// A queue has stood for longer than a host stalls.
+    /// Whether a queue has stood for longer than a host stalls.
     fn queue_stands(&self, now: Instant) -> bool {
-        let stood = self.queued_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.queued_rounds >= 2 && (stood >= QUEUE_STANDS || self.contract.manner == Manner::Polite)
+        let stood = self.queue.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.queue.rounds >= 2 && (stood >= QUEUE_STANDS || self.contract.manner == Manner::Polite)
     }
 
-    /// A queue stood during the whole round, and less than our rate came through.
+    /// Whether a queue stood during the whole round.
     fn is_queueing(&self) -> bool {
-        let base = self.rtt_empty.value().unwrap_or(self.rtt_min());
+        let base = self.rtt.empty.value().unwrap_or(self.rtt_min());
         let delay = self.round.rtt_min.saturating_sub(base);
         let (least, part) = match self.contract.manner {
             Manner::Fair => (QUEUE_MIN, base / 4),
@@ -536,20 +589,10 @@ impl RateControl {
         !self.round.app_limited && delay > part.max(least)
     }
 
-    /// Less than this part of our rate came through.
-    fn falls_behind(&self, part: f64) -> bool {
-        self.contract.manner == Manner::Polite || self.arrived() < self.current() * part
-    }
-
-    /// This host sends so much less than it may that more would change nothing.
-    fn is_late(&self) -> bool {
-        self.queued_rounds == 0 && self.round.sent() < self.current() * LATE
-    }
-
-    /// Bytes per second that would have come through if we had sent all the time: a host that is late sends less than its rate.
+    /// Bytes/s that would have come through if we had sent all the time: a host that is late sends less than its rate.
     /// Behind a queue what is sent waits for the window, and so for the path.
     fn arrived(&self) -> f64 {
-        let lateness = if self.queued_rounds == 0 { self.current() / self.round.sent() } else { 1.0 };
+        let lateness = if self.queue.rounds == 0 { self.current() / self.round.sent() } else { 1.0 };
         self.round.delivered() * lateness.max(1.0)
     }
 
@@ -558,10 +601,9 @@ impl RateControl {
         match self.trial {
             Some(trial) if trial.cuts >= 3 && loss > trial.loss_before * 0.7 && loss < NOISE_MAX => {
                 // A quarter less was sent and as much of it was lost: somebody else's loss, or the radio's.
-                (self.noise, self.noise_since) = (loss * 1.3, Some(now));
+                self.noise = Noise { fraction: loss * 1.3, since: Some(now) };
                 self.trial = None;
-                self.hold = Duration::ZERO;
-                self.hold_until = None;
+                self.steps.allow();
             }
             Some(Trial { cuts: 2.., .. }) => self.cut(now, TRIAL_CUT),
             Some(_) => self.cut(now, SECOND_CUT),
@@ -572,12 +614,14 @@ impl RateControl {
     /// Falls to `factor` of what came through, or to where a probe came from; what is in flight was sent faster and is not
     /// held against the new rate.
     fn cut(&mut self, now: Instant, factor: f64) {
+        let is_queued = self.queue.rounds > 0;
         let cuts = self.trial.map_or(1, |trial| trial.cuts.saturating_add(1));
         let loss_before = self.standing.fraction();
-        self.trial = (self.queued_rounds == 0).then_some(Trial { cuts, loss_before, since: now });
+        self.trial = (!is_queued).then_some(Trial { cuts, loss_before, since: now });
         self.note_carried(true);
-        let mut limit = self.carried * factor;
-        if self.queued_rounds > 0 {
+        let carried = self.capacity.carried;
+        let mut limit = carried * factor;
+        if is_queued {
             // A receiver that stalls looks like a queue of which next to nothing comes: that says little about the path.
             limit = limit.max(self.current() * STALL_CUT);
         }
@@ -586,8 +630,8 @@ impl RateControl {
             _ => (false, self.limit),
         };
         // Others take less at once; a queue is one of ours or theirs.
-        if self.queued_rounds == 0 && self.carried < from * FALLEN_AT_ONCE {
-            self.fallen_from = self.fallen_from.max(from);
+        if !is_queued && carried < from * FALLEN_AT_ONCE {
+            self.capacity.fallen_from = self.capacity.fallen_from.max(from);
         }
         self.fall_to(limit.min(self.current()), from);
         self.hold_longer(now, was_probing);
@@ -600,94 +644,66 @@ impl RateControl {
 
     /// The rate was too high: remembers what came through. `has_lost`: packets were lost over it.
     fn note_carried(&mut self, has_lost: bool) {
-        self.carried = self.round.delivered();
-        self.carried_by_loss = has_lost && self.queued_rounds == 0;
-        if self.carried_by_loss {
-            self.policer.add(self.carried);
-        }
+        self.capacity.note(self.round.delivered(), has_lost && self.queue.rounds == 0);
     }
 
-    /// A probe that failed is tried again later and later: a policer is not to be flooded every round.
+    /// Cruises for a while before the next step up.
     fn hold_longer(&mut self, now: Instant, was_probing: bool) {
-        let (factor, most) = match (self.carried_by_loss, self.policed()) {
-            (true, Some(_)) => (HOLD_FACTOR_LOSS, HOLD_POLICED),
-            (true, None) => (HOLD_FACTOR_LOSS, HOLD_MAX),
-            (false, _) if self.is_beside_others() => (1, HOLD_MIN),
-            (false, _) => (2, HOLD_QUEUE_MAX),
+        let failure = match (self.capacity.by_loss, self.policed()) {
+            _ if !was_probing => Failure::Rate,
+            (true, Some(_)) => Failure::Policed,
+            (true, None) => Failure::Loss,
+            (false, _) if self.is_beside_others() => Failure::Shared,
+            (false, _) => Failure::Queue,
         };
-        self.hold = if was_probing { (self.hold * factor).clamp(HOLD_MIN, most) } else { HOLD_MIN };
-        self.hold_until = Some(now + self.hold.max(self.rtt_min() * 2));
-        (self.step, self.phase) = (STEP_MIN, Phase::Cruise);
-        self.start_epoch();
+        self.steps.fail(now, self.rtt_min() * 2, failure);
+        self.begin(Phase::Cruise);
     }
 
-    /// A clean round above what is known to be carried: kept if what it added has come.
-    fn judge_probe(&mut self, now: Instant, from: f64, loss_before: f64, since: Instant) {
-        if self.round.app_limited || self.is_late() {
-            return;
-        }
-        let arrived = self.arrived() / (1.0 - loss_before);
+    /// Keeps the step of a probe that has passed, and takes the next one or sends a train.
+    fn keep_step(&mut self, now: Instant) {
         let limit = self.current();
-        // Beyond what is known to be carried it must bring more than that.
-        let known = if self.carried < limit { from.max(self.carried) } else { from };
-        if arrived < known + (limit - known) * PROBE_ADDS {
-            self.note_carried(self.round.losses.exceeds(loss_before));
-            self.fall_to(self.carried * FIRST_CUT, from);
-            return self.hold_longer(now, true);
+        if limit > self.capacity.carried {
+            self.capacity.carried = f64::INFINITY;
         }
-        let is_proven = now.saturating_duration_since(since) > PROOF && self.round.before() + 1 >= PROOF_ROUNDS;
-        if limit > self.carried && self.carried_by_loss && !is_proven {
-            return;
-        }
-        if limit > self.carried {
-            self.carried = f64::INFINITY;
-        }
-        (self.hold, self.hold_until) = (Duration::ZERO, None);
-        let is_open = self.carried.is_infinite() && limit < self.ceiling();
-        if is_open && self.step >= STEP_MAX && self.contract.manner == Manner::Fair {
+        let is_open = self.capacity.carried.is_infinite();
+        if is_open && limit < self.ceiling() && self.steps.size >= STEP_MAX && self.contract.manner == Manner::Fair {
             // It carries far more than it did: trains find out how much in a few round trips, but with a queue of their own.
-            (self.limit, self.step) = (limit, STEP_MIN);
+            (self.limit, self.steps) = (limit, Steps::new());
             return self.start_train(limit * REMEMBERED_TRAIN, limit);
         }
-        if self.carried.is_infinite() {
-            self.step = (self.step * 2.0).min(STEP_MAX);
-        }
+        self.steps.pass(is_open);
         self.phase = Phase::Cruise;
         self.rise(now);
     }
 
     /// Takes a step up, when it is time for one.
     fn rise(&mut self, now: Instant) {
-        let ceiling = self.ceiling();
+        let (ceiling, carried) = (self.ceiling(), self.capacity.carried);
         if self.limit >= ceiling {
-            self.hold = Duration::ZERO;
+            return self.steps.allow();
+        }
+        if !self.steps.is_due(now) {
             return;
         }
-        let keeps_up = self.arrived() >= self.current() * (1.0 - self.noise) * KEEPS_UP;
-        if self.hold_until.is_some_and(|until| now < until) || !keeps_up || self.is_late() {
-            return;
-        }
-        if self.limit < self.fallen_from * FALLEN && self.contract.manner == Manner::Fair {
+        let fallen_from = self.capacity.fallen_from;
+        if self.limit < fallen_from * FALLEN && self.contract.manner == Manner::Fair {
             // Outages lose as much as a path that has become slower, and are over at once; a train tells.
-            return self.start_train(self.fallen_from, self.limit);
+            return self.start_train(fallen_from, self.limit);
         }
-        let next = if self.carried.is_infinite() {
-            self.limit * (1.0 + self.step)
-        } else if self.limit < self.carried * FIRST_CUT * 0.999 {
+        let next = if carried.is_infinite() {
+            self.limit * (1.0 + self.steps.size)
+        } else if self.limit < carried * FIRST_CUT * 0.999 {
             // Back to what is known to come through; beyond it only by the smallest step.
-            (self.carried * FIRST_CUT).min(self.limit * (1.0 + STEP_MAX))
+            (carried * FIRST_CUT).min(self.limit * (1.0 + STEP_MAX))
         } else {
-            self.carried.max(self.limit) * (1.0 + STEP_MIN)
+            carried.max(self.limit) * (1.0 + STEP_MIN)
         };
-        let loss_before = self.standing.fraction().min(self.noise);
-        self.phase = Phase::Probe { from: self.limit, loss_before, since: now };
+        let loss_before = self.standing.fraction().min(self.noise.fraction);
+        let from = self.limit;
         self.limit = next.min(ceiling);
-        self.start_epoch();
+        self.begin(Phase::Probe { from, loss_before, since: now });
     }
-}
-
-fn bytes_per_second(rate: BitRate) -> f64 {
-    rate.0 as f64 / 8.0
 }
 
 /// Size of a full packet on the wire before path MTU discovery has said otherwise.
@@ -706,17 +722,13 @@ const TRAIN_FACTOR: f64 = 8.0;
 const REMEMBERED_START: f64 = 0.8;
 const REMEMBERED_TRAIN: f64 = 2.0;
 
-/// How often a train is sent again because a host stalled. Guess.
-const TRAIN_REPEATS: u32 = 3;
+/// Part of the rate that is left when the receiving host drops packets, and the longest delay of its reports. Guess for the first: hosts
+/// take turns with other work, and a tenth is what one turn costs.
+const OVERRUN_CUT: f64 = 0.9;
+const OVERRUN_REPORTED: Duration = Duration::from_millis(250);
 
-/// How long a train is, at its pace. Reason: what busy hosts and acknowledgements for 50 packets blur is some milliseconds.
-const TRAIN_TIME: Duration = Duration::from_millis(32);
-
-/// Packets of a train at least: three acknowledgements.
-const TRAIN_PACKETS_MIN: u64 = 128;
-
-/// A train keeps up when it comes at this part of its pace.
-const TRAIN_KEEPS_UP: f64 = 0.7;
+/// Trains without enough data after which the search is as good as over. Reason: the first can meet a source that just opens.
+const STARVED_TRAINS: u32 = 3;
 
 /// Packets in a round, for each lane: below this, chance says more than the path.
 pub(super) const ROUND_PACKETS_MIN: u64 = 64;
@@ -774,17 +786,8 @@ const RTT_EMPTY_KEPT: Duration = Duration::from_secs(300);
 /// How long a queue must have stood to be held against the rate. Guess: busy hosts, and routers in software, stall for less.
 const QUEUE_STANDS: Duration = Duration::from_millis(200);
 
-/// Delivery keeps up when it reaches this part of the rate: bursts and late wake-ups cost a few per cent. With a queue that
-/// has stood for [`QUEUED_ROUNDS`] less is enough to yield: somebody else is taking what we do not get.
-const KEEPS_UP: f64 = 0.9;
-const KEEPS_UP_LONG: f64 = 0.98;
-const QUEUED_ROUNDS: u32 = 3;
-
 /// A host that sends less than this part of the rate is held up by something else than the rate. Guess.
 const LATE: f64 = 0.7;
-
-/// The part of a step up that must arrive for it to be kept.
-const PROBE_ADDS: f64 = 0.5;
 
 /// The part of the rate that is sent while a queue stands although nothing was cut. Guess.
 const DRAIN: f64 = 0.95;
@@ -794,27 +797,11 @@ const DRAIN: f64 = 0.95;
 const PROOF: Duration = Duration::from_secs(1);
 const PROOF_ROUNDS: u32 = 3;
 
-/// Losses at rates that differ by less than this are at the same rate; a policer has shown this many.
-const SAME_RATE: f64 = 0.04;
-const POLICER_TIMES: u32 = 3;
-
 /// Most loss that may ever be taken for noise.
 const NOISE_MAX: f64 = 0.3;
 
 /// How long loss above the ceiling is taken for noise before it has to prove itself again.
 const NOISE_KEPT: Duration = Duration::from_secs(60);
-
-/// Steps up, as fractions of the rate.
-const STEP_MIN: f64 = 0.05;
-const STEP_MAX: f64 = 0.4;
-
-/// Waiting times before a step up after one that failed; doubled by each. Reason for the longest: what is lost to probing stays
-/// below 1 %, and more capacity is noticed within them. A probe into a queue loses nothing.
-const HOLD_MIN: Duration = Duration::from_millis(500);
-const HOLD_QUEUE_MAX: Duration = Duration::from_secs(4);
-const HOLD_FACTOR_LOSS: u32 = 4;
-const HOLD_MAX: Duration = Duration::from_secs(16);
-const HOLD_POLICED: Duration = Duration::from_secs(30);
 
 /// Packets a second that are sent at least: a round of large ones is not to take longer than one of small ones at [`RATE_LEAST`].
 const PACKETS_LEAST: f64 = 6.0;

@@ -82,6 +82,8 @@ const FADES: f64 = 0.9;
 #[derive(Clone, Debug)]
 pub(super) struct Round {
     lanes: Vec<LaneRound>,
+    /// Acknowledged bytes of all lanes.
+    pub(super) bytes: u64,
     pub(super) losses: Losses,
     pub(super) rtt_min: Duration,
     pub(super) app_limited: bool,
@@ -108,7 +110,14 @@ impl LaneRound {
 
 impl Round {
     pub(super) fn new() -> Self {
-        Self { lanes: Vec::new(), losses: Losses::default(), rtt_min: Duration::MAX, app_limited: false, rounds: 0 }
+        Self {
+            lanes: Vec::new(),
+            bytes: 0,
+            losses: Losses::default(),
+            rtt_min: Duration::MAX,
+            app_limited: false,
+            rounds: 0,
+        }
     }
 
     /// The next round of the same epoch: what comes from now on, with no gap before it.
@@ -117,7 +126,7 @@ impl Round {
             let anew = |span: Option<(Instant, Instant)>| span.map(|(_, last)| (last, last));
             *lane = LaneRound { span: anew(lane.span), sent: anew(lane.sent), resumed: None, bytes: 0 };
         }
-        self.losses = Losses::default();
+        (self.bytes, self.losses) = (0, Losses::default());
         (self.rtt_min, self.app_limited) = (Duration::MAX, false);
         self.rounds += 1;
     }
@@ -133,6 +142,7 @@ impl Round {
         }
         self.losses.packets += (batch.acked_packets + batch.lost_packets) as f64;
         self.losses.lost += batch.lost_packets as f64;
+        self.bytes += batch.bytes;
         self.rtt_min = self.rtt_min.min(batch.round_rtt_min);
         self.app_limited |= batch.is_app_limited;
         if batch.acked_packets == 0 {

@@ -26,11 +26,9 @@ pub struct LaneControl {
     terms: Terms,
     /// Packets up to this one were sent before the epoch.
     after: u64,
-    /// The last packet of the train, when this lane sends one.
-    train_last: Option<u64>,
-    /// The train had a gap, since there was nothing to send: it tells nothing.
-    is_train_broken: bool,
+    train: TrainProgress,
     largest_sent: u64,
+    largest_acked: u64,
     last_sent: Option<Instant>,
     last_ack: Option<Instant>,
     /// The one before that, at another time.
@@ -40,15 +38,28 @@ pub struct LaneControl {
     batch: AckBatch,
 }
 
+/// Progress of the train that a lane sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TrainProgress {
+    /// Another lane sends it, or there is none.
+    None,
+    /// Its first packet is yet to be sent.
+    Due,
+    /// So many bytes of it are left.
+    Sending { left: u64, since: Instant },
+    /// All of it has been sent, up to this packet.
+    Sent { last: u64 },
+}
+
 impl LaneControl {
     /// A lane that goes by `terms` from its first packet.
     pub fn new(terms: Terms) -> Self {
         let mut lane = Self {
             terms,
             after: 0,
-            train_last: None,
-            is_train_broken: false,
+            train: TrainProgress::None,
             largest_sent: 0,
+            largest_acked: 0,
             last_sent: None,
             last_ack: None,
             ack_before: None,
@@ -59,12 +70,31 @@ impl LaneControl {
         lane
     }
 
-    /// Packets up to `largest` have been sent.
-    pub fn handle_sent(&mut self, now: Instant, largest: u64) {
-        let has_gap = self.last_sent.is_some_and(|last| now.saturating_duration_since(last) > self.train_gap());
-        self.is_train_broken |= self.is_in_train() && self.largest_sent > self.after && has_gap;
+    /// Packets up to `largest` have been sent, `bytes` on the wire.
+    pub fn handle_sent(&mut self, now: Instant, largest: u64, bytes: u64) {
+        self.train = self.train_after(now, largest, bytes);
         self.largest_sent = self.largest_sent.max(largest);
         self.last_sent = Some(now);
+    }
+
+    /// Progress of the train when packets up to `largest` are sent. A train ends when all of it is sent, at a pause, and when it takes
+    /// too long: a host that sends more slowly, or has nothing to send, shows what it sent.
+    fn train_after(&self, now: Instant, largest: u64, bytes: u64) -> TrainProgress {
+        let order = self.terms.train.map_or(0, |train| train.bytes.0);
+        let (left, since) = match self.train {
+            TrainProgress::Due => (order, now),
+            TrainProgress::Sending { left, since } => (left, since),
+            other => return other,
+        };
+        let pause = self.last_sent.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        let is_begun = self.train != TrainProgress::Due;
+        if is_begun && (pause > self.train_pause() || now.saturating_duration_since(since) > self.train_longest()) {
+            return TrainProgress::Sent { last: self.largest_sent };
+        }
+        match left.checked_sub(bytes) {
+            Some(left) if left > 0 => TrainProgress::Sending { left, since },
+            _ => TrainProgress::Sent { last: largest },
+        }
     }
 
     /// The peer has `packet`.
@@ -75,13 +105,8 @@ impl LaneControl {
         batch.of_any_epoch.packets += 1.0;
         batch.rtt_latest = Some(rtt);
         batch.rtt_min = Some(batch.rtt_min.map_or(rtt, |least| least.min(rtt)));
-        if let Some(last) = self.train_last
-            && packet.number > last
-        {
-            batch.is_train_passed = true;
-            return;
-        }
-        if packet.number > self.after {
+        self.largest_acked = self.largest_acked.max(packet.number);
+        if packet.number > self.after && !self.train.is_before(packet.number) {
             batch.acked_packets += 1;
             batch.bytes += packet.bytes;
             batch.last_sent = batch.last_sent.max(Some(packet.sent));
@@ -93,7 +118,7 @@ impl LaneControl {
     pub fn handle_lost(&mut self, number: u64) {
         self.batch.of_any_epoch.packets += 1.0;
         self.batch.of_any_epoch.lost += 1.0;
-        if number > self.after && self.train_last.is_none_or(|last| number <= last) {
+        if number > self.after && !self.train.is_before(number) {
             self.batch.lost_packets += 1;
         }
     }
@@ -101,12 +126,8 @@ impl LaneControl {
     /// What has been heard since the last call. `is_app_limited`: the lane had nothing to send meanwhile.
     pub fn take_batch(&mut self, is_app_limited: bool) -> AckBatch {
         self.batch.is_app_limited = is_app_limited;
+        self.batch.is_train_passed = self.train.is_passed(self.largest_acked);
         std::mem::replace(&mut self.batch, AckBatch::of_epoch(self.terms.epoch))
-    }
-
-    /// Whether the train that this lane was to send is to be sent again; asked once.
-    pub fn take_train_broken(&mut self) -> bool {
-        std::mem::take(&mut self.is_train_broken)
     }
 
     /// Goes by `terms` from now on.
@@ -137,19 +158,27 @@ impl LaneControl {
     }
 
     fn is_in_train(&self) -> bool {
-        self.train_last.is_some_and(|last| self.largest_sent < last)
+        matches!(self.train, TrainProgress::Due | TrainProgress::Sending { .. })
     }
 
-    /// Time without a packet that breaks the train.
-    fn train_gap(&self) -> Duration {
-        let packets = self.terms.train.map(|train| train.pace.time_for(ByteCount(TRAIN_GAP_BYTES)));
-        TRAIN_GAP.max(packets.unwrap_or_default())
+    /// Time that `bytes` take at the pace of the train.
+    fn train_time(&self, bytes: u64) -> Duration {
+        self.terms.train.map_or(Duration::ZERO, |train| train.pace.time_for(ByteCount(bytes)))
+    }
+
+    /// Time without a packet that ends the train.
+    fn train_pause(&self) -> Duration {
+        TRAIN_PAUSE.max(self.train_time(TRAIN_PAUSE_BYTES))
+    }
+
+    /// Time after which the train is over, whatever has been sent of it.
+    fn train_longest(&self) -> Duration {
+        TRAIN_LONGEST.max(self.train_time(self.terms.train.map_or(0, |train| train.bytes.0)) * 2)
     }
 
     fn start_epoch(&mut self) {
         self.after = self.largest_sent;
-        self.train_last = self.terms.train.map(|train| self.largest_sent + train.packets);
-        self.is_train_broken = false;
+        self.train = if self.terms.train.is_some() { TrainProgress::Due } else { TrainProgress::None };
         self.batch = AckBatch {
             rtt_min: self.batch.rtt_min,
             of_any_epoch: self.batch.of_any_epoch,
@@ -174,7 +203,7 @@ impl LaneControl {
     }
 
     fn notice_outage(&mut self, now: Instant) {
-        let is_silence = self.train_last.is_none() && self.unheard(now) > self.terms.silence;
+        let is_silence = self.train == TrainProgress::None && self.unheard(now) > self.terms.silence;
         let is_another = |before| now.saturating_duration_since(before) < self.terms.silence * SILENCES_APART;
         if is_silence && !self.last_silence.is_some_and(is_another) {
             self.last_silence = Some(now);
@@ -184,9 +213,24 @@ impl LaneControl {
     }
 }
 
+impl TrainProgress {
+    /// Whether the train ended before packet `number`.
+    fn is_before(self, number: u64) -> bool {
+        matches!(self, Self::Sent { last } if number > last)
+    }
+
+    /// Whether its last packet, or a later one, is among those acknowledged up to `largest`.
+    fn is_passed(self, largest: u64) -> bool {
+        matches!(self, Self::Sent { last } if largest >= last)
+    }
+}
+
 /// Silences that are less than this many of them apart are no outages, but hosts that stall all the time: what was in flight counts.
 const SILENCES_APART: u32 = 8;
 
 /// Time without a packet that ends a train: pacers wake at least every 10 ms, and wait for their packets at low rates.
-const TRAIN_GAP: Duration = Duration::from_millis(15);
-const TRAIN_GAP_BYTES: u64 = 4 * 1500;
+const TRAIN_PAUSE: Duration = Duration::from_millis(15);
+const TRAIN_PAUSE_BYTES: u64 = 4 * 1500;
+
+/// Longest train. Guess: four times what one lasts, for hosts that send a quarter of its pace.
+const TRAIN_LONGEST: Duration = Duration::from_millis(128);

@@ -10,14 +10,18 @@
 //! delivery falls behind what is sent.
 
 mod budget;
+mod capacity;
 mod contract;
 mod control;
 mod evidence;
 mod lane;
 mod neighbours;
 mod path;
+mod search;
+mod steps;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use budget::LaneKey;
 pub use contract::{Manner, RATE_LEAST, RateContract};

@@ -18,7 +18,7 @@ pub struct Terms {
     /// Bytes on the wire that may be in flight on this lane: twice its rate times the smallest RTT, and what acknowledgements
     /// that come in batches need. It bounds what is sent into an outage and any queue that the path builds.
     pub window: ByteCount,
-    /// Packets to send as a train before anything else of this epoch, when it is this lane's turn.
+    /// Train to send before anything else of this epoch, when it is this lane's turn.
     pub train: Option<TrainOrder>,
     /// Grows whenever the rate changes: what was sent in an earlier epoch is not held against the new rate.
     pub epoch: u64,
@@ -37,8 +37,8 @@ pub struct Terms {
 pub struct TrainOrder {
     /// How fast.
     pub pace: BitRate,
-    /// How many packets.
-    pub packets: u64,
+    /// Size of the whole train.
+    pub bytes: ByteCount,
 }
 
 /// The rate of a path and its division among the lanes on it.
@@ -115,18 +115,30 @@ impl PathControl {
         self.budget.handle_sent(key, now, Sent { wire_bytes, charged });
     }
 
-    /// The train of lane `key` had a gap: it is to be sent again.
-    pub fn handle_broken_train(&mut self, key: LaneKey) {
-        if self.scout == Some(key) {
-            self.control.restart_train();
-        }
-    }
-
     /// Lane `key` has heard this.
     pub fn handle_batch(&mut self, key: LaneKey, now: Instant, batch: &AckBatch) {
         let is_scout = self.scout.is_none_or(|scout| scout == key);
         let part = is_scout.then(|| 1.0 / self.budget.active().max(1) as f64);
+        let epoch = self.control.epoch();
         self.control.handle_batch(now, key.index(), batch, part);
+        if self.control.epoch() != epoch {
+            self.choose_scout();
+        }
+    }
+
+    /// Leaves the next train to the lane that sent most since the last one, where the scout had too little for it.
+    fn choose_scout(&mut self) {
+        let busiest = self.budget.take_busiest();
+        if self.control.is_starved() {
+            self.scout = busiest.or(self.scout);
+        }
+    }
+
+    /// The receiving host dropped `packets` that the path had carried.
+    pub fn handle_overrun(&mut self, now: Instant, packets: u64) {
+        if packets > 0 {
+            self.control.handle_overrun(now);
+        }
     }
 
     /// How fast lane `key` may send now.

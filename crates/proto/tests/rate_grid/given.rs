@@ -22,8 +22,7 @@ fn clean(mbit: u64, rtt_ms: u64) -> LinkModel {
 
 fn run(link: &LinkModel, contract: RateContract, length: u64) -> (Tally, PathControl) {
     let contract = RateContract { expected_rtt: Some(link.rtt), ..contract };
-    let setup =
-        Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(length) };
+    let setup = Setup::new(link, contract, 1, seconds(length));
     Path::new(setup).run()
 }
 
@@ -196,7 +195,7 @@ fn a_ceiling_holds_where_the_path_is_known_to_carry_much_more() {
         expected_rtt: Some(link.rtt),
         ..RateContract::default()
     };
-    let setup = Setup { link, contract, lanes: 8, competitors: 0, stalls: Vec::new(), duration: seconds(10) };
+    let setup = Setup::new(&link, contract, 8, seconds(10));
     let (tally, _) = Path::new(setup).run();
     let most = tally.most_in_a_second();
     assert!(most <= BitRate::megabits(100), "{most} in one second");
@@ -234,7 +233,7 @@ fn a_path_that_changes_is_followed_in_seconds() {
         let link = clean(before, 150);
         let rtt = link.rtt;
         let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
-        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(60) };
+        let setup = Setup::new(&link, contract, 1, seconds(60));
         let (tally, _) = Path::new(setup).change(seconds(30), LinkModel::clean(BitRate::megabits(after), rtt)).run();
         let settled = share(&tally, 45, 60, BitRate::megabits(after));
         assert!(settled > 0.85, "{before} to {after} Mbit/s: {settled:.3}");
@@ -249,7 +248,7 @@ fn a_path_that_becomes_half_as_fast_behind_a_deep_buffer_is_not_taken_for_one_wi
         let (link, mut slower) = (clean(100, 100), clean(after, 100));
         slower.forward.queue = Queue::Bytes(ByteCount(8 * link.forward.queue_bytes(link.rtt).0));
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(150) };
+        let setup = Setup::new(&link, contract, 1, seconds(150));
         let (tally, control) = Path::new(setup).change(seconds(30), slower.clone()).run();
         let settled = share(&tally, 120, 150, slower.forward.rate);
         assert!(settled > 0.85, "100 to {after} Mbit/s: {settled:.3}");
@@ -263,7 +262,7 @@ fn a_path_that_becomes_longer_or_shorter_is_followed_within_two_minutes() {
     for (before, after) in [(50, 600), (600, 50), (150, 230)] {
         let (link, other) = (clean(50, before), clean(50, after));
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup = Setup { link, contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(200) };
+        let setup = Setup::new(&link, contract, 1, seconds(200));
         let (tally, _) = Path::new(setup).change(seconds(30), other.clone()).run();
         let settled = share(&tally, 150, 200, other.forward.rate);
         assert!(settled > 0.85, "{before} to {after} ms: {settled:.3}");
@@ -274,8 +273,7 @@ fn a_path_that_becomes_longer_or_shorter_is_followed_within_two_minutes() {
 fn a_polite_sender_leaves_the_path_to_others_and_takes_it_when_it_is_free() {
     let link = clean(50, 100);
     let contract = RateContract { manner: Manner::Polite, expected_rtt: Some(link.rtt), ..RateContract::default() };
-    let alone =
-        Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls: Vec::new(), duration: seconds(60) };
+    let alone = Setup::new(&link, contract, 1, seconds(60));
     let (tally, _) = Path::new(alone.clone()).run();
     let share_alone = share(&tally, 20, 60, link.forward.rate);
     assert!(share_alone > 0.8, "{share_alone:.3}");
@@ -290,8 +288,7 @@ fn lanes_together_find_what_one_finds() {
         let mut link = clean(mbit, 50);
         link.mtu = mtu;
         let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
-        let setup =
-            Setup { link: link.clone(), contract, lanes, competitors: 0, stalls: Vec::new(), duration: seconds(4) };
+        let setup = Setup::new(&link, contract, lanes, seconds(4));
         let (tally, _) = Path::new(setup).run();
         let settled = share(&tally, 2, 4, link.forward.rate);
         assert!(settled > 0.93, "{mbit} Mbit/s, {lanes} lanes: {settled:.3}");
@@ -306,7 +303,7 @@ fn lanes_that_were_heard_once_only_are_not_taken_for_silent() {
     (link.mtu, link.forward.loss) = (9000, 0.01);
     let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
     let stalls = Vec::new();
-    let setup = Setup { link: link.clone(), contract, lanes: 40, competitors: 0, stalls, duration: seconds(4) };
+    let setup = Setup { stalls, ..Setup::new(&link, contract, 40, seconds(4)) };
     let (tally, _) = Path::new(setup).run();
     let settled = share(&tally, 2, 4, link.forward.rate);
     assert!(settled > 0.85, "{settled:.3}");
@@ -335,7 +332,7 @@ fn a_host_that_stalls_does_not_wear_the_rate_down() {
             let (length, every) = (Duration::from_millis(stall_ms), Duration::from_millis(every_ms));
             let ends = (1..).map(|count| every * count).take_while(|end| *end <= seconds(60));
             let stalls = ends.map(|end| Stall { host, when: end - length..end }).collect();
-            let setup = Setup { link: link.clone(), contract, lanes: 1, competitors: 0, stalls, duration: seconds(60) };
+            let setup = Setup { stalls, ..Setup::new(&link, contract, 1, seconds(60)) };
             let (tally, _) = Path::new(setup).run();
             let running = if host == Host::Sender { 1.0 - stall_ms as f64 / every_ms as f64 } else { 1.0 };
             let late = share(&tally, 20, 60, possible) / running;
@@ -372,8 +369,7 @@ fn a_machine_that_was_busy_finds_the_rate_when_it_is_no_more() {
             for seed in 1..=8 {
                 let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };
                 let stalls = busy_machine(seed, longest, apart, seconds(15));
-                let setup =
-                    Setup { link: link.clone(), contract, lanes, competitors: 0, stalls, duration: seconds(45) };
+                let setup = Setup { stalls, ..Setup::new(&link, contract, lanes, seconds(45)) };
                 let (tally, _) = Path::new(setup).run();
                 let (busy, late) = (share(&tally, 5, 15, possible), share(&tally, 30, 45, possible));
                 let case = format!("{possible}, stalls of {longest} ms, seed {seed}: {busy:.2} then {late:.2}");
@@ -390,8 +386,7 @@ fn a_rate_that_fell_to_the_least_rises_again() {
         link.forward.loss = 0.005;
         let target = Some(BitRate(64_000));
         let contract = RateContract { expected_rtt: Some(link.rtt), target, ..RateContract::default() };
-        let setup =
-            Setup { link: link.clone(), contract, lanes, competitors: 0, stalls: Vec::new(), duration: seconds(90) };
+        let setup = Setup::new(&link, contract, lanes, seconds(90));
         let (tally, _) = Path::new(setup).run();
         let late = share(&tally, 60, 90, link.forward.rate);
         assert!(late > 0.9, "{lanes} lanes: {late:.3}");

@@ -2,6 +2,7 @@
 
 mod cubic;
 mod given;
+mod hard;
 mod path;
 
 use std::time::Duration;
@@ -88,8 +89,7 @@ fn measure_for(duration: Duration, mbit: u64, rtt_ms: u64, trouble: Trouble) -> 
     let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
     let (link, competitors, possible) = link(rate, rtt, trouble);
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
-    let (tally, _) =
-        Path::new(Setup { link, contract, lanes: lanes_for(rate), competitors, stalls: Vec::new(), duration }).run();
+    let (tally, _) = Path::new(Setup { competitors, ..Setup::new(&link, contract, lanes_for(rate), duration) }).run();
     let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
     let half = duration / 2;
     Share {
@@ -134,7 +134,7 @@ fn among_ours(mbit: u64, rtt_ms: u64, others: usize) -> (f64, f64, f64) {
     let (link, ..) = link(rate, rtt, Trouble::None);
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
     let (half, duration) = (Duration::from_secs(60), Duration::from_secs(120));
-    let setup = Setup { link, contract, lanes: lanes_for(rate), competitors: 0, stalls: Vec::new(), duration };
+    let setup = Setup::new(&link, contract, lanes_for(rate), duration);
     let (tally, _) = Path::new(setup).beside_ours(others).run();
     let part = |delivered: BitRate| delivered.0 as f64 * (others + 1) as f64 / rate.0 as f64;
     let theirs = part(tally.delivered_by_others(half, duration)) / others as f64;

@@ -26,6 +26,8 @@ pub enum Packet {
     Other { flow: usize, number: u64 },
     /// Acknowledges one packet of a competing flow.
     OtherAck { flow: usize, number: u64 },
+    /// So many packets were dropped by the receiving host.
+    Overrun { packets: u64 },
 }
 
 /// Nothing is done at a host, or at both when they share a machine.
@@ -52,7 +54,43 @@ pub struct Setup {
     pub competitors: usize,
     /// In the order of time, none within another.
     pub stalls: Vec<Stall>,
+    pub hosts: Hosts,
+    /// What the sender has to send; `None`: more than any path carries.
+    pub load: Option<Load>,
     pub duration: Duration,
+}
+
+impl Setup {
+    /// A path that this sender has for itself, between hosts without limits.
+    pub fn new(link: &LinkModel, contract: RateContract, lanes: usize, duration: Duration) -> Self {
+        let (hosts, stalls) = (Hosts::default(), Vec::new());
+        Self { link: link.clone(), contract, lanes, competitors: 0, stalls, hosts, load: None, duration }
+    }
+}
+
+/// What the hosts themselves can do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hosts {
+    /// Most that the sending host puts on the wire, all lanes together.
+    pub sends: Option<BitRate>,
+    /// Most bytes in flight on one lane: its part of the memory of a copy.
+    pub lane_memory: Option<ByteCount>,
+    /// The socket of the receiving host.
+    pub receives: Option<Socket>,
+}
+
+/// A socket that is read at a limited rate and drops what exceeds its buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Socket {
+    pub rate: BitRate,
+    pub buffer: ByteCount,
+}
+
+/// Messages that are written at intervals to the first lane; the others write updates of flow control.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    pub message: ByteCount,
+    pub every: Duration,
 }
 
 /// What came of it, in tenths of a second.
@@ -60,6 +98,8 @@ pub struct Setup {
 pub struct Tally {
     sent: Vec<u64>,
     dropped: Vec<u64>,
+    /// Bytes that were dropped by the socket of the receiving host.
+    overrun: Vec<u64>,
     ours: Vec<u64>,
     others: Vec<u64>,
 }
@@ -75,6 +115,16 @@ impl Tally {
         mean(&self.others, from, to)
     }
 
+    /// When `size` bytes of ours had arrived, to the tenth of a second.
+    pub fn time_of(&self, size: ByteCount) -> Option<Duration> {
+        let sums = self.ours.iter().scan(0, |sum, bytes| {
+            *sum += bytes;
+            Some(*sum)
+        });
+        let tenth = sums.take_while(|sum| *sum < size.0).count();
+        (tenth < self.ours.len()).then(|| Duration::from_millis(100) * (tenth as u32 + 1))
+    }
+
     /// Bytes that our lanes sent in `[from, to)`.
     pub fn sent(&self, from: Duration, to: Duration) -> u64 {
         let index = |at: Duration| ((at.as_millis() / 100) as usize).min(self.sent.len());
@@ -85,6 +135,11 @@ impl Tally {
     pub fn most_in_a_second(&self) -> BitRate {
         let most = self.ours.windows(10).map(|second| second.iter().sum()).max().unwrap_or(0);
         BitRate::mean(ByteCount(most), Duration::from_secs(1))
+    }
+
+    /// Bytes that the receiving host dropped in the whole run, as a part of those sent.
+    pub fn overrun(&self) -> f64 {
+        self.overrun.iter().sum::<u64>() as f64 / self.sent.iter().sum::<u64>().max(1) as f64
     }
 
     /// Packets of ours that did not arrive, as a fraction of those sent in `[from, to)`.
@@ -116,9 +171,14 @@ struct Lane {
     sender: usize,
     control: LaneControl,
     key: LaneKey,
-    /// Packets in flight by number; `None` once acknowledged.
-    flying: VecDeque<(u64, Option<Duration>)>,
+    /// Packets in flight by number, with the time of sending and their bytes; `None` once acknowledged.
+    flying: VecDeque<(u64, Option<(Duration, u64)>)>,
     in_flight: u64,
+    /// Bytes that the lane has to send, and when the next message is written.
+    backlog: u64,
+    next_message: Duration,
+    /// When it is up; the maximum while it waits for the rate to be found.
+    up_at: Duration,
     next_number: u64,
     largest_acked: u64,
     next_send: Duration,
@@ -144,7 +204,24 @@ pub struct Path {
     rates: Vec<PathControl>,
     lanes: Vec<Lane>,
     others: Vec<Cubic>,
+    /// When the sending host can send again, and which lane it serves first.
+    host_free: Duration,
+    turn: usize,
+    socket: ReceiveSocket,
     tally: Tally,
+}
+
+/// The socket of the receiving host.
+#[derive(Default)]
+struct ReceiveSocket {
+    /// Lane, number and bytes of what waits to be read.
+    waiting: VecDeque<(usize, u64, u64)>,
+    bytes: u64,
+    /// When the next packet is read.
+    read_at: Duration,
+    /// Packets dropped since the last report, and when the next one is due.
+    dropped: u64,
+    report_at: Duration,
 }
 
 impl Path {
@@ -167,6 +244,9 @@ impl Path {
             tally,
             setup,
             change: None,
+            host_free: Duration::ZERO,
+            turn: 0,
+            socket: ReceiveSocket::default(),
         };
         path.add_sender();
         path
@@ -177,6 +257,11 @@ impl Path {
         rate.set_packet_bytes(self.packet_bytes);
         let (sender, start) = (self.rates.len(), self.start);
         self.lanes.extend((0..self.setup.lanes).map(|_| Lane::new(sender, &mut rate, start)));
+        if rate.control().found().is_none() && self.setup.load.is_none() {
+            // As a session begins.
+            let later = self.lanes.iter_mut().filter(|lane| lane.sender == sender).skip(1);
+            later.for_each(|lane| lane.up_at = Duration::MAX);
+        }
         self.rates.push(rate);
     }
 
@@ -200,8 +285,12 @@ impl Path {
                 self.setup.link = link;
             }
             self.receive();
+            self.start_lanes();
             if !self.is_stalled(Host::Sender) {
-                (0..self.lanes.len()).for_each(|lane| self.send(lane));
+                self.write();
+                self.turn += 1;
+                let count = self.lanes.len();
+                (0..count).for_each(|lane| self.send((lane + self.turn) % count));
             }
             (0..self.others.len()).for_each(|flow| self.send_other(flow));
             self.now = self.next_event().max(self.now + Duration::from_micros(1));
@@ -225,12 +314,16 @@ impl Path {
         }
         let lanes = self.lanes.iter().map(|lane| {
             let ack = if lane.unacked.is_empty() { Duration::MAX } else { lane.unacked_since + ACK_DELAY };
-            let send = if lane.has_room(self.packet_bytes) { lane.next_send } else { lane.probe_at() };
-            ack.min(send)
+            let may_send = self.may_send(lane);
+            let send = if may_send { lane.next_send.max(self.host_free) } else { lane.probe_at() };
+            let write = if self.setup.load.is_some() { lane.next_message } else { Duration::MAX };
+            ack.min(send).min(write)
         });
+        let read = if self.socket.waiting.is_empty() { Duration::MAX } else { self.socket.read_at };
+        let report = if self.socket.dropped == 0 { Duration::MAX } else { self.socket.report_at };
         let others = self.others.iter().map(Cubic::poll_timeout);
         let wires = [self.forward.poll_timeout(), self.reverse.poll_timeout()].into_iter().flatten();
-        lanes.chain(others).chain(wires).min().unwrap_or(Duration::MAX)
+        lanes.chain(others).chain(wires).chain([read, report]).min().unwrap_or(Duration::MAX)
     }
 
     /// Takes what has arrived at either end.
@@ -238,7 +331,7 @@ impl Path {
         let is_stalled = self.is_stalled(Host::Receiver);
         while !is_stalled && let Some(packet) = self.forward.poll(self.now) {
             match packet {
-                Packet::Data { lane, number } => self.receive_data(lane, number),
+                Packet::Data { lane, number } => self.arrive(lane, number),
                 Packet::Other { flow, number } => {
                     count(&mut self.tally.others, self.now, self.packet_bytes);
                     let ack = Packet::OtherAck { flow, number };
@@ -246,6 +339,9 @@ impl Path {
                 }
                 _ => {}
             }
+        }
+        if !is_stalled {
+            self.read_socket();
         }
         for lane in 0..self.lanes.len() {
             let state = &self.lanes[lane];
@@ -259,15 +355,49 @@ impl Path {
             match packet {
                 Packet::Ack { lane, numbers } => self.handle_ack(lane, &numbers),
                 Packet::OtherAck { flow, number } => self.others[flow].handle_ack(self.now, number),
+                Packet::Overrun { packets } => self.rates[0].handle_overrun(self.start + self.now, packets),
                 _ => {}
             }
         }
     }
 
-    fn receive_data(&mut self, lane: usize, number: u64) {
+    /// A packet of a lane is at the receiving host.
+    fn arrive(&mut self, lane: usize, number: u64) {
+        let bytes = self.lanes[lane].bytes_of(number, self.packet_bytes);
+        let Some(limits) = self.setup.hosts.receives else { return self.receive_data(lane, number, bytes) };
+        let socket = &mut self.socket;
+        if socket.bytes + bytes > limits.buffer.0 {
+            socket.dropped += 1;
+            return count(&mut self.tally.overrun, self.now, bytes);
+        }
+        if socket.waiting.is_empty() {
+            socket.read_at = socket.read_at.max(self.now);
+        }
+        socket.bytes += bytes;
+        socket.waiting.push_back((lane, number, bytes));
+    }
+
+    /// Reads what the host has had the time for, and reports what its socket dropped.
+    fn read_socket(&mut self) {
+        let Some(limits) = self.setup.hosts.receives else { return };
+        while self.socket.read_at <= self.now
+            && let Some((lane, number, bytes)) = self.socket.waiting.pop_front()
+        {
+            self.socket.bytes -= bytes;
+            self.socket.read_at += limits.rate.time_for(ByteCount(bytes));
+            self.receive_data(lane, number, bytes);
+        }
+        if self.socket.dropped > 0 && self.now >= self.socket.report_at {
+            let packets = std::mem::take(&mut self.socket.dropped);
+            self.socket.report_at = self.now + REPORT_EVERY;
+            self.reverse.offer(self.now, ACK_BYTES, Flow(0), Packet::Overrun { packets });
+        }
+    }
+
+    fn receive_data(&mut self, lane: usize, number: u64, bytes: u64) {
         let state = &mut self.lanes[lane];
         let tally = if state.sender == 0 { &mut self.tally.ours } else { &mut self.tally.others };
-        count(tally, self.now, self.packet_bytes);
+        count(tally, self.now, bytes);
         if state.unacked.is_empty() {
             state.unacked_since = self.now;
         }
@@ -288,49 +418,80 @@ impl Path {
     }
 
     fn handle_ack(&mut self, lane: usize, numbers: &[u64]) {
-        let (start, now, bytes) = (self.start, self.now, self.packet_bytes);
+        let (start, now, packet_bytes) = (self.start, self.now, self.packet_bytes);
+        let is_limited = self.setup.load.is_some();
         let lane = &mut self.lanes[lane];
         for &number in numbers {
             let Ok(index) = lane.flying.binary_search_by_key(&number, |(number, _)| *number) else { continue };
-            let Some(sent) = lane.flying[index].1.take() else { continue };
+            let Some((sent, bytes)) = lane.flying[index].1.take() else { continue };
             lane.in_flight -= bytes;
             lane.largest_acked = lane.largest_acked.max(number);
             lane.last_progress = now;
             lane.control.handle_acked(start + now, AckedPacket { number, sent: start + sent, bytes });
         }
         let late = self.setup.link.rtt.mul_f64(1.0 + 1.0 / 32.0) + REORDERING;
-        lane.lose(
-            |number, sent, largest| number + LATER_PACKETS <= largest || (number < largest && now > sent + late),
-            bytes,
-        );
-        let batch = lane.control.take_batch(false);
+        lane.lose(|number, sent, largest| number + LATER_PACKETS <= largest || (number < largest && now > sent + late));
+        let batch = lane.control.take_batch(is_limited && lane.backlog == 0);
         let rate = &mut self.rates[lane.sender];
         rate.handle_batch(lane.key, start + now, &batch);
         lane.control.follow(rate.terms(lane.key, start + now));
         // A pacer goes by the rate of now, also for what it had put off.
-        lane.next_send = lane.next_send.min(now + gap(&lane.control, bytes));
+        lane.next_send = lane.next_send.min(now + gap(&lane.control, packet_bytes));
+    }
+
+    /// Writes the messages of the load that are due.
+    fn write(&mut self) {
+        let Some(load) = self.setup.load else { return };
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            while lane.next_message <= self.now {
+                lane.backlog += if number == 0 { load.message.0 } else { UPDATE_BYTES };
+                lane.next_message += if number == 0 { load.every } else { UPDATE_EVERY };
+            }
+        }
+    }
+
+    /// Whether a lane is up, and has something to send and room for it.
+    fn may_send(&self, lane: &Lane) -> bool {
+        let most = self.setup.hosts.lane_memory.map_or(u64::MAX, |memory| memory.0);
+        let has_data = self.setup.load.is_none() || lane.backlog > 0;
+        has_data && lane.up_at <= self.now && lane.has_room(self.packet_bytes) && lane.in_flight < most
+    }
+
+    /// Brings up the lanes that wait for the rate to be found, as a session does: they take two round trips.
+    fn start_lanes(&mut self) {
+        for lane in self.lanes.iter_mut().filter(|lane| lane.up_at == Duration::MAX) {
+            if self.rates[lane.sender].control().found().is_some() {
+                lane.up_at = self.now + self.setup.link.rtt * 2;
+            }
+        }
     }
 
     fn send(&mut self, lane: usize) {
-        let (start, now, bytes) = (self.start, self.now, self.packet_bytes);
-        let state = &mut self.lanes[lane];
-        let rate = &mut self.rates[state.sender];
+        let (start, now, packet_bytes) = (self.start, self.now, self.packet_bytes);
         // A probe needs no room; what it finds lost is lost only once it is acknowledged.
-        let mut probes = now >= state.probe_at();
-        while probes || (state.has_room(bytes) && now >= state.next_send) {
+        let mut probes = now >= self.lanes[lane].probe_at();
+        while probes || (self.may_send(&self.lanes[lane]) && now >= self.lanes[lane].next_send.max(self.host_free)) {
+            let state = &mut self.lanes[lane];
+            let rate = &mut self.rates[state.sender];
             if std::mem::take(&mut probes) {
                 state.last_progress = now;
+            }
+            let mut bytes = packet_bytes;
+            if self.setup.load.is_some() {
+                let data = state.backlog.min(packet_bytes - HEADER_BYTES);
+                state.backlog -= data;
+                bytes = HEADER_BYTES + data;
+            }
+            if let Some(most) = self.setup.hosts.sends {
+                self.host_free = self.host_free.max(now.saturating_sub(BURST)) + most.time_for(ByteCount(bytes));
             }
             let number = state.next_number;
             // Engines spend numbers on packets of their own that nobody acknowledges.
             state.next_number += if number.is_multiple_of(40) { 2 } else { 1 };
-            state.flying.push_back((number, Some(now)));
+            state.flying.push_back((number, Some((now, bytes))));
             state.in_flight += bytes;
-            state.control.handle_sent(start + now, number);
+            state.control.handle_sent(start + now, number, bytes);
             rate.handle_sent(state.key, start + now, bytes);
-            if state.control.take_train_broken() {
-                rate.handle_broken_train(state.key);
-            }
             state.control.follow(rate.terms(state.key, start + now));
             state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap(&state.control, bytes);
             let is_measured = state.sender == 0;
@@ -371,6 +532,9 @@ impl Lane {
             unacked: Vec::new(),
             unacked_since: Duration::ZERO,
             said: VecDeque::new(),
+            backlog: 0,
+            next_message: Duration::ZERO,
+            up_at: Duration::ZERO,
         }
     }
 
@@ -378,15 +542,24 @@ impl Lane {
         self.in_flight + bytes <= self.control.window().0
     }
 
-    /// When silence calls for a probe.
+    /// Bytes of packet `number`, which may have been taken for lost.
+    fn bytes_of(&self, number: u64, packet_bytes: u64) -> u64 {
+        let index = self.flying.binary_search_by_key(&number, |(number, _)| *number);
+        index.ok().and_then(|index| self.flying[index].1).map_or(packet_bytes, |(_, bytes)| bytes)
+    }
+
+    /// When silence calls for a probe; never while nothing is in flight.
     fn probe_at(&self) -> Duration {
+        if self.in_flight == 0 {
+            return Duration::MAX;
+        }
         self.last_progress + self.control.terms().rtt_min * 2 + ACK_DELAY * 2
     }
 
     /// Takes for lost what `is_lost` says of (number, time of sending, largest acknowledged).
-    fn lose(&mut self, is_lost: impl Fn(u64, Duration, u64) -> bool, bytes: u64) {
+    fn lose(&mut self, is_lost: impl Fn(u64, Duration, u64) -> bool) {
         for (number, sent) in &mut self.flying {
-            let Some(at) = *sent else { continue };
+            let Some((at, bytes)) = *sent else { continue };
             if !is_lost(*number, at, self.largest_acked) {
                 // Numbers and times rise: nothing behind it is lost either.
                 break;
@@ -407,6 +580,14 @@ const ACK_DELAY: Duration = Duration::from_millis(25);
 
 /// In how many acknowledgements a packet is named. Reason: the ranges of an acknowledgement reach back over many.
 const ACKS_REPEATED: usize = 4;
+
+/// How often the receiving host reports what its socket dropped.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+
+/// Headers of a packet with a message, and what a lane without data writes: updates of flow control.
+const HEADER_BYTES: u64 = 60;
+const UPDATE_BYTES: u64 = 20;
+const UPDATE_EVERY: Duration = Duration::from_millis(20);
 
 /// An acknowledgement on the wire.
 const ACK_BYTES: usize = 80;

@@ -176,12 +176,7 @@ impl Pace {
         let mut path = seat.rate.lock();
         match news {
             News::Nothing => {}
-            News::Sent { wire_bytes, is_train_broken } => {
-                path.handle_sent(seat.key, now, wire_bytes);
-                if is_train_broken {
-                    path.handle_broken_train(seat.key);
-                }
-            }
+            News::Sent { wire_bytes } => path.handle_sent(seat.key, now, wire_bytes),
             News::Heard(batch) => path.handle_batch(seat.key, now, batch),
         }
         path.terms(seat.key, now)
@@ -191,7 +186,7 @@ impl Pace {
 /// What a lane tells its path.
 enum News<'a> {
     Nothing,
-    Sent { wire_bytes: u64, is_train_broken: bool },
+    Sent { wire_bytes: u64 },
     Heard(&'a AckBatch),
 }
 
@@ -268,12 +263,11 @@ impl PaceController {
 
 impl Controller for PaceController {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
-        self.control.handle_sent(now, largest_pn);
         self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         let datagrams = bytes.div_ceil(self.mtu);
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
-        let is_train_broken = self.control.take_train_broken();
-        self.tell(now, News::Sent { wire_bytes, is_train_broken });
+        self.control.handle_sent(now, largest_pn, wire_bytes);
+        self.tell(now, News::Sent { wire_bytes });
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {

@@ -1,0 +1,112 @@
+//! Harder paths and hosts: first contact, in per cent of what is achievable there.
+
+use std::time::Duration;
+
+use sterna_lab::LinkModel;
+use sterna_lab::model::{Queue, Reorder};
+use sterna_proto::rate::RateContract;
+use sterna_proto::{BitRate, ByteCount};
+
+use crate::lanes_for;
+use crate::path::{Hosts, Load, Path, Setup, Socket, Tally};
+
+/// One row: what is imposed, and what can be achieved of it.
+struct Row {
+    name: &'static str,
+    setup: Setup,
+    achievable: BitRate,
+    /// The first bytes that count: a copy of this size.
+    size: ByteCount,
+}
+
+fn link(mbit: u64, rtt_ms: u64, mtu: u16) -> LinkModel {
+    let mut link = LinkModel::clean(BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
+    link.mtu = mtu;
+    link
+}
+
+fn found(link: &LinkModel) -> RateContract {
+    RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() }
+}
+
+fn row(name: &'static str, link: LinkModel, hosts: Hosts, size_mb: u64) -> Row {
+    let rate = link.forward.rate;
+    let achievable = hosts.receives.map_or(rate, |socket| socket.rate.min(rate));
+    let (size, rtt) = (ByteCount(size_mb * 1_000_000), link.rtt);
+    let duration = achievable.time_for(size) * 4 + rtt * 20;
+    let setup = Setup { hosts, ..Setup::new(&link, found(&link), lanes_for(rate), duration) };
+    Row { name, setup, achievable, size }
+}
+
+/// A host that reads `mbit` from a socket with `buffer_mb`, and sends at most 6 Gbit/s.
+fn slow_host(mbit: u64, buffer_mb: u64) -> Hosts {
+    Hosts {
+        sends: Some(BitRate::megabits(6000)),
+        lane_memory: Some(ByteCount(33_000_000)),
+        receives: Some(Socket { rate: BitRate::megabits(mbit), buffer: ByteCount(buffer_mb * 1_000_000) }),
+    }
+}
+
+fn rows() -> Vec<Row> {
+    let mut shallow = link(500, 150, 1500);
+    shallow.forward.queue = Queue::Bdp(0.1);
+    let mut reordered = link(1000, 50, 1500);
+    reordered.forward.reorder = Some(Reorder { probability: 0.05, delay: Duration::from_millis(5) });
+    let mut satellite = link(150, 600, 1500);
+    satellite.reverse.rate = BitRate::megabits(1);
+    satellite.reverse.queue = Queue::Bytes(ByteCount(75_000));
+    let mut lossy = satellite.clone();
+    (lossy.forward.loss, lossy.reverse.loss) = (0.01, 0.01);
+    vec![
+        row("slow receiver, 148 ms, 3 Gbit/s", link(3000, 148, 9000), slow_host(2200, 16), 3000),
+        row("slow receiver, small buffer", link(3000, 148, 9000), slow_host(1500, 2), 3000),
+        row("30 ms, 2 Gbit/s, jumbo", link(2000, 30, 9000), slow_host(1900, 16), 2000),
+        row("queue of 0.1 BDP, 150 ms, 500 Mbit/s", shallow, Hosts::default(), 500),
+        row("5 % reordered, 50 ms, 1 Gbit/s", reordered, Hosts::default(), 1000),
+        row("satellite, ACK path of 1 Mbit/s", satellite, Hosts::default(), 200),
+        row("satellite, 1 % loss both ways", lossy, Hosts::default(), 200),
+    ]
+}
+
+/// Share of the achievable rate while the first `size` bytes came.
+fn first(tally: &Tally, row: &Row) -> f64 {
+    let took = tally.time_of(row.size).unwrap_or(row.setup.duration);
+    row.achievable.time_for(row.size).as_secs_f64() / took.as_secs_f64()
+}
+
+#[test]
+#[ignore = "a table for people"]
+fn hard_rows() {
+    for row in rows() {
+        let (tally, path) = Path::new(row.setup.clone()).run();
+        let half = row.setup.duration / 2;
+        let settled = tally.delivered(half, row.setup.duration).0 as f64 / row.achievable.0 as f64;
+        println!(
+            "{:<40} first {:>4.0} settled {:>4.0} lost {:>5.1} % overrun {:>5.1} % {:?}",
+            row.name,
+            100.0 * first(&tally, &row),
+            100.0 * settled,
+            100.0 * tally.lost(Duration::ZERO, row.setup.duration),
+            100.0 * tally.overrun(),
+            path.control().state(),
+        );
+    }
+}
+
+/// What arrives of messages of `message` bytes, one each `every_us`, in the first eight seconds.
+fn messages(mbit: u64, rtt_ms: u64, message: u64, every_us: u64) -> f64 {
+    let link = link(mbit, rtt_ms, 1500);
+    let duration = Duration::from_secs(8);
+    let load = Load { message: ByteCount(message), every: Duration::from_micros(every_us) };
+    let (tally, _) = Path::new(Setup { load: Some(load), ..Setup::new(&link, found(&link), 8, duration) }).run();
+    let offered = message as f64 * 1e6 / every_us as f64 * 8.0;
+    tally.delivered(Duration::from_secs(2), duration).0 as f64 / offered
+}
+
+#[test]
+#[ignore = "a table for people"]
+fn control_rows() {
+    for (rtt_ms, message, every_us) in [(150, 60, 800), (150, 60, 100), (660, 60, 100), (20, 60, 50), (150, 60, 20)] {
+        println!("{rtt_ms} ms, {message} bytes each {every_us} us: {:.2}", messages(1000, rtt_ms, message, every_us));
+    }
+}
