@@ -10,9 +10,9 @@ pub struct LaneKey(usize);
 
 /// Divides the rate of a path among the lanes that have something to send, and keeps it below a ceiling.
 ///
-/// Each lane reports what it puts on the wire and gets back the rate at which it may go on. Lanes that send share the rate
-/// equally; a lane that stops sending loses its share within [`ACTIVE_FOR`], so that at the end of a file the last
-/// lane has all of it. An account of all bytes (repeats, acknowledgements and handshakes included) corrects what pacing
+/// Each lane reports what it puts on the wire and gets back the rate at which it may go on. Lanes share the rate equally; what a lane
+/// leaves of its share goes to those that use theirs, and a lane that stops sending loses its share within [`ACTIVE_FOR`]: so one lane with
+/// messages beside seven that only open windows has nearly all of it. An account of all bytes (repeats, acknowledgements and handshakes included) corrects what pacing
 /// alone would miss: late wake-ups are caught up, overdrafts are paid back.
 ///
 /// Promise: over any second the lanes together send at most the ceiling. Cost: one pass over the lanes every
@@ -22,6 +22,9 @@ pub(super) struct RateBudget {
     ceiling: Option<BitRate>,
     lanes: Vec<Option<LaneShare>>,
     active: usize,
+    /// Lanes that use their share, and what the others of the active ones send, bytes/s.
+    busy: usize,
+    light_bytes: f64,
     counted_at: Option<Instant>,
     /// Bytes that may be sent at once, negative when overdrawn.
     credit_bytes: f64,
@@ -41,8 +44,9 @@ pub(super) struct Sent {
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneShare {
     last_sent: Option<Instant>,
-    /// Bytes since [`RateBudget::take_busiest`] was asked last.
-    bytes: u64,
+    /// Bytes since the lanes were counted last, and what the lane sends on average, bytes/s.
+    uncounted: u64,
+    sends: f64,
 }
 
 impl LaneKey {
@@ -59,6 +63,8 @@ impl RateBudget {
             ceiling,
             lanes: Vec::new(),
             active: 0,
+            busy: 0,
+            light_bytes: 0.0,
             counted_at: None,
             credit_bytes: 0.0,
             credited_at: None,
@@ -99,7 +105,7 @@ impl RateBudget {
             self.counted_at = None;
         }
         lane.last_sent = Some(now);
-        lane.bytes += sent.wire_bytes;
+        lane.uncounted += sent.wire_bytes;
         self.credit_bytes -= sent.charged as f64;
         self.second.add(now, sent.wire_bytes);
     }
@@ -112,7 +118,12 @@ impl RateBudget {
         // A lane that has not sent yet is about to: it counts itself in.
         let idle = lane.last_sent.is_none_or(|at| now.saturating_duration_since(at) > active_for(rate, self.active));
         let sharing = (self.active + usize::from(idle)).max(1);
-        BitRate((self.usable(rate) / sharing as f64) as u64)
+        let equal = self.usable(rate) / sharing as f64;
+        if idle || !is_busy(lane.sends, equal / 8.0) {
+            return BitRate(equal as u64);
+        }
+        let left = (self.usable(rate) - self.light_bytes * 8.0 * LIGHT_RESERVE) / self.busy.max(1) as f64;
+        BitRate(equal.max(left) as u64)
     }
 
     /// What the pace of every lane is multiplied by now, so that together they send `rate`, and never more than the ceiling.
@@ -138,13 +149,11 @@ impl RateBudget {
         self.ceiling.map_or(rate.0 as f64, |ceiling| (rate.0 as f64).min(ceiling.0 as f64 * USABLE))
     }
 
-    /// Returns the lane that sent most since the last call; `None` when none sent anything.
-    pub(super) fn take_busiest(&mut self) -> Option<LaneKey> {
-        let sent = self.lanes.iter_mut().enumerate().filter_map(|(index, lane)| {
-            let bytes = std::mem::take(&mut lane.as_mut()?.bytes);
-            (bytes > 0).then_some((bytes, LaneKey(index)))
-        });
-        sent.max_by_key(|(bytes, _)| *bytes).map(|(_, key)| key)
+    /// Lane that sends most, as counted last; `None` without lanes.
+    pub(super) fn busiest(&self) -> Option<LaneKey> {
+        let lanes =
+            self.lanes.iter().enumerate().filter_map(|(index, lane)| Some((lane.as_ref()?.sends, LaneKey(index))));
+        lanes.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, key)| key)
     }
 
     /// Lanes that have something to send, as counted last.
@@ -157,13 +166,33 @@ impl RateBudget {
         if self.counted_at.is_some_and(|at| now.saturating_duration_since(at) < RECOUNT_AFTER) {
             return;
         }
-        self.counted_at = Some(now);
         let active_for = active_for(rate, self.active);
+        let elapsed = self.counted_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        self.counted_at = Some(now);
+        let weight = (elapsed.as_secs_f64() / active_for.as_secs_f64()).min(1.0);
+        for lane in self.lanes.iter_mut().flatten().filter(|_| !elapsed.is_zero()) {
+            let sent = std::mem::take(&mut lane.uncounted) as f64 / elapsed.as_secs_f64();
+            lane.sends += (sent - lane.sends) * weight;
+        }
         let sends =
             |lane: &&LaneShare| lane.last_sent.is_some_and(|at| now.saturating_duration_since(at) <= active_for);
-        self.active = self.lanes.iter().flatten().filter(sends).count();
+        let active = || self.lanes.iter().flatten().filter(sends);
+        let count = active().count();
+        let equal = self.usable(rate) / 8.0 / count.max(1) as f64;
+        let light = || active().map(|lane| lane.sends).filter(|sends| !is_busy(*sends, equal));
+        (self.active, self.busy, self.light_bytes) = (count, count - light().count(), light().sum());
     }
 }
+
+/// Whether a lane that sends so much uses its share.
+fn is_busy(sends: f64, share: f64) -> bool {
+    sends > share * BUSY
+}
+
+/// Part of its share from which a lane uses it; what is left for those below it, as a multiple of what they send. Guesses: a lane that
+/// starts to send has its own share at once, and the account of the path corrects what is sent too much until it counts.
+const BUSY: f64 = 0.5;
+const LIGHT_RESERVE: f64 = 1.25;
 
 /// How long after its last packet a lane still counts as sending: longer at rates where a share is few packets.
 fn active_for(rate: BitRate, active: usize) -> Duration {

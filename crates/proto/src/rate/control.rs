@@ -188,7 +188,7 @@ impl RateControl {
                 self.round.add(now, lane, batch);
                 // The others have a part of the bottleneck while the train is in it.
                 let others = self.current() * (1.0 - part);
-                self.judge_train(now, train, batch.is_train_passed, 1.0 + others / train.pace);
+                self.judge_train(now, train, batch, 1.0 + others / train.pace);
             }
             return;
         }
@@ -218,11 +218,6 @@ impl RateControl {
         self.steps = Steps::new();
         self.steps.wait(now, self.rtt_min() * 2 + OVERRUN_REPORTED);
         self.begin(Phase::Cruise);
-    }
-
-    /// Whether the lane that sends the trains has too little to send for them.
-    pub(super) fn is_starved(&self) -> bool {
-        matches!(self.phase, Phase::Search(train) if train.starved > 0)
     }
 
     /// Rate to send at, on the wire.
@@ -360,9 +355,10 @@ impl RateControl {
     }
 
     /// Takes in what has arrived of the train, and judges it when all of it is back. `whole`: what all lanes sent meanwhile, in trains.
-    fn judge_train(&mut self, now: Instant, mut train: Train, is_back: bool, whole: f64) {
+    fn judge_train(&mut self, now: Instant, mut train: Train, batch: &AckBatch, whole: f64) {
+        let (is_back, bytes) = (batch.is_train_passed, train.bytes(self.packet_bytes));
         let is_measured = !self.round.length().is_zero();
-        if is_measured && (is_back || self.round.bytes * 2 > train.bytes(self.packet_bytes)) {
+        if is_measured && (is_back || self.round.bytes * 2 > bytes) {
             train.came = train.came.max(self.round.delivered());
         }
         self.phase = Phase::Search(train);
@@ -370,13 +366,14 @@ impl RateControl {
             return;
         }
         let asked = train.pace.min(self.ceiling());
+        let heard = self.round.bytes as f64 / (1.0 - self.round.losses.fraction()).max(f64::EPSILON);
         let evidence = TrainEvidence {
             asked,
             sent: self.round.sent() / (1.0 - self.round.losses.fraction()).max(f64::EPSILON),
             came: train.came,
             losses: self.round.losses,
             has_stall: self.round.has_resumed(),
-            is_starved: self.round.app_limited,
+            is_starved: batch.is_train_broken || self.round.app_limited && heard < bytes as f64 * WHOLE_TRAIN,
             repeats: train.repeats,
         };
         self.act_on_train(now, train, evidence.classify(), asked, whole);
@@ -726,6 +723,9 @@ const REMEMBERED_TRAIN: f64 = 2.0;
 /// take turns with other work, and a tenth is what one turn costs.
 const OVERRUN_CUT: f64 = 0.9;
 const OVERRUN_REPORTED: Duration = Duration::from_millis(250);
+
+/// Part of a train that must have been sent for it to count as whole, whatever the lane did afterwards.
+const WHOLE_TRAIN: f64 = 0.8;
 
 /// Trains without enough data after which the search is as good as over. Reason: the first can meet a source that just opens.
 const STARVED_TRAINS: u32 = 3;

@@ -22,6 +22,8 @@ pub struct AckBatch {
     pub(super) round_rtt_min: Duration,
     /// Something behind the lane's train has come.
     pub(super) is_train_passed: bool,
+    /// The lane had a pause in its train, since it had nothing to send.
+    pub(super) is_train_broken: bool,
     /// The lane had not heard anything for so long that what was in flight says nothing.
     pub(super) is_after_silence: bool,
     /// The lane had not heard anything for longer than acknowledgements wait: some host did nothing, and this piled up.
@@ -43,6 +45,7 @@ impl AckBatch {
             rtt_latest: None,
             round_rtt_min: Duration::MAX,
             is_train_passed: false,
+            is_train_broken: false,
             is_after_silence: false,
             is_after_gap: false,
             is_app_limited: false,

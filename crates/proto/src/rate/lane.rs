@@ -45,10 +45,10 @@ enum TrainProgress {
     None,
     /// Its first packet is yet to be sent.
     Due,
-    /// So many bytes of it are left.
-    Sending { left: u64, since: Instant },
+    /// So many bytes of it are left; it is broken once the lane had nothing to send.
+    Sending { left: u64, since: Instant, is_broken: bool },
     /// All of it has been sent, up to this packet.
-    Sent { last: u64 },
+    Sent { last: u64, is_broken: bool },
 }
 
 impl LaneControl {
@@ -77,23 +77,23 @@ impl LaneControl {
         self.last_sent = Some(now);
     }
 
-    /// Progress of the train when packets up to `largest` are sent. A train ends when all of it is sent, at a pause, and when it takes
-    /// too long: a host that sends more slowly, or has nothing to send, shows what it sent.
+    /// Progress of the train when packets up to `largest` are sent. A pause breaks it: there was nothing to send, and what is left of it may
+    /// still go at its pace. One that takes too long is over: a slow host shows what it sent.
     fn train_after(&self, now: Instant, largest: u64, bytes: u64) -> TrainProgress {
-        let order = self.terms.train.map_or(0, |train| train.bytes.0);
-        let (left, since) = match self.train {
-            TrainProgress::Due => (order, now),
-            TrainProgress::Sending { left, since } => (left, since),
+        let (left, since, had_pause) = match self.train {
+            TrainProgress::Due => (self.terms.train.map_or(0, |train| train.bytes.0), now, false),
+            TrainProgress::Sending { left, since, is_broken } => {
+                let pause = self.last_sent.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+                (left, since, is_broken || pause > self.train_pause())
+            }
             other => return other,
         };
-        let pause = self.last_sent.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        let is_begun = self.train != TrainProgress::Due;
-        if is_begun && (pause > self.train_pause() || now.saturating_duration_since(since) > self.train_longest()) {
-            return TrainProgress::Sent { last: self.largest_sent };
-        }
+        let is_long = now.saturating_duration_since(since) > self.train_longest();
         match left.checked_sub(bytes) {
-            Some(left) if left > 0 => TrainProgress::Sending { left, since },
-            _ => TrainProgress::Sent { last: largest },
+            Some(left) if left > 0 && (had_pause || !is_long) => {
+                TrainProgress::Sending { left, since, is_broken: had_pause }
+            }
+            _ => TrainProgress::Sent { last: largest, is_broken: had_pause },
         }
     }
 
@@ -127,6 +127,7 @@ impl LaneControl {
     pub fn take_batch(&mut self, is_app_limited: bool) -> AckBatch {
         self.batch.is_app_limited = is_app_limited;
         self.batch.is_train_passed = self.train.is_passed(self.largest_acked);
+        self.batch.is_train_broken = self.train.is_broken();
         std::mem::replace(&mut self.batch, AckBatch::of_epoch(self.terms.epoch))
     }
 
@@ -166,7 +167,7 @@ impl LaneControl {
         self.terms.train.map_or(Duration::ZERO, |train| train.pace.time_for(ByteCount(bytes)))
     }
 
-    /// Time without a packet that ends the train.
+    /// Time without a packet that breaks the train.
     fn train_pause(&self) -> Duration {
         TRAIN_PAUSE.max(self.train_time(TRAIN_PAUSE_BYTES))
     }
@@ -216,19 +217,24 @@ impl LaneControl {
 impl TrainProgress {
     /// Whether the train ended before packet `number`.
     fn is_before(self, number: u64) -> bool {
-        matches!(self, Self::Sent { last } if number > last)
+        matches!(self, Self::Sent { last, .. } if number > last)
+    }
+
+    /// Whether the lane ran out of data for it.
+    fn is_broken(self) -> bool {
+        matches!(self, Self::Sending { is_broken: true, .. } | Self::Sent { is_broken: true, .. })
     }
 
     /// Whether its last packet, or a later one, is among those acknowledged up to `largest`.
     fn is_passed(self, largest: u64) -> bool {
-        matches!(self, Self::Sent { last } if largest >= last)
+        matches!(self, Self::Sent { last, .. } if largest >= last)
     }
 }
 
 /// Silences that are less than this many of them apart are no outages, but hosts that stall all the time: what was in flight counts.
 const SILENCES_APART: u32 = 8;
 
-/// Time without a packet that ends a train: pacers wake at least every 10 ms, and wait for their packets at low rates.
+/// Time without a packet that breaks a train: pacers wake at least every 10 ms, and wait for their packets at low rates.
 const TRAIN_PAUSE: Duration = Duration::from_millis(15);
 const TRAIN_PAUSE_BYTES: u64 = 4 * 1500;
 

@@ -119,18 +119,18 @@ impl PathControl {
     pub fn handle_batch(&mut self, key: LaneKey, now: Instant, batch: &AckBatch) {
         let is_scout = self.scout.is_none_or(|scout| scout == key);
         let part = is_scout.then(|| 1.0 / self.budget.active().max(1) as f64);
-        let epoch = self.control.epoch();
         self.control.handle_batch(now, key.index(), batch, part);
-        if self.control.epoch() != epoch {
+        if is_scout && batch.is_train_broken {
             self.choose_scout();
         }
     }
 
-    /// Leaves the next train to the lane that sent most since the last one, where the scout had too little for it.
+    /// Leaves the train to the lane that sends most, where the scout has too little for it.
     fn choose_scout(&mut self) {
-        let busiest = self.budget.take_busiest();
-        if self.control.is_starved() {
-            self.scout = busiest.or(self.scout);
+        let busiest = self.budget.busiest();
+        if busiest.is_some() && busiest != self.scout {
+            self.scout = busiest;
+            self.control.restart_train();
         }
     }
 

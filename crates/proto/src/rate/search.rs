@@ -60,21 +60,21 @@ pub(super) enum TrainVerdict {
 impl TrainEvidence {
     /// Classifies a train.
     pub(super) fn classify(&self) -> TrainVerdict {
-        let is_blurred = self.has_stall || self.came == 0.0;
-        if is_blurred && self.is_starved {
-            return TrainVerdict::Starved;
+        // Many losses show that it was too fast, whatever stalled.
+        let is_hopeless = self.losses.lost >= self.losses.packets * LOST_MOST;
+        match self {
+            // What trickles is spread over acknowledgements at random: how fast it arrived says nothing.
+            _ if self.is_starved && !is_hopeless => TrainVerdict::Starved,
+            _ if !self.has_stall && self.came > 0.0 => self.classify_measured(),
+            _ if self.repeats >= TRAIN_REPEATS || is_hopeless => TrainVerdict::BlurredAgain,
+            _ => TrainVerdict::Blurred,
         }
-        if is_blurred {
-            // Many losses show that it was too fast, whatever stalled.
-            let is_hopeless = self.losses.lost >= self.losses.packets * LOST_MOST;
-            let is_last = self.repeats >= TRAIN_REPEATS || is_hopeless;
-            return if is_last { TrainVerdict::BlurredAgain } else { TrainVerdict::Blurred };
-        }
-        let is_sent_in_full = self.sent >= self.asked * KEEPS_UP;
+    }
+
+    fn classify_measured(&self) -> TrainVerdict {
         match self {
             _ if self.came < self.sent.min(self.asked) * KEEPS_UP => TrainVerdict::Slower,
-            _ if is_sent_in_full => TrainVerdict::AsFast,
-            _ if self.is_starved => TrainVerdict::Starved,
+            _ if self.sent >= self.asked * KEEPS_UP => TrainVerdict::AsFast,
             _ => TrainVerdict::HostBound,
         }
     }
@@ -136,8 +136,9 @@ mod tests {
         let starved = TrainEvidence { is_starved: true, ..evidence(100.0, 5.0, 5.0) };
         assert_eq!(starved.classify(), TrainVerdict::Starved);
         assert_eq!(TrainEvidence { came: 0.0, ..starved }.classify(), TrainVerdict::Starved);
-        // Messages that arrive more slowly than they were written met a slow path.
-        assert_eq!(TrainEvidence { came: 2.0, ..starved }.classify(), TrainVerdict::Slower);
+        assert_eq!(TrainEvidence { came: 2.0, ..starved }.classify(), TrainVerdict::Starved, "by chance");
+        let flooded = Losses { packets: 20.0, lost: 10.0 };
+        assert_eq!(TrainEvidence { losses: flooded, ..starved }.classify(), TrainVerdict::HostBound);
     }
 
     #[test]

@@ -102,6 +102,8 @@ pub struct Tally {
     overrun: Vec<u64>,
     ours: Vec<u64>,
     others: Vec<u64>,
+    /// Bytes of the load that were not sent at the end.
+    pub waiting: u64,
 }
 
 impl Tally {
@@ -295,6 +297,7 @@ impl Path {
             (0..self.others.len()).for_each(|flow| self.send_other(flow));
             self.now = self.next_event().max(self.now + Duration::from_micros(1));
         }
+        self.tally.waiting = self.lanes.iter().map(|lane| lane.backlog).sum();
         (self.tally, self.rates.swap_remove(0))
     }
 
