@@ -20,7 +20,7 @@ use super::WebOptions;
 use super::certificates;
 use super::hosts::{Hosts, Permit};
 use super::reply::{Reply, Version};
-use super::secrets::Secrets;
+use super::secrets::{Secrets, is_this_host};
 use super::socket::{Measured, WatchedConnector};
 use crate::session::{Observer, SessionEvent};
 
@@ -159,14 +159,9 @@ impl Exchange {
             .unversioned_rustls_crypto_provider(provider)
             .root_certs(RootCerts::from(tls.unwrap_or_default()))
             .build();
-        // A token in clear text goes to this host only (see `secrets`): not by way of a proxy.
-        let keeps_off_proxies = options.token.is_some() && locations.iter().any(|location| !location.is_encrypted);
-        let config = match keeps_off_proxies {
-            true => Agent::config_builder().proxy(None),
-            false => Agent::config_builder(),
-        };
+        let is_elsewhere = locations.iter().any(|location| !is_this_host(location));
         let silence = options.patience.clamp(SILENCE_MIN, SILENCE_MAX);
-        let config = config
+        let config = Agent::config_builder()
             .http_status_as_error(false)
             // Followed here, where credentials are kept to their server.
             .max_redirects(0)
@@ -182,12 +177,13 @@ impl Exchange {
             .timeout_recv_response(Some(silence))
             .timeout_per_read(Some(silence))
             .build();
-        if config.proxy().is_some_and(|proxy| !matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https)) {
+        let proxy = config.proxy().filter(|_| is_elsewhere);
+        if proxy.is_some_and(|proxy| !matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https)) {
             let text = "the environment names a SOCKS proxy (ALL_PROXY, HTTPS_PROXY or HTTP_PROXY), which is not spoken with: name an HTTP proxy, or \
                         unset it for this command";
             return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         }
-        let (measured, is_proxied) = (Arc::new(Measured::default()), config.proxy().is_some());
+        let (measured, is_proxied) = (Arc::new(Measured::default()), proxy.is_some());
         // As the library chains them, with connections that are watched.
         let connector = ().chain(ConnectProxyConnector::default());
         let connector = connector.chain(WatchedConnector::new(Arc::clone(&measured))).chain(RustlsConnector::default());
@@ -298,6 +294,10 @@ impl Exchange {
         }
         if let Some(authorization) = authorization {
             request = request.header(header::AUTHORIZATION, authorization);
+        }
+        if is_this_host(at) {
+            // What is not encrypted carries credentials to this host, and a proxy is another.
+            request = request.config().proxy(None).build();
         }
         request.call()
     }

@@ -111,10 +111,16 @@ impl Secrets {
     }
 }
 
-/// Whether nobody on the way can read what is sent there.
+/// Whether nobody on the way can read what is sent there. For this host that needs a direct connection, without a
+/// proxy.
 fn is_private(at: &WebLocation) -> bool {
+    at.is_encrypted || is_this_host(at)
+}
+
+/// Whether a server runs on this host: it has a loopback address, or the name of one (RFC 6761, section 6.3).
+pub(super) fn is_this_host(at: &WebLocation) -> bool {
     let address = at.host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    at.is_encrypted || at.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    at.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn read_token(source: &TokenSource) -> Result<String, Error> {

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
-use crate::site::{CopyCommand, Site, wait_until};
+use crate::site::{BINARY, CopyCommand, Site, wait_until};
 use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, write};
 use crate::webserver::{FaultProxy, Kind, Request, Verdict, WebServer};
@@ -454,6 +455,38 @@ fn a_token_goes_to_its_server_and_is_read_again_when_it_is_refused() {
     let mut copy = copy_of(&site, &[proxy.url("f")]);
     let outcome = copy.arg("--http-token-file").arg(&token).run().expect(3);
     assert!(!outcome.text().contains("hunter2"), "{}", outcome.describe());
+}
+
+#[test]
+fn a_password_for_this_host_never_reaches_a_proxy() {
+    let server = server_with(Kind::Nginx, 1000);
+    let server_port = server.addr.port();
+    let proxy = FaultProxy::new(server.addr, |_| {
+        Verdict::Answer("HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned())
+    });
+    let site = Site::new();
+    let netrc = site.path("netrc");
+    let hosts = ["localhost", "127.0.0.1", "elsewhere.invalid"];
+    fs::write(&netrc, hosts.map(|host| format!("machine {host} login me password hunter2\n")).concat()).unwrap();
+    let copy = |url: String| {
+        let mut command = Command::new(BINARY);
+        for name in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
+            command.env(name, format!("http://{}", proxy.addr));
+        }
+        command.env_remove("NO_PROXY").env_remove("no_proxy").env("NETRC", &netrc);
+        let mut copy = site.copy_by(command);
+        copy.arg(url).arg(".");
+        copy
+    };
+    for host in ["localhost", "127.0.0.1"] {
+        copy(format!("http://{host}:{server_port}/f")).args(["--overwrite", "always"]).succeed();
+        assert_same_file(&server.root().join("f"), &site.local().join("f"));
+    }
+    assert!(proxy.seen().is_empty(), "{:?}", proxy.seen());
+    // The proxy is in use for others, and is not given a password in clear text for them either.
+    copy("http://elsewhere.invalid/f".to_owned()).args(["--linger", "1s"]).run();
+    assert!(!proxy.seen().is_empty(), "no proxy is used: this test shows nothing");
+    assert!(proxy.seen().iter().all(|request| !request.head.to_lowercase().contains("authorization")));
 }
 
 #[test]
