@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::compress::Wish;
+use sterna_proto::follow::EndRule;
 use sterna_proto::limit::LimitReport;
 use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::plan::Via;
@@ -90,7 +91,7 @@ pub struct CopyOptions {
     /// A file of certificates of authorities that web servers may have beside those of this host.
     pub web_authority: Option<PathBuf>,
     /// Sources are sent as they grow and appear; how long a file must stay as it is to have ended.
-    pub follow: Option<Duration>,
+    pub follow: Option<EndRule>,
     /// What is done with sources that have arrived.
     pub then: Option<Then>,
     /// The sources are replicas of one file.

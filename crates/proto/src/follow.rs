@@ -14,9 +14,29 @@ pub const CLOSE_GRACE: Duration = Duration::from_millis(250);
 /// How long a writer must have paused before the part of a block that it has written is sent. Reason: half of the second that the last byte has.
 pub const PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a file must stay as it is to have ended, unless told otherwise. Reason: what other tools that follow files wait; a capture that writes
-/// once a second does not end by chance.
+/// How long a file must stay as it is to have ended, unless an idle time is given. Reason: what other tools that follow
+/// files wait; a capture that writes once a second does not end by chance.
 pub const IDLE_DEFAULT: Duration = Duration::from_secs(10);
+
+/// How long a file must stay as it is to have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndRule {
+    /// Whoever has it open.
+    pub idle: Duration,
+    /// Once every writer that was noticed has closed it.
+    pub closed: Duration,
+}
+
+impl EndRule {
+    /// The rule where nothing is given: a close ends a file sooner than silence does.
+    pub const DEFAULT: Self = Self { idle: IDLE_DEFAULT, closed: CLOSE_GRACE };
+
+    /// The rule where an idle time is given: it holds for files that were closed too, since their writer may open them
+    /// again.
+    pub const fn after(idle: Duration) -> Self {
+        Self { idle, closed: idle }
+    }
+}
 
 /// What was seen of a file at one look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,16 +134,16 @@ impl Followed {
         self.is_marked = true;
     }
 
-    /// What to do about it now; `idle` is how long it must stay as it is to have ended.
-    pub fn step(&self, now: Instant, idle: Duration) -> FollowStep {
+    /// What to do about it now.
+    pub fn step(&self, now: Instant, rule: EndRule) -> FollowStep {
         let unchanged_for = |since: Instant, time: Duration| now.saturating_duration_since(since) >= time;
         if self.is_marked {
             return FollowStep::End(FileEnd::Marked);
         }
-        if self.closed_at.is_some_and(|at| unchanged_for(at.max(self.changed_at), CLOSE_GRACE)) {
+        if self.closed_at.is_some_and(|at| unchanged_for(at.max(self.changed_at), rule.closed)) {
             return FollowStep::End(FileEnd::Closed);
         }
-        if unchanged_for(self.changed_at, idle) {
+        if unchanged_for(self.changed_at, rule.idle) {
             return FollowStep::End(FileEnd::Idle);
         }
         match (self.is_live, unchanged_for(self.changed_at, PAUSE)) {
@@ -138,7 +158,8 @@ impl Followed {
 mod tests {
     use super::*;
 
-    const IDLE: Duration = Duration::from_secs(10);
+    const IDLE: Duration = IDLE_DEFAULT;
+    const RULE: EndRule = EndRule::DEFAULT;
 
     fn look(size: u64) -> Look {
         Look { size, mtime: FileTime { seconds: size as i64, nanoseconds: 0 }, inode: 1 }
@@ -149,44 +170,58 @@ mod tests {
         let start = Instant::now();
         let mut file = Followed::new(start, look(0), Found::Appeared);
         file.handle_look(start, look(5));
-        assert_eq!(file.step(start, IDLE), FollowStep::Grow);
+        assert_eq!(file.step(start, RULE), FollowStep::Grow);
         file.handle_closed(start);
-        assert_eq!(file.step(start, IDLE), FollowStep::Grow, "another may open it");
-        assert_eq!(file.step(start + CLOSE_GRACE, IDLE), FollowStep::End(FileEnd::Closed));
+        assert_eq!(file.step(start, RULE), FollowStep::Grow, "another may open it");
+        assert_eq!(file.step(start + CLOSE_GRACE, RULE), FollowStep::End(FileEnd::Closed));
         // Opened again, and it still looks as it did.
         file.handle_open();
-        assert_eq!(file.step(start + CLOSE_GRACE, IDLE), FollowStep::Grow);
+        assert_eq!(file.step(start + CLOSE_GRACE, RULE), FollowStep::Grow);
         file.handle_closed(start + CLOSE_GRACE);
-        assert_eq!(file.step(start + CLOSE_GRACE * 2, IDLE), FollowStep::End(FileEnd::Closed));
+        assert_eq!(file.step(start + CLOSE_GRACE * 2, RULE), FollowStep::End(FileEnd::Closed));
         // Opened again and written to.
         file.handle_look(start + CLOSE_GRACE, look(6));
-        assert_eq!(file.step(start + CLOSE_GRACE + PAUSE, IDLE), FollowStep::Pause);
-        assert_eq!(file.step(start + CLOSE_GRACE + IDLE, IDLE), FollowStep::End(FileEnd::Idle));
+        assert_eq!(file.step(start + CLOSE_GRACE + PAUSE, RULE), FollowStep::Pause);
+        assert_eq!(file.step(start + CLOSE_GRACE + IDLE, RULE), FollowStep::End(FileEnd::Idle));
+    }
+
+    #[test]
+    fn a_close_does_not_shorten_an_idle_time_that_was_given() {
+        let (start, rule) = (Instant::now(), EndRule::after(IDLE));
+        let mut file = Followed::new(start, look(5), Found::Appeared);
+        file.handle_closed(start);
+        assert_eq!(file.step(start + IDLE - Duration::from_millis(1), rule), FollowStep::Pause);
+        assert_eq!(file.step(start + IDLE, rule), FollowStep::End(FileEnd::Closed));
+        // One that is closed late, unchanged.
+        file.handle_closed(start + IDLE / 2);
+        assert_eq!(file.step(start + IDLE, rule), FollowStep::End(FileEnd::Idle));
+        file.handle_marked();
+        assert_eq!(file.step(start, rule), FollowStep::End(FileEnd::Marked));
     }
 
     #[test]
     fn a_pause_is_no_end_and_a_marker_is_one_at_once() {
         let start = Instant::now();
         let mut file = Followed::new(start, look(1), Found::Appeared);
-        assert_eq!(file.step(start + PAUSE, IDLE), FollowStep::Pause);
+        assert_eq!(file.step(start + PAUSE, RULE), FollowStep::Pause);
         file.handle_look(start + PAUSE, look(2));
-        assert_eq!(file.step(start + PAUSE, IDLE), FollowStep::Grow);
+        assert_eq!(file.step(start + PAUSE, RULE), FollowStep::Grow);
         file.handle_marked();
-        assert_eq!(file.step(start + PAUSE, IDLE), FollowStep::End(FileEnd::Marked));
+        assert_eq!(file.step(start + PAUSE, RULE), FollowStep::End(FileEnd::Marked));
     }
 
     #[test]
     fn a_file_that_was_there_is_old_until_it_grows() {
         let start = Instant::now() + IDLE;
         let old = Followed::new(start, look(1), Found::There(IDLE));
-        assert_eq!(old.step(start, IDLE), FollowStep::End(FileEnd::Idle));
+        assert_eq!(old.step(start, RULE), FollowStep::End(FileEnd::Idle));
         // Sent by an earlier run perhaps, and about to be found up to date: it is not sent as a growing one.
         let mut young = Followed::new(start, look(1), Found::There(IDLE / 2));
-        assert_eq!(young.step(start, IDLE), FollowStep::Wait);
-        assert_eq!(young.step(start + IDLE / 2, IDLE), FollowStep::End(FileEnd::Idle));
+        assert_eq!(young.step(start, RULE), FollowStep::Wait);
+        assert_eq!(young.step(start + IDLE / 2, RULE), FollowStep::End(FileEnd::Idle));
         let named = Followed::new(start, look(1), Found::Named(IDLE / 2));
-        assert_eq!(named.step(start, IDLE), FollowStep::Pause);
+        assert_eq!(named.step(start, RULE), FollowStep::Pause);
         young.handle_look(start + IDLE / 4, look(2));
-        assert_eq!(young.step(start + IDLE / 4, IDLE), FollowStep::Grow);
+        assert_eq!(young.step(start + IDLE / 4, RULE), FollowStep::Grow);
     }
 }

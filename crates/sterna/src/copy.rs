@@ -14,6 +14,7 @@ use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts, SHOWN_A
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
 use sterna_proto::compress::Wish;
+use sterna_proto::follow::EndRule;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RATE_LEAST, RateContract};
@@ -227,7 +228,7 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         },
         web_authority: flags.http_ca.clone(),
         on_behalf_of: None,
-        follow: flags.follow,
+        follow: flags.follow.map(|idle| idle.map_or(EndRule::DEFAULT, EndRule::after)),
         then: flags.then.clone(),
         same: flags.same,
     })

@@ -242,11 +242,11 @@ pub struct CopyFlags {
     /// Whether the sending end compresses; the receiving end always gets the files as they are
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub compress: CompressFlag,
-    /// Send files as they grow, until they are closed (whatever IDLE is), have a FILE.done beside them, or stay as they are for IDLE
-    /// (10s); from directories, send what appears, until stopped
-    #[arg(long, value_name = "IDLE", num_args = 0..=1, require_equals = true, default_missing_value = "10s",
+    /// Send files as they grow, until they have a FILE.done beside them, or stay as they are for IDLE; without IDLE
+    /// until they are closed or stay as they are for 10s; from directories, send what appears, until stopped
+    #[arg(long, value_name = "IDLE", num_args = 0..=1, require_equals = true,
           value_parser = parse_time, conflicts_with_all = ["dry_run", "explain", "expect"])]
-    pub follow: Option<std::time::Duration>,
+    pub follow: Option<Option<std::time::Duration>>,
     /// What to do with a source that has arrived and was verified: delete, or move=DIR (on the same file system)
     #[arg(long, value_name = "delete|move=DIR", value_parser = OsStringValueParser::new().try_map(parse_then),
           conflicts_with_all = ["dry_run", "explain"])]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_proto::follow::EndRule;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Error, ErrorKind, Growth, Location, Phase, Scope};
 
@@ -26,7 +27,7 @@ pub(super) fn check(options: &CopyOptions) -> Result<(), Error> {
         (None, None) => return Ok(()),
     };
     let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-    if let (Some(idle), Some(_)) = (options.follow, &options.then)
+    if let (Some(EndRule { idle, .. }), Some(_)) = (options.follow, &options.then)
         && idle < IDLE_LEAST
     {
         return usage(format!(
@@ -82,9 +83,9 @@ pub(super) fn prepare(options: &CopyOptions, sources: &[PathBuf]) -> Result<Opti
         let named: Vec<_> = roots.iter().map(|(root, _)| root.clone()).zip(sources.iter().cloned()).collect();
         then.check(&named)?;
     }
-    let Some(idle) = options.follow else { return Ok(None) };
+    let Some(end) = options.follow else { return Ok(None) };
     check_names(sources)?;
-    let rules = FollowRules { idle, growth: Growth::for_rate(options.target()), takes_away: options.then.is_some() };
+    let rules = FollowRules { end, growth: Growth::for_rate(options.target()), takes_away: options.then.is_some() };
     Follow::new(roots, rules).map(|follow| Some(Arc::new(follow)))
 }
 

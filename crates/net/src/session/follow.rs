@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use sterna_proto::follow::{FileEnd, FollowStep, Followed, Found, Look};
+use sterna_proto::follow::{EndRule, FileEnd, FollowStep, Followed, Found, Look};
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, Scope};
 
@@ -63,7 +63,7 @@ pub(super) const MARKER_ENDING: &[u8] = b".done";
 #[derive(Clone, Debug)]
 pub struct FollowRules {
     /// How long a file must stay as it is to have ended.
-    pub idle: Duration,
+    pub end: EndRule,
     /// How growing files are cut.
     pub growth: Growth,
     /// Sources are taken away when they have arrived: those that a writer has open have not ended by being idle.
@@ -487,7 +487,7 @@ impl State {
             // What is not to be told now is not looked at either: there may be many of it.
             let waits = |active: &Active| {
                 let is_untold = matches!(active.sent, Sent::Nothing);
-                is_untold && (active.followed.step(now, rules.idle) == FollowStep::Wait || !sender.has_room())
+                is_untold && (active.followed.step(now, rules.end) == FollowStep::Wait || !sender.has_room())
             };
             if self.active.get(&key).is_none_or(waits) {
                 continue;
@@ -498,7 +498,7 @@ impl State {
             }
             let Some(active) = self.active.get_mut(&key) else { continue };
             let root = &self.roots[key.source].0;
-            let mut step = active.followed.step(now, rules.idle);
+            let mut step = active.followed.step(now, rules.end);
             let is_open = || root.is_being_written(&key.path);
             match step {
                 // Another has it still, or has opened it again and not written yet.

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal};
 use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
-/// An idle time that no test waits for.
+/// An idle time that no test waits for; a file that is closed has not ended by that either.
 const NEVER: &str = "--follow=1h";
 
 /// A process that writes what it is told to a file, and holds it open meanwhile.
@@ -44,6 +44,18 @@ impl Capture {
         drop(self.pipe.take());
         self.child.wait().unwrap();
     }
+
+    /// The same, with a marker behind it.
+    fn end(self) {
+        let marker = marker_of(&self.path);
+        self.close();
+        write(&marker, b"");
+    }
+}
+
+/// The marker of a file.
+fn marker_of(path: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.done", path.display()))
 }
 
 /// A copy of `source`, in `local`, to the agent's root.
@@ -70,7 +82,7 @@ fn has_journal(directory: &Path, blocks: u64) -> bool {
 }
 
 #[test]
-fn a_file_is_sent_as_it_grows_and_published_when_it_is_closed() {
+fn a_file_is_sent_as_it_grows_and_published_when_it_has_ended() {
     let site = Site::new();
     let agent = site.agent();
     let mut seeded = Seeded::new(1);
@@ -88,12 +100,49 @@ fn a_file_is_sent_as_it_grows_and_published_when_it_is_closed() {
     assert!(!site.root().join("capture.dat").exists(), "it has its name before its end");
     let path = capture.path.clone();
     capture.write(&seeded.bytes(1000));
-    capture.close();
+    capture.end();
     let outcome = copy.finish().expect(0);
     assert_same_file(&path, &site.root().join("capture.dat"));
     let digest = blake3::hash(&fs::read(&path).unwrap()).to_hex().to_string();
     assert_eq!(outcome.last("file")["digests"]["blake3"], digest.as_str());
     assert_eq!(outcome.summary()["copied"], 1);
+}
+
+#[test]
+fn a_file_that_is_followed_ends_when_it_is_closed() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mut capture = Capture::start(site.local().join("capture.dat"));
+    capture.write(&Seeded::new(9).bytes(MIB + 17));
+    let mut copy = follow(&site, &agent, &["--follow"], "capture.dat").start();
+    copy.wait_for("a lane", |event| event["event"] == "lane_up");
+    let path = capture.path.clone();
+    capture.close();
+    copy.finish().expect(0);
+    assert_same_file(&path, &site.root().join("capture.dat"));
+}
+
+#[test]
+fn a_close_does_not_end_a_file_before_the_idle_time_that_was_given() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mut seeded = Seeded::new(10);
+    let mut capture = Capture::start(site.local().join("capture.dat"));
+    capture.write(&seeded.bytes(10));
+    let mut copy = follow(&site, &agent, &[NEVER], "capture.dat").start();
+    copy.wait_for("a lane", |event| event["event"] == "lane_up");
+    capture.write(&seeded.bytes(MIB + 17));
+    let path = capture.path.clone();
+    capture.close();
+    // Its last bytes come so only when it stays as it is for longer than a close takes to end it.
+    wait_until("the last byte's arrival", || has_hidden(&site.root(), &path));
+    let mut again = File::options().append(true).open(&path).unwrap();
+    again.write_all(&seeded.bytes(2 * MIB)).unwrap();
+    drop(again);
+    wait_until("the last byte's arrival", || has_hidden(&site.root(), &path));
+    write(&marker_of(&path), b"");
+    copy.finish().expect(0);
+    assert_same_file(&path, &site.root().join("capture.dat"));
 }
 
 #[test]
@@ -117,7 +166,7 @@ fn a_growing_file_goes_on_after_kills_of_its_client() {
     copy.wait_for("a lane", |event| event["event"] == "lane_up");
     let path = capture.path.clone();
     capture.write(&seeded.bytes(MIB / 2));
-    capture.close();
+    capture.end();
     let outcome = copy.finish().expect(0);
     assert_same_file(&path, &site.root().join("capture.dat"));
     assert!(!outcome.text().contains("starts over"), "{}", outcome.describe());
@@ -140,7 +189,7 @@ fn a_growing_file_goes_on_after_kills_of_its_agent() {
         agent = site.agent_at(&agent.addr.to_string());
     }
     let path = capture.path.clone();
-    capture.close();
+    capture.end();
     let outcome = copy.finish().expect(0);
     assert_same_file(&path, &site.root().join("capture.dat"));
     assert_eq!(outcome.count("restarted"), 3);
@@ -185,7 +234,7 @@ fn a_file_that_is_cut_or_rewritten_while_it_is_followed_is_not_published() {
             _ => std::os::unix::fs::FileExt::write_all_at(&file, b"patched", 0).unwrap(),
         }
         drop(file);
-        capture.close();
+        capture.end();
         copy.finish().expect(3).says(words);
         assert!(!site.root().join("capture.dat").exists(), "{case}: it has its name");
         // The next run sends it anew.
@@ -410,7 +459,7 @@ fn a_file_is_not_taken_away_while_a_writer_has_it() {
     };
     write(&spool.join("there"), b"");
     write(&spool.join("there.done"), b"");
-    let mut copy = start(NEVER);
+    let mut copy = start("--follow");
     copy.wait_for("the directory to be watched", |event| event["outcome"] == "copied");
     let writer = begun("closed by another");
     drop(File::options().append(true).open(spool.join("closed by another")).unwrap());
