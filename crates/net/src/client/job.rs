@@ -191,7 +191,9 @@ impl Job {
         let sender =
             Sender::start(origins, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
         // What a dry run calls done has not arrived.
-        options.then.iter().filter(|_| !options.dry_run).cloned().for_each(|then| sender.set_then(then));
+        if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
+            sender.set_then(then)?;
+        }
         missing.into_iter().for_each(|error| sender.unreadable(error));
         Ok((sender, None))
     }

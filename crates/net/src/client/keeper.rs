@@ -424,7 +424,8 @@ impl Keeper {
     fn tick_until_over(self: &Arc<Self>, started: Instant) {
         let mut stopping = false;
         let mut stall = StallWatch::of_lanes();
-        while !self.end.is_over() {
+        // What a lane has heard last is done with when this returns: a source that was to go has gone.
+        while !self.end.is_over() || !self.end.has_followed_up() {
             thread::sleep(TICK);
             self.end.tick();
             let progress = self.progress(started);
@@ -447,7 +448,6 @@ impl Keeper {
                 self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
             }
         }
-        // What a lane has heard last is done with when this returns: a source that was to go has gone.
         self.end.tick();
         self.observer.progress(&self.progress(started));
     }

@@ -31,7 +31,6 @@ impl Root {
     ///
     /// Errors: as [`Root::delete_source`]; `NotFound` when it is gone, so that whoever looks for it there is told; `Exists` when the name is taken; `Usage` when it is on another file system.
     pub fn move_source(&self, path: &RelPath, entry: &FileEntry, to: &Path) -> Result<(), Error> {
-        let directory = self.same_source(path, entry)?;
         let shown = to.display();
         let failed = |errno: Errno| match errno {
             Errno::EXIST => {
@@ -52,6 +51,8 @@ impl Root {
         if let Some(parent) = to.parent() {
             std::fs::create_dir_all(parent)
                 .map_err(|error| SWEEPING.failed(error, format_args!("make directory {}", parent.display())))?;
+        // Nothing but the move follows the look.
+        let directory = self.same_source(path, entry)?;
         }
         match rustix::fs::renameat_with(&directory, path.name(), CWD, to, RenameFlags::NOREPLACE) {
             // A file system without it: a link takes no name that is taken either.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sterna_proto::{Error, FileEntry, RelPath};
 
 use super::follow::Follow;
-use super::sender::Source;
+use super::sender::{READ_BYTES, Source};
 use crate::disk::{Root, SourceFile};
 use crate::web::{Web, WebFile, WebReader};
 
@@ -67,6 +67,22 @@ impl OpenSource<'_> {
             Self::Disk(file) => file.is_hole(offset, length),
             Self::Web(_) => Ok(false),
         }
+    }
+
+    /// Whether all bytes `[offset, offset + length)` are zero, by reading them.
+    pub(super) fn is_zero(&mut self, offset: u64, length: u64) -> Result<bool, Error> {
+        let mut buffer = vec![0; READ_BYTES.min(length as usize)];
+        let end = offset + length;
+        let mut at = offset;
+        while at < end {
+            let piece = &mut buffer[..READ_BYTES.min((end - at) as usize)];
+            self.read_at(at, piece)?;
+            if piece.iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+            at += piece.len() as u64;
+        }
+        Ok(true)
     }
 
     /// Fills `buffer` with the bytes at `offset`.

@@ -1,5 +1,6 @@
 //! The sending end: reads directories into the manifest and files into blocks.
 
+mod arrived;
 mod followed;
 
 use std::collections::HashMap;
@@ -10,8 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sterna_proto::compress::{Method, Wish};
 use sterna_proto::session::{
-    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, FileOutcome, Frame, LaneId, SendEvent,
-    SendSession,
+    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
 };
 use sterna_proto::{BitRate, BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
@@ -22,7 +22,7 @@ use super::limits::{LimitWatch, Role, Wait};
 use super::names::{Admittance, FirstNames};
 use super::origin::{OpenSource, Origin, Origins};
 use super::silence::{SilenceWatch, close_aside};
-use super::then::{Sweeper, Then};
+use super::then::Sweeper;
 use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::buffer::BufferPool;
 use crate::descriptors;
@@ -293,10 +293,10 @@ impl Sender {
             let event = lock(&self.session).poll_event();
             let Some(event) = event else { break };
             self.observer.session_event(match event {
-                SendEvent::Settled { file, entry, outcome } => {
-                    self.handle_settled(file, &entry, &outcome);
-                    SessionEvent::Settled { entry, outcome }
-                }
+                SendEvent::Settled { file, entry, outcome } => match self.handle_settled(file, entry, outcome) {
+                    Some(settled) => settled,
+                    None => continue,
+                },
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
                 SendEvent::Aborted(error) => {
                     // Lanes that wait for a web server have nothing to wait for any more.
@@ -366,7 +366,7 @@ impl Sender {
             entry,
             index,
         };
-        match meter.during(Wait::Storage, 0, || source.is_hole(block.offset, block.length)) {
+        match meter.during(Wait::Storage, 0, || self.is_hole(&mut source, block.offset, block.length)) {
             Ok(true) => return self.send_hole(&block, &source, tx),
             Ok(false) => {}
             Err(error) => return Ok(Err(error)),
@@ -408,7 +408,7 @@ impl Sender {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
-        tx.block_end(&hasher.finish().chaining_value)?;
+        self.end_block(block, hasher, tx)?;
         // Held: a file that has settled meanwhile, since it was up to date, is counted no more.
         let names = lock(&self.names);
         if names.contains_key(id) {
@@ -449,7 +449,7 @@ impl Sender {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
-        tx.block_end(&hasher.finish().chaining_value)?;
+        self.end_block(block, hasher, tx)?;
         self.encoding.carried.add(*length, *length);
         Ok(Ok(()))
     }
@@ -489,7 +489,7 @@ impl Sender {
         while let Some(data) = encoded.data.pop_front() {
             self.send_data(lane, data, clock, tx)?;
         }
-        tx.block_end(&hasher.finish().chaining_value)?;
+        self.end_block(block, hasher, tx)?;
         self.encoding.carried.add(*length, data_len);
         Ok(Ok(()))
     }
@@ -520,7 +520,9 @@ impl Sender {
             match clock.meter.during(Wait::Storage, size, || self.read_whole(lane, id, &entry, &mut data)) {
                 Ok(()) => {
                     let start = data.len() - entry.size as usize;
-                    trailer.extend_from_slice(blake3::hash(&data[start..]).as_bytes());
+                    let blake3 = *blake3::hash(&data[start..]).as_bytes();
+                    trailer.extend_from_slice(&blake3);
+                    self.record(id, |sweeper| sweeper.record_whole(id, blake3));
                     packed.push((id, entry));
                 }
                 Err(error) => self.withdraw(id, error),
@@ -717,7 +719,13 @@ impl End for Sender {
             bytes_known,
             manifest_complete,
             bytes_done: session.confirmed_bytes(),
+    fn has_followed_up(&self) -> bool {
+        self.after_change();
+        self.sweeper.get().is_none_or(Sweeper::is_idle)
+    }
+
             bytes_held: session.held_bytes(),
+        self.sweeper.get().into_iter().for_each(Sweeper::stop);
             bytes_up_to_date: session.up_to_date_bytes(),
             bytes_holes: self.holes.bytes(),
             bytes_carried,

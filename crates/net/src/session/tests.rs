@@ -17,6 +17,8 @@ use crate::disk::{Access, Destination, Prepared, Root, Sources, Terms};
 use crate::identity::Fingerprint;
 use crate::lane::{LaneRx, LaneStats};
 
+mod sources;
+
 struct Silent;
 
 impl Observer for Silent {

@@ -1,16 +1,32 @@
 //! What is done with a source after it has arrived.
 //!
-//! Acts only on a file whose outcome is *done*: verified and durable at the receiver. Refuses whatever is not what was sent any more.
+//! Acts only on a file whose outcome is *done*: verified and durable at the receiver, which reports the BLAKE3 of what
+//! it has. Refuses to believe that report: it is compared with what this end has read. Refuses whatever is not what was
+//! sent any more.
 
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
 
-use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Phase, RelPath, Scope};
+use sterna_proto::session::FileId;
+use sterna_proto::{
+    BlockDigest, BlockHasher, BlockMap, Checks, EntryKind, Error, ErrorKind, FileDigester, FileDigests, FileEntry,
+    Phase, RelPath, Retry, Scope,
+};
 
 use super::follow::MARKER_ENDING;
+use super::lock;
 use super::origin::Origin;
-use crate::disk::Root;
+use super::sender::{READ_BYTES, Sender};
+use crate::disk::{Root, SourceFile};
+
+/// Files that have arrived and wait for their turn. Reason: some 500 bytes each; who hears of more waits, as for any
+/// other deletion.
+const ARRIVED_MAX: usize = 1024;
 
 /// What is done with a source that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,16 +71,152 @@ impl Then {
     }
 }
 
-/// Deletes or moves sources; one at a time, so that whoever asks last finds everything done.
+/// Digests of what this session has read of one file.
+#[derive(Debug, Default)]
+pub(super) struct SentDigests {
+    /// BLAKE3 of the file, when it was read as a whole.
+    whole: Option<[u8; 32]>,
+    /// Chaining values of blocks, by index.
+    blocks: BTreeMap<u64, [u8; 32]>,
+}
+
+/// A file that the receiver has reported as done.
+pub(super) struct Arrived {
+    pub(super) file: FileId,
+    pub(super) origin: Origin,
+    pub(super) entry: FileEntry,
+    /// What the receiver reports.
+    pub(super) digests: FileDigests,
+    sent: SentDigests,
+}
+
+/// Deletes or moves sources that have arrived, on a thread of its own: blocks that an earlier run has sent are read
+/// there.
 #[derive(Debug)]
 pub(super) struct Sweeper {
     then: Then,
     turn: Mutex<()>,
+    sent: Mutex<HashMap<FileId, SentDigests>>,
+    queue: SyncSender<Arrived>,
+    /// Files that are queued or at work.
+    waiting: AtomicUsize,
+    is_stopped: AtomicBool,
 }
 
 impl Sweeper {
-    pub(super) fn new(then: Then) -> Self {
-        Self { then, turn: Mutex::new(()) }
+    /// Starts the thread, which ends with `sender`. Errors: the host has none.
+    pub(super) fn start(then: Then, sender: &Arc<Sender>) -> Result<Self, Error> {
+        let (queue, arrived) = sync_channel(ARRIVED_MAX);
+        let sender = Arc::downgrade(sender);
+        let spawned = thread::Builder::new().name("sweep".to_owned()).spawn(move || run(&sender, &arrived));
+        spawned.map_err(|e| crate::internal("start the thread that takes sources away").caused_by(e))?;
+        Ok(Self {
+            then,
+            turn: Mutex::default(),
+            sent: Mutex::default(),
+            queue,
+            waiting: AtomicUsize::new(0),
+            is_stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// Records the chaining value of a block that was read.
+    pub(super) fn record_block(&self, file: FileId, index: u64, chaining_value: [u8; 32]) {
+        lock(&self.sent).entry(file).or_default().blocks.insert(index, chaining_value);
+    }
+
+    /// Records the BLAKE3 of a file that was read as a whole.
+    pub(super) fn record_whole(&self, file: FileId, blake3: [u8; 32]) {
+        lock(&self.sent).entry(file).or_default().whole = Some(blake3);
+    }
+
+    /// Drops what is recorded of a file that has settled in another way.
+    pub(super) fn forget(&self, file: FileId) {
+        lock(&self.sent).remove(&file);
+    }
+
+    /// Queues a file that is done. Waits while too many are queued.
+    pub(super) fn push(&self, file: FileId, origin: Origin, entry: FileEntry, digests: FileDigests) {
+        let sent = lock(&self.sent).remove(&file).unwrap_or_default();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        // The thread ends later than this queue.
+        let _ = self.queue.send(Arrived { file, origin, entry, digests, sent });
+    }
+
+    /// A queued file has its outcome.
+    pub(super) fn handle_swept(&self) {
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether no file is queued or at work.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) == 0
+    }
+
+    /// Reads nothing more: files that would have to be read stay where they are.
+    pub(super) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Compares what the receiver reports of a file with what this end has read of it. Blocks that this session has not
+    /// sent are read now.
+    ///
+    /// Errors: `Corrupt` when they differ; the file cannot be read, has changed, or the copy was stopped.
+    pub(super) fn compare(&self, arrived: &Arrived) -> Result<(), Error> {
+        let (Origin::Disk { root, path }, EntryKind::File) = (&arrived.origin, arrived.entry.kind) else {
+            return Ok(());
+        };
+        if arrived.entry.is_growing() {
+            return Err(Error::protocol(format!(
+                "the peer reports {path} as done, and it grows: it stays where it is"
+            )));
+        }
+        let ours = match arrived.sent.whole {
+            Some(blake3) => blake3,
+            None => self.digest_of_blocks(root, path, arrived)?,
+        };
+        if ours == arrived.digests.blake3 {
+            return Ok(());
+        }
+        let short = |blake3: [u8; 32]| blake3[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let text = format!(
+            "verify {}: the peer reports BLAKE3 {}…, and {}… was read here: the destination holds other bytes; the \
+             source {path} stays where it is",
+            arrived.entry.path,
+            short(arrived.digests.blake3),
+            short(ours)
+        );
+        Err(Error::new(ErrorKind::Corrupt, Scope::Destination, Phase::Verify, text).retry(Retry::After))
+    }
+
+    fn digest_of_blocks(&self, root: &Root, path: &RelPath, arrived: &Arrived) -> Result<[u8; 32], Error> {
+        let blocks = arrived.entry.blocks();
+        let mut file = FileDigester::new(blocks);
+        let mut source = None;
+        let mut buffer = vec![0; READ_BYTES];
+        while file.next_index() < blocks.count() {
+            let index = file.next_index();
+            let chaining_value = match arrived.sent.blocks.get(&index) {
+                Some(chaining_value) => *chaining_value,
+                None if self.is_stopped.load(Ordering::Relaxed) => {
+                    let text = format!(
+                        "{path} has arrived and stays where it is: the copy was stopped before it was compared"
+                    );
+                    return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Verify, text));
+                }
+                None => {
+                    let open = match source.take() {
+                        Some(open) => open,
+                        None => root.open_source(path)?,
+                    };
+                    read_block(source.insert(open), &blocks, index, &mut buffer)?
+                }
+            };
+            file.push(&BlockDigest { chaining_value, adler32: None, crc32c: None });
+        }
+        // After the last read. What was sent was compared with the entry then.
+        source.map_or(Ok(()), |source| source.check_unchanged(&arrived.entry))?;
+        Ok(file.finish().blake3)
     }
 
     /// Held while outcomes are heard.
@@ -81,8 +233,18 @@ impl Sweeper {
         };
         // A name that is too long for a marker has none.
         let marker = RelPath::new(&[path.as_bytes(), MARKER_ENDING].concat()).ok().filter(|_| may_be_marked);
-        match marker.filter(|marker| matches!(root.look(marker), Ok(Some(_)))) {
-            Some(marker) => {
+        let marker = marker.and_then(|marker| root.look(&marker).ok().flatten().map(|look| (marker, look)));
+        match marker {
+            // It is not copied, and its file cannot go without it.
+            Some((marker, look)) if look.size > 0 => {
+                let text = format!(
+                    "{path} has arrived and stays where it is: its marker {marker} has {} bytes, which nobody has \
+                     copied; empty or delete the marker",
+                    look.size
+                );
+                return Err(Error::new(ErrorKind::Exists, Scope::Source, Phase::Finalise, text));
+            }
+            Some((marker, _)) => {
                 // A file that is not what was sent stays, and its marker is that of the new one.
                 match root.same_source(path, entry) {
                     Err(error) if error.kind == ErrorKind::NotFound && self.then == Then::Delete => {}
@@ -103,4 +265,23 @@ impl Sweeper {
             }
         }
     }
+}
+
+fn run(sender: &Weak<Sender>, arrived: &Receiver<Arrived>) {
+    for arrived in arrived {
+        let Some(sender) = sender.upgrade() else { return };
+        sender.sweep(arrived);
+    }
+}
+
+/// The chaining value of a block.
+fn read_block(source: &SourceFile, blocks: &BlockMap, index: u64, buffer: &mut [u8]) -> Result<[u8; 32], Error> {
+    let mut hasher = BlockHasher::new(blocks, index, Checks::NONE);
+    while hasher.left_bytes() > 0 {
+        let at = blocks.offset(index) + blocks.length(index) - hasher.left_bytes();
+        let piece = &mut buffer[..READ_BYTES.min(hasher.left_bytes() as usize)];
+        source.read_at(at, piece)?;
+        hasher.update(piece);
+    }
+    Ok(hasher.finish().chaining_value)
 }

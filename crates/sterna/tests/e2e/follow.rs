@@ -146,6 +146,28 @@ fn a_close_does_not_end_a_file_before_the_idle_time_that_was_given() {
 }
 
 #[test]
+fn a_marker_with_content_stays_and_so_does_its_file() {
+    let site = Site::new();
+    let agent = site.agent();
+    let spool = site.local().join("spool");
+    write(&spool.join("capture"), b"captured");
+    write(&spool.join("capture.done"), b"md5 of it");
+    let mut copy = follow(&site, &agent, &[NEVER, "--then", "delete"], "spool/.").start();
+    copy.wait_for("word of what stays", |event| event["event"] == "source_left");
+    copy.interrupt();
+    copy.finish().expect(130).says("capture.done has 9 bytes, which nobody has copied");
+    assert_eq!(fs::read(spool.join("capture")).unwrap(), b"captured");
+    assert_eq!(fs::read(spool.join("capture.done")).unwrap(), b"md5 of it");
+    assert_same_file(&spool.join("capture"), &site.root().join("capture"));
+    // An empty one goes with its file.
+    write(&spool.join("capture.done"), b"");
+    let mut copy = follow(&site, &agent, &[NEVER, "--then", "delete"], "spool/.").start();
+    wait_until("both to be deleted", || !spool.join("capture").exists() && !spool.join("capture.done").exists());
+    copy.interrupt();
+    copy.finish().expect(130);
+}
+
+#[test]
 fn a_growing_file_goes_on_after_kills_of_its_client() {
     let site = Site::new();
     let agent = site.agent();

@@ -73,6 +73,7 @@ impl Sender {
 
     /// A growing file, read as a whole, has this BLAKE3.
     pub(in crate::session) fn seal(&self, id: FileId, blake3: [u8; 32]) {
+        self.record(id, |sweeper| sweeper.record_whole(id, blake3));
         lock(&self.session).seal(id, blake3);
         self.wake.notify_all();
     }

@@ -1,0 +1,102 @@
+//! What a sender does with files that have their outcome, and what it reads for the sake of sources that are then taken
+//! away.
+
+use std::sync::Arc;
+
+use sterna_proto::session::{FileId, FileOutcome};
+use sterna_proto::{BlockHasher, Error, FileEntry};
+
+use super::super::origin::OpenSource;
+use super::super::then::{Arrived, Sweeper, Then};
+use super::super::{SessionEvent, lock};
+use super::{OutgoingBlock, Sender};
+use crate::lane::LaneTx;
+
+impl Sender {
+    /// Sets what is done with sources that have arrived; to be called before the first lane. Errors: the host has no
+    /// thread for it.
+    pub fn set_then(self: &Arc<Self>, then: Then) -> Result<(), Error> {
+        let sweeper = Sweeper::start(then, self)?;
+        // Set once: a copy has one.
+        let _ = self.sweeper.set(sweeper);
+        Ok(())
+    }
+
+    /// Takes note of a file's outcome at the receiver. Returns what is to be reported; `None`: once its source is taken
+    /// away.
+    pub(super) fn handle_settled(&self, file: FileId, entry: FileEntry, outcome: FileOutcome) -> Option<SessionEvent> {
+        let origin = lock(&self.names).remove(&file);
+        lock(&self.open).files.remove(&file);
+        self.holes.settle(file, &outcome);
+        self.encoding.forget(file);
+        if let Some(sweeper) = self.sweeper.get() {
+            if let (Some(origin), FileOutcome::Done(digests)) = (origin, &outcome) {
+                sweeper.push(file, origin, entry, *digests);
+                return None;
+            }
+            sweeper.forget(file);
+        }
+        self.tell_follow(file, &outcome);
+        Some(SessionEvent::Settled { entry, outcome })
+    }
+
+    fn tell_follow(&self, file: FileId, outcome: &FileOutcome) {
+        if let Some((follow, session)) = &self.follow {
+            follow.handle_settled(*session, file, outcome);
+        }
+    }
+
+    /// Compares what has arrived with what was read, and deletes or moves its source. For the thread that does nothing
+    /// else.
+    pub(in crate::session) fn sweep(&self, arrived: Arrived) {
+        let Some(sweeper) = self.sweeper.get() else { return };
+        let compared = sweeper.compare(&arrived);
+        let Arrived { file, origin, entry, digests, .. } = arrived;
+        let outcome = match compared {
+            Ok(()) => FileOutcome::Done(digests),
+            Err(error) => FileOutcome::Failed(error),
+        };
+        let left = match outcome {
+            FileOutcome::Done(_) => sweeper.sweep(&origin, &entry, self.follow.is_some()).err(),
+            _ => None,
+        };
+        match left {
+            Some(error) => {
+                // What was to go and stays is sent again when it may be taken away.
+                self.tell_follow(file, &FileOutcome::Failed(crate::copy_of(&error)));
+                self.observer.session_event(SessionEvent::Left(error));
+            }
+            None => self.tell_follow(file, &outcome),
+        }
+        self.observer.session_event(SessionEvent::Settled { entry, outcome });
+        sweeper.handle_swept();
+    }
+
+    /// Has the digest of something that was read recorded, if it is needed once the file has arrived.
+    pub(super) fn record(&self, file: FileId, record: impl FnOnce(&Sweeper)) {
+        let Some(sweeper) = self.sweeper.get() else { return };
+        // Held: a file that has settled meanwhile is recorded no more.
+        let names = lock(&self.names);
+        if names.contains_key(&file) {
+            record(sweeper);
+        }
+    }
+
+    /// Ends a block that was read as a whole.
+    pub(super) fn end_block(
+        &self,
+        block: &OutgoingBlock,
+        hasher: BlockHasher,
+        tx: &mut dyn LaneTx,
+    ) -> Result<(), Error> {
+        let chaining_value = hasher.finish().chaining_value;
+        self.record(block.id, |sweeper| sweeper.record_block(block.id, block.index, chaining_value));
+        tx.block_end(&chaining_value)
+    }
+
+    /// Whether bytes of a source are zeros that need not travel. File systems that report data as holes exist: where
+    /// the source is then taken away, its holes are read.
+    pub(super) fn is_hole(&self, source: &mut OpenSource<'_>, offset: u64, length: u64) -> Result<bool, Error> {
+        Ok(source.is_hole(offset, length)? && (self.sweeper.get().is_none() || source.is_zero(offset, length)?))
+    }
+}

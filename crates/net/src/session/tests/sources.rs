@@ -1,0 +1,195 @@
+//! Tests of a sender by itself, whose receiver is what a test says: sources that go when they have arrived, and files
+//! that others write to.
+
+use std::fs;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use sterna_proto::FileDigests;
+use sterna_proto::session::{BlockTask, FileOutcome};
+
+use super::*;
+use crate::sys;
+
+const LANE: LaneId = LaneId(1);
+const MIB: usize = 1 << 20;
+
+/// Keeps what a sender reports.
+#[derive(Default)]
+struct Reported(Mutex<Vec<SessionEvent>>);
+
+impl Observer for Reported {
+    fn session_event(&self, event: SessionEvent) {
+        lock(&self.0).push(event);
+    }
+}
+
+/// A lane that keeps the data of blocks.
+#[derive(Default)]
+struct Taken {
+    data: Vec<u8>,
+}
+
+impl LaneTx for Taken {
+    fn control(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_begin(&mut self, _: &[u8], _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_data(&mut self, data: Bytes) -> Result<(), Error> {
+        self.data.extend_from_slice(&data);
+        Ok(())
+    }
+    fn block_end(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_abandon(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+    fn flush(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// A sender of one file, `source` in a directory of its own.
+struct OneFile {
+    directory: TempDir,
+    sender: Arc<Sender>,
+    reported: Arc<Reported>,
+    taken: Taken,
+    messages: u64,
+}
+
+impl OneFile {
+    fn new(bytes: &[u8], then: Option<Then>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("source"), bytes).unwrap();
+        Self::of(directory, then)
+    }
+
+    fn of(directory: TempDir, then: Option<Then>) -> Self {
+        let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
+        let sources = vec![Source { root, pattern: b"source".to_vec(), name: None }];
+        let reported = Arc::<Reported>::default();
+        let observer = Arc::clone(&reported) as Arc<dyn Observer>;
+        let pool = BufferPool::new();
+        let sender =
+            Sender::start(sources, LINGER_DEFAULT, false, Arc::default(), Wish::Never, pool, observer).unwrap();
+        then.into_iter().for_each(|then| sender.set_then(then).unwrap());
+        sender.lane_up(LANE);
+        Self { directory, sender, reported, taken: Taken::default(), messages: 0 }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("source")
+    }
+
+    /// The next block, which is there or about to be.
+    fn next_block(&self) -> BlockTask {
+        loop {
+            match self.sender.next_work(LANE) {
+                Work::Block(task) => return task,
+                Work::Frame(_) => {}
+                Work::Idle => self.sender.wait_for_work(FEEDER_NAP),
+                Work::Over => panic!("the session is over: {:?}", lock(&self.reported.0)),
+            }
+        }
+    }
+
+    /// Sends `count` blocks.
+    fn send(&mut self, count: usize) {
+        for _ in 0..count {
+            let task = self.next_block();
+            self.sender.send_block(LANE, task, &mut self.taken).unwrap();
+        }
+    }
+
+    fn hear(&mut self, message: &Message) {
+        let frame = Frame::Messages { first: self.messages, encoded: message.encode() };
+        self.messages += 1;
+        self.sender.handle_frame(frame).unwrap();
+    }
+
+    /// The receiver reports the file as done, with these bytes.
+    fn hear_done(&mut self, bytes: &[u8]) -> FileOutcome {
+        self.hear(&Message::Done { file: FileId(0), digests: FileDigests::of(bytes, Checks::NONE) });
+        while !self.sender.has_followed_up() {
+            thread::yield_now();
+        }
+        self.outcome()
+    }
+
+    fn outcome(&self) -> FileOutcome {
+        let mut reported = lock(&self.reported.0);
+        let at = reported.iter().position(|event| matches!(event, SessionEvent::Settled { .. }));
+        match at.map(|at| reported.swap_remove(at)) {
+            Some(SessionEvent::Settled { outcome, .. }) => outcome,
+            _ => panic!("no outcome: {reported:?}"),
+        }
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[7]).collect()
+}
+
+#[test]
+fn a_source_stays_when_the_receiver_reports_other_bytes() {
+    // One that travels packed, one of one block, one of several.
+    for (length, blocks) in [(5, 1), (MIB, 1), (3 * MIB + 7, 4)] {
+        let bytes = pattern(length);
+        let mut other = bytes.clone();
+        other[length / 2] ^= 1;
+        let mut copy = OneFile::new(&bytes, Some(Then::Delete));
+        copy.send(blocks);
+        let FileOutcome::Failed(error) = copy.hear_done(&other) else { panic!("{length} bytes count as arrived") };
+        assert_eq!((error.kind, error.scope), (ErrorKind::Corrupt, Scope::Destination));
+        let hex = |bytes: &[u8]| blake3::hash(bytes).to_hex()[..8].to_owned();
+        assert!(error.text().contains(&hex(&bytes)) && error.text().contains(&hex(&other)), "{error}");
+        assert_eq!(fs::read(copy.path()).unwrap(), bytes);
+
+        let mut copy = OneFile::new(&bytes, Some(Then::Delete));
+        copy.send(blocks);
+        assert!(matches!(copy.hear_done(&bytes), FileOutcome::Done(_)), "{length} bytes");
+        assert!(!copy.path().exists(), "{length} bytes stay");
+    }
+}
+
+#[test]
+fn blocks_of_an_earlier_run_are_read_before_their_source_is_deleted() {
+    let bytes = pattern(4 * MIB + 1);
+    let mut planted = bytes.clone();
+    planted[MIB + 3] ^= 1;
+    let copy = || {
+        let mut copy = OneFile::new(&bytes, Some(Then::Delete));
+        // The last block and perhaps one before it are this session's; what it had sent of the others is read past.
+        copy.send(1);
+        copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
+        copy.send(2);
+        copy
+    };
+    let mut fooled = copy();
+    assert!(matches!(fooled.hear_done(&planted), FileOutcome::Failed(_)));
+    assert_eq!(fs::read(fooled.path()).unwrap(), bytes);
+    let mut honest = copy();
+    assert!(matches!(honest.hear_done(&bytes), FileOutcome::Done(_)));
+    assert!(!honest.path().exists());
+}
+
+#[test]
+fn a_source_that_is_deleted_is_read_where_its_file_system_reports_a_hole() {
+    let sent = |then: Option<Then>| {
+        let mut copy = OneFile::new(&pattern(2 * MIB), then);
+        copy.send(2);
+        copy.taken.data
+    };
+    // Of this thread alone, on which the blocks are read.
+    thread::spawn(move || {
+        sys::report_only_holes();
+        assert!(sent(None).is_empty(), "the file system reports no hole: this test shows nothing");
+        assert_eq!(sent(Some(Then::Delete)), pattern(2 * MIB));
+    })
+    .join()
+    .unwrap();
+}
