@@ -4,7 +4,7 @@
 //! known then; its entry says how far it is, in whole blocks, until the last one says its size. Nothing here reads a file or a clock.
 
 use crate::error::Error;
-use crate::file::FileEntry;
+use crate::file::{BlockMap, FileEntry};
 use crate::quantity::BitRate;
 
 /// Smallest block of a growing file. Reason: 50 Mbit/s carry it in 0.17 s, and its last block has a second.
@@ -41,6 +41,11 @@ impl Growth {
             block_bytes *= 2;
         }
         Self { block_bytes, stage: Stage::Grows }
+    }
+
+    /// Of a file that has ended before it was offered, with `size` bytes: cut as any file of this size.
+    pub fn of_complete(size: u64) -> Self {
+        Self { block_bytes: BlockMap::new(size).block_bytes(), stage: Stage::Ended }
     }
 
     /// The same of a file that has ended.

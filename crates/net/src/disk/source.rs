@@ -11,6 +11,7 @@ use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, Rel
 use super::destination::parent_of;
 use super::fault::{LISTING, READING};
 use super::root::Root;
+use crate::sys;
 
 /// A regular file open for reading.
 #[derive(Debug)]
@@ -116,6 +117,39 @@ impl SourceFile {
             return Err(self.changed(format_args!("another file has its name, with {what}")));
         }
         difference(entry, &now).map_or(Ok(()), |what| Err(self.changed(what)))
+    }
+
+    /// Whether a process of this host has the file open for writing, or mapped; not, where the kernel does not say.
+    pub fn is_being_written(&self) -> bool {
+        sys::is_open_for_writing(&self.file) == Some(true)
+    }
+
+    /// Compares as [`SourceFile::check_unchanged`], after a read of part of a file that nobody had open for writing
+    /// when it was listed.
+    ///
+    /// Errors: `Changed`, also when somebody has now: a write through a memory map changes neither size nor times.
+    pub fn check_unwritten(&self, entry: &FileEntry) -> Result<(), Error> {
+        self.check_unchanged(entry)?;
+        match self.is_being_written() {
+            true => Err(self.changed("a process has opened it for writing since it was listed")),
+            false => Ok(()),
+        }
+    }
+
+    /// Compares `bytes`, just read from `offset`, with what is there now, if a process has the file open for writing.
+    ///
+    /// Errors: `Changed` when they differ. Where they are the same, all of them were in the file at the moment between
+    /// both reads.
+    pub fn check_steady(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        if !self.is_being_written() {
+            return Ok(());
+        }
+        let mut again = vec![0; bytes.len()];
+        self.read_at(offset, &mut again)?;
+        match again == bytes {
+            true => Ok(()),
+            false => Err(self.changed("a process that has it open writes to it")),
+        }
     }
 
     /// Compares a file that is followed: it may only grow, and once it has ended it stays as it is.

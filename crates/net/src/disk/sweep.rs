@@ -9,7 +9,6 @@ use sterna_proto::{Error, ErrorKind, FileEntry, RelPath, Retry};
 use super::destination::parent_of;
 use super::fault::SWEEPING;
 use super::root::Root;
-use crate::sys;
 
 impl Root {
     /// Deletes the file `path`, which was sent as `entry`; one that is gone already is gone as wanted.
@@ -51,9 +50,9 @@ impl Root {
         if let Some(parent) = to.parent() {
             std::fs::create_dir_all(parent)
                 .map_err(|error| SWEEPING.failed(error, format_args!("make directory {}", parent.display())))?;
+        }
         // Nothing but the move follows the look.
         let directory = self.same_source(path, entry)?;
-        }
         match rustix::fs::renameat_with(&directory, path.name(), CWD, to, RenameFlags::NOREPLACE) {
             // A file system without it: a link takes no name that is taken either.
             Err(Errno::INVAL | Errno::NOSYS) => {
@@ -66,7 +65,7 @@ impl Root {
 
     /// Whether some process of this host has the file `path` open for writing; not, where the kernel does not say.
     pub fn is_being_written(&self, path: &RelPath) -> bool {
-        self.open_readable(path).is_ok_and(|file| sys::is_open_for_writing(&file) == Some(true))
+        self.open_source(path).is_ok_and(|source| source.is_being_written())
     }
 
     /// Errors: `Changed`: [`Root::is_being_written`], so that the file must not be taken away.

@@ -100,4 +100,22 @@ impl OpenSource<'_> {
             Self::Web(_) => Ok(()),
         }
     }
+
+    /// Compares after a block was read. A file that is read as a whole once more, when all its blocks have arrived, may
+    /// be open for writing meanwhile.
+    pub(super) fn check_block(&self, entry: &FileEntry) -> Result<(), Error> {
+        match self {
+            Self::Disk(file) if entry.growth.is_none() => file.check_unwritten(entry),
+            other => other.check_unchanged(entry),
+        }
+    }
+
+    /// Compares after a file was read as a whole.
+    pub(super) fn check_whole(&self, entry: &FileEntry, bytes: &[u8]) -> Result<(), Error> {
+        self.check_unchanged(entry)?;
+        match self {
+            Self::Disk(file) => file.check_steady(0, bytes),
+            Self::Web(_) => Ok(()),
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 mod arrived;
 mod followed;
+mod held;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,6 +16,7 @@ use sterna_proto::session::{
 };
 use sterna_proto::{BitRate, BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
+use self::held::HeldFiles;
 use super::encode::{Encoding, LaneClock};
 use super::follow::Follow;
 use super::holes::HoleCount;
@@ -189,7 +191,7 @@ impl Sender {
                 if let Some(text) = file.notice() {
                     web.notice(text.to_owned());
                 }
-                self.offer_in(file.entry().clone(), file.order(), Origin::Web(Arc::new(file)));
+                let _ = self.offer_in(file.entry().clone(), file.order(), Origin::Web(Arc::new(file)));
             }
             // A request that was broken off because the session is over says nothing of the file.
             Err(_) if self.is_over() => {}
@@ -198,7 +200,8 @@ impl Sender {
         web.list(&found, &|| self.is_over());
     }
 
-    fn scan_roots(&self, sources: &[Source], order: BlockOrder) {
+    fn scan_roots(self: &Arc<Self>, sources: &[Source], order: BlockOrder) {
+        let mut held = HeldFiles::default();
         let mut names = FirstNames::new(sources);
         'sources: for (index, source) in sources.iter().enumerate() {
             let items = match source.items() {
@@ -211,7 +214,7 @@ impl Sender {
             for item in items {
                 let admitted = item.map(|item| (names.admit(index, source, &item), item));
                 match admitted {
-                    Ok((Admittance::Offered, item)) => self.offer(source, item, order),
+                    Ok((Admittance::Offered, item)) => self.offer(source, item, order, &mut held),
                     Ok((Admittance::RefusedBefore, _)) => {}
                     Ok((Admittance::Refused(error), _)) | Err(error) => self.unreadable(error),
                     Ok((Admittance::Full(error), _)) => {
@@ -226,22 +229,26 @@ impl Sender {
         }
     }
 
-    fn offer(&self, source: &Source, item: SourceItem, order: BlockOrder) {
+    fn offer(self: &Arc<Self>, source: &Source, item: SourceItem, order: BlockOrder, held: &mut HeldFiles) {
         // A directory gets its mode and time when its session ends, so a session that took over needs it again.
         if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
             return;
         }
+        if let Some(entry) = self.held_entry(&source.root, &item, order) {
+            return held.offer(self, &source.root, item.source, entry);
+        }
         let origin = Origin::Disk { root: source.root.clone(), path: item.source };
-        self.offer_in(item.entry, order, origin);
+        let _ = self.offer_in(item.entry, order, origin);
     }
 
-    fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) {
+    fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) -> FileId {
         let mut session = self.session_with_room();
         let id = session.add_file_in(entry, order);
         // Before a lane can take its blocks: the lock of the session is still held.
         lock(&self.names).insert(id, origin);
         drop(session);
         self.wake.notify_all();
+        id
     }
 
     /// Waits until the manifest may grow, or the session is over.
@@ -259,31 +266,6 @@ impl Sender {
         self.session_with_room().add_unreadable(crate::copy_of(&error));
         self.observer.session_event(SessionEvent::Unreadable(error));
         self.wake.notify_all();
-    }
-
-    /// Says what is done with sources that have arrived; to be called before the first lane.
-    pub fn set_then(&self, then: Then) {
-        // Set once: a copy has one.
-        let _ = self.sweeper.set(Sweeper::new(then));
-    }
-
-    /// A file has its outcome.
-    fn handle_settled(&self, file: FileId, entry: &FileEntry, outcome: &FileOutcome) {
-        let origin = lock(&self.names).remove(&file);
-        lock(&self.open).files.remove(&file);
-        self.holes.settle(file, outcome);
-        self.encoding.forget(file);
-        let mut left = None;
-        if let (Some(sweeper), Some(origin), FileOutcome::Done(_)) = (self.sweeper.get(), &origin, outcome)
-            && let Err(error) = sweeper.sweep(origin, entry, self.follow.is_some())
-        {
-            left = Some(FileOutcome::Failed(crate::copy_of(&error)));
-            self.observer.session_event(SessionEvent::Left(error));
-        }
-        if let Some((follow, session)) = &self.follow {
-            // What was to go and stays is sent again when it may be taken away.
-            follow.handle_settled(*session, file, left.as_ref().unwrap_or(outcome));
-        }
     }
 
     /// Passes on what the machine has to say, and wakes the feeders.
@@ -404,7 +386,7 @@ impl Sender {
             hasher.update(&zeros[..size]);
             left -= size;
         }
-        if let Err(error) = source.check_unchanged(entry) {
+        if let Err(error) = source.check_block(entry) {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
@@ -445,7 +427,7 @@ impl Sender {
             self.send_data(lane, piece.freeze(), clock, tx)?;
         }
         // Every byte of this block was read while the file was as offered: this look comes after the reads.
-        if let Err(error) = clock.meter.during(Wait::Storage, 0, || source.check_unchanged(entry)) {
+        if let Err(error) = clock.meter.during(Wait::Storage, 0, || source.check_block(entry)) {
             tx.block_abandon()?;
             return Ok(Err(error));
         }
@@ -479,7 +461,7 @@ impl Sender {
             Some(Err(error)) => return Ok(Err(error)),
             Some(Ok(encoded)) => encoded,
         };
-        if let Err(error) = source.check_unchanged(entry) {
+        if let Err(error) = source.check_block(entry) {
             return Ok(Err(error));
         }
         let data_len = encoded.length();
@@ -569,7 +551,7 @@ impl Sender {
         };
         let read = open.and_then(|mut source| {
             source.read_at(0, &mut data[start..])?;
-            source.check_unchanged(entry)
+            source.check_whole(entry, &data[start..])
         });
         if read.is_err() {
             data.truncate(start);
@@ -719,13 +701,7 @@ impl End for Sender {
             bytes_known,
             manifest_complete,
             bytes_done: session.confirmed_bytes(),
-    fn has_followed_up(&self) -> bool {
-        self.after_change();
-        self.sweeper.get().is_none_or(Sweeper::is_idle)
-    }
-
             bytes_held: session.held_bytes(),
-        self.sweeper.get().into_iter().for_each(Sweeper::stop);
             bytes_up_to_date: session.up_to_date_bytes(),
             bytes_holes: self.holes.bytes(),
             bytes_carried,
@@ -743,7 +719,13 @@ impl End for Sender {
         lock(&self.session).unsettled_bytes()
     }
 
+    fn has_followed_up(&self) -> bool {
+        self.after_change();
+        self.sweeper.get().is_none_or(Sweeper::is_idle)
+    }
+
     fn abort(&self, error: Error) {
+        self.sweeper.get().into_iter().for_each(Sweeper::stop);
         lock(&self.session).abort(error);
         self.after_change();
     }

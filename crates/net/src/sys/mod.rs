@@ -6,13 +6,17 @@
 #[cfg(test)]
 mod holes;
 mod lease;
+#[cfg(test)]
+mod map;
 mod socket_option;
 mod tcp_info;
 mod watch;
 
-pub use lease::is_open_for_writing;
-pub use socket_option::{SocketMemory, set_pacing_rate, socket_memory};
 #[cfg(test)]
 pub use holes::report_only_holes;
+pub use lease::is_open_for_writing;
+#[cfg(test)]
+pub use map::MappedFile;
+pub use socket_option::{SocketMemory, set_pacing_rate, socket_memory};
 pub use tcp_info::{TcpInfo, tcp_info};
 pub use watch::{Watch, watch_for};

@@ -649,6 +649,11 @@ impl SendSession {
         self.files.contains_key(&file)
     }
 
+    /// Whether the receiver has confirmed every block of a file, or wants no more of it.
+    pub fn has_arrived(&self, file: FileId) -> bool {
+        self.files.get(&file).is_none_or(|file| file.pending.is_empty() && file.in_flight.is_empty())
+    }
+
     /// File bytes that the receiver has confirmed, those it had before included.
     pub fn confirmed_bytes(&self) -> u64 {
         self.confirmed_bytes

@@ -168,6 +168,30 @@ fn a_marker_with_content_stays_and_so_does_its_file() {
 }
 
 #[test]
+fn a_file_that_is_held_open_is_copied_when_it_stays_as_it_is() {
+    let site = Site::new();
+    let agent = site.agent();
+    let mut seeded = Seeded::new(11);
+    fs::create_dir(site.root().join("pushed")).unwrap();
+    fs::create_dir(site.local().join("pulled")).unwrap();
+    // Read twice as it is sent, and read as a whole once more.
+    for (name, length) in [("small", 1000), ("large", 3 * MIB + 5)] {
+        let mut here = Capture::start(site.local().join(name));
+        here.write(&seeded.bytes(length));
+        site.copy(&agent).arg(name).arg(agent.url("pushed/")).succeed();
+        assert_same_file(&here.path, &site.root().join("pushed").join(name));
+        let outcome = site.copy(&agent).arg(name).arg(agent.url("pushed/")).succeed();
+        assert_eq!(outcome.last("file")["outcome"], "up_to_date");
+        let mut there = Capture::start(site.root().join("there").join(name));
+        there.write(&seeded.bytes(length));
+        site.copy(&agent).arg(agent.url(&format!("there/{name}"))).arg("pulled/").succeed();
+        assert_same_file(&there.path, &site.local().join("pulled").join(name));
+        here.close();
+        there.close();
+    }
+}
+
+#[test]
 fn a_growing_file_goes_on_after_kills_of_its_client() {
     let site = Site::new();
     let agent = site.agent();
@@ -240,7 +264,7 @@ fn a_file_ends_by_its_marker_and_by_its_idle_time() {
 
 #[test]
 fn a_file_that_is_cut_or_rewritten_while_it_is_followed_is_not_published() {
-    for (case, words) in [("cut", "it was cut to"), ("rewritten", "was rewritten or cut while it was followed")] {
+    for (case, words) in [("cut", "it was cut to"), ("rewritten", "was rewritten or cut while it was sent")] {
         let site = Site::new();
         let agent = site.agent();
         let mut seeded = Seeded::new(5);

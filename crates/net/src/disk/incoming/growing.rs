@@ -55,7 +55,7 @@ impl IncomingFile {
         }
         self.discard()?;
         let text = format!(
-            "{} was rewritten or cut while it was followed: what was sent of it is not what it holds now; nothing was \
+            "{} was rewritten or cut while it was sent: what was sent of it is not what it holds now; nothing was \
              published, and the next attempt starts it over",
             self.path
         );

@@ -63,10 +63,13 @@ pub(super) fn end(
 ) -> Result<Option<FileId>, Error> {
     let source = root.open_source(path)?;
     let look = active.followed.look();
-    let is_growing = matches!(active.sent, Sent::Growing(..)) || look.size > growth.block_bytes();
+    let whole = FileEntry { path: active.target.clone(), ..source.entry()? };
+    // One that somebody has open is read as a whole once more; a small one is read twice when it is sent.
+    let is_held = || !whole.is_packed() && source.is_being_written();
+    let is_growing = matches!(active.sent, Sent::Growing(..)) || look.size > growth.block_bytes() || is_held();
     let entry = match is_growing {
         true => source.growing_entry(active.target.clone(), growth.end())?,
-        false => FileEntry { path: active.target.clone(), ..source.entry()? },
+        false => whole,
     };
     if (entry.size, entry.mtime, entry.inode) != (look.size, look.mtime, look.inode) {
         // It changes in this moment; the next look decides.

@@ -28,6 +28,7 @@ impl Observer for Reported {
 #[derive(Default)]
 struct Taken {
     data: Vec<u8>,
+    ended: usize,
 }
 
 impl LaneTx for Taken {
@@ -42,6 +43,7 @@ impl LaneTx for Taken {
         Ok(())
     }
     fn block_end(&mut self, _: &[u8]) -> Result<(), Error> {
+        self.ended += 1;
         Ok(())
     }
     fn block_abandon(&mut self) -> Result<(), Error> {
@@ -58,6 +60,8 @@ struct OneFile {
     sender: Arc<Sender>,
     reported: Arc<Reported>,
     taken: Taken,
+    /// It was offered as one that is read as a whole once more.
+    is_held: bool,
     messages: u64,
 }
 
@@ -78,7 +82,7 @@ impl OneFile {
             Sender::start(sources, LINGER_DEFAULT, false, Arc::default(), Wish::Never, pool, observer).unwrap();
         then.into_iter().for_each(|then| sender.set_then(then).unwrap());
         sender.lane_up(LANE);
-        Self { directory, sender, reported, taken: Taken::default(), messages: 0 }
+        Self { directory, sender, reported, taken: Taken::default(), is_held: false, messages: 0 }
     }
 
     fn path(&self) -> PathBuf {
@@ -101,6 +105,7 @@ impl OneFile {
     fn send(&mut self, count: usize) {
         for _ in 0..count {
             let task = self.next_block();
+            self.is_held = matches!(&task, BlockTask::Single { entry, .. } if entry.growth.is_some());
             self.sender.send_block(LANE, task, &mut self.taken).unwrap();
         }
     }
@@ -128,6 +133,84 @@ impl OneFile {
             _ => panic!("no outcome: {reported:?}"),
         }
     }
+}
+
+impl OneFile {
+    /// The message that says what the whole file is, or that it cannot be sent: the first of these, which is there or
+    /// about to be.
+    fn verdict(&self) -> Message {
+        loop {
+            let Work::Frame(Frame::Messages { encoded, .. }) = self.sender.next_work(LANE) else {
+                self.sender.wait_for_work(FEEDER_NAP);
+                continue;
+            };
+            let messages = Message::decode_all(&encoded).unwrap();
+            let is_verdict = |message: &Message| matches!(message, Message::Sealed { .. } | Message::Withdraw { .. });
+            if let Some(verdict) = messages.into_iter().find(is_verdict) {
+                return verdict;
+            }
+        }
+    }
+
+    /// A file of 3 MiB, of one byte, that a process has mapped; the writer has written to all of it.
+    fn mapped(byte: u8) -> (Self, sys::MappedFile) {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("source"), vec![0; 3 * MIB]).unwrap();
+        let mut writer = sys::MappedFile::new(&directory.path().join("source"));
+        writer.fill(byte);
+        (Self::of(directory, None), writer)
+    }
+}
+
+#[test]
+fn a_file_that_is_written_through_a_map_while_it_is_read_is_not_published() {
+    let (mut copy, mut writer) = OneFile::mapped(1);
+    copy.send(1);
+    // No time of the file shows it: its pages are dirty already.
+    writer.fill(2);
+    copy.send(2);
+    copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
+    // The receiver compares this with what it has.
+    assert!(copy.is_held, "it is not read once more");
+    let Message::Sealed { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
+    assert!(blake3 != *blake3::hash(&copy.taken.data).as_bytes(), "a torn copy is published");
+}
+
+#[test]
+fn a_file_that_nobody_writes_to_is_copied_though_it_is_mapped() {
+    let (mut copy, writer) = OneFile::mapped(1);
+    copy.send(3);
+    copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
+    assert!(copy.is_held, "it is not read once more");
+    let Message::Sealed { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
+    assert_eq!(blake3, *blake3::hash(&copy.taken.data).as_bytes());
+    drop(writer);
+}
+
+#[test]
+fn a_file_that_is_opened_for_writing_after_it_was_listed_has_changed() {
+    let mut copy = OneFile::new(&pattern(3 * MIB), None);
+    copy.send(1);
+    let writer = fs::File::options().append(true).open(copy.path()).unwrap();
+    copy.send(1);
+    assert_eq!((copy.taken.ended, copy.is_held), (1, false), "the second block counts");
+    let Message::Withdraw { error, .. } = copy.verdict() else { panic!("it is sent on") };
+    assert_eq!((error.kind, error.scope), (ErrorKind::Changed, Scope::Source));
+    assert!(error.text().contains("opened it for writing"), "{error}");
+    drop(writer);
+}
+
+#[test]
+fn a_small_file_that_is_open_for_writing_is_read_twice() {
+    let copy = OneFile::new(b"as it is", None);
+    let root = Root::open(copy.directory.path(), Access::ReadOnly).unwrap();
+    let source = root.open_source(&RelPath::new(b"source").unwrap()).unwrap();
+    // Without a writer it is not.
+    source.check_steady(0, b"as it was").unwrap();
+    let writer = fs::File::options().append(true).open(copy.path()).unwrap();
+    assert_eq!(source.check_steady(0, b"as it was").unwrap_err().kind, ErrorKind::Changed);
+    source.check_steady(0, b"as it is").unwrap();
+    drop(writer);
 }
 
 fn pattern(length: usize) -> Vec<u8> {
