@@ -149,11 +149,12 @@ impl RateBudget {
         self.ceiling.map_or(rate.0 as f64, |ceiling| (rate.0 as f64).min(ceiling.0 as f64 * USABLE))
     }
 
-    /// Lane that sends most, as counted last; `None` without lanes.
-    pub(super) fn busiest(&self) -> Option<LaneKey> {
-        let lanes =
-            self.lanes.iter().enumerate().filter_map(|(index, lane)| Some((lane.as_ref()?.sends, LaneKey(index))));
-        lanes.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, key)| key)
+    /// Lane that sends many times as much as lane `key`, and more than any other; `None` without one.
+    pub(super) fn far_busier(&self, key: LaneKey) -> Option<LaneKey> {
+        let sends = |lane: &Option<LaneShare>| lane.as_ref().map_or(0.0, |lane| lane.sends);
+        let least = sends(self.lanes.get(key.0)?) * FAR_BUSIER;
+        let others = self.lanes.iter().enumerate().map(|(index, lane)| (sends(lane), LaneKey(index)));
+        others.filter(|(sends, _)| *sends > least).max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, key)| key)
     }
 
     /// Lanes that have something to send, as counted last.
@@ -193,6 +194,9 @@ fn is_busy(sends: f64, share: f64) -> bool {
 /// starts to send has its own share at once, and the account of the path corrects what is sent too much until it counts.
 const BUSY: f64 = 0.5;
 const LIGHT_RESERVE: f64 = 1.25;
+
+/// How many times as much a lane sends that takes over the trains. Guess: lanes that share a rate differ by less.
+const FAR_BUSIER: f64 = 4.0;
 
 /// How long after its last packet a lane still counts as sending: longer at rates where a share is few packets.
 fn active_for(rate: BitRate, active: usize) -> Duration {

@@ -79,6 +79,8 @@ enum Phase {
 /// A cut, to be judged by the loss of the rounds after it.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
+    /// Rate before the first of the cuts.
+    from: f64,
     cuts: u32,
     loss_before: f64,
     since: Instant,
@@ -597,10 +599,11 @@ impl RateControl {
         let loss = self.standing.fraction();
         match self.trial {
             Some(trial) if trial.cuts >= 3 && loss > trial.loss_before * 0.7 && loss < NOISE_MAX => {
-                // A quarter less was sent and as much of it was lost: somebody else's loss, or the radio's.
+                // A quarter less was sent and as much of it was lost: somebody else's loss, or the radio's. What was sent before did no harm.
                 self.noise = Noise { fraction: loss * 1.3, since: Some(now) };
-                self.trial = None;
+                (self.trial, self.limit) = (None, trial.from);
                 self.steps.allow();
+                self.begin(Phase::Cruise);
             }
             Some(Trial { cuts: 2.., .. }) => self.cut(now, TRIAL_CUT),
             Some(_) => self.cut(now, SECOND_CUT),
@@ -612,9 +615,13 @@ impl RateControl {
     /// held against the new rate.
     fn cut(&mut self, now: Instant, factor: f64) {
         let is_queued = self.queue.rounds > 0;
-        let cuts = self.trial.map_or(1, |trial| trial.cuts.saturating_add(1));
-        let loss_before = self.standing.fraction();
-        self.trial = (!is_queued).then_some(Trial { cuts, loss_before, since: now });
+        let (was_probing, from) = match self.phase {
+            Phase::Probe { from, .. } => (true, from),
+            _ => (false, self.limit),
+        };
+        let (before, cuts) = self.trial.map_or((from, 0), |trial| (trial.from, trial.cuts));
+        let (loss_before, cuts) = (self.standing.fraction(), cuts.saturating_add(1));
+        self.trial = (!is_queued).then_some(Trial { from: before, cuts, loss_before, since: now });
         self.note_carried(true);
         let carried = self.capacity.carried;
         let mut limit = carried * factor;
@@ -622,10 +629,6 @@ impl RateControl {
             // A receiver that stalls looks like a queue of which next to nothing comes: that says little about the path.
             limit = limit.max(self.current() * STALL_CUT);
         }
-        let (was_probing, from) = match self.phase {
-            Phase::Probe { from, .. } => (true, from),
-            _ => (false, self.limit),
-        };
         // Others take less at once; a queue is one of ours or theirs.
         if !is_queued && carried < from * FALLEN_AT_ONCE {
             self.capacity.fallen_from = self.capacity.fallen_from.max(from);

@@ -121,15 +121,14 @@ impl PathControl {
         let part = is_scout.then(|| 1.0 / self.budget.active().max(1) as f64);
         self.control.handle_batch(now, key.index(), batch, part);
         if is_scout && batch.is_train_broken {
-            self.choose_scout();
+            self.hand_train_over(key);
         }
     }
 
-    /// Leaves the train to the lane that sends most, where the scout has too little for it.
-    fn choose_scout(&mut self) {
-        let busiest = self.budget.busiest();
-        if busiest.is_some() && busiest != self.scout {
-            self.scout = busiest;
+    /// Leaves the train of lane `key` to a lane that has far more to send.
+    fn hand_train_over(&mut self, key: LaneKey) {
+        if let Some(busier) = self.budget.far_busier(key) {
+            self.scout = Some(busier);
             self.control.restart_train();
         }
     }

@@ -31,7 +31,8 @@ fn found(link: &LinkModel) -> RateContract {
 
 fn row(name: &'static str, link: LinkModel, hosts: Hosts, size_mb: u64) -> Row {
     let rate = link.forward.rate;
-    let achievable = hosts.receives.map_or(rate, |socket| socket.rate.min(rate));
+    let carried = BitRate((rate.0 as f64 * (1.0 - link.forward.loss)) as u64);
+    let achievable = hosts.receives.map_or(carried, |socket| socket.rate.min(carried));
     let (size, rtt) = (ByteCount(size_mb * 1_000_000), link.rtt);
     let duration = achievable.time_for(size) * 4 + rtt * 20;
     let setup = Setup { hosts, ..Setup::new(&link, found(&link), lanes_for(rate), duration) };
@@ -57,7 +58,14 @@ fn rows() -> Vec<Row> {
     satellite.reverse.queue = Queue::Bytes(ByteCount(75_000));
     let mut lossy = satellite.clone();
     (lossy.forward.loss, lossy.reverse.loss) = (0.01, 0.01);
+    let mut heavy = link(50, 660, 1500);
+    (heavy.forward.loss, heavy.reverse.loss) = (0.05, 0.05);
+    let mut given = row("5 % loss, 660 ms, rate given", heavy.clone(), Hosts::default(), 200);
+    given.setup.contract =
+        RateContract { expected_rtt: Some(heavy.rtt), ..RateContract::of_rate(Some(BitRate::megabits(50))) };
     vec![
+        given,
+        row("5 % loss, 660 ms", heavy, Hosts::default(), 200),
         row("slow receiver, 148 ms, 3 Gbit/s", link(3000, 148, 9000), slow_host(2200, 16), 3000),
         row("slow receiver, small buffer", link(3000, 148, 9000), slow_host(1500, 2), 3000),
         row("30 ms, 2 Gbit/s, jumbo", link(2000, 30, 9000), slow_host(1900, 16), 2000),
