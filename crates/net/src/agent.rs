@@ -8,7 +8,7 @@ mod log;
 mod sessions;
 mod third_party;
 
-use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use sterna_proto::session::{ActiveEnd, Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
+use crate::arrivals::{ARRIVALS_MAX, Arrivals, Arrived};
 use crate::buffer::BufferPool;
+use crate::descriptors;
 use crate::disk::{Access, Destination, Root, Sources, last_name};
 use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
@@ -119,13 +121,16 @@ impl Agent {
             pool: BufferPool::new(),
             log,
             stopping: AtomicBool::new(false),
-            handshakes: Handshakes::new(HANDSHAKES_MAX),
+            // Each has two descriptors: with the arrivals that is half of them, and the rest is for sessions.
+            handshakes: Handshakes::new(HANDSHAKES_MAX.min(descriptors::limit() / 8).max(1)),
             strangers: Strangers::default(),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
         let tcp_shared = Arc::clone(&shared);
-        spawn("accept-tcp", move || tcp_shared.accept_tcp(&tcp, &identity))?;
+        let arrivals = Arrivals::new(tcp, ARRIVALS_MAX.min(descriptors::limit() / 4).max(1))
+            .map_err(|e| crate::internal("watch the port for connections").caused_by(e))?;
+        spawn("accept-tcp", move || tcp_shared.accept_tcp(arrivals, &identity))?;
         let (quic_shared, quic_lanes) = (Arc::clone(&shared), Arc::clone(&quic));
         let alive = Arc::clone(&shared);
         spawn("keep-alive", move || alive.keep_alive())?;
@@ -222,40 +227,40 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 
 impl Shared {
     /// Accepts TCP connections for as long as the process runs.
-    fn accept_tcp(self: &Arc<Self>, listener: &TcpListener, identity: &Arc<Identity>) {
-        loop {
-            let (stream, from) = match listener.accept() {
-                Ok(accepted) => accepted,
-                Err(e) => {
-                    // Out of descriptors, as a rule: wait for lanes to end.
-                    self.log.line(&format!("accept a TCP connection: {e}; trying again"));
-                    thread::sleep(TICK);
-                    continue;
-                }
-            };
-            if self.stopping.load(Ordering::Relaxed) {
-                return;
+    fn accept_tcp(self: &Arc<Self>, mut arrivals: Arrivals, identity: &Arc<Identity>) {
+        while !self.stopping.load(Ordering::Relaxed) {
+            let turned = arrivals.turn(TICK, |from, arrived| match arrived {
+                Arrived::Ready(stream) => self.shake_hands(stream, from, identity),
+                Arrived::Left => self.log.detail(&format!("{from} knocked and left without a word")),
+                // A flood must not fill the log too.
+                Arrived::Evicted => {}
+            });
+            if let Err(error) = turned {
+                // Out of descriptors, as a rule: wait for lanes to end.
+                self.log.line(&format!("accept a TCP connection: {error}; trying again"));
+                thread::sleep(TICK);
             }
-            let watched = match stream.try_clone() {
-                Ok(watched) => watched,
-                Err(e) => {
-                    self.log.line(&format!("accept a TCP connection: {e}"));
-                    continue;
-                }
-            };
-            let slot = self.handshakes.begin(from.ip(), Instant::now(), move || {
-                // Its thread sees the end of the stream; one that has gone already is as good.
-                let _ = watched.shutdown(Shutdown::Both);
-            });
-            let (shared, identity) = (Arc::clone(self), Arc::clone(identity));
-            // Out of threads: the connection is dropped, and its client dials again.
-            let _ = spawn("lane", move || match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
-                Ok(lane) => shared.serve(lane.into_lane(), slot),
-                Err(error) if slot.stays() => shared.log_handshake(&error),
-                // Ended in favour of another: a flood must not fill the log too.
-                Err(_) => {}
-            });
         }
+    }
+
+    /// Starts the thread of a connection whose ClientHello is there.
+    fn shake_hands(self: &Arc<Self>, stream: TcpStream, from: SocketAddr, identity: &Arc<Identity>) {
+        let watched = match stream.try_clone() {
+            Ok(watched) => watched,
+            Err(e) => return self.log.line(&format!("accept a TCP connection: {e}")),
+        };
+        let slot = self.handshakes.begin(from.ip(), Instant::now(), move || {
+            // Its thread sees the end of the stream; one that has gone already is as good.
+            let _ = watched.shutdown(Shutdown::Both);
+        });
+        let (shared, identity) = (Arc::clone(self), Arc::clone(identity));
+        // Out of threads: the connection is dropped, and its client dials again.
+        let _ = spawn("lane", move || match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
+            Ok(lane) => shared.serve(lane.into_lane(), slot),
+            Err(error) if slot.stays() => shared.log_handshake(&error),
+            // Ended in favour of another: a flood must not fill the log too.
+            Err(_) => {}
+        });
     }
 
     /// Logs a handshake that failed. Who only knocks and leaves, as a client does that is done before its last lane is up, is

@@ -4,8 +4,10 @@
 //! What it refuses to do: decide. Where time enters: each driver loop reads the clock once a turn and hands it down.
 
 pub mod agent;
+mod arrivals;
 pub mod buffer;
 pub mod client;
+mod crowd;
 pub mod descriptors;
 pub mod disk;
 mod handshakes;

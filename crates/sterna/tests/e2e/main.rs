@@ -8,6 +8,7 @@ mod access;
 mod basics;
 mod compress;
 mod faults;
+mod floods;
 mod follow;
 mod hostile;
 mod kills;

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 
 use sterna_net::identity::Identity;
@@ -13,7 +13,7 @@ use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Frame, Hello, Message, Overwrite, Request, SessionId};
 use sterna_proto::{Checks, Error, ErrorKind};
 
-use crate::site::{Agent, PATIENCE, Site};
+use crate::site::{Agent, PATIENCE, Site, wait_until, with_descriptors};
 use crate::tree::write;
 
 /// An agent that lets in who is in `lines`.
@@ -129,12 +129,17 @@ fn a_stranger_is_refused_before_it_says_a_word() {
 #[test]
 fn lanes_that_never_say_hello_are_ended_when_they_are_many() {
     let site = Site::new();
-    let agent = site.agent();
+    let root = site.root();
+    let flags: [&OsStr; 3] = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+    // An eighth of its descriptors are the places for such lanes: 64.
+    let agent = site.agent_by(with_descriptors(512), "127.0.0.1:0", &flags);
     let mute = Identity::ephemeral().unwrap();
     let mut lanes: Vec<Heard> = (0..100).map(|_| by_tcp(&agent, &mute)).collect();
     lanes.extend((0..30).map(|_| by_quic(&agent, &mute)));
-    // More than the 64 that may be there at once: the oldest are ended.
-    lanes.drain(..66).for_each(Heard::ends);
+    wait_until("the end of the lanes that are too many", || {
+        lanes.retain(|lane| lane.frames.try_recv() != Err(TryRecvError::Disconnected));
+        lanes.len() <= 64
+    });
     write(&site.local().join("honest"), b"bytes");
     for via in ["tcp", "quic"] {
         site.copy(&agent).args(["--via", via, "honest"]).arg(agent.url(via)).succeed();

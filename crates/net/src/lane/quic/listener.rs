@@ -258,9 +258,10 @@ async fn greet(
 const SOCKETS_MAX: usize = 4;
 
 /// Handshakes under way on a socket before an address has to prove itself, and at all. Reason: beyond the first, who floods
-/// does so under its own address; beyond the second, it ends its own oldest.
+/// does so under its own address; beyond the second, one of its own makes room (`crowd`). An honest lane needs a round trip
+/// here once its address is proven: the arithmetic is that of `handshakes`, for each socket.
 const HANDSHAKES_UNPROVEN_MAX: usize = 32;
-const HANDSHAKES_MAX: usize = 256;
+const HANDSHAKES_MAX: usize = 1024;
 
 /// How long a handshake may take, the first bytes of the control stream included: 660 ms paths with losses need some seconds.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

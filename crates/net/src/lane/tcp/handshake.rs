@@ -318,6 +318,11 @@ impl Link<'_> {
     }
 }
 
+/// Whether the record at the front of `bytes` is complete.
+pub fn is_whole_record(bytes: &[u8]) -> bool {
+    record_bytes(bytes).is_some()
+}
+
 /// Length of the record at the front of `bytes`, head included; `None` unless it is complete.
 ///
 /// A head that is none of TLS counts as complete, so that rustls sees and refuses it.

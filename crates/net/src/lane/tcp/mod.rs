@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::limit::{TcpSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 
+pub(crate) use self::handshake::is_whole_record;
 pub use self::window::{buffer_limits, window_max};
 
 use self::handshake::{Established, Link};

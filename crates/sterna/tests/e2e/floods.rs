@@ -1,0 +1,192 @@
+//! Strangers that knock from many networks faster than an honest client far away can shake hands: it gets in all the same.
+//!
+//! Time is counted in knocks and not in seconds: the far client hears each answer of the agent so many knocks later.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use sterna_net::descriptors;
+use sterna_net::identity::Identity;
+use sterna_net::lane::tcp;
+
+use crate::site::{Agent, Site};
+use crate::tree::write;
+
+/// Networks (IPv4 /24) that the strangers come from.
+const NETWORKS: u64 = 10_000;
+
+/// What strangers do once they are connected.
+#[derive(Clone)]
+enum Stranger {
+    Silent,
+    /// Sends a ClientHello and then nothing.
+    Stalling(Vec<u8>),
+}
+
+/// Knocks so far, and who waits for more of them.
+#[derive(Default)]
+struct Knocks {
+    count: Mutex<u64>,
+    more: Condvar,
+    over: AtomicBool,
+}
+
+impl Knocks {
+    /// Waits for `count` knocks from now on, or for the end of the flood.
+    fn wait_for(&self, count: u64) {
+        let mut now = self.count.lock().unwrap();
+        let until = *now + count;
+        while *now < until && !self.over.load(Ordering::Relaxed) {
+            now = self.more.wait(now).unwrap();
+        }
+    }
+}
+
+/// A flood of connections; ends with the test.
+struct Flood {
+    knocks: Arc<Knocks>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Flood {
+    fn of(agent: &Agent, stranger: Stranger) -> Self {
+        descriptors::raise_limit();
+        let (knocks, addr) = (Arc::new(Knocks::default()), agent.addr);
+        let knocking = Arc::clone(&knocks);
+        let thread = thread::spawn(move || knock_without_end(addr, &stranger, &knocking));
+        Self { knocks, thread: Some(thread) }
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.knocks.over.store(true, Ordering::Relaxed);
+        self.knocks.more.notify_all();
+        let ended = self.thread.take().map(thread::JoinHandle::join);
+        assert!(thread::panicking() || ended.is_none_or(|ended| ended.is_ok()), "the flood came to an end");
+    }
+}
+
+fn knock_without_end(agent: SocketAddr, stranger: &Stranger, knocks: &Knocks) {
+    // More than the agent has places for, as far as this process may have them.
+    let open_max = (descriptors::limit() / 4).min(6000);
+    let mut open = VecDeque::new();
+    for knock in 0u64.. {
+        if knocks.over.load(Ordering::Relaxed) {
+            return;
+        }
+        let network = knock * 7919 % NETWORKS;
+        let from = Ipv4Addr::new(127, 1 + (network >> 8) as u8, network as u8, 1);
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+        socket.connect(&agent.into()).expect("the agent's kernel takes connections");
+        if let Stranger::Stalling(hello) = stranger {
+            // It may have been reset already.
+            let _ = (&socket).write_all(hello);
+        }
+        open.push_back(socket);
+        if open.len() > open_max {
+            open.pop_front();
+        }
+        *knocks.count.lock().unwrap() += 1;
+        knocks.more.notify_all();
+    }
+}
+
+/// What a client says first.
+fn recorded_hello() -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let client =
+        thread::spawn(move || tcp::connect(&tcp::ConnectOptions::new(addr), &Identity::ephemeral().unwrap()).err());
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut head = [0; 5];
+    stream.read_exact(&mut head).unwrap();
+    let mut hello = head.to_vec();
+    hello.resize(5 + usize::from(u16::from_be_bytes([head[3], head[4]])), 0);
+    stream.read_exact(&mut hello[5..]).unwrap();
+    drop(stream);
+    assert!(client.join().unwrap().is_some());
+    hello
+}
+
+/// A proxy that lets a client hear each answer of the agent some knocks late. As on a real path, the first bytes come to the
+/// agent together with the connection.
+struct FarClient {
+    addr: SocketAddr,
+    dials: Arc<AtomicU64>,
+}
+
+impl FarClient {
+    fn new(agent: &Agent, flood: &Flood, knocks_late: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = Self { addr: listener.local_addr().unwrap(), dials: Arc::default() };
+        let (agent, dials, knocks) = (agent.addr, Arc::clone(&far.dials), Arc::clone(&flood.knocks));
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                dials.fetch_add(1, Ordering::Relaxed);
+                let knocks = Arc::clone(&knocks);
+                thread::spawn(move || carry(client, agent, &knocks, knocks_late));
+            }
+        });
+        far
+    }
+}
+
+fn carry(mut client: TcpStream, agent: SocketAddr, knocks: &Arc<Knocks>, knocks_late: u64) {
+    let mut bytes = vec![0; 64 << 10];
+    let Ok(count) = client.read(&mut bytes) else { return };
+    let mut agent = TcpStream::connect(agent).expect("the agent's kernel takes connections");
+    if agent.write_all(&bytes[..count]).is_err() {
+        return;
+    }
+    let (mut answers, mut hears) = (agent.try_clone().unwrap(), client.try_clone().unwrap());
+    let knocks = Arc::clone(knocks);
+    thread::spawn(move || {
+        let mut bytes = vec![0; 64 << 10];
+        while let Ok(count @ 1..) = answers.read(&mut bytes) {
+            knocks.wait_for(knocks_late);
+            if hears.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = hears.shutdown(Shutdown::Both);
+    });
+    while let Ok(count @ 1..) = client.read(&mut bytes) {
+        if agent.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = agent.shutdown(Shutdown::Write);
+}
+
+/// Copies a file while strangers knock, of whom the agent has `places` before it begins.
+fn gets_in_beside(stranger: Stranger, places: u64, knocks_late: u64) -> u64 {
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), b"bytes");
+    let flood = Flood::of(&agent, stranger);
+    flood.knocks.wait_for(places);
+    let far = FarClient::new(&agent, &flood, knocks_late);
+    let url = format!("sterna://{}/f", far.addr);
+    site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f", &url]).succeed();
+    assert!(site.root().join("f").exists());
+    far.dials.load(Ordering::Relaxed)
+}
+
+#[test]
+fn bare_connections_from_ten_thousand_networks_do_not_lock_a_far_client_out() {
+    // 2,000 a second at a round trip of 660 ms.
+    let dials = gets_in_beside(Stranger::Silent, 5000, 1320);
+    assert!(dials <= 2, "{dials} tries");
+}
+
+#[test]
+fn client_hellos_that_nothing_follows_do_not_lock_a_far_client_out() {
+    // More of them than the 64 that there were places for, in each round trip.
+    gets_in_beside(Stranger::Stalling(recorded_hello()), 1200, 80);
+}
