@@ -125,13 +125,23 @@ pub struct Error {
     pub retry: Retry,
     text: String,
     is_refusal: bool,
+    is_cut_in_handshake: bool,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
     /// A failure that trying again does not cure; see [`Error::retry`] to say otherwise.
     pub fn new(kind: ErrorKind, scope: Scope, phase: Phase, text: impl Into<String>) -> Self {
-        Self { kind, scope, phase, retry: Retry::Never, text: text.into(), is_refusal: false, source: None }
+        Self {
+            kind,
+            scope,
+            phase,
+            retry: Retry::Never,
+            text: text.into(),
+            is_refusal: false,
+            is_cut_in_handshake: false,
+            source: None,
+        }
     }
 
     /// The same failure, with another word on trying again.
@@ -158,6 +168,18 @@ impl Error {
     /// Whether it is in the words of a peer that refuses us.
     pub const fn is_refusal(&self) -> bool {
         self.is_refusal
+    }
+
+    /// The same failure, as one of a connection that the peer ended before it was known who the peer is.
+    #[must_use]
+    pub fn cut_in_handshake(mut self) -> Self {
+        self.is_cut_in_handshake = true;
+        self
+    }
+
+    /// Whether the peer ended the connection before it was known who the peer is: a busy agent does so, and takes the next.
+    pub const fn is_cut_in_handshake(&self) -> bool {
+        self.is_cut_in_handshake
     }
 
     /// A peer that broke the protocol.

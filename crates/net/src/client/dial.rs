@@ -27,6 +27,17 @@ use crate::session::SessionEvent;
 /// takes one of them; a lost packet, sent again, another.
 const BETTER_GRACE: Duration = Duration::from_millis(500);
 
+/// How often a first lane is dialled when the peer ends the connection before it is known who that is. Reason: an agent that
+/// strangers flood ends one in two, so that four tries get in with 0.94 (`handshakes`).
+const DIAL_TRIES_MAX: u32 = 4;
+
+/// Longest wait before the second try; twice as long before each later one. Reason: three of them are 3.5 s at most, and
+/// copies that were begun together come apart.
+const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// No try begins later than this after the first. Reason: one handshake's time.
+const DIAL_AGAIN_WITHIN: Duration = tcp::HANDSHAKE_TIME_MAX;
+
 /// How often a wait looks whether the person wants to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -288,9 +299,13 @@ impl PathDialling<'_> {
         }
         let rate = SharedRate::new(contract);
         let lanes = lanes_to_come(&self.dialling.options, self.options, contract.remembered);
-        let target = Target { via, addr, rate: &rate, lanes };
-        let (lane, congestion_refused) = dial(&self.dialling.options, self.options, &target, &self.dialling.identity)?;
+        let (lane, congestion_refused) = self.dial_first(&Target { via, addr, rate: &rate, lanes })?;
         Ok(Reached { via, lane, rate, congestion_refused })
+    }
+
+    fn dial_first(&self, target: &Target<'_>) -> Result<DialledLane, Error> {
+        let Dialling { options, identity, observer, .. } = &self.dialling;
+        dial_first((options, self.options), target, identity, observer, |rationale| self.say(rationale))
     }
 
     /// Dials both transports at once, and takes the one that suits the round trip that is found.
@@ -298,11 +313,13 @@ impl PathDialling<'_> {
         let (tell, answers) = channel();
         for via in [Via::Quic, Via::Tcp] {
             let (tell, dialling, options) = (tell.clone(), self.dialling.clone(), self.options.clone());
+            let name = self.name.clone();
             let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
                 let rate = SharedRate::new(options.contract);
                 let lanes = lanes_to_come(&dialling.options, &options, None);
-                let target = Target { via, addr, rate: &rate, lanes };
-                let reached = dial(&dialling.options, &options, &target, &dialling.identity)
+                let on = PathDialling { dialling: &dialling, options: &options, name };
+                let reached = on
+                    .dial_first(&Target { via, addr, rate: &rate, lanes })
                     .map(|(lane, congestion_refused)| Reached { via, lane, rate, congestion_refused });
                 // Nobody waits any more: the lane ends here.
                 let _ = tell.send(reached);
@@ -385,6 +402,45 @@ impl PathDialling<'_> {
             }
         }
     }
+}
+
+/// Dials a first lane of a path, and again when the peer ends the connection before it is known who that is.
+///
+/// `say` hears of each further try. Errors: that of the last try; `Cancelled` when the person wants to stop.
+pub(super) fn dial_first(
+    (options, path): (&CopyOptions, &PathOptions),
+    target: &Target<'_>,
+    identity: &Identity,
+    observer: &Arc<dyn CopyObserver>,
+    say: impl Fn(&str),
+) -> Result<DialledLane, Error> {
+    let begun = Instant::now();
+    let mut tries = 1;
+    loop {
+        let error = match dial(options, path, target, identity) {
+            Err(error) if error.is_cut_in_handshake() && tries < DIAL_TRIES_MAX => error,
+            outcome => return outcome,
+        };
+        // Without random numbers of the kernel the pause is the longest.
+        let pause = pause_after(tries, getrandom::u32().unwrap_or(u32::MAX));
+        if begun.elapsed() + pause > DIAL_AGAIN_WITHIN {
+            return Err(error);
+        }
+        tries += 1;
+        let again = format!("try {tries} of {DIAL_TRIES_MAX} in {}", readable_time(pause));
+        say(&format!("{}: {}; {again}", target.via, error.chain()));
+        let until = Instant::now() + pause;
+        while Instant::now() < until {
+            stop_if_asked(observer)?;
+            thread::sleep(until.saturating_duration_since(Instant::now()).min(LOOK));
+        }
+    }
+}
+
+/// How long to wait after try number `tries`: between half of the longest pause and all of it, by a random number.
+fn pause_after(tries: u32, random: u32) -> Duration {
+    let longest = DIAL_PAUSE_MAX * (1 << (tries - 1));
+    longest.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
 /// The addresses of an agent, of the family of `local` when that is given. Errors: `Unreachable`.
@@ -501,6 +557,13 @@ pub(super) fn lane_memory(options: &CopyOptions, path: &PathOptions, lanes: u32)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pauses_between_tries_grow_apart_and_have_an_end() {
+        let millis = |tries, random| pause_after(tries, random).as_millis();
+        assert_eq!([1, 2, 3].map(|tries| millis(tries, 0)), [250, 500, 1000]);
+        assert_eq!([1, 2, 3].map(|tries| millis(tries, u32::MAX)), [500, 1000, 2000]);
+    }
 
     #[test]
     fn no_more_lanes_come_than_there_is_memory_for() {

@@ -21,7 +21,7 @@ use sterna_proto::session::{
 };
 use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
 
-use super::dial::{Target, dial, resolve};
+use super::dial::{Target, dial_first, resolve};
 use super::keeper::{BACKOFF_MAX, DEPARTURE, HEALTHY_LIFE, LAST_PACKET, ends_session, random_session};
 use super::path::PathOptions;
 use super::tally::TallyState;
@@ -200,9 +200,10 @@ impl Asking<'_> {
     fn reach(&self, remote: &RemoteLocation) -> Result<Lane, Error> {
         let (tell, answer) = channel();
         let (remote, options, identity) = (remote.clone(), self.lane_options(), self.identity.clone());
+        let observer = Arc::clone(self.observer);
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
             // Nobody waits any more: the lane ends here.
-            let _ = tell.send(dial_any(&remote, &options, &identity));
+            let _ = tell.send(dial_any(&remote, &options, &identity, &observer));
         });
         dialled.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
         loop {
@@ -317,13 +318,22 @@ impl Asking<'_> {
 }
 
 /// A lane to an agent, by any address and either transport. Errors: of all of them.
-fn dial_any(remote: &RemoteLocation, options: &CopyOptions, identity: &Identity) -> Result<Lane, Error> {
+fn dial_any(
+    remote: &RemoteLocation,
+    options: &CopyOptions,
+    identity: &Identity,
+    observer: &Arc<dyn CopyObserver>,
+) -> Result<Lane, Error> {
+    let say = |rationale: &str| {
+        observer.event(CopyEvent::Decision { subject: "transport", rationale: rationale.to_owned() });
+    };
     let mut errors: Vec<Error> = Vec::new();
     let path = PathOptions { lanes: Some(1), ..PathOptions::default() };
     for addr in resolve(&remote.host_port(), None)? {
         for via in [Via::Tcp, Via::Quic] {
             let rate = SharedRate::new(path.contract);
-            match dial(options, &path, &Target { via, addr, rate: &rate, lanes: 1 }, identity) {
+            let target = Target { via, addr, rate: &rate, lanes: 1 };
+            match dial_first((options, &path), &target, identity, observer, say) {
                 Ok((lane, _)) => return Ok(lane),
                 Err(error) if error.kind != ErrorKind::Unreachable => return Err(error),
                 Err(error) => errors.push(error),
@@ -359,7 +369,7 @@ impl Keeper {
             let born = Instant::now();
             let lane = match next.take() {
                 Some(lane) => Ok(lane),
-                None => dial_any(&self.asked, &self.options, &self.identity),
+                None => dial_any(&self.asked, &self.options, &self.identity, &self.observer),
             };
             let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
             if self.watch.is_over() || *lock(&self.over.0) {

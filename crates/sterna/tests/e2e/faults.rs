@@ -82,6 +82,32 @@ fn a_flipped_bit_in_a_handshake_lets_nothing_through() {
 }
 
 #[test]
+fn a_first_connection_that_is_cut_in_the_handshake_is_dialled_again() {
+    let site = site_with(3, MIB);
+    let agent = site.agent();
+    let strait = Strait::tcp(&agent);
+    strait.mark(100, Then::Cut);
+    let copied = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(strait.url("f")).succeed();
+    assert_eq!(strait.marks_reached(), 1);
+    copied.says("the connection during the handshake; try 2 of 4 in ");
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+    // Never let through: told how often, and given up.
+    strait.mark(100, Then::Shut);
+    let failed = site.copy(&agent).args(["--via", "tcp", "f"]).arg(strait.url("g")).run().expect(5);
+    failed.says("try 4 of 4 in ");
+}
+
+#[test]
+fn an_agent_that_is_not_trusted_is_dialled_once() {
+    let site = site_with(3, MIB);
+    let agent = site.agent();
+    let copy = |via| site.bare_copy().args(["--via", via, "f"]).arg(agent.url("f")).run().expect(6);
+    for via in ["tcp", "quic"] {
+        assert!(!copy(via).text().contains("try 2 of"), "a refusal is final");
+    }
+}
+
+#[test]
 fn an_outage_of_ten_seconds_costs_ten_seconds_and_no_byte() {
     let site = site_with(4, 24 * MIB);
     let agent = site.agent();

@@ -24,7 +24,16 @@ pub(super) fn lane_error(reason: &ConnectionError, peer: SocketAddr, ours: Optio
 
 /// Why a lane did not come to be.
 pub(super) fn handshake_error(reason: &ConnectionError, peer: SocketAddr) -> Error {
-    error(reason, peer, Phase::Prepare, None)
+    let error = error(reason, peer, Phase::Prepare, None);
+    // Refusals that no other try changes (of TLS) have another kind.
+    match reason {
+        ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_) | ConnectionError::Reset
+            if error.kind == ErrorKind::Unreachable =>
+        {
+            error.cut_in_handshake()
+        }
+        _ => error,
+    }
 }
 
 /// The socket said that the peer cannot be reached.

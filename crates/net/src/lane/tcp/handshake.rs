@@ -240,7 +240,8 @@ impl Link<'_> {
             .and_then(|()| (&mut &*self.stream).read(&mut bytes))
             .map_err(|e| self.io_error(&e))?;
         if count == 0 {
-            return Err(self.error(ErrorKind::Unreachable, "closed the connection during the handshake"));
+            let error = self.error(ErrorKind::Unreachable, "closed the connection during the handshake");
+            return Err(error.cut_in_handshake());
         }
         incoming.extend_from_slice(&bytes[..count]);
         Ok(count)
@@ -266,16 +267,16 @@ impl Link<'_> {
     }
 
     fn io_error(&self, error: &std::io::Error) -> Error {
-        let what = match error.kind() {
+        let unreachable = |what: &str| self.error(ErrorKind::Unreachable, what);
+        match error.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-                "did not finish the handshake in time".into()
+                unreachable("did not finish the handshake in time")
             }
             std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe => {
-                "cut the connection during the handshake".to_owned()
+                unreachable("cut the connection during the handshake").cut_in_handshake()
             }
-            _ => format!("is out of reach: {error}"),
-        };
-        self.error(ErrorKind::Unreachable, &what)
+            _ => unreachable(&format!("is out of reach: {error}")),
+        }
     }
 
     /// The error of a port where something else listens.

@@ -37,6 +37,8 @@ pub(super) fn connect(options: &ConnectOptions, deadline: Instant) -> Result<Tcp
         io::ErrorKind::TimedOut => {
             failed(&format!("no answer in {:.0} s", options.tcp.handshake_time_max.as_secs_f64()), e)
         }
+        // Sent to a client whose last packet of the connection's own handshake came too late.
+        io::ErrorKind::ConnectionReset => failed("the peer cut the connection", e).cut_in_handshake(),
         io::ErrorKind::ConnectionRefused => failed("nobody listens there", e),
         _ => failed("no way there", e),
     })?;
