@@ -5,6 +5,7 @@
 //! what has arrived is in the journals beneath the roots.
 
 mod log;
+mod revocation;
 mod sessions;
 mod third_party;
 
@@ -134,6 +135,14 @@ impl Agent {
         let (quic_shared, quic_lanes) = (Arc::clone(&shared), Arc::clone(&quic));
         let alive = Arc::clone(&shared);
         spawn("keep-alive", move || alive.keep_alive())?;
+        if matches!(shared.admission, Admission::Listed(_)) {
+            let watching = Arc::clone(&shared);
+            spawn("watch-rights", move || {
+                if let Admission::Listed(list) = &watching.admission {
+                    watching.watch_rights(list);
+                }
+            })?;
+        }
         spawn("accept-quic", move || quic_shared.accept_quic(&quic_lanes))?;
         Ok(Self { shared, quic, local_addr })
     }
@@ -353,7 +362,7 @@ impl Shared {
         }
     }
 
-    /// What a peer may do. Errors: it is not authorized, and the sessions that it still has are ended.
+    /// What a peer may do. Errors: it is not authorized.
     fn grant(&self, peer: &Fingerprint) -> Result<Grant, Error> {
         let granted = match &self.admission {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
@@ -368,9 +377,7 @@ impl Shared {
                 "{peer} is not authorized here: the operator of the agent must add a line with that fingerprint (alone for all \
                  rights, or with ro behind it to read only) to the file that its --authorize names; the next try counts"
             );
-            let error = Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
-            self.sessions.of_peer(peer).iter().for_each(|session| session.abort(&error));
-            error
+            Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
         })
     }
 
@@ -384,8 +391,8 @@ impl Shared {
 
     /// What is left of a grant when the peer asks on behalf of another one: what both may do. That nobody proves it is no harm,
     /// since it can only take away. Errors: the other one is not authorized here.
-    fn narrowed(&self, grant: Grant, peer: &Fingerprint, hello: &Hello) -> Result<Grant, Error> {
-        let Some(other) = hello.on_behalf_of.map(Fingerprint) else { return Ok(grant) };
+    fn narrowed(&self, grant: Grant, peer: &Fingerprint, on_behalf_of: Option<Fingerprint>) -> Result<Grant, Error> {
+        let Some(other) = on_behalf_of else { return Ok(grant) };
         match &self.admission {
             Admission::Anybody => Ok(grant),
             Admission::Listed(list) => list.ask(&other).grant.map(|others| grant.and(&others)).ok_or_else(|| {
@@ -400,12 +407,22 @@ impl Shared {
         }
     }
 
+    /// The places of a request, by the rights that the peer has now. Errors: they do not suffice.
+    fn places_allowed(
+        &self,
+        peer: &Fingerprint,
+        on_behalf_of: Option<Fingerprint>,
+        request: &Request,
+    ) -> Result<Vec<Source>, Error> {
+        let grant = self.narrowed(self.grant(peer)?, peer, on_behalf_of)?;
+        self.places(request, &grant)
+    }
+
     /// A seat in the session of a hello: the one that is running, or a new one. Its rights are looked at for each lane.
     fn session(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr, hello: &Hello) -> Result<Seat, Error> {
-        let grant = self.grant(&peer)?;
         let key = (peer, hello.session);
-        let grant = self.narrowed(grant, &peer, hello);
-        let places = grant.and_then(|grant| self.places(&hello.request, &grant)).inspect_err(|error| {
+        let on_behalf_of = hello.on_behalf_of.map(Fingerprint);
+        let places = self.places_allowed(&peer, on_behalf_of, &hello.request).inspect_err(|error| {
             self.sessions.find(&key, &hello.request).iter().for_each(|session| session.abort(error));
         })?;
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;

@@ -46,6 +46,8 @@ pub(super) struct Started {
 /// A session, from its first hello on.
 pub(super) struct AgentSession {
     pub(super) peer: Fingerprint,
+    /// The command that the peer acts for.
+    pub(super) on_behalf_of: Option<Fingerprint>,
     pub(super) request: Request,
     pub(super) lanes: LaneIds,
     /// The rate of each path that the client's lanes have come on.
@@ -66,10 +68,11 @@ struct Heard {
 }
 
 impl AgentSession {
-    fn new(peer: Fingerprint, request: Request) -> Self {
+    fn new(peer: Fingerprint, hello: &Hello) -> Self {
         Self {
             peer,
-            request,
+            on_behalf_of: hello.on_behalf_of.map(Fingerprint),
+            request: hello.request.clone(),
             lanes: LaneIds::default(),
             rates: Mutex::default(),
             live: Lanes::default(),
@@ -212,7 +215,7 @@ impl Sessions {
         if sessions.len() >= SESSIONS_MAX {
             return Err(limit(format!("the agent serves {SESSIONS_MAX} sessions already; try again later")));
         }
-        let session = Arc::new(AgentSession::new(key.0, hello.request.clone()));
+        let session = Arc::new(AgentSession::new(key.0, hello));
         sessions.insert(key, Arc::clone(&session));
         Ok(session)
     }

@@ -1,6 +1,7 @@
 //! The peers that an agent lets in, and what each may do.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -106,7 +107,12 @@ pub struct Authorized {
     /// What the agent's roots are called, as messages list them; none when its only root has no name.
     roots: Vec<String>,
     last: Mutex<LastRead>,
+    /// What the file looked like when it was looked at last; `None`: it was not there.
+    stamp: Mutex<Option<Stamp>>,
 }
+
+/// What tells a file from itself after a change: device, inode, size, and the times of data and inode with nanoseconds.
+type Stamp = [i64; 7];
 
 #[derive(Debug)]
 struct LastRead {
@@ -147,6 +153,8 @@ impl Authorized {
     ///
     /// Errors: the file is not there, a line cannot be read, or names another root (its number is in the text).
     pub fn open(path: &Path, roots: Vec<String>) -> Result<Self, Error> {
+        // In front of the reading: a change in between is found by the next look.
+        let stamp = stamp_of(path);
         let Listed { grants, strays } = read(path, &roots)?;
         match strays.into_iter().next() {
             Some(stray) => Err(stray.error),
@@ -154,6 +162,7 @@ impl Authorized {
                 path: path.to_owned(),
                 roots,
                 last: Mutex::new(LastRead { grants, damage: None, is_in_use: true }),
+                stamp: Mutex::new(stamp),
             }),
         }
     }
@@ -186,11 +195,26 @@ impl Authorized {
         Answer { grant: last.grants.get(peer).cloned(), damage: damage.filter(|_| is_new) }
     }
 
+    /// Whether the file has changed since the last look, or since it was opened.
+    ///
+    /// Cost: one system call.
+    pub fn has_changed(&self) -> bool {
+        let now = stamp_of(&self.path);
+        std::mem::replace(&mut *lock(&self.stamp), now) != now
+    }
+
     /// Why the file was not in use when it was read last; `None` when it was, but for lines that name another root.
     pub fn why_not_in_use(&self) -> Option<String> {
         let last = lock(&self.last);
         last.damage.clone().filter(|_| !last.is_in_use)
     }
+}
+
+fn stamp_of(path: &Path) -> Option<Stamp> {
+    let found = path.metadata().ok()?;
+    // Bits of the numbers, which are compared and nothing else.
+    let (device, inode, size) = (found.dev() as i64, found.ino() as i64, found.size() as i64);
+    Some([device, inode, size, found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()])
 }
 
 /// What is said of lines that name no root of the agent.

@@ -137,7 +137,7 @@ fn lanes_that_never_say_hello_are_ended_when_they_are_many() {
     let mut lanes: Vec<Heard> = (0..100).map(|_| by_tcp(&agent, &mute)).collect();
     lanes.extend((0..30).map(|_| by_quic(&agent, &mute)));
     wait_until("the end of the lanes that are too many", || {
-        lanes.retain(|lane| lane.frames.try_recv() != Err(TryRecvError::Disconnected));
+        lanes.retain(|lane| !matches!(lane.frames.try_recv(), Err(TryRecvError::Disconnected)));
         lanes.len() <= 64
     });
     write(&site.local().join("honest"), b"bytes");
@@ -165,5 +165,52 @@ fn rights_are_looked_at_for_each_lane_and_their_loss_ends_the_session() {
         assert!(matches!(&messages[..], [Message::Abort { error }] if error.kind == kind), "{messages:?}");
         first.ends();
         agent.wait_for_log("ended early");
+    }
+}
+
+#[test]
+fn rights_that_are_taken_away_end_a_session_whose_lanes_are_up() {
+    let site = Site::new();
+    let peer = Identity::ephemeral().unwrap();
+    let line = |rights: &str| format!("{} {rights}\n", peer.fingerprint());
+    let agent = agent_for(&site, &line("rw"));
+    for (loss, kind) in [(line("ro"), ErrorKind::Denied), (String::new(), ErrorKind::Untrusted)] {
+        fs::write(site.path("authorize"), line("rw")).unwrap();
+        // Listed again, it is let in again.
+        let lane = by_tcp(&agent, &peer).says(&push_hello());
+        assert!(matches!(lane.next(), Frame::Welcome));
+        // In the way of editors: a new file in the place of the old one.
+        fs::write(site.path("edited"), loss).unwrap();
+        fs::rename(site.path("edited"), site.path("authorize")).unwrap();
+        let Frame::Messages { encoded, .. } = lane.next() else { panic!("an abort was due") };
+        let messages = Message::decode_all(&encoded).unwrap();
+        let [Message::Abort { error }] = &messages[..] else { panic!("{messages:?}") };
+        assert_eq!(error.kind, kind);
+        assert!(error.text().starts_with("no longer authorized: "), "{error}");
+        lane.ends();
+        agent.wait_for_log("ended early: no longer authorized: ");
+    }
+}
+
+#[test]
+fn a_change_of_the_list_leaves_other_sessions_as_they_are() {
+    let site = Site::new();
+    let (peer, other) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let agent = agent_for(&site, &format!("{}\n{}\n", peer.fingerprint(), other.fingerprint()));
+    let stays = by_tcp(&agent, &peer).says(&push_hello());
+    let ends = by_tcp(&agent, &other).says(&push_hello());
+    assert!(matches!((stays.next(), ends.next()), (Frame::Welcome, Frame::Welcome)));
+    fs::write(site.path("authorize"), format!("{} # the other one has left\n", peer.fingerprint())).unwrap();
+    assert!(matches!(ends.next(), Frame::Messages { .. }));
+    ends.ends();
+    // An answer to a word of its own is the next that it hears.
+    let offers_end = Frame::Messages { first: 0, encoded: Message::OffersEnd { files: 0, bytes: 0 }.encode() };
+    match stays.says(&offers_end).next() {
+        Frame::Acknowledge { .. } => {}
+        Frame::Messages { encoded, .. } => {
+            let messages = Message::decode_all(&encoded).unwrap();
+            assert!(!matches!(&messages[..], [Message::Abort { .. }, ..]), "{messages:?}");
+        }
+        other => panic!("an answer was due, not {other:?}"),
     }
 }

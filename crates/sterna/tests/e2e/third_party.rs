@@ -470,3 +470,31 @@ fn a_person_who_stops_the_command_stops_the_copy() {
         held.check();
     }
 }
+
+#[test]
+fn a_command_that_is_revoked_at_either_agent_stops_its_copy() {
+    let sites = Triangle::new();
+    let id = |site: &Site, state: &str| {
+        let said = Command::new(BINARY).args(["id", "--state"]).arg(site.path(state)).output().unwrap();
+        String::from_utf8(said.stdout).unwrap().trim().to_owned()
+    };
+    let (command, runner) = (id(&sites.near, "client-state"), id(&sites.near, "agent-state"));
+    let lines = format!("{command}\n{runner}\n");
+    sites.write("large", 24 * MIB);
+    for revoked_at in [&sites.near, &sites.far] {
+        let (source, destination) = (Triangle::listed(&sites.near, &lines), Triangle::listed(&sites.far, &lines));
+        let mut copy = sites.copy(&source, &destination);
+        let copying = copy.args(["--rate", "20Mbit"]).arg(source.url("large")).arg(destination.url("")).start();
+        destination.wait_for_log("push to ");
+        fs::write(revoked_at.path("authorize"), format!("{runner}\n")).unwrap();
+        let refused = copying.finish().expect(6);
+        refused.says("no longer authorized: ").says(&command);
+        for agent in [&source, &destination] {
+            agent.wait_for_log("ended early: ");
+        }
+        assert!(!sites.far.root().join("large").exists());
+        for site in [&sites.near, &sites.far] {
+            fs::remove_file(site.path("agent.log")).unwrap();
+        }
+    }
+}
