@@ -4,6 +4,7 @@
 //! [`Agent::run`] ticks the sessions and forgets those that are over. Nothing is kept in memory that a crash would lose:
 //! what has arrived is in the journals beneath the roots.
 
+mod limiter;
 mod log;
 mod revocation;
 mod sessions;
@@ -30,8 +31,9 @@ use crate::session::{
     Source, all_within, close_all, spawn_feeder,
 };
 
+use self::limiter::{Cause, Kind, Limiter, cut};
 pub use self::log::AgentLog;
-use self::log::{SessionLog, Strangers};
+use self::log::SessionLog;
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};
@@ -84,10 +86,9 @@ struct Shared {
     identity: Identity,
     sessions: Sessions,
     pool: Arc<BufferPool>,
-    log: Arc<dyn AgentLog>,
+    log: Arc<Limiter>,
     stopping: AtomicBool,
     handshakes: Arc<Handshakes>,
-    strangers: Strangers,
 }
 
 /// A running agent.
@@ -120,11 +121,10 @@ impl Agent {
             identity: identity.clone(),
             sessions: Sessions::default(),
             pool: BufferPool::new(),
-            log,
+            log: Limiter::new(log),
             stopping: AtomicBool::new(false),
             // Each has two descriptors: with the arrivals that is half of them, and the rest is for sessions.
             handshakes: Handshakes::new(HANDSHAKES_MAX.min(descriptors::limit() / 8).max(1)),
-            strangers: Strangers::default(),
         });
         let quic = Arc::new(quic);
         let identity = Arc::new(identity);
@@ -175,6 +175,7 @@ impl Agent {
     }
 
     fn tick(&self) {
+        self.shared.log.tick(Instant::now());
         for (_, session) in self.shared.sessions.all() {
             let Some(started) = session.started() else { continue };
             started.end.tick();
@@ -240,13 +241,14 @@ impl Shared {
         while !self.stopping.load(Ordering::Relaxed) {
             let turned = arrivals.turn(TICK, |from, arrived| match arrived {
                 Arrived::Ready(stream) => self.shake_hands(stream, from, identity),
-                Arrived::Left => self.log.detail(&format!("{from} knocked and left without a word")),
-                // A flood must not fill the log too.
-                Arrived::Evicted => {}
+                Arrived::Left => self.log_stranger_detail(&format!("{from} knocked and left without a ClientHello")),
+                Arrived::Evicted => {
+                    self.log_stranger(&format!("{from} sent no ClientHello and made room: too many knock"))
+                }
             });
             if let Err(error) = turned {
                 // Out of descriptors, as a rule: wait for lanes to end.
-                self.log.line(&format!("accept a TCP connection: {error}; trying again"));
+                self.log_stranger(&format!("accept a TCP connection: {error}; trying again"));
                 thread::sleep(TICK);
             }
         }
@@ -256,7 +258,7 @@ impl Shared {
     fn shake_hands(self: &Arc<Self>, stream: TcpStream, from: SocketAddr, identity: &Arc<Identity>) {
         let watched = match stream.try_clone() {
             Ok(watched) => watched,
-            Err(e) => return self.log.line(&format!("accept a TCP connection: {e}")),
+            Err(e) => return self.log_stranger(&format!("accept a TCP connection: {e}")),
         };
         let slot = self.handshakes.begin(from.ip(), Instant::now(), move || {
             // Its thread sees the end of the stream; one that has gone already is as good.
@@ -276,9 +278,17 @@ impl Shared {
     /// a detail.
     fn log_handshake(&self, error: &Error) {
         match error.kind {
-            ErrorKind::Unreachable => self.log.detail(&error.chain()),
-            _ => self.strangers.line(&*self.log, &error.chain(), Instant::now()),
+            ErrorKind::Unreachable => self.log_stranger_detail(&cut(&error.chain())),
+            _ => self.log_stranger(&cut(&error.chain())),
         }
+    }
+
+    fn log_stranger(&self, line: &str) {
+        self.log.line(Cause::Strangers, Kind::Refusals, line, Instant::now());
+    }
+
+    fn log_stranger_detail(&self, line: &str) {
+        self.log.detail(Cause::Strangers, line, Instant::now());
     }
 
     /// Tells clients that the agent lives, and ends who says no hello. A thread of its own: a session that hangs may not end
@@ -353,11 +363,12 @@ impl Shared {
             }
         }
         let Err(error) = outcome else { return };
-        let line = format!("{} at {}: {}", peer.short(), handle.peer_addr(), error.chain());
+        let line = format!("{} at {}: {}", peer.short(), handle.peer_addr(), cut(&error.chain()));
         // A client that leaves, and a network that fails, are every day's; who breaks the protocol is the operator's business.
         match (error.kind, slot.is_none_or(|slot| slot.stays())) {
-            (ErrorKind::Protocol, true) => self.log.line(&line),
-            (_, true) if is_stranger => self.log.detail(&line),
+            (ErrorKind::Protocol, true) if is_stranger => self.log_stranger(&line),
+            (ErrorKind::Protocol, true) => self.log.line(Cause::Peer(peer), Kind::Sessions, &line, Instant::now()),
+            (_, true) if is_stranger => self.log_stranger_detail(&line),
             _ => {}
         }
     }
@@ -368,7 +379,7 @@ impl Shared {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
             Admission::Listed(list) => {
                 let Answer { grant, damage } = list.ask(peer);
-                damage.iter().for_each(|text| self.log.line(text));
+                damage.iter().for_each(|text| self.log.own(text));
                 grant
             }
         };
@@ -592,7 +603,7 @@ fn no_such_root(name: &str, roots: &[NamedRoot], grant: &Grant) -> String {
     };
     match name {
         "" => format!("a path that names no root is not served here; {granted}"),
-        name => format!("root {name:?} is not served here; {granted}"),
+        name => format!("root {} is not served here; {granted}", cut(&format!("{name:?}"))),
     }
 }
 
@@ -630,11 +641,10 @@ impl AgentSink<'_> {
     fn refuse(&mut self, error: &Error) -> Result<(), Error> {
         let reason = format!("{}{}", error.chain(), self.shared.why_not_in_list(error));
         let line = format!("refused {} at {}: {reason}", self.peer.short(), self.handle.peer_addr());
-        let log = &*self.shared.log;
         match error.kind {
             // After a restart of ours the session that takes over has lines of its own.
-            ErrorKind::SessionLost => log.detail(&line),
-            _ => self.shared.strangers.refusal(log, self.peer, (reason, &line), Instant::now()),
+            ErrorKind::SessionLost => self.shared.log_stranger_detail(&line),
+            _ => self.shared.log.refusal(self.peer, (reason, &line), Instant::now()),
         }
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;

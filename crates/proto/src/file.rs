@@ -1,5 +1,6 @@
 //! What a session knows of a file: its path beneath the destination, its size and times, and its cut into blocks.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Phase, Scope};
@@ -78,20 +79,29 @@ impl RelPath {
 
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in String::from_utf8_lossy(&self.0).chars() {
-            if drives_terminal(c) { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") }?;
-        }
-        Ok(())
+        f.write_str(&plain(&String::from_utf8_lossy(&self.0)))
     }
 }
 
-/// Whether a character in a name or text of somebody else must not reach a terminal: a control character, or one that
-/// changes the direction of what follows, so that `txt.exe` reads as `exe.txt`.
+/// A text of somebody else as people are shown it: on one line, with what would drive their terminal escaped.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(drives_terminal) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if drives_terminal(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether a character in a name or text of somebody else must not reach a terminal: a control character (C0, DEL, C1), one that
+/// ends a line, or one that changes the direction of what follows, so that `txt.exe` reads as `exe.txt`.
 ///
 /// Source: Unicode Standard Annex 9, table of the explicit formatting characters and marks.
 pub fn drives_terminal(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    turns || c.is_control()
+    turns || c.is_control() || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
 impl fmt::Debug for RelPath {

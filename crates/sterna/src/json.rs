@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 use sterna_net::client::{CopyEvent, CopyProgress, CopySummary, ReplicaSummary};
 use sterna_net::session::SessionEvent;
+use sterna_proto::file::drives_terminal;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{BitRate, ByteCount, Error, FileDigests, FileEntry};
 
@@ -34,7 +35,7 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
         // The error of the whole copy is its last line.
         CopyEvent::Session(SessionEvent::Aborted(_)) => return None,
     };
-    Some(value.to_string())
+    Some(encoded(&value))
 }
 
 fn file(entry: &FileEntry, outcome: &FileOutcome, dry_run: bool) -> Value {
@@ -70,9 +71,21 @@ fn error_value(error: &Error) -> Value {
     })
 }
 
+/// A value on one line. What would drive a terminal is escaped as JSON has it, so that programs read the same text.
+fn encoded(value: &Value) -> String {
+    let mut line = String::new();
+    for c in value.to_string().chars() {
+        match drives_terminal(c) {
+            true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| line.push_str(&format!("\\u{unit:04x}"))),
+            false => line.push(c),
+        }
+    }
+    line
+}
+
 /// The failure of the whole copy.
 pub fn error(error: &Error) -> String {
-    json!({"event": "error", "error": error_value(error), "exit_code": error.exit_code()}).to_string()
+    encoded(&json!({"event": "error", "error": error_value(error), "exit_code": error.exit_code()}))
 }
 
 /// A snapshot; without what moves when nothing does.
@@ -146,9 +159,22 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
     if !summary.replicas.is_empty() {
         value["replicas"] = summary.replicas.iter().map(replica).collect();
     }
-    value.to_string()
+    encoded(&value)
 }
 
 fn replica(replica: &ReplicaSummary) -> Value {
     json!({"source": replica.source, "bytes": replica.bytes, "dropped": replica.dropped})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_holds_nothing_that_drives_a_terminal_and_reads_back_as_it_was() {
+        let name = "a\u{85}b\u{9b}31m\u{202e}c\u{2066}\u{7f}d\u{200f}e\u{61c}f\ng\u{1b}[2J é";
+        let line = encoded(&json!({"text": name}));
+        assert!(!line.chars().any(drives_terminal) && line.contains(r"\u202e") && line.contains('é'), "{line}");
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["text"], name);
+    }
 }

@@ -17,6 +17,7 @@ mod state;
 use std::process::ExitCode;
 
 use clap::Parser;
+use sterna_proto::file::plain;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use flags::{Command, Flags};
@@ -62,11 +63,13 @@ fn show_id(flags: &flags::IdFlags) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Writes a line for people to stderr; when nobody can read it any more, what we do goes on without.
+/// Writes a line for people to stderr, some of it in the words of peers; when nobody can read it any more, what we do goes
+/// on without. An error may have several lines: those ends stay.
 pub(crate) fn say(line: &str) {
     use std::io::Write;
     // At once: lines of several processes in one log do not mix.
-    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+    let lines: Vec<_> = line.split('\n').map(plain).collect();
+    let _ = std::io::stderr().lock().write_all(format!("{}\n", lines.join("\n")).as_bytes());
 }
 
 /// Writes a line of output to stdout. Errors: nobody reads it any more.

@@ -13,6 +13,7 @@ use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent,
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 
 use super::ONLY_ROOT;
+use super::limiter::{Cause, Kind, Limiter, cut};
 use crate::identity::Fingerprint;
 use crate::session::{Observer, Progress, SessionEvent, lock};
 
@@ -29,7 +30,8 @@ pub trait AgentLog: Send + Sync {
 
 /// Writes what happens in a session to the log of the agent, and counts it for the last line.
 pub(super) struct SessionLog {
-    log: Arc<dyn AgentLog>,
+    log: Arc<Limiter>,
+    peer: Cause,
     name: String,
     is_dry_run: bool,
     linger: Duration,
@@ -60,7 +62,7 @@ const TICKS_ALONE: u32 = 3;
 impl SessionLog {
     /// For a session that starts now; writes its first line.
     pub(super) fn start(
-        log: &Arc<dyn AgentLog>,
+        log: &Arc<Limiter>,
         (peer, session): (&Fingerprint, &SessionId),
         from: SocketAddr,
         hello: &Hello,
@@ -70,29 +72,32 @@ impl SessionLog {
         let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("session {name}");
         let behind = hello.on_behalf_of.map(|key| format!(" for {}", Fingerprint(key).short())).unwrap_or_default();
-        log.line(&format!("{name}: {}, by {}{behind} at {from}", described(request), peer.short()));
+        let (cause, line) =
+            (Cause::Peer(*peer), format!("{name}: {}, by {}{behind} at {from}", described(request), peer.short()));
+        log.line(cause, Kind::Sessions, &line, Instant::now());
         let is_dry_run = match request {
             Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
             Request::ThirdParty(copy) => copy.dry_run,
         };
         let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
-        Self { log, name, is_dry_run, linger, started, tally }
+        Self { log, peer: cause, name, is_dry_run, linger, started, tally }
     }
 
     /// A lane has joined.
     pub(super) fn lane_up(&self, lane: LaneId, how: impl std::fmt::Display) {
-        self.log.detail(&format!("{}: lane {} is up: {how}", self.name, lane.0));
+        self.detail(&format!("lane {} is up: {how}", lane.0));
     }
 
     /// A lane has ended.
     pub(super) fn lane_down(&self, lane: LaneId, reason: String) {
-        self.log.detail(&format!("{}: lane {} is down: {reason}", self.name, lane.0));
+        let reason = cut(&reason);
+        self.detail(&format!("lane {} is down: {reason}", lane.0));
         lock(&self.tally).last_down = reason;
     }
 
     /// Something about one lane of this session.
     pub(super) fn detail(&self, text: &str) {
-        self.log.detail(&format!("{}: {text}", self.name));
+        self.log.detail(self.peer, &format!("{}: {text}", self.name), Instant::now());
     }
 
     /// A tick has seen `lanes` lanes: none for long is an outage, which is told once, and so is its end.
@@ -112,7 +117,7 @@ impl SessionLog {
             }
         };
         drop(tally);
-        line.iter().for_each(|line| self.line(line));
+        line.iter().for_each(|line| self.line(Kind::Sessions, line));
     }
 
     /// The session is over or, with `cut`, ends here for that reason. Writes the last line, once.
@@ -153,87 +158,32 @@ impl SessionLog {
         if unfinished > 0 {
             let _ = write!(line, ", and {} of files that are not whole yet", ByteCount(unfinished));
         }
-        self.line(&line);
+        self.line(Kind::Sessions, &line);
     }
 
-    fn line(&self, line: &str) {
-        self.log.line(&format!("{}: {line}", self.name));
-    }
-}
-
-/// What the log says of those who are not let in: enough to know of them, and not so much that they fill a disk with it.
-#[derive(Default)]
-pub(super) struct Strangers(Mutex<StrangersTold>);
-
-#[derive(Default)]
-struct StrangersTold {
-    /// The last refusal: every lane of a session meets it, and one line is enough.
-    refusal: Option<(Fingerprint, String, Instant)>,
-    /// When the present minute began, the lines in it, and those that were left out.
-    minute: Option<Instant>,
-    lines: u32,
-    left_out: u64,
-}
-
-/// A refusal is told again after this. Reason: the lanes of one session come within a few round trips.
-const REFUSAL_LASTS: Duration = Duration::from_secs(5);
-
-/// Lines about strangers in a minute at most. Reason: 3 MB a day; more of them tell an operator no more.
-const STRANGERS_LINES_MAX: u32 = 20;
-const STRANGERS_MINUTE: Duration = Duration::from_secs(60);
-
-impl Strangers {
-    /// A line about one of them; beyond [`STRANGERS_LINES_MAX`] a detail, and how many were left out is told with the next.
-    pub(super) fn line(&self, log: &dyn AgentLog, line: &str, now: Instant) {
-        let mut told = lock(&self.0);
-        if told.minute.is_none_or(|minute| now.saturating_duration_since(minute) >= STRANGERS_MINUTE) {
-            let left_out = std::mem::take(&mut told.left_out);
-            (told.minute, told.lines) = (Some(now), 0);
-            if left_out > 0 {
-                log.line(&format!("{left_out} more lines about strangers were left out; -v tells all"));
-            }
-        }
-        if told.lines < STRANGERS_LINES_MAX {
-            told.lines += 1;
-            log.line(line);
-        } else {
-            told.left_out += 1;
-            log.detail(line);
-        }
-    }
-
-    /// The same for a refusal of `peer`; a detail when that was just told.
-    pub(super) fn refusal(&self, log: &dyn AgentLog, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
-        let mut told = lock(&self.0);
-        let is_told = told.refusal.as_ref().is_some_and(|(who, why, at)| {
-            (*who, why) == (peer, &reason) && now.saturating_duration_since(*at) < REFUSAL_LASTS
-        });
-        if is_told {
-            return log.detail(line);
-        }
-        told.refusal = Some((peer, reason, now));
-        drop(told);
-        self.line(log, line, now);
+    fn line(&self, kind: Kind, line: &str) {
+        self.log.line(self.peer, kind, &format!("{}: {line}", self.name), Instant::now());
     }
 }
 
 impl Tally {
     /// Counts an outcome; returns its line.
-    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome, is_dry_run: bool) -> String {
+    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome, is_dry_run: bool) -> (Kind, String) {
         let is_file = u64::from(entry.kind == EntryKind::File);
+        let path = cut(&entry.path.to_string());
         match outcome {
             FileOutcome::Done(_) => {
                 self.copied += is_file;
                 self.copied_bytes += entry.size;
-                format!("{} {}", if is_dry_run { "would copy" } else { "done" }, entry.path)
+                (Kind::Files, format!("{} {path}", if is_dry_run { "would copy" } else { "done" }))
             }
             FileOutcome::Skipped => {
                 self.up_to_date += is_file;
-                format!("up to date {}", entry.path)
+                (Kind::Files, format!("up to date {path}"))
             }
             FileOutcome::Failed(error) => {
                 self.failed += 1;
-                format!("failed {}: {}", entry.path, error.chain())
+                (Kind::Failures, format!("failed {path}: {}", cut(&error.chain())))
             }
         }
     }
@@ -243,32 +193,32 @@ impl Observer for SessionLog {
     fn session_event(&self, event: SessionEvent) {
         let mut tally = lock(&self.tally);
         tally.elapsed = self.started.elapsed();
-        let line = match event {
+        let (kind, line) = match event {
             SessionEvent::Settled { entry, outcome } => tally.count(&entry, &outcome, self.is_dry_run),
-            SessionEvent::Notice(text) => text,
+            SessionEvent::Notice(text) => (Kind::Files, cut(&text)),
             SessionEvent::Decision { subject, rationale } => {
                 drop(tally);
                 return self.detail(&format!("{subject}: {rationale}"));
             }
             SessionEvent::Unreadable(error) | SessionEvent::Left(error) => {
                 tally.failed += 1;
-                error.chain()
+                (Kind::Failures, cut(&error.chain()))
             }
             // The reason of the last line.
             SessionEvent::Aborted(error) => {
-                tally.aborted = Some(error.chain());
+                tally.aborted = Some(cut(&error.chain()));
                 return;
             }
         };
         drop(tally);
-        self.line(&line);
+        self.line(kind, &line);
     }
 }
 
 fn shown(path: &[u8]) -> String {
     match path.iter().all(|&b| b == b'/') {
         true => ONLY_ROOT.to_owned(),
-        false => format!("{:?}", String::from_utf8_lossy(path)),
+        false => cut(&format!("{:?}", String::from_utf8_lossy(path))),
     }
 }
 
@@ -322,7 +272,7 @@ mod tests {
     }
 
     fn started(lines: &Arc<Lines>) -> SessionLog {
-        let log = Arc::clone(lines) as Arc<dyn AgentLog>;
+        let log = Limiter::new(Arc::clone(lines) as Arc<dyn AgentLog>);
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
         let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
@@ -381,29 +331,15 @@ mod tests {
     }
 
     #[test]
-    fn the_refusal_of_every_lane_of_a_session_is_one_line() {
-        let (lines, strangers, now) = (Lines::default(), Strangers::default(), Instant::now());
-        let (one, other) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
-        let refuse = |peer, reason: &str, after| {
-            strangers.refusal(&lines, peer, (reason.to_owned(), reason), now + after);
-            lock(&lines.0).pop().unwrap()
-        };
-        assert_eq!([refuse(one, "x", Duration::ZERO), refuse(one, "x", REFUSAL_LASTS / 2)], ["x", "(x)"]);
-        assert_eq!(refuse(one, "x", REFUSAL_LASTS), "x", "it is still so, and said again");
-        assert_eq!([refuse(one, "y", REFUSAL_LASTS), refuse(other, "y", REFUSAL_LASTS)], ["y", "y"]);
-    }
-
-    #[test]
-    fn strangers_do_not_fill_the_log() {
-        let (lines, strangers, now) = (Lines::default(), Strangers::default(), Instant::now());
-        for knock in 0..1000 {
-            strangers.line(&lines, "garbage", now + Duration::from_millis(knock));
+    fn a_peer_that_fails_every_file_with_many_words_fills_no_log() {
+        let lines = Arc::new(Lines::default());
+        let session = started(&lines);
+        for index in 0..5000 {
+            let words = Error::new(ErrorKind::Io, Scope::Destination, Phase::Transfer, "x".repeat(10_000));
+            session.session_event(settled(&format!("{index}{}", "d/".repeat(1000) + "f"), FileOutcome::Failed(words)));
         }
-        strangers.line(&lines, "garbage", now + STRANGERS_MINUTE);
-        let said = lock(&lines.0);
-        let told: Vec<&String> = said.iter().filter(|line| !line.starts_with('(')).collect();
-        assert_eq!(told.len(), STRANGERS_LINES_MAX as usize + 2);
-        assert_eq!(told[20], "980 more lines about strangers were left out; -v tells all");
+        let bytes: usize = lock(&lines.0).iter().filter(|line| !line.starts_with('(')).map(String::len).sum();
+        assert!(bytes < 600 * 500, "{bytes} bytes");
     }
 
     #[test]

@@ -285,6 +285,7 @@ mod tests {
     use sterna_proto::compress::Wish;
 
     use super::*;
+    use crate::agent::limiter::Limiter;
     use crate::agent::log::AgentLog;
     use crate::buffer::BufferPool;
     use crate::session::{Observer, Sender};
@@ -307,7 +308,7 @@ mod tests {
 
     fn started() -> Result<Started, Error> {
         let (key, from) = (key(1, 1), "127.0.0.1:1".parse().unwrap());
-        let deaf = Arc::new(Deaf) as Arc<dyn AgentLog>;
+        let deaf = Limiter::new(Arc::new(Deaf) as Arc<dyn AgentLog>);
         let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1), Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
         let end =

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use sterna_proto::file::{FILE_BYTES_MAX, drives_terminal};
+use sterna_proto::file::{FILE_BYTES_MAX, plain};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::fault::LISTING;
@@ -364,6 +364,5 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
 
 /// A path for an error text, without what could drive a terminal.
 fn shown(path: &[u8]) -> String {
-    let text = String::from_utf8_lossy(path);
-    text.chars().flat_map(|c| if drives_terminal(c) { c.escape_default().collect() } else { vec![c] }).collect()
+    plain(&String::from_utf8_lossy(path)).into_owned()
 }

@@ -9,6 +9,8 @@ use sterna_net::identity::Identity;
 use sterna_net::lane::quic::{QuicOptions, SharedRate};
 use sterna_net::lane::tcp::ConnectOptions;
 use sterna_net::lane::{Lane, LaneSink, LaneTx, quic, tcp};
+use sterna_proto::compress::Wish;
+use sterna_proto::file::drives_terminal;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Frame, Hello, Message, Overwrite, Request, SessionId};
 use sterna_proto::{Checks, Error, ErrorKind};
@@ -212,5 +214,38 @@ fn a_change_of_the_list_leaves_other_sessions_as_they_are() {
             assert!(!matches!(&messages[..], [Message::Abort { .. }, ..]), "{messages:?}");
         }
         other => panic!("an answer was due, not {other:?}"),
+    }
+}
+
+#[test]
+fn strangers_that_break_the_protocol_fill_no_log() {
+    let site = Site::new();
+    let agent = site.agent();
+    for _ in 0..60 {
+        let mut lane = by_tcp(&agent, &Identity::ephemeral().unwrap());
+        // A block before the hello; the agent may cut the lane off in the middle.
+        let _ = lane.tx.block_begin(b"", 1000).and_then(|()| lane.tx.block_data(vec![0; 1000].into()));
+        let _ = lane.tx.flush();
+        lane.ends();
+    }
+    let log = fs::read_to_string(&agent.log).unwrap();
+    assert!(log.lines().count() <= 22, "{log}");
+}
+
+#[test]
+fn a_refusal_has_a_short_line_whatever_the_peer_asked_for() {
+    let site = Site::new();
+    let agent = site.agent();
+    let name = [&b"\xc2\x9b31m\xe2\x80\xae"[..], &[b'n'; 200]].concat();
+    let sources = vec![[&name[..]; 15].join(&b"/"[..]); 3];
+    let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
+    let hello = Frame::Hello(Hello::new(SessionId([2; 16]), request));
+    let lane = by_tcp(&agent, &Identity::ephemeral().unwrap()).says(&hello);
+    // Each of them has a line.
+    wait_until("three failures", || fs::read_to_string(&agent.log).unwrap().matches("(os error ").count() >= 3);
+    drop(lane);
+    let log = fs::read_to_string(&agent.log).unwrap();
+    for line in log.lines() {
+        assert!(line.chars().count() <= 1010 && !line.chars().any(drives_terminal), "{line:?}");
     }
 }

@@ -1,0 +1,304 @@
+//! The one way of lines to the log of an agent: escaped, cut, and held to a budget for each peer and kind.
+//!
+//! What it does: counts lines by who caused them and of what kind, a minute at a time, leaves out what is beyond the budget
+//! and reports how many lines that were. What it refuses to do: know what a line means. Time is an argument.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna_proto::file::plain;
+
+use super::log::AgentLog;
+use crate::identity::Fingerprint;
+use crate::session::lock;
+
+/// What a line is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    /// Handshakes that went wrong, and who is refused.
+    Refusals,
+    /// Sessions: their start, outages and end, and what their peers do against the protocol.
+    Sessions,
+    /// Files that arrived or were up to date, and remarks.
+    Files,
+    /// Files that failed.
+    Failures,
+    /// Lanes and decisions, and what other kinds left out: only `-v` shows them.
+    Details,
+}
+
+/// Who causes a line: a peer, or all that nobody knows yet together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Cause {
+    Strangers,
+    Peer(Fingerprint),
+    /// Peers beyond [`PEERS_MAX`].
+    OtherPeers,
+}
+
+/// How long a budget lasts.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Peers with a budget of their own in a minute. Reason: some 100 bytes each, and `--authorize-any` lets keys be made at will.
+const PEERS_MAX: usize = 256;
+
+/// A refusal is reported again after this. Reason: the lanes of one session come within a few round trips.
+const REFUSAL_LASTS: Duration = Duration::from_secs(5);
+
+/// Characters of a line at most. Reason: the longest line of ours, a refusal with the reason that the list is not in use.
+const LINE_CHARS_MAX: usize = 1000;
+
+/// Characters of a text that a peer chose at most: the beginning and the end, where the cause of an error is.
+const PEER_CHARS_MAX: usize = 200;
+
+impl Kind {
+    /// Lines in a minute at most, of one peer. Reason: 20 refusals tell an operator as much as 500; a spool of 100 files a
+    /// second has a line for each; all of them together are some 2 MB a minute.
+    const fn lines_max(self) -> u32 {
+        match self {
+            Self::Refusals => 20,
+            Self::Sessions => 200,
+            Self::Failures => 600,
+            Self::Files | Self::Details => 6000,
+        }
+    }
+
+    /// As summaries call them.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Refusals => "handshakes and refusals",
+            Self::Sessions => "sessions",
+            Self::Files => "files",
+            Self::Failures => "files that failed",
+            Self::Details => "details",
+        }
+    }
+}
+
+/// Writes the lines that budgets allow.
+pub(super) struct Limiter {
+    log: Arc<dyn AgentLog>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// When the present minute began.
+    minute: Option<Instant>,
+    counts: HashMap<(Cause, Kind), Counts>,
+    /// The last refusal: every lane of a session meets it, and one line is enough.
+    refusal: Option<(Fingerprint, String, Instant)>,
+}
+
+#[derive(Default)]
+struct Counts {
+    lines: u32,
+    left_out: u64,
+}
+
+impl Limiter {
+    pub(super) fn new(log: Arc<dyn AgentLog>) -> Arc<Self> {
+        Arc::new(Self { log, state: Mutex::default() })
+    }
+
+    /// A line that every operator reads; beyond its budget a detail, which is counted.
+    pub(super) fn line(&self, cause: Cause, kind: Kind, line: &str, now: Instant) {
+        self.tick(now);
+        let is_within = lock(&self.state).takes(cause, kind);
+        match is_within {
+            true => self.log.line(&shown(line)),
+            false => self.detail(cause, line, now),
+        }
+    }
+
+    /// A line that only `-v` shows.
+    pub(super) fn detail(&self, cause: Cause, line: &str, now: Instant) {
+        self.tick(now);
+        let is_within = lock(&self.state).takes(cause, Kind::Details);
+        if is_within {
+            self.log.detail(&shown(line));
+        }
+    }
+
+    /// A line about a refusal of `peer`; a detail when that was just reported.
+    pub(super) fn refusal(&self, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
+        let mut state = lock(&self.state);
+        let is_known = state.refusal.as_ref().is_some_and(|(who, why, at)| {
+            (*who, why) == (peer, &reason) && now.saturating_duration_since(*at) < REFUSAL_LASTS
+        });
+        if !is_known {
+            state.refusal = Some((peer, reason, now));
+        }
+        drop(state);
+        match is_known {
+            true => self.detail(Cause::Strangers, line, now),
+            false => self.line(Cause::Strangers, Kind::Refusals, line, now),
+        }
+    }
+
+    /// A line of the agent's own, which no peer can cause.
+    pub(super) fn own(&self, line: &str) {
+        self.log.line(&shown(line));
+    }
+
+    /// Reports what the minute that is over left out, once.
+    pub(super) fn tick(&self, now: Instant) {
+        let mut state = lock(&self.state);
+        if state.minute.is_some_and(|minute| now.saturating_duration_since(minute) < MINUTE) {
+            return;
+        }
+        state.minute = Some(now);
+        let counts = std::mem::take(&mut state.counts);
+        drop(state);
+        let mut lines: Vec<(bool, String)> = counts.iter().filter_map(|(of, counts)| summary(*of, counts)).collect();
+        lines.sort_unstable();
+        for (is_detail, line) in &lines {
+            if *is_detail { self.log.detail(line) } else { self.log.line(line) }
+        }
+    }
+}
+
+impl State {
+    /// Counts a line; returns whether the budget allows it.
+    fn takes(&mut self, cause: Cause, kind: Kind) -> bool {
+        let is_new = !self.counts.contains_key(&(cause, kind));
+        let is_full = self.counts.len() >= PEERS_MAX;
+        let cause = if is_new && is_full && cause != Cause::Strangers { Cause::OtherPeers } else { cause };
+        let counts = self.counts.entry((cause, kind)).or_default();
+        if counts.lines < kind.lines_max() {
+            counts.lines += 1;
+            return true;
+        }
+        counts.left_out += 1;
+        false
+    }
+}
+
+/// What is reported of lines that were left out, and whether they were details.
+fn summary((cause, kind): (Cause, Kind), counts: &Counts) -> Option<(bool, String)> {
+    let about = match cause {
+        Cause::Strangers => "strangers".to_owned(),
+        Cause::Peer(peer) => peer.short(),
+        Cause::OtherPeers => "other peers".to_owned(),
+    };
+    let more = counts.left_out;
+    (more > 0)
+        .then(|| (kind == Kind::Details, format!("{more} more lines of {about} ({}) were not shown", kind.name())))
+}
+
+/// A text that a peer chose, as a line of the log has it: the beginning and the end of a long one.
+pub(super) fn cut(text: &str) -> String {
+    cut_to(PEER_CHARS_MAX, text)
+}
+
+fn cut_to(chars_max: usize, text: &str) -> String {
+    let count = text.chars().count();
+    if count <= chars_max {
+        return text.to_owned();
+    }
+    let (front, back) = (chars_max * 2 / 3, chars_max / 3);
+    let start: String = text.chars().take(front).collect();
+    let end: String = text.chars().skip(count - back).collect();
+    format!("{start} … {end}")
+}
+
+fn shown(line: &str) -> String {
+    cut_to(LINE_CHARS_MAX, &plain(line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Lines(Mutex<Vec<String>>);
+
+    impl AgentLog for Lines {
+        fn line(&self, line: &str) {
+            lock(&self.0).push(line.to_owned());
+        }
+        fn detail(&self, line: &str) {
+            lock(&self.0).push(format!("({line})"));
+        }
+    }
+
+    fn limiter() -> (Arc<Lines>, Arc<Limiter>, Instant) {
+        let lines = Arc::new(Lines::default());
+        let limiter = Limiter::new(Arc::clone(&lines) as Arc<dyn AgentLog>);
+        (lines, limiter, Instant::now())
+    }
+
+    fn peer(number: u16) -> Cause {
+        let mut key = [0; 32];
+        key[..2].copy_from_slice(&number.to_be_bytes());
+        Cause::Peer(Fingerprint(key))
+    }
+
+    fn told(lines: &Lines) -> Vec<String> {
+        lock(&lines.0).iter().filter(|line| !line.starts_with('(')).cloned().collect()
+    }
+
+    #[test]
+    fn the_refusal_of_every_lane_of_a_session_is_one_line() {
+        let (lines, limiter, now) = limiter();
+        let (one, other) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
+        let refuse = |peer, reason: &str, after| {
+            limiter.refusal(peer, (reason.to_owned(), reason), now + after);
+            lock(&lines.0).pop().unwrap()
+        };
+        assert_eq!([refuse(one, "x", Duration::ZERO), refuse(one, "x", REFUSAL_LASTS / 2)], ["x", "(x)"]);
+        assert_eq!(refuse(one, "x", REFUSAL_LASTS), "x", "it is still so, and reported again");
+        assert_eq!([refuse(one, "y", REFUSAL_LASTS), refuse(other, "y", REFUSAL_LASTS)], ["y", "y"]);
+    }
+
+    #[test]
+    fn strangers_and_peers_fill_their_own_budgets_and_how_much_was_left_out_is_reported() {
+        let (lines, limiter, now) = limiter();
+        for line in 0..1000 {
+            let now = now + Duration::from_millis(line);
+            limiter.line(Cause::Strangers, Kind::Refusals, "garbage", now);
+            limiter.line(peer(1), Kind::Failures, "failed", now);
+        }
+        assert_eq!(told(&lines).len(), 20 + 600);
+        limiter.line(peer(2), Kind::Failures, "another peer", now + Duration::from_secs(2));
+        assert_eq!(told(&lines).last().unwrap(), "another peer");
+        // Also when nothing comes any more.
+        limiter.tick(now + MINUTE);
+        limiter.tick(now + MINUTE * 2);
+        let summaries = [
+            "400 more lines of SHA256:AAEAAAAAAAAA (files that failed) were not shown",
+            "980 more lines of strangers (handshakes and refusals) were not shown",
+        ];
+        assert_eq!(told(&lines)[621..], summaries);
+    }
+
+    #[test]
+    fn details_have_a_budget_too_and_keys_that_are_made_at_will_share_one() {
+        let (lines, limiter, now) = limiter();
+        for number in 0..1000 {
+            for _ in 0..30 {
+                limiter.line(peer(number), Kind::Sessions, "begins", now);
+            }
+        }
+        assert_eq!(told(&lines).len(), PEERS_MAX * 30 + 200, "the last 744 are others");
+        for _ in 0..20_000 {
+            limiter.detail(Cause::Strangers, "knocked", now);
+        }
+        let knocks = lock(&lines.0).iter().filter(|line| *line == "(knocked)").count();
+        assert_eq!(knocks, 6000);
+    }
+
+    #[test]
+    fn a_line_holds_nothing_that_drives_a_terminal_and_is_not_long() {
+        let (lines, limiter, now) = limiter();
+        limiter.line(peer(1), Kind::Files, "a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J", now);
+        let said = told(&lines).pop().unwrap();
+        assert_eq!(said, r"a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J");
+        limiter.line(peer(1), Kind::Files, &"x".repeat(100_000), now);
+        assert!(told(&lines).pop().unwrap().chars().count() <= LINE_CHARS_MAX + 3);
+        let text = format!("failed {}: no space left", "x".repeat(4000));
+        assert!(cut(&text).starts_with("failed xxx") && cut(&text).ends_with("xxx: no space left"));
+        assert!(cut(&text).chars().count() <= PEER_CHARS_MAX + 3);
+    }
+}
