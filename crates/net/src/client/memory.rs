@@ -34,7 +34,17 @@ impl PathFile {
     }
 
     /// Keeps what a session has learnt.
+    ///
+    /// Errors: those of the storage, without its name: an agent tells them to the command that it copies for.
     pub(super) fn learn(&self, record: PathRecord) -> Result<(), Error> {
+        self.write(record).map_err(|error| {
+            let said = std::error::Error::source(&error).map_or(String::new(), |said| format!(": {said}"));
+            let text = format!("keep what was learnt about paths in the state directory{said}");
+            Error::new(error.kind, error.scope, error.phase, text)
+        })
+    }
+
+    fn write(&self, record: PathRecord) -> Result<(), Error> {
         if let Some(dir) = self.path.parent() {
             files::create_state_dir(dir)?;
         }
@@ -105,5 +115,17 @@ mod tests {
         assert_eq!(file.recall(&key), []);
         file.learn(record).unwrap();
         assert_eq!(file.recall(&key), [record]);
+    }
+
+    #[test]
+    fn a_state_directory_that_cannot_be_written_is_not_named_to_the_command() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("state"), b"a file").unwrap();
+        let file = PathFile::new(&dir.path().join("state"));
+        let key = key_of(Way::Out, None, ([127, 0, 0, 1], 7373).into()).unwrap();
+        let (via, rate, rtt) = (Via::Tcp, BitRate::megabits(1), Duration::from_millis(1));
+        let record = PathRecord { key, via, is_full: true, rate, rtt, loss_ppm: 0, mtu: 1500, at: 1 };
+        let said = file.learn(record).unwrap_err().chain();
+        assert!(!said.contains(dir.path().to_str().unwrap()) && said.contains("(os error "), "{said}");
     }
 }

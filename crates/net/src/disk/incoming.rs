@@ -6,6 +6,7 @@ mod forgetting;
 mod growing;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -122,7 +123,7 @@ impl IncomingFile {
         terms: &Terms,
     ) -> Result<Option<Self>, Error> {
         let names = HiddenNames::of(&path);
-        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
+        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path, destination.root())?;
         // Looked at under the lock: whoever held it until now may have given the file its name.
         let verdict = destination.look(&directory, &path, entry, terms.overwrite).map(|(verdict, _)| verdict);
         if !matches!(verdict, Ok(Verdict::Wanted)) {
@@ -182,7 +183,7 @@ impl IncomingFile {
         let names = HiddenNames::of(path);
         match rustix::fs::statat(directory, &*names.part, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {
-                if let Ok((part, _)) = lock_part(directory.as_fd(), &names.part, path) {
+                if let Ok((part, _)) = lock_part(directory.as_fd(), &names.part, path, &"") {
                     names.delete_locked(directory.as_fd(), &part);
                 }
             }
@@ -197,7 +198,7 @@ impl IncomingFile {
         let Ok(items) = Dir::read_from(directory) else { return };
         for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {
             // Made where only a journal is left: who holds the part file may delete both.
-            let Ok((part, stat)) = lock_part(directory.as_fd(), &names.part, path) else { continue };
+            let Ok((part, stat)) = lock_part(directory.as_fd(), &names.part, path, &"") else { continue };
             let journal = rustix::fs::statat(directory, &*names.journal, AtFlags::SYMLINK_NOFOLLOW);
             if stat.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
                 names.delete_locked(directory.as_fd(), &part);
@@ -588,11 +589,15 @@ enum Found {
 
 /// Opens and locks the part file `name`, and makes it if it is missing; also what it is.
 ///
+/// `root` is what errors call the place: peers read them and need not know where it lies.
 /// Errors: `Busy`, after, when a live session of this or another process holds it.
-pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(File, Stat), Error> {
-    let failed = |errno: Errno| {
-        PREPARING.failed(errno, format_args!("create {name} for {path} in {}", name_of_directory(directory)))
-    };
+pub(super) fn lock_part(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    path: &RelPath,
+    root: &dyn fmt::Display,
+) -> Result<(File, Stat), Error> {
+    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("create {name} for {path} beneath {root}"));
     let busy = || {
         let text = format!("write {path}: another session is writing it; it can be tried again when that has ended");
         PREPARING.refused(ErrorKind::Busy, text).retry(Retry::After)
@@ -638,12 +643,6 @@ fn take_back_mode(directory: BorrowedFd<'_>, name: &str) -> bool {
     is_ours
         && Mode::from_raw_mode(stat.st_mode) & HIDDEN_MODE != HIDDEN_MODE
         && rustix::fs::chmod(opened, HIDDEN_MODE).is_ok()
-}
-
-/// What an open directory is called now, for people.
-fn name_of_directory(directory: BorrowedFd<'_>) -> String {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-    link.map_or_else(|_| "its directory".to_owned(), |path| path.display().to_string())
 }
 
 /// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.

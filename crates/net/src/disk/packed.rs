@@ -147,7 +147,7 @@ impl PackedBatch {
         file.expected.iter().try_for_each(|digest| digest.check(&digests, &path))?;
         let directory = self.directory(&path)?;
         let names = HiddenNames::of(&path);
-        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path)?;
+        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path, self.destination.root())?;
         // Looked at under the lock: the session of a client that was killed may have waited for the disk, and what it brings is
         // older than what another has brought since.
         let looked = self.destination.look(&directory, &path, entry, self.overwrite).and_then(|(verdict, seen)| {

@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
-use crate::site::{Agent, BINARY, Outcome, Site};
+use crate::site::{Agent, BINARY, Outcome, Site, held_to_modes};
 use crate::tree::{MIB, Seeded, write};
 
 /// What `sterna id` prints for the client of `site`.
@@ -156,6 +156,55 @@ fn errors_name_a_root_as_clients_do_and_not_where_it_lies() {
             assert!(!outcome.text().contains(&place), "{}", outcome.describe());
         }
     }
+}
+
+#[test]
+fn what_goes_wrong_on_the_disk_of_an_agent_does_not_say_where_its_root_lies() {
+    let site = Site::new();
+    write(&site.local().join("small"), b"bytes");
+    write(&site.local().join("large"), &Seeded::new(1).bytes(2 * MIB));
+    write(&site.root().join("closed/secret"), b"secret");
+    write(&site.root().join("file"), b"old");
+    for (directory, mode) in [("closed", 0o000), ("kept", 0o555)] {
+        fs::create_dir_all(site.root().join(directory)).unwrap();
+        fs::set_permissions(site.root().join(directory), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    // A file system of 1 MiB beneath the root, where this may be mounted.
+    fs::create_dir(site.root().join("full")).unwrap();
+    let mount = |verb: &str, args: &[&str]| {
+        Command::new(verb).args(args).arg(site.root().join("full")).output().is_ok_and(|said| said.status.success())
+    };
+    let is_mounted = mount("mount", &["-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
+    let place = site.root().into_os_string().into_string().unwrap();
+    let flags: [&OsStr; 3] = ["--root".as_ref(), place.as_ref(), "--authorize-any".as_ref()];
+    let agent = site.agent_by(held_to_modes(), "127.0.0.1:0", &flags);
+    let says_nothing = |outcome: Outcome| {
+        assert!(matches!(outcome.code, Some(1 | 3 | 4)), "{}", outcome.describe());
+        let text = outcome.text();
+        let is_of_the_disk = text.contains("(os error ") || text.contains(" are free");
+        assert!(!text.contains(&place) && is_of_the_disk, "{}", outcome.describe());
+    };
+    let push = |what: &str, to: &str| site.copy(&agent).arg(what).arg(agent.url(to)).run();
+    for what in ["small", "large"] {
+        says_nothing(push(what, "kept/f"));
+        says_nothing(push(what, "kept/new/f"));
+        says_nothing(push(what, "closed/f"));
+        says_nothing(push(what, "file/f"));
+    }
+    for source in ["closed/secret", "closed", "none"] {
+        says_nothing(pull(&site, &agent, source));
+    }
+    if is_mounted {
+        let full = push("large", "full/f");
+        assert!(mount("umount", &[]));
+        says_nothing(full);
+    }
+    fs::set_permissions(site.root().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::remove_dir_all(site.root()).unwrap();
+    for what in ["small", "large"] {
+        says_nothing(push(what, "f"));
+    }
+    says_nothing(pull(&site, &agent, "file"));
 }
 
 #[test]
