@@ -15,6 +15,10 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// Largest file, in bytes: keeps every offset and sum below 2^63 (Linux's `off_t`).
 pub const FILE_BYTES_MAX: u64 = 1 << 62;
 
+/// Largest mode of an entry: read, write and execute for owner, group and others. Reason: setuid, setgid and sticky bits
+/// are never copied, since they would act with the rights of the receiving user.
+pub const MODE_MAX: u16 = 0o777;
+
 /// Files up to this size travel packed, many to a block. Reason: a block of 1 MiB then holds at least four files, so the
 /// cost of a block is shared; larger files fill a block well enough alone.
 pub const PACKED_FILE_BYTES_MAX: u64 = 256 << 10;
@@ -139,7 +143,7 @@ pub struct FileEntry {
     pub size: u64,
     /// Modification time at the source, kept at the destination.
     pub mtime: FileTime,
-    /// Permission bits (0o777) at the source.
+    /// Permission bits at the source, at most [`MODE_MAX`].
     pub mode: u16,
     /// Bytes that it occupies at the source; less than its size when it has holes.
     pub allocated: u64,

@@ -4,7 +4,7 @@
 //! bytes. Every read is bounded by the frame it stands in, so a peer cannot make us allocate more than it has sent.
 
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
-use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, RelPath, drives_terminal};
+use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, MODE_MAX, RelPath, drives_terminal};
 use crate::growth::Growth;
 
 /// Longest text of an error on the wire, in bytes; a longer one is cut. Reason: enough for two paths and a sentence.
@@ -192,13 +192,28 @@ impl<'a> Reader<'a> {
         }
         let seconds = unzigzag(self.integer()?);
         let nanoseconds = self.integer_up_to(999_999_999)? as u32;
-        let mode = self.integer_up_to(0o7777)? as u16;
+        let mode = self.mode(&path)?;
         let allocated = self.integer()?;
         let inode = self.integer()?;
         let version = self.integer()?;
         let growth = self.growth(kind, size)?;
         let mtime = FileTime { seconds, nanoseconds };
         Ok(FileEntry { path, kind, size, mtime, mode, allocated, inode, version, growth })
+    }
+
+    /// Permission bits of the entry `path`.
+    ///
+    /// Errors: `Protocol` above [`MODE_MAX`]. A setuid file of a peer would run as the user that receives it.
+    fn mode(&mut self, path: &RelPath) -> Result<u16, Error> {
+        let mode = self.integer()?;
+        if mode > u64::from(MODE_MAX) {
+            let text = format!(
+                "manifest from the peer: {path} has mode {mode:o}; modes above {MODE_MAX:o} (setuid, setgid, sticky) \
+                 are refused, and the copy ends"
+            );
+            return Err(Error::protocol(text));
+        }
+        Ok(mode as u16)
     }
 
     /// How an entry of `size` grows, if it does.

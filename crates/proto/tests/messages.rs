@@ -43,7 +43,7 @@ fn entry(path: &[u8], size: u64) -> FileEntry {
         kind: EntryKind::File,
         size,
         mtime: FileTime { seconds: i64::MIN, nanoseconds: 999_999_999 },
-        mode: 0o7777,
+        mode: 0o777,
         allocated: u64::MAX,
         inode: u64::MAX,
         version: u64::MAX - 1,
@@ -431,6 +431,28 @@ fn headers_of_blocks_that_cannot_be_are_errors() {
     assert!(BlockHeader::decode(&packed(many), 0).is_err(), "too many files");
     let heavy = vec![entry(b"a", 256 << 10); 5];
     assert!(BlockHeader::decode(&packed(heavy), 5 * (256 << 10)).is_err(), "more than a packed block holds");
+}
+
+#[test]
+fn setuid_setgid_and_sticky_bits_of_a_peer_are_refused() {
+    let file = FileId(0);
+    for mode in [0o4755, 0o2755, 0o1777, 0o1000, 0o7777, u16::MAX] {
+        let refused = |decoded: Result<(), Error>| {
+            let error = decoded.expect_err(&format!("mode {mode:o}"));
+            assert_eq!(error.kind, ErrorKind::Protocol);
+            assert!(error.text().contains("setuid") && error.text().contains(&format!("{mode:o}")), "{error}");
+        };
+        for entry in [FileEntry { mode, ..entry(b"a", 5) }, FileEntry { mode, ..directory() }] {
+            let offer = Message::Offer { file, entry: entry.clone() }.encode();
+            refused(Message::decode_all(&offer).map(drop));
+        }
+        let small = FileEntry { mode, ..entry(b"a", 5) };
+        let packed = BlockHeader::Packed { files: vec![(file, small)], slab: None }.encode();
+        refused(BlockHeader::decode(&packed, 5).map(drop));
+        let large = FileEntry { mode, ..entry(b"a", MIB) };
+        let single = BlockHeader::Single { file, entry: large, index: 0, data: BlockData::Raw }.encode();
+        refused(BlockHeader::decode(&single, MIB).map(drop));
+    }
 }
 
 #[test]

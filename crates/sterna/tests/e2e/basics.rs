@@ -68,6 +68,26 @@ fn a_tree_of_odd_names_arrives_as_it_was_both_ways_by_both_transports() {
 }
 
 #[test]
+fn a_setuid_file_is_copied_and_does_not_keep_the_bit() {
+    let site = Site::new();
+    let agent = site.agent();
+    let tree = site.local().join("tree");
+    for (name, size, mode) in [("small", 10, 0o4755), ("large", MIB, 0o2750), ("sticky", 5, 0o1640)] {
+        write(&tree.join(name), &Seeded::new(size as u64).bytes(size));
+        set_mode(&tree.join(name), mode);
+    }
+    set_mode(&tree, 0o3755);
+    site.copy(&agent).arg("tree").arg(agent.url("")).succeed();
+    site.copy(&agent).arg(agent.url("tree")).arg("back").succeed();
+    for top in [site.root().join("tree"), site.local().join("back")] {
+        for (name, mode) in [("small", 0o755), ("large", 0o750), ("sticky", 0o640), (".", 0o755)] {
+            assert_eq!(fs::metadata(top.join(name)).unwrap().mode() & 0o7777, mode, "{name}");
+        }
+        assert_same_file(&tree.join("large"), &top.join("large"));
+    }
+}
+
+#[test]
 fn a_rate_is_taken_both_ways_by_both_transports() {
     let site = Site::new();
     let agent = site.agent();

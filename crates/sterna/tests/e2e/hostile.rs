@@ -309,6 +309,32 @@ fn entries_that_would_leave_the_root_are_refused() {
 }
 
 #[test]
+fn a_setuid_setgid_or_sticky_bit_of_a_peer_reaches_no_disk() {
+    let victim = Victim::new();
+    for mode in [0o4755, 0o2755, 0o1777] {
+        let with_mode = |entry| FileEntry { mode, ..entry };
+        let directory = FileEntry { kind: EntryKind::Directory, ..entry(b"directory", 0) };
+        until_cut_off(victim.joined(), |tx| tx.control(&offer(0, with_mode(directory))));
+        let small = vec![(FileId(0), with_mode(entry(b"small", 10)))];
+        until_cut_off(victim.joined(), |tx| {
+            tx.block_begin(&BlockHeader::Packed { files: small, slab: None }.encode(), 10)?;
+            tx.block_data(vec![7; 10].into())?;
+            tx.block_end(blake3::hash(&[7; 10]).as_bytes())
+        });
+        let large = with_mode(entry(b"large", MIB as u64));
+        let header = BlockHeader::Single { file: FileId(0), entry: large, index: 0, data: BlockData::Raw };
+        until_cut_off(victim.joined(), |tx| {
+            tx.block_begin(&header.encode(), MIB as u64)?;
+            tx.block_data(vec![7; MIB].into())?;
+            tx.block_end(blake3::hash(&vec![7; MIB]).as_bytes())
+        });
+        victim.agent.wait_for_log(&format!("has mode {mode:o}; modes above 777 (setuid, setgid, sticky) are refused"));
+    }
+    assert_eq!(std::fs::read_dir(victim.site.root()).unwrap().count(), 0);
+    victim.check();
+}
+
+#[test]
 fn a_flood_of_offers_is_cut_off_before_it_fills_memory() {
     let victim = Victim::new();
     let long = "l".repeat(250);
