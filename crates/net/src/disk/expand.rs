@@ -9,7 +9,7 @@ use sterna_proto::file::{FILE_BYTES_MAX, plain};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::fault::LISTING;
-use super::incoming::HiddenNames;
+use super::hidden::HiddenNames;
 use super::is_hidden_name;
 use super::pattern::{has_wildcards, is_meant};
 use super::root::Root;

@@ -33,6 +33,7 @@
 mod destination;
 mod expand;
 mod fault;
+mod hidden;
 mod incoming;
 mod packed;
 mod pattern;

@@ -19,7 +19,7 @@ use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, Fil
 
 use super::destination::{Destination, SINGLE_SYNCS_MAX, Seen, Verdict, parent_of, times};
 use super::fault::{At, FINALISING, WRITING};
-use super::incoming::{HiddenNames, lock_part, rename_into_place, unlink};
+use super::hidden::{HiddenNames, lock_part, rename_into_place, unlink};
 use crate::descriptors;
 
 /// A small file with all its bytes.

@@ -6,7 +6,7 @@ use sterna_proto::journal::{HEADER_BYTES, RECORD_BYTES};
 use sterna_proto::{Digest, ErrorKind, FileDigests, RangeSet, Retry};
 
 use super::*;
-use crate::disk::incoming::HiddenNames;
+use crate::disk::hidden::HiddenNames;
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 fn random(state: &mut u64, bound: u64) -> u64 {

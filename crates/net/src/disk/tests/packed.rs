@@ -3,7 +3,7 @@ use std::os::unix::fs::MetadataExt;
 use sterna_proto::{Digest, ErrorKind, FileDigests, FileTime, Scope};
 
 use super::*;
-use crate::disk::incoming::HiddenNames;
+use crate::disk::hidden::HiddenNames;
 
 fn packed<'a>(entry: &'a FileEntry, data: &'a [u8]) -> PackedFile<'a> {
     PackedFile { entry, data, blake3: Some(*blake3::hash(data).as_bytes()), expected: &[], seen: Seen::default() }
