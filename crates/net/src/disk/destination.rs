@@ -183,6 +183,7 @@ impl Destination {
         let path = self.place(&entry.path)?;
         if entry.kind == EntryKind::Directory {
             let directory = self.make_directory(path.as_bytes())?;
+            narrow(&directory, entry.mode);
             IncomingFile::sweep_directory(&directory, &path);
             let mut made = self.made();
             if made.unfinished.len() < UNFINISHED_DIRECTORIES_MAX {
@@ -384,6 +385,16 @@ pub(super) fn parent_of(path: &RelPath) -> &[u8] {
 pub(super) fn times(mtime: FileTime) -> Timestamps {
     let time = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanoseconds.into() };
     Timestamps { last_access: time, last_modification: time }
+}
+
+/// Takes rights from a directory that its source does not give, before files get their names in it; [`Destination::finish`]
+/// gives it the mode of the source. Best effort: what does not succeed here is reported there.
+fn narrow(directory: &OwnedFd, mode: u16) {
+    let Ok(stat) = rustix::fs::fstat(directory) else { return };
+    let kept = Mode::from_raw_mode(stat.st_mode & (u32::from(mode) | !0o777)) | OWNER_MODE;
+    if kept != Mode::from_raw_mode(stat.st_mode) {
+        let _ = rustix::fs::fchmod(directory, kept);
+    }
 }
 
 fn refuse_hidden(path: &RelPath) -> Result<(), Error> {

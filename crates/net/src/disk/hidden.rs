@@ -2,7 +2,6 @@
 //!
 //! What it refuses to do: read or write the content of either file.
 
-use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -45,68 +44,153 @@ impl HiddenNames {
     /// session tries again. Someone may have removed the part file, and then the names are another session's.
     pub(super) fn delete_locked(&self, directory: BorrowedFd<'_>, part: &File) {
         if is_named(directory, self.part.as_bytes(), part).is_ok_and(|ours| ours) {
-            let _ = unlink(directory, &self.journal);
+            let _ = unlink_ours(directory, &self.journal);
             let _ = unlink(directory, &self.part);
         }
     }
 }
 
-/// Opens and locks the part file `name`, and makes it if it is missing; also what it is.
+/// A part file that is open, locked and owned by us.
+#[derive(Debug)]
+pub(super) struct LockedPart {
+    pub(super) file: File,
+    /// Its inode and size; its mode as it was found, which is [`HIDDEN_MODE`] by now.
+    pub(super) stat: Stat,
+    /// An earlier session left it; `false`: this call made it.
+    pub(super) is_left: bool,
+}
+
+impl LockedPart {
+    /// Deletes it and makes a new one under its name: what others may have written or opened is not gone on with.
+    ///
+    /// Errors: `Busy`, after, when another session makes one in that moment.
+    pub(super) fn renew(self, directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Self, Error> {
+        let failed =
+            |errno: Errno| PREPARING.failed(errno, format_args!("delete {name}, an unfinished file of {path}"));
+        unlink(directory, name).map_err(failed)?;
+        let new = lock_part(directory, name, path)?;
+        if new.is_left { Err(busy(path)) } else { Ok(new) }
+    }
+}
+
+/// Opens and locks the part file `name`, or makes it if it is missing.
 ///
-/// `root` is what errors call the place: peers read them and need not know where it lies.
-/// Errors: `Busy`, after, when a live session of this or another process holds it.
-pub(super) fn lock_part(
-    directory: BorrowedFd<'_>,
-    name: &str,
-    path: &RelPath,
-    root: &dyn fmt::Display,
-) -> Result<(File, Stat), Error> {
-    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("create {name} for {path} beneath {root}"));
-    let busy = || {
-        let text = format!("write {path}: another session is writing it; it can be tried again when that has ended");
-        PREPARING.refused(ErrorKind::Busy, text).retry(Retry::After)
+/// One that an earlier session left must be a regular file with one name and belong to the user that this runs as: others
+/// can put files of theirs into a directory that they may write to, and keep them open. Whether its bytes count is for the
+/// caller to decide. Errors: `Denied` for any other file, which stays as it is; `Busy`, after, when a live session of this
+/// or another process holds it.
+pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<LockedPart, Error> {
+    let failed = |errno: Errno| {
+        PREPARING.failed(errno, format_args!("create {name} for {path} in {}", name_of_directory(directory)))
     };
     // Neither a symlink nor a fifo that someone put there may be followed or waited for.
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut mode_taken_back = None;
     for _ in 0..LOCK_TRIES_MAX {
-        let part = match rustix::fs::openat(directory, name, flags, HIDDEN_MODE) {
-            Err(Errno::ACCESS) if take_back_mode(directory, name) => continue,
-            opened => opened.map_err(failed)?,
+        let (file, is_left) = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+            Ok(file) => (File::from(file), true),
+            Err(Errno::NOENT) => {
+                match rustix::fs::openat(directory, name, flags | OFlags::CREATE | OFlags::EXCL, HIDDEN_MODE) {
+                    Ok(file) => (File::from(file), false),
+                    Err(Errno::EXIST) => continue,
+                    Err(errno) => return Err(failed(errno)),
+                }
+            }
+            Err(Errno::ACCESS) => {
+                mode_taken_back = take_back_mode(directory, name, path)?;
+                if mode_taken_back.is_none() {
+                    return Err(failed(Errno::ACCESS));
+                }
+                continue;
+            }
+            Err(errno) => return Err(failed(errno)),
         };
-        match rustix::fs::flock(&part, FlockOperation::NonBlockingLockExclusive) {
+        if is_left {
+            // Before the lock: its owner may hold that for ever.
+            refuse_foreign(&rustix::fs::fstat(&file).map_err(failed)?, name, path)?;
+        }
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(busy()),
+            Err(Errno::WOULDBLOCK) => return Err(busy(path)),
             Err(errno) => return Err(failed(errno)),
         }
         // Between open and lock the holder may have renamed the file: then the lock is on what is published now.
-        let part = File::from(part);
-        if !is_named(directory, name.as_bytes(), &part).map_err(failed)? {
+        if !is_named(directory, name.as_bytes(), &file).map_err(failed)? {
             continue;
         }
-        let stat = rustix::fs::fstat(&part).map_err(failed)?;
+        let mut stat = rustix::fs::fstat(&file).map_err(failed)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
             let text = format!("create {name} for {path}: something else has this name, or it has a second name");
             return Err(PREPARING.refused(ErrorKind::Denied, text));
         }
-        return Ok((part, stat));
+        if is_left {
+            let found = make_private(&file, &stat).map_err(failed)?;
+            stat.st_mode = mode_taken_back.unwrap_or(found);
+        }
+        return Ok(LockedPart { file, stat, is_left });
     }
-    Err(busy())
+    Err(busy(path))
 }
 
-/// Makes our own part file `name` writable again; whether it was not. A crash between its last two steps leaves it with the mode of its
-/// source, which may be read-only, and without its name.
-fn take_back_mode(directory: BorrowedFd<'_>, name: &str) -> bool {
+fn busy(path: &RelPath) -> Error {
+    let text = format!("write {path}: another session is writing it; it can be tried again when that has ended");
+    PREPARING.refused(ErrorKind::Busy, text).retry(Retry::After)
+}
+
+/// Errors: `Denied` when the hidden file `name` belongs to another user than this runs as.
+pub(super) fn refuse_foreign(stat: &Stat, name: &str, path: &RelPath) -> Result<(), Error> {
+    let ours = rustix::process::geteuid().as_raw();
+    if stat.st_uid == ours {
+        return Ok(());
+    }
+    let text = format!(
+        "write {path}: {name}, its unfinished file, belongs to user {}, and this runs as user {ours}; it is not used and \
+         stays as it is; remove it to copy {path}",
+        stat.st_uid
+    );
+    Err(PREPARING.refused(ErrorKind::Denied, text))
+}
+
+/// Whether a mode lets only the owner in.
+pub(super) fn is_private(mode: u32) -> bool {
+    mode & RIGHTS_OF_OTHERS == 0
+}
+
+/// Takes the rights of group and others from a hidden file of ours; the mode that it had.
+///
+/// Where the file system keeps no modes (FAT, some network mounts) the bits stay whatever is asked: they say nothing of
+/// this file, and count as not set.
+pub(super) fn make_private(file: &File, stat: &Stat) -> rustix::io::Result<u32> {
+    if is_private(stat.st_mode) {
+        return Ok(stat.st_mode);
+    }
+    // Refused where modes are not kept; the look behind it tells.
+    let _ = rustix::fs::fchmod(file, HIDDEN_MODE);
+    let now = rustix::fs::fstat(file)?.st_mode;
+    Ok(if is_private(now) { stat.st_mode } else { now & !RIGHTS_OF_OTHERS })
+}
+
+/// Makes our own part file `name` writable again; the mode that it had, or `None` when that was not the reason. A crash
+/// between the last two steps of publishing leaves it with the mode of its source, which may be read-only, and without its
+/// final name.
+fn take_back_mode(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Option<u32>, Error> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(part) = rustix::fs::openat(directory, name, flags, Mode::empty()) else { return false };
-    let Ok(stat) = rustix::fs::fstat(&part) else { return false };
-    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && stat.st_uid == rustix::process::geteuid().as_raw()
-        && stat.st_nlink == 1;
+    let Ok(part) = rustix::fs::openat(directory, name, flags, Mode::empty()) else { return Ok(None) };
+    let Ok(stat) = rustix::fs::fstat(&part) else { return Ok(None) };
+    refuse_foreign(&stat, name, path)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
     // Of the file that is open, whatever has its name by now.
     let opened = format!("/proc/self/fd/{}", part.as_raw_fd());
-    is_ours
+    let is_taken_back = is_file
         && Mode::from_raw_mode(stat.st_mode) & HIDDEN_MODE != HIDDEN_MODE
-        && rustix::fs::chmod(opened, HIDDEN_MODE).is_ok()
+        && rustix::fs::chmod(opened, HIDDEN_MODE).is_ok();
+    Ok(is_taken_back.then_some(stat.st_mode))
+}
+
+/// What an open directory is called now, for people.
+fn name_of_directory(directory: BorrowedFd<'_>) -> String {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    link.map_or_else(|_| "its directory".to_owned(), |path| path.display().to_string())
 }
 
 /// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.
@@ -119,44 +203,70 @@ fn is_named(directory: BorrowedFd<'_>, name: &[u8], part: &File) -> rustix::io::
     }
 }
 
-/// Gives the part file, by its name and open, its final name.
+/// A part file with all its bytes, durable, that is to get its final name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished<'a> {
+    pub(super) name: &'a str,
+    pub(super) file: &'a File,
+    /// Size in bytes that it must have.
+    pub(super) size: u64,
+}
+
+/// Gives a part file its final name.
 ///
 /// Errors: `Exists` when the name was taken meanwhile and may not be replaced; `NotFound` when someone removed the part file:
-/// what has its name now, or got the final name in that moment, is another session's and not verified.
+/// what has its name now, or got the final name in that moment, is another session's and not verified; `Corrupt`, after, when
+/// someone cut it.
 pub(super) fn rename_into_place(
     directory: BorrowedFd<'_>,
-    (part, opened): (&str, &File),
+    part: Finished<'_>,
     path: &RelPath,
     overwrite: Overwrite,
 ) -> Result<(), Error> {
     let failed = |errno: Errno| FINALISING.failed(errno, format_args!("give {path} its name"));
-    let check = |name: &[u8]| match is_named(directory, name, opened) {
+    let check = |name: &[u8]| match is_named(directory, name, part.file) {
         Ok(true) => Ok(()),
         Ok(false) => {
+            let part = part.name;
             let text = format!("give {path} its name: someone removed its unfinished file {part}; copy it again");
             Err(FINALISING.refused(ErrorKind::NotFound, text).retry(Retry::After))
         }
         Err(errno) => Err(failed(errno)),
     };
-    check(part.as_bytes())?;
+    check(part.name.as_bytes())?;
+    let size = rustix::fs::fstat(part.file).map_err(failed)?.st_size as u64;
+    if size != part.size {
+        let text = format!("give {path} its name: something cut its {} bytes to {size}; copy it again", part.size);
+        return Err(FINALISING.refused(ErrorKind::Corrupt, text).retry(Retry::After));
+    }
     let renamed = match overwrite {
         Overwrite::Never => {
-            match rustix::fs::renameat_with(directory, part, directory, path.name(), RenameFlags::NOREPLACE) {
+            match rustix::fs::renameat_with(directory, part.name, directory, path.name(), RenameFlags::NOREPLACE) {
                 // A file system without it: look, then rename; a race within microseconds is the price.
                 Err(Errno::INVAL | Errno::NOSYS) => {
                     match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
                         Ok(_) => Err(Errno::EXIST),
-                        Err(Errno::NOENT) => rustix::fs::renameat(directory, part, directory, path.name()),
+                        Err(Errno::NOENT) => rustix::fs::renameat(directory, part.name, directory, path.name()),
                         Err(errno) => Err(errno),
                     }
                 }
                 other => other,
             }
         }
-        Overwrite::Always | Overwrite::IfChanged => rustix::fs::renameat(directory, part, directory, path.name()),
+        Overwrite::Always | Overwrite::IfChanged => rustix::fs::renameat(directory, part.name, directory, path.name()),
     };
     renamed.map_err(failed)?;
     check(path.name())
+}
+
+/// Deletes the hidden file `name`, unless it belongs to another user (`PERM`); one that is not there is deleted already.
+pub(super) fn unlink_ours(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if stat.st_uid != rustix::process::geteuid().as_raw() => Err(Errno::PERM),
+        Ok(_) => unlink(directory, name),
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Deletes `name`; one that is not there is deleted already.
@@ -172,3 +282,6 @@ pub(super) const HIDDEN_MODE: Mode = Mode::from_raw_mode(0o600);
 
 /// How often a part file is opened again when another session renames or deletes it at that moment.
 const LOCK_TRIES_MAX: u32 = 16;
+
+/// Bits of a mode that let group and others in.
+const RIGHTS_OF_OTHERS: u32 = 0o077;

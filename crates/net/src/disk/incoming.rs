@@ -24,7 +24,10 @@ use sterna_proto::session::Overwrite;
 
 use super::destination::{Destination, Terms, Verdict, times};
 use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
-use super::hidden::{HIDDEN_MODE, HiddenNames, lock_part, rename_into_place, unlink};
+use super::hidden::{
+    Finished, HIDDEN_MODE, HiddenNames, LockedPart, is_private, lock_part, make_private, refuse_foreign,
+    rename_into_place, unlink, unlink_ours,
+};
 
 /// A file that takes blocks in any order, shared by the threads of all lanes.
 ///
@@ -85,33 +88,39 @@ impl IncomingFile {
         terms: &Terms,
     ) -> Result<Option<Self>, Error> {
         let names = HiddenNames::of(&path);
-        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path, destination.root())?;
+        let mut part = lock_part(directory.as_fd(), &names.part, &path)?;
         // Looked at under the lock: whoever held it until now may have given the file its name.
         let verdict = destination.look(&directory, &path, entry, terms.overwrite).map(|(verdict, _)| verdict);
         if !matches!(verdict, Ok(Verdict::Wanted)) {
-            names.delete_locked(directory.as_fd(), &part);
+            names.delete_locked(directory.as_fd(), &part.file);
             return verdict.map(|_| None);
         }
         let blocks = entry.blocks();
         let mut records = Records::new(blocks);
         let failed = |errno: Errno| PREPARING.failed(errno, format_args!("make ready {} for {path}", names.part));
-        let found = take_up(directory.as_fd(), &names, &path, entry, &stat, &mut records)?;
+        let found = take_up(directory.as_fd(), &names, &path, entry, &part, &mut records).inspect_err(|_| {
+            if !part.is_left {
+                names.delete_locked(directory.as_fd(), &part.file);
+            }
+        })?;
         let (journal, restarted) = match found {
-            Found::Journal(journal) => (journal, None),
+            Found::Journal { journal, cut } => (journal, cut),
             Found::Nothing { reason } => {
                 if reason.is_some() {
-                    // In this order, each durable before the next: no journal claims blocks of an emptied file.
-                    unlink(directory.as_fd(), &names.journal).map_err(failed)?;
+                    // In this order, each durable before the next: no journal claims blocks of a new part file.
+                    unlink_ours(directory.as_fd(), &names.journal).map_err(failed)?;
                     rustix::fs::fsync(&directory).map_err(failed)?;
                 }
-                if stat.st_size != 0 {
-                    rustix::fs::ftruncate(&part, 0).map_err(failed)?;
+                // A journal that outlived its published file says nothing to anyone.
+                let restarted = reason.filter(|_| part.stat.st_size != 0);
+                if part.is_left {
+                    part = part.renew(directory.as_fd(), &names.part, &path)?;
                 }
                 records = Records::new(blocks);
-                // A journal that outlived its published file says nothing to anyone.
-                (Journal::None, reason.filter(|_| stat.st_size != 0))
+                (Journal::None, restarted)
             }
         };
+        let LockedPart { file: part, stat, .. } = part;
         // What is here of a growing file may be more than is known of it yet.
         let length =
             if entry.is_growing() && !records.have.is_empty() { stat.st_size as u64 } else { 0 }.max(entry.size);
@@ -145,11 +154,11 @@ impl IncomingFile {
         let names = HiddenNames::of(path);
         match rustix::fs::statat(directory, &*names.part, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {
-                if let Ok((part, _)) = lock_part(directory.as_fd(), &names.part, path, &"") {
-                    names.delete_locked(directory.as_fd(), &part);
+                if let Ok(part) = lock_part(directory.as_fd(), &names.part, path) {
+                    names.delete_locked(directory.as_fd(), &part.file);
                 }
             }
-            Err(Errno::NOENT) => drop(unlink(directory.as_fd(), &names.journal)),
+            Err(Errno::NOENT) => drop(unlink_ours(directory.as_fd(), &names.journal)),
             Err(_) => {}
         }
     }
@@ -160,10 +169,10 @@ impl IncomingFile {
         let Ok(items) = Dir::read_from(directory) else { return };
         for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {
             // Made where only a journal is left: who holds the part file may delete both.
-            let Ok((part, stat)) = lock_part(directory.as_fd(), &names.part, path, &"") else { continue };
+            let Ok(part) = lock_part(directory.as_fd(), &names.part, path) else { continue };
             let journal = rustix::fs::statat(directory, &*names.journal, AtFlags::SYMLINK_NOFOLLOW);
-            if stat.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
-                names.delete_locked(directory.as_fd(), &part);
+            if part.stat.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
+                names.delete_locked(directory.as_fd(), &part.file);
             }
         }
     }
@@ -205,10 +214,14 @@ impl IncomingFile {
 
     /// Writes `data` at its own offset; blocks may arrive in any order.
     ///
-    /// Errors: `NoSpace`, never, when the disk is full; `Protocol` beyond the end of the file. Cost: one `pwrite`; nothing
-    /// is synced, which [`IncomingFile::checkpoint`] does for many blocks at once.
+    /// Errors: `NoSpace`, never, when the disk is full; `Protocol` beyond the end of the file; `Corrupt`, after, when the
+    /// part file was cut. Cost: one `pwrite`; nothing is synced, which [`IncomingFile::checkpoint`] does for many blocks at
+    /// once.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        self.check_range(offset, data.len() as u64)?;
+        let size = self.check_range(offset, data.len() as u64)?;
+        if offset + data.len() as u64 == size {
+            self.check_uncut(size)?;
+        }
         self.part.write_all_at(data, offset).map_err(|error| {
             let root = self.destination.root();
             WRITING.failed(error, format_args!("write {} bytes at {offset} of {} in {root}", data.len(), self.path))
@@ -324,7 +337,7 @@ impl IncomingFile {
         // part file's name, so a part file that is there now, and the journal with it, are another session's.
         let part = rustix::fs::statat(&self.directory, &*self.names.part, AtFlags::SYMLINK_NOFOLLOW);
         if part.is_err_and(|errno| errno == Errno::NOENT) {
-            let _ = unlink(self.directory.as_fd(), &self.names.journal);
+            let _ = unlink_ours(self.directory.as_fd(), &self.names.journal);
         }
         Ok(digests)
     }
@@ -334,7 +347,7 @@ impl IncomingFile {
         let failed = |what: &str, errno: Errno| {
             FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
         };
-        let FileEntry { mode, mtime, .. } = self.entry();
+        let FileEntry { size, mode, mtime, .. } = self.entry();
         rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(mode)))
             .and_then(|()| rustix::fs::futimens(&self.part, &times(mtime)))
             .map_err(|errno| failed("set mode and time of", errno))?;
@@ -342,8 +355,8 @@ impl IncomingFile {
             *journal = Journal::Closed("a write was lost");
             return Err(failed("sync", errno));
         }
-        let renamed =
-            rename_into_place(self.directory.as_fd(), (&self.names.part, &self.part), &self.path, self.overwrite);
+        let part = Finished { name: &self.names.part, file: &self.part, size };
+        let renamed = rename_into_place(self.directory.as_fd(), part, &self.path, self.overwrite);
         if renamed.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
             *journal = Journal::Closed("its part file was removed");
         }
@@ -386,7 +399,7 @@ impl IncomingFile {
             let header = JournalHeader::new(&self.entry(), rustix::fs::fstat(&self.part)?.st_ino, nonce());
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             // One that is there was left by a session that published; see step 6 in the module above.
-            unlink(self.directory.as_fd(), &self.names.journal)?;
+            unlink_ours(self.directory.as_fd(), &self.names.journal)?;
             let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, HIDDEN_MODE)?);
             bytes.extend_from_slice(&header.encode());
             *journal = Journal::Open { file, codec: header.records(), end: 0 };
@@ -446,7 +459,7 @@ impl IncomingFile {
     fn remove(&self, journal: &mut Journal, reason: &'static str) -> Result<(), Error> {
         *journal = Journal::Closed(reason);
         let directory = self.directory.as_fd();
-        unlink(directory, &self.names.journal)
+        unlink_ours(directory, &self.names.journal)
             .and_then(|()| rustix::fs::fsync(directory))
             .and_then(|()| unlink(directory, &self.names.part))
             .map_err(|errno| FINALISING.failed(errno, format_args!("delete what was received of {}", self.path)))
@@ -462,10 +475,29 @@ impl IncomingFile {
         }
     }
 
-    fn check_range(&self, offset: u64, length: u64) -> Result<(), Error> {
+    /// Looks whether the part file still has `size` bytes; to be called before each write that would give it that length.
+    ///
+    /// It has its whole length from the start. Whoever cuts it takes blocks away that are recorded, and a write at its end
+    /// would make zeros of them. Errors: `Corrupt`, after: the next attempt finds out which blocks are left.
+    fn check_uncut(&self, size: u64) -> Result<(), Error> {
+        let failed =
+            |errno: Errno| VERIFYING.failed(errno, format_args!("look at the unfinished data of {}", self.path));
+        let now = rustix::fs::fstat(&self.part).map_err(failed)?.st_size as u64;
+        if now >= size {
+            return Ok(());
+        }
+        let text = format!(
+            "write {}: something cut its unfinished data to {now} of {size} bytes; what is left is checked by the next attempt",
+            self.path
+        );
+        Err(VERIFYING.refused(ErrorKind::Corrupt, text).retry(Retry::After))
+    }
+
+    /// Errors: `Protocol` beyond the end of the file. Returns the size of the file.
+    fn check_range(&self, offset: u64, length: u64) -> Result<u64, Error> {
         let size = self.entry_now().size;
         match offset.checked_add(length).is_some_and(|end| end <= size) {
-            true => Ok(()),
+            true => Ok(size),
             false => {
                 Err(Error::protocol(format!("{length} bytes at {offset} of {}, which has {size} bytes", self.path)))
             }
@@ -536,11 +568,10 @@ const JOURNAL_READ_BYTES: usize = 1024 * RECORD_BYTES;
 
 /// What was there of an earlier session.
 enum Found {
-    Journal(Journal),
+    /// A journal to go on with; `cut` says, for people, that its part file was found shorter than the file.
+    Journal { journal: Journal, cut: Option<String> },
     /// Nothing to go on with; the reason is given when there was a journal.
-    Nothing {
-        reason: Option<String>,
-    },
+    Nothing { reason: Option<String> },
 }
 
 /// Reads the journal of a part file, if it speaks of this version of the source and of this part file.
@@ -549,18 +580,15 @@ fn take_up(
     names: &HiddenNames,
     path: &RelPath,
     entry: &FileEntry,
-    part: &Stat,
+    part: &LockedPart,
     records: &mut Records,
 ) -> Result<Found, Error> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let failed = |error: std::io::Error| PREPARING.failed(error, format_args!("read the journal of {path}"));
-    clear_journal_name(directory, &names.journal, path)?;
-    let file = match rustix::fs::openat(directory, &*names.journal, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        Err(Errno::NOENT) => return Ok(Found::Nothing { reason: None }),
-        Err(errno) => return Err(failed(errno.into())),
+    let Some((file, stat)) = open_journal(directory, &names.journal, path)? else {
+        return Ok(Found::Nothing { reason: None });
     };
+    let failed = |error: std::io::Error| PREPARING.failed(error, format_args!("read the journal of {path}"));
     let over = |why: &str| Ok(Found::Nothing { reason: Some(format!("{path} starts over: {why}")) });
+    let mode = make_private(&file, &stat).map_err(|errno| failed(errno.into()))?;
     let mut buffer = vec![0u8; JOURNAL_READ_BYTES];
     let taken = read_up_to(&file, &mut buffer[..HEADER_BYTES], 0).map_err(failed)?;
     if taken == 0 {
@@ -571,29 +599,35 @@ fn take_up(
         Ok(header) => header,
         Err(error) => return over(error.text()),
     };
-    if !header.same_version(entry) {
-        return over("the source is not the version that an earlier session began with");
-    }
-    // Of a growing file any length may be here: blocks that it is too short for are found when they are read.
-    let is_cut = entry.growth.is_none() && part.st_size as u64 != entry.size;
-    if header.data_inode != part.st_ino || is_cut {
-        return over("its unfinished data was replaced or cut");
+    if let Some(why) = reason_against(&header, (&stat, mode), entry, part) {
+        return over(why);
     }
     let codec = header.records();
-    let end = RecordCodec::append_offset(file.metadata().map_err(failed)?.len());
+    let end = RecordCodec::append_offset(stat.st_size as u64);
     // Blocks are written twice only where they were found damaged; what is beyond this is not read, and is sent again.
     // What is here of a file that grows may be more than is known of it yet.
-    let whole = if entry.is_growing() { entry.size.max(part.st_size as u64) } else { entry.size };
-    let blocks = FileEntry { size: whole, ..entry.clone() }.blocks().count();
-    let end = end.min(HEADER_BYTES as u64 + blocks.saturating_mul(RECORD_BYTES as u64 * 2));
+    let size = part.stat.st_size as u64;
+    let whole = if entry.is_growing() { entry.size.max(size) } else { entry.size };
+    let blocks = FileEntry { size: whole, ..entry.clone() }.blocks();
+    let end = end.min(HEADER_BYTES as u64 + blocks.count().saturating_mul(RECORD_BYTES as u64 * 2));
+    // A part file has its whole length from the start. One of a growing file may have any: what is missing is found when it
+    // is read.
+    let is_fixed = entry.growth.is_none();
+    let mut cut = RangeSet::new();
     let mut at = HEADER_BYTES as u64;
     while at < end {
         let step = (end - at).min(JOURNAL_READ_BYTES as u64) as usize;
         let taken = read_up_to(&file, &mut buffer[..step], at).map_err(failed)?;
         for record in buffer[..taken].chunks_exact(RECORD_BYTES).filter_map(|bytes| codec.decode(bytes)) {
+            let index = record.index;
+            if is_fixed && index < blocks.count() && blocks.offset(index) + blocks.length(index) > size {
+                // It was there when the journal was written: something has cut the part file since.
+                cut.insert(index..index + 1);
+                continue;
+            }
             // A later record of a block is of a later writing: what the first spoke of was found damaged meanwhile.
-            records.have.insert(record.index..record.index + 1);
-            records.claimed.insert(record.index, record.digest);
+            records.have.insert(index..index + 1);
+            records.claimed.insert(index, record.digest);
         }
         if taken < step {
             break;
@@ -606,20 +640,69 @@ fn take_up(
     if records.are_beyond(&entry.blocks()) {
         return over("the source is shorter than what an earlier session received of it");
     }
-    Ok(Found::Journal(Journal::Open { file, codec, end }))
+    let cut = (!cut.is_empty()).then(|| {
+        let blocks = cut.len();
+        format!("{path}: something cut its unfinished data to {size} bytes; blocks that are sent again: {blocks}")
+    });
+    Ok(Found::Journal { journal: Journal::Open { file, codec, end }, cut })
 }
 
-/// Deletes what has the name of a journal and is no file. Errors: `Exists` for a directory, which may hold something.
+/// Opens the journal `name` of `path`, and looks at it; `None` when there is none.
+///
+/// Errors: `Denied` when it belongs to another user.
+fn open_journal(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Option<(File, Stat)>, Error> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("open {name}, the journal of {path}"));
+    clear_journal_name(directory, name, path)?;
+    let file = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(failed(errno)),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(failed)?;
+    refuse_foreign(&stat, name, path)?;
+    Ok(Some((file, stat)))
+}
+
+/// Why a journal, with what it is and the mode that it was found with, does not count for `part`, in words for a person.
+///
+/// Both must be closed to others. A part file that is open to them counts only with the mode of its source, which publishing
+/// gives it right before its name: its journal, which nobody else can have made, names its inode.
+fn reason_against(
+    header: &JournalHeader,
+    (journal, journal_mode): (&Stat, u32),
+    entry: &FileEntry,
+    part: &LockedPart,
+) -> Option<&'static str> {
+    if journal.st_nlink != 1 || !is_private(journal_mode) {
+        return Some("its journal was open to other users or has a second name");
+    }
+    if !header.same_version(entry) {
+        return Some("the source is not the version that an earlier session began with");
+    }
+    // A part file that was just made may have got the inode number of the one that is gone.
+    if header.data_inode != part.stat.st_ino || !part.is_left {
+        return Some("its unfinished data was replaced");
+    }
+    let is_closed = is_private(part.stat.st_mode) || part.stat.st_mode & 0o7777 == u32::from(entry.mode);
+    (!is_closed).then_some("its unfinished data was open to other users")
+}
+
+/// Deletes what has the name of a journal and is no file. Errors: `Exists` for a directory, which may hold something;
+/// `Denied` for what belongs to another user.
 fn clear_journal_name(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(), Error> {
     let failed = |errno: Errno| PREPARING.failed(errno, format_args!("look at {name}, the journal of {path}"));
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Ok(()),
+            FileType::RegularFile => refuse_foreign(&stat, name, path),
             FileType::Directory => {
                 let text = format!("write {path}: {name}, the name of its journal, is a directory; remove it");
                 Err(PREPARING.refused(ErrorKind::Exists, text))
             }
-            _ => unlink(directory, name).map_err(failed),
+            _ => {
+                refuse_foreign(&stat, name, path)?;
+                unlink(directory, name).map_err(failed)
+            }
         },
         Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed(errno)),

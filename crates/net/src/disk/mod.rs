@@ -10,8 +10,8 @@
 //! with its journal in `.sterna-<hash>.journal`; the hash is of the final name. The steps, and what `kill -9` or a power
 //! cut after each of them leaves:
 //!
-//! 1. The part file is opened and locked, and gets its full length. *Left:* a part file and no journal. The next session
-//!    empties it and starts over, or deletes it when it is offered the directory; nothing was claimed.
+//! 1. The part file is made, closed to other users, and locked, and gets its full length. *Left:* a part file and no journal.
+//!    The next session deletes it and makes a new one; nothing was claimed.
 //! 2. Blocks are written, and recorded in memory. *Left:* bytes that no journal claims; they are sent again.
 //! 3. [`IncomingFile::checkpoint`]: `fdatasync` of the part file, and only then the records of the blocks that were recorded
 //!    *before* that `fdatasync` began are appended to the journal, which is then synced. *Left:* a journal that claims less
@@ -25,8 +25,18 @@
 //! 7. The journal is deleted. It goes last, so that no order in which the disk takes 5 and 7 can lose both.
 //!
 //! Starting over goes the other way round: the journal is deleted and the directory synced *before* the part file is
-//! emptied, so that no journal ever claims blocks of a file that was emptied. A journal also names the inode of its part
+//! deleted and made anew, so that no journal ever claims blocks of an empty file. A journal also names the inode of its part
 //! file and speaks of no other.
+//!
+//! # Other users of the directory
+//!
+//! Others may put files where ours are to be, and open ours if their modes let them. So a part file is made by us
+//! (`O_EXCL`), and one that is found counts only with a journal of ours that names its inode; both must belong to our effective
+//! user, have one name, and be closed to group and others. What belongs to another user is left alone. Modes are widened
+//! in step 4 only, where the whole file is verified.
+//!
+//! Something that runs as our own user may still cut a part file. It has its full length from step 1, so a cut shows in its
+//! size until something writes at its end: that is looked at before each such write, and again before step 5.
 //!
 //! A session that ends by itself deletes the part files that no journal speaks for. Small files have no journal: see [`PackedBatch`].
 

@@ -15,11 +15,13 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::Overwrite;
-use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RelPath, Retry, Scope};
+use sterna_proto::{
+    Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry, Scope,
+};
 
 use super::destination::{Destination, SINGLE_SYNCS_MAX, Seen, Verdict, parent_of, times};
 use super::fault::{At, FINALISING, WRITING};
-use super::hidden::{HiddenNames, lock_part, rename_into_place, unlink};
+use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
 use crate::descriptors;
 
 /// A small file with all its bytes.
@@ -64,6 +66,9 @@ struct Written {
     part: File,
     part_name: String,
     path: RelPath,
+    size: u64,
+    mode: u16,
+    mtime: FileTime,
     digests: FileDigests,
     /// Its place in `outcomes`.
     place: usize,
@@ -147,7 +152,7 @@ impl PackedBatch {
         file.expected.iter().try_for_each(|digest| digest.check(&digests, &path))?;
         let directory = self.directory(&path)?;
         let names = HiddenNames::of(&path);
-        let (part, stat) = lock_part(directory.as_fd(), &names.part, &path, self.destination.root())?;
+        let mut part = lock_part(directory.as_fd(), &names.part, &path)?;
         // Looked at under the lock: the session of a client that was killed may have waited for the disk, and what it brings is
         // older than what another has brought since.
         let looked = self.destination.look(&directory, &path, entry, self.overwrite).and_then(|(verdict, seen)| {
@@ -158,22 +163,24 @@ impl PackedBatch {
             Err(WRITING.refused(ErrorKind::Busy, text).retry(Retry::After))
         });
         if !matches!(looked, Ok(Verdict::Wanted)) {
-            names.delete_locked(directory.as_fd(), &part);
+            names.delete_locked(directory.as_fd(), &part.file);
             return looked.map(|_| None);
         }
-        let filled = fill(&part, stat.st_size != 0, file);
-        if let Err(error) = filled {
+        if part.is_left {
+            // It may be of a larger version of this file, which had a journal.
+            let _ = unlink_ours(directory.as_fd(), &names.journal);
+            part = part.renew(directory.as_fd(), &names.part, &path)?;
+        }
+        let part = part.file;
+        if let Err(error) = part.write_all_at(file.data, 0) {
             let _ = unlink(directory.as_fd(), &names.part);
             return Err(WRITING.failed(
                 error,
                 format_args!("write {} bytes of {path} in {}", file.data.len(), self.destination.root()),
             ));
         }
-        if stat.st_size != 0 {
-            // The part file was left by a session of a larger version of this file, which had a journal.
-            let _ = unlink(directory.as_fd(), &names.journal);
-        }
-        Ok(Some(Written { directory, part, part_name: names.part, path, digests, place }))
+        let FileEntry { size, mode, mtime, .. } = *entry;
+        Ok(Some(Written { directory, part, part_name: names.part, path, size, mode, mtime, digests, place }))
     }
 
     fn directory(&mut self, path: &RelPath) -> Result<Arc<OwnedFd>, Error> {
@@ -193,6 +200,11 @@ impl PackedBatch {
         if written.is_empty() {
             return;
         }
+        for file in &written {
+            if let Err(errno) = file.set_mode_and_time() {
+                self.fail(file, FINALISING, errno, "set mode and time of");
+            }
+        }
         if let Err(errno) = sync(written.iter().map(|file| &file.part)) {
             for file in &written {
                 self.fail(file, FINALISING, errno, "make durable");
@@ -201,8 +213,12 @@ impl PackedBatch {
             return;
         }
         for file in &written {
-            let renamed =
-                rename_into_place(file.directory.as_fd(), (&file.part_name, &file.part), &file.path, self.overwrite);
+            if self.outcomes[file.place].is_err() {
+                let _ = unlink(file.directory.as_fd(), &file.part_name);
+                continue;
+            }
+            let part = Finished { name: &file.part_name, file: &file.part, size: file.size };
+            let renamed = rename_into_place(file.directory.as_fd(), part, &file.path, self.overwrite);
             if let Err(error) = renamed {
                 self.outcomes[file.place] = Err(error);
                 let _ = unlink(file.directory.as_fd(), &file.part_name);
@@ -233,22 +249,18 @@ impl Drop for PackedBatch {
     }
 }
 
+impl Written {
+    fn set_mode_and_time(&self) -> rustix::io::Result<()> {
+        rustix::fs::fchmod(&self.part, Mode::from_raw_mode(u32::from(self.mode)))?;
+        rustix::fs::futimens(&self.part, &times(self.mtime))
+    }
+}
+
 impl Drop for Written {
     fn drop(&mut self) {
         // As for a file that takes blocks: closing is not enough.
         let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
     }
-}
-
-/// Writes the bytes, mode and time of a file into its part file.
-fn fill(part: &File, has_old_bytes: bool, file: &PackedFile<'_>) -> std::io::Result<()> {
-    if has_old_bytes {
-        rustix::fs::ftruncate(part, 0)?;
-    }
-    part.write_all_at(file.data, 0)?;
-    rustix::fs::fchmod(part, Mode::from_raw_mode(u32::from(file.entry.mode)))?;
-    rustix::fs::futimens(part, &times(file.entry.mtime))?;
-    Ok(())
 }
 
 /// Makes files or directories durable: few of them one by one, many with the file systems that they are on.

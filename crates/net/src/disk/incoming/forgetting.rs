@@ -4,7 +4,7 @@ use sterna_proto::journal::JournalRecord;
 use sterna_proto::{BlockMap, Digest, Error, FileDigester, RangeSet};
 
 use super::super::fault::WRITING;
-use super::{IncomingFile, Journal, Records, unlink};
+use super::{IncomingFile, Journal, Records, unlink_ours};
 
 impl IncomingFile {
     /// Keeps the digest of every block from here on, so that blocks can be forgotten. To be called before the first is recorded.
@@ -34,7 +34,7 @@ impl IncomingFile {
         if matches!(*journal, Journal::Open { .. }) {
             let failed =
                 |errno| WRITING.failed(errno, format_args!("delete the journal of {} to begin it anew", self.path));
-            unlink(super::AsFd::as_fd(&self.directory), &self.names.journal).map_err(failed)?;
+            unlink_ours(super::AsFd::as_fd(&self.directory), &self.names.journal).map_err(failed)?;
             rustix::fs::fsync(&self.directory).map_err(failed)?;
             *journal = Journal::None;
         }

@@ -11,7 +11,7 @@ impl IncomingFile {
     /// Takes note that the source has grown, or has ended: there is room for all its blocks then. An entry that is older than what is
     /// known changes nothing.
     ///
-    /// Errors: of the disk.
+    /// Errors: of the disk; `Corrupt`, after, when the part file was cut.
     pub fn grow(&self, entry: &FileEntry) -> Result<(), Error> {
         // Held to the end: a length that was set later must not be that of an earlier entry.
         let mut records = self.records();
@@ -20,6 +20,7 @@ impl IncomingFile {
             return Ok(());
         }
         // A part file that an earlier session left may be longer than what is known of its source now; only its end cuts it.
+        self.check_uncut(ours.size)?;
         let size = rustix::fs::fstat(&self.part).map_or(0, |stat| stat.st_size as u64);
         if size < entry.size || !entry.is_growing() {
             rustix::fs::ftruncate(&self.part, entry.size).map_err(|errno| {
@@ -33,8 +34,10 @@ impl IncomingFile {
 
     /// Writes part of a block that is not whole yet, behind all that is.
     ///
-    /// Errors: of the disk.
+    /// Errors: of the disk; `Corrupt`, after, when the part file was cut.
     pub fn write_tail(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let size = self.entry_now().size;
+        self.check_uncut(size)?;
         self.part.write_all_at(data, offset).map_err(|error| {
             WRITING.failed(error, format_args!("write {} bytes at {offset} of {}", data.len(), self.path))
         })

@@ -5,6 +5,7 @@ mod forgetting;
 mod full_disk;
 mod growing;
 mod incoming;
+mod intruders;
 mod packed;
 mod source;
 mod speed;
