@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Checks, EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
 
+use super::claims::Claims;
+use super::durable::SyncRound;
 use super::expand::Sources;
 use super::fault::{FINALISING, PREPARING};
 use super::incoming::IncomingFile;
@@ -85,6 +87,7 @@ struct Shared {
     made: Mutex<Made>,
     /// Held while directories are synced.
     settling: Mutex<()>,
+    claims: Claims,
 }
 
 /// What was made of directories and is not finished.
@@ -102,10 +105,6 @@ pub const UNFINISHED_DIRECTORIES_MAX: usize = 1 << 16;
 
 /// What the owner of a directory needs to list it and to write to it.
 const OWNER_MODE: Mode = Mode::RWXU;
-
-/// Up to this many directories or files are synced one by one; more are synced with their whole file system.
-/// Guess: on a disk an `fsync` is one flush, and `syncfs` one flush and everyone else's data.
-pub(super) const SINGLE_SYNCS_MAX: usize = 4;
 
 impl Destination {
     /// What the destination `path` means to `cp`.
@@ -146,7 +145,8 @@ impl Destination {
             }
         };
         let (renamed, made, settling) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, renamed, made, settling }) })
+        let claims = Claims::default();
+        Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, renamed, made, settling, claims }) })
     }
 
     /// The path beneath the root that an entry named `path` gets.
@@ -272,18 +272,13 @@ impl Destination {
     }
 
     fn sync_directories(&self, paths: &BTreeSet<Vec<u8>>) -> rustix::io::Result<()> {
-        let mut synced = BTreeSet::new();
+        let mut round = SyncRound::of(paths.len());
         for path in paths {
-            let directory = match self.shared.root.open_directory(path) {
-                Ok(directory) => directory,
+            match self.shared.root.open_directory(path) {
+                Ok(directory) => round.sync(directory)?,
                 // Deleted meanwhile: nothing is left to be made durable.
-                Err(Errno::NOENT) => continue,
+                Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno),
-            };
-            if paths.len() <= SINGLE_SYNCS_MAX {
-                rustix::fs::fsync(directory)?;
-            } else if synced.insert(rustix::fs::fstat(&directory)?.st_dev) {
-                rustix::fs::syncfs(directory)?;
             }
         }
         Ok(())
@@ -320,7 +315,22 @@ impl Destination {
         Ok(directory)
     }
 
-    /// Looks at what has the file's name.
+    /// Takes note that an earlier session of this copy has settled the file `entry`. Best effort. Cost: two system calls.
+    pub fn claim_settled(&self, entry: &FileEntry) {
+        let Ok(path) = self.place(&entry.path) else { return };
+        let Ok(directory) = self.shared.root.open_directory(parent_of(&path)) else { return };
+        if let Ok(stat) = rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
+            self.shared.claims.lock().insert(&stat, &path);
+        }
+    }
+
+    /// The names that this session has given.
+    pub(super) fn claims(&self) -> &Claims {
+        &self.shared.claims
+    }
+
+    /// Looks at what has the file's name. Errors: `Exists` for a directory, for any file under [`Overwrite::Never`], and for
+    /// a file that this session has under another name.
     pub(super) fn look(
         &self,
         directory: &OwnedFd,
@@ -337,6 +347,7 @@ impl Destination {
         if kind == FileType::Directory {
             return Err(PREPARING.refused(ErrorKind::Exists, format!("write {path}: a directory has this name")));
         }
+        self.shared.claims.lock().check(&stat, path)?;
         match overwrite {
             Overwrite::Never => {
                 let text = format!("write {path}: it exists, and --overwrite never keeps it");
@@ -348,6 +359,7 @@ impl Destination {
                     && stat.st_size as u64 == entry.size
                     && time_from(&stat) == entry.mtime =>
             {
+                self.shared.claims.lock().insert(&stat, path);
                 Ok((Verdict::UpToDate, Seen::of(&stat)))
             }
             Overwrite::IfChanged | Overwrite::Always => Ok((Verdict::Wanted, Seen::of(&stat))),

@@ -11,6 +11,7 @@ use sterna_proto::session::Overwrite;
 use sterna_proto::{Error, ErrorKind, RelPath, Retry};
 
 use super::HIDDEN_PREFIX;
+use super::claims::Claims;
 use super::fault::{FINALISING, PREPARING};
 
 /// The names of our files beside a final name.
@@ -214,14 +215,15 @@ pub(super) struct Finished<'a> {
 
 /// Gives a part file its final name.
 ///
-/// Errors: `Exists` when the name was taken meanwhile and may not be replaced; `NotFound` when someone removed the part file:
+/// Errors: `Exists` when the name was taken meanwhile and may not be replaced, or is that of another file of this session
+/// ([`Claims`]); `NotFound` when someone removed the part file:
 /// what has its name now, or got the final name in that moment, is another session's and not verified; `Corrupt`, after, when
 /// someone cut it.
 pub(super) fn rename_into_place(
     directory: BorrowedFd<'_>,
     part: Finished<'_>,
     path: &RelPath,
-    overwrite: Overwrite,
+    (overwrite, claims): (Overwrite, &Claims),
 ) -> Result<(), Error> {
     let failed = |errno: Errno| FINALISING.failed(errno, format_args!("give {path} its name"));
     let check = |name: &[u8]| match is_named(directory, name, part.file) {
@@ -234,29 +236,33 @@ pub(super) fn rename_into_place(
         Err(errno) => Err(failed(errno)),
     };
     check(part.name.as_bytes())?;
-    let size = rustix::fs::fstat(part.file).map_err(failed)?.st_size as u64;
+    let stat = rustix::fs::fstat(part.file).map_err(failed)?;
+    let size = stat.st_size as u64;
     if size != part.size {
         let text = format!("give {path} its name: something cut its {} bytes to {size}; copy it again", part.size);
         return Err(FINALISING.refused(ErrorKind::Corrupt, text).retry(Retry::After));
     }
-    let renamed = match overwrite {
-        Overwrite::Never => {
-            match rustix::fs::renameat_with(directory, part.name, directory, path.name(), RenameFlags::NOREPLACE) {
-                // A file system without it: look, then rename; a race within microseconds is the price.
-                Err(Errno::INVAL | Errno::NOSYS) => {
-                    match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
-                        Ok(_) => Err(Errno::EXIST),
-                        Err(Errno::NOENT) => rustix::fs::renameat(directory, part.name, directory, path.name()),
-                        Err(errno) => Err(errno),
-                    }
+    let mut claims = claims.lock();
+    // In the common case the name is free, and nothing is to be looked at.
+    match rustix::fs::renameat_with(directory, part.name, directory, path.name(), RenameFlags::NOREPLACE) {
+        // INVAL, NOSYS: a file system without it; a race within microseconds is the price.
+        Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) => {
+            match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) if overwrite == Overwrite::Never => return Err(failed(Errno::EXIST)),
+                Ok(stat) => {
+                    claims.check(&stat, path)?;
+                    claims.remove(&stat);
                 }
-                other => other,
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed(errno)),
             }
+            rustix::fs::renameat(directory, part.name, directory, path.name()).map_err(failed)?;
         }
-        Overwrite::Always | Overwrite::IfChanged => rustix::fs::renameat(directory, part.name, directory, path.name()),
-    };
-    renamed.map_err(failed)?;
-    check(path.name())
+        renamed => renamed.map_err(failed)?,
+    }
+    check(path.name())?;
+    claims.insert(&stat, path);
+    Ok(())
 }
 
 /// Deletes the hidden file `name`, unless it belongs to another user (`PERM`); one that is not there is deleted already.

@@ -356,7 +356,8 @@ impl IncomingFile {
             return Err(failed("sync", errno));
         }
         let part = Finished { name: &self.names.part, file: &self.part, size };
-        let renamed = rename_into_place(self.directory.as_fd(), part, &self.path, self.overwrite);
+        let renamed =
+            rename_into_place(self.directory.as_fd(), part, &self.path, (self.overwrite, self.destination.claims()));
         if renamed.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
             *journal = Journal::Closed("its part file was removed");
         }

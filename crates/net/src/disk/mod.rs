@@ -40,7 +40,9 @@
 //!
 //! A session that ends by itself deletes the part files that no journal speaks for. Small files have no journal: see [`PackedBatch`].
 
+mod claims;
 mod destination;
+mod durable;
 mod expand;
 mod fault;
 mod hidden;

@@ -2,10 +2,10 @@
 //!
 //! An `fsync` for each of 10,000 small files is 10,000 flushes of a disk, one behind the other. A batch writes its files under
 //! hidden names, makes all of them durable by one `syncfs`, and only then renames them: no name ever shows half a file,
-//! and a crash leaves hidden files that the next session takes over. The price of `syncfs` is that it also writes what
-//! others have in the cache of that file system.
+//! and a crash leaves hidden files that the next session deletes. The price of `syncfs` is that it also writes what
+//! others have in the cache of that file system; where it may hide a lost write, each file is synced by itself.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,8 @@ use sterna_proto::{
     Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry, Scope,
 };
 
-use super::destination::{Destination, SINGLE_SYNCS_MAX, Seen, Verdict, parent_of, times};
+use super::destination::{Destination, Seen, Verdict, parent_of, times};
+use super::durable::SyncRound;
 use super::fault::{At, FINALISING, WRITING};
 use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
 use crate::descriptors;
@@ -120,7 +121,7 @@ impl PackedBatch {
     /// or `None` when another session has brought it since it was looked at.
     ///
     /// Errors, for each file: `Corrupt` when a digest was not met; `Exists` under [`Overwrite::Never`]; `Busy`; `NoSpace`.
-    /// Cost: one `syncfs` and a sync of each directory for every [`OPEN_FILES_MAX`] files.
+    /// Cost: one `syncfs`, or a sync of each file where that is in doubt, and a sync of each directory for every [`OPEN_FILES_MAX`] files.
     pub fn publish(&mut self) -> Vec<Outcome> {
         self.flush();
         std::mem::take(&mut self.outcomes)
@@ -212,13 +213,15 @@ impl PackedBatch {
             }
             return;
         }
+        let destination = self.destination.clone();
+        let terms = (self.overwrite, destination.claims());
         for file in &written {
             if self.outcomes[file.place].is_err() {
                 let _ = unlink(file.directory.as_fd(), &file.part_name);
                 continue;
             }
             let part = Finished { name: &file.part_name, file: &file.part, size: file.size };
-            let renamed = rename_into_place(file.directory.as_fd(), part, &file.path, self.overwrite);
+            let renamed = rename_into_place(file.directory.as_fd(), part, &file.path, terms);
             if let Err(error) = renamed {
                 self.outcomes[file.place] = Err(error);
                 let _ = unlink(file.directory.as_fd(), &file.part_name);
@@ -263,18 +266,7 @@ impl Drop for Written {
     }
 }
 
-/// Makes files or directories durable: few of them one by one, many with the file systems that they are on.
-///
-/// `syncfs` reports writes that were lost since the descriptor was opened (Linux 5.8), and these were opened before.
-fn sync<F: AsFd>(files: impl ExactSizeIterator<Item = F>) -> rustix::io::Result<()> {
-    let is_few = files.len() <= SINGLE_SYNCS_MAX;
-    let mut synced = BTreeSet::new();
-    for file in files {
-        if is_few {
-            rustix::fs::fsync(file)?;
-        } else if synced.insert(rustix::fs::fstat(&file)?.st_dev) {
-            rustix::fs::syncfs(file)?;
-        }
-    }
-    Ok(())
+fn sync<F: AsFd>(mut files: impl ExactSizeIterator<Item = F>) -> rustix::io::Result<()> {
+    let mut round = SyncRound::of(files.len());
+    files.try_for_each(|file| round.sync(file))
 }

@@ -426,6 +426,7 @@ impl Receiver {
         let ReceiverOptions { destination, overwrite, checks, dry_run, settled, .. } = &self.options;
         // A directory gets its mode and time when its session ends, so a session that took over makes it again.
         if entry.kind == EntryKind::File && settled.contains(&entry.path) {
+            destination.claim_settled(entry);
             return Ok((None, PrepareOutcome::UpToDate));
         }
         let nothing = FileDigests::of(b"", Checks::NONE);

@@ -204,3 +204,116 @@ fn a_read_only_destination_is_denied_before_a_byte_moves() {
     }
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
+
+/// A large and a small file by each of two paths that lead to one place.
+#[test]
+fn a_file_does_not_replace_another_of_its_session_where_two_names_are_one() {
+    let directory = scratch();
+    std::fs::create_dir(directory.path().join("a")).unwrap();
+    std::os::unix::fs::symlink("a", directory.path().join("A")).unwrap();
+    for size in [3, 2 * MIB] {
+        let data = pattern(size);
+        let name = |top: &str| format!("{top}/{size}");
+        let entry = |top: &str, seconds| FileEntry {
+            mtime: FileTime { seconds, nanoseconds: 0 },
+            ..file_entry(name(top), size)
+        };
+        for overwrite in [Overwrite::IfChanged, Overwrite::Always] {
+            let destination = writable(&directory);
+            let bring = |entry: &FileEntry| match destination.prepare(entry, &terms(overwrite))? {
+                Prepared::UpToDate => Ok(()),
+                Prepared::Packed(seen) => {
+                    let mut batch = destination.packed(overwrite, Checks::NONE);
+                    batch.add(PackedFile { entry, data: &data, blake3: None, expected: &[], seen });
+                    batch.publish().remove(0).map(drop)
+                }
+                Prepared::Incoming(file) => {
+                    (0..file.blocks().count()).for_each(|index| put_block(&file, &data, index));
+                    file.publish(&[]).map(drop)
+                }
+                Prepared::Directory => panic!("no directory"),
+            };
+            // The second time under `IfChanged` the first is found up to date, and is as much in the way.
+            for _ in 0..2 {
+                bring(&entry("a", 1)).unwrap();
+                let error = bring(&entry("A", 2)).unwrap_err();
+                assert_eq!(error.kind, ErrorKind::Exists, "{error}");
+                assert!(error.text().contains(&name("A")) && error.text().contains("one (upper"), "{error}");
+                assert_eq!(bring(&entry("A", 1)).unwrap_err().kind, ErrorKind::Exists, "of the same size and time");
+                assert_matches_entry(&directory.path().join(name("a")), &entry("a", 1), &data);
+            }
+        }
+        // Another session may: it cannot know what is meant.
+        let other = writable(&directory);
+        let Ok(Prepared::Packed(_) | Prepared::Incoming(_)) = other.prepare(&entry("A", 2), &terms(Overwrite::Always))
+        else {
+            panic!("a file of another session is in the way");
+        };
+    }
+}
+
+#[test]
+fn of_two_names_that_are_one_only_one_file_of_a_batch_gets_it() {
+    let directory = scratch();
+    std::fs::create_dir(directory.path().join("a")).unwrap();
+    std::os::unix::fs::symlink("a", directory.path().join("A")).unwrap();
+    let destination = writable(&directory);
+    let (first, second) = (file_entry("a/x", 3), file_entry("A/x", 3));
+    let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
+    for (entry, data) in [(&first, b"abc"), (&second, b"def")] {
+        batch.add(PackedFile { entry, data, blake3: None, expected: &[], seen: Seen::default() });
+    }
+    let outcomes = batch.publish();
+    assert!(outcomes[0].is_ok() && outcomes[1].is_err(), "{outcomes:?}");
+    assert_matches_entry(&directory.path().join("a/x"), &first, b"abc");
+    assert_eq!(names_in(&directory.path().join("a")), ["x"]);
+}
+
+#[test]
+fn hard_links_at_the_destination_are_names_of_their_own() {
+    let directory = scratch();
+    std::fs::write(directory.path().join("a"), b"abc").unwrap();
+    std::fs::hard_link(directory.path().join("a"), directory.path().join("b")).unwrap();
+    let meta = std::fs::metadata(directory.path().join("a")).unwrap();
+    let mtime = FileTime { seconds: meta.mtime(), nanoseconds: meta.mtime_nsec() as u32 };
+    let destination = writable(&directory);
+    for name in ["a", "b"] {
+        let entry = FileEntry { mtime, ..file_entry(name, 3) };
+        let found = destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap();
+        assert!(matches!(found, Prepared::UpToDate), "{name}");
+    }
+    let changed = file_entry("b", 4);
+    let Ok(Prepared::Packed(seen)) = destination.prepare(&changed, &terms(Overwrite::IfChanged)) else {
+        panic!("b has changed");
+    };
+    let mut batch = destination.packed(Overwrite::IfChanged, Checks::NONE);
+    batch.add(PackedFile { entry: &changed, data: b"defg", blake3: None, expected: &[], seen });
+    batch.publish().remove(0).unwrap();
+    assert_eq!(std::fs::read(directory.path().join("a")).unwrap(), b"abc");
+    assert_eq!(std::fs::read(directory.path().join("b")).unwrap(), b"defg");
+}
+
+#[test]
+fn a_rename_does_not_replace_what_the_session_has_just_renamed() {
+    use crate::disk::claims::Claims;
+    use crate::disk::hidden::{Finished, rename_into_place};
+    let directory = scratch();
+    let opened = std::fs::File::open(directory.path()).unwrap();
+    let claims = Claims::default();
+    // Both are written before either has its name, as in a batch.
+    let rename = |name: &str, path: &str, overwrite| {
+        std::fs::write(directory.path().join(name), name).unwrap();
+        let file = std::fs::File::open(directory.path().join(name)).unwrap();
+        let part = Finished { name, file: &file, size: name.len() as u64 };
+        rename_into_place(std::os::fd::AsFd::as_fd(&opened), part, &rel(path), (overwrite, &claims))
+    };
+    std::fs::write(directory.path().join("x"), "of an earlier session").unwrap();
+    rename("first", "a/x", Overwrite::Always).unwrap();
+    for overwrite in [Overwrite::Always, Overwrite::IfChanged, Overwrite::Never] {
+        assert_eq!(rename("second", "A/x", overwrite).unwrap_err().kind, ErrorKind::Exists);
+        assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"first");
+    }
+    // A file that is sent again takes the place of what it was.
+    rename("third", "a/x", Overwrite::Always).unwrap();
+    assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"third");
+}
