@@ -7,6 +7,7 @@
 mod access;
 mod basics;
 mod compress;
+mod disks;
 mod faults;
 mod floods;
 mod follow;
@@ -16,6 +17,7 @@ mod names;
 mod networks;
 mod output;
 mod paths;
+mod power;
 mod replicas;
 mod resume;
 mod site;

@@ -12,7 +12,7 @@ use sterna_proto::{Error, FileEntry};
 
 use crate::hostile::{Deaf, entry};
 use crate::site::{CopyCommand, Outcome, Site};
-use crate::tree::{MIB, write};
+use crate::tree::{MIB, Seeded, write};
 
 /// Sizes of a file that travels packed and of one in blocks.
 const SIZES: [usize; 2] = [1000, 2 * MIB];
@@ -188,5 +188,32 @@ fn one_path_offered_twice_is_taken_once_and_never_mixed() {
         assert_eq!((&pulled.summary()["copied"], &pulled.summary()["failed"]), (&1.into(), &1.into()));
         pulled.says("two files of this name");
         assert!(fs::read(site.local().join("report.txt")).unwrap() == vec![1; size], "{size}");
+    }
+}
+
+#[test]
+fn where_case_is_folded_the_second_of_two_names_fails_and_the_first_stays() {
+    let site = Site::new();
+    let agent = site.agent();
+    let (upper, lower) = (Seeded::new(1).bytes(MIB), Seeded::new(2).bytes(10));
+    // Both sizes in both orders, and two Unicode forms of one name; names are listed in the order of their bytes.
+    for (name, bytes) in
+        [("A", &upper), ("B", &lower), ("a", &lower), ("b", &upper), ("e\u{301}", &lower), ("\u{e9}", &upper)]
+    {
+        write(&site.root().join("tree").join(name), bytes);
+    }
+    let (folding, _top) = match crate::disks::folding() {
+        Ok(folding) => folding,
+        Err(reason) => {
+            println!("left out: no directory here folds case: {reason}");
+            return;
+        }
+    };
+    let target = folding.point().join("d");
+    for _ in 0..2 {
+        let outcome = site.copy(&agent).arg(agent.url("tree/.")).arg(&target).run().expect(1);
+        outcome.says("takes both names for one");
+        assert_eq!(outcome.summary()["failed"], 3);
+        assert!(std::fs::read(target.join("A")).unwrap() == upper && std::fs::read(target.join("B")).unwrap() == lower);
     }
 }

@@ -267,6 +267,12 @@ impl Copying {
         }
     }
 
+    /// The events that have come by now.
+    pub fn events_so_far(&mut self) -> &[Value] {
+        self.events.extend(self.received.try_iter());
+        &self.events
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,0 +1,184 @@
+//! Power cuts: what was reported is on the disk, no name has other bytes than its file, and the next run brings the rest.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::disks::Disk;
+use crate::site::{Agent, Copying, Site, wait_until};
+use crate::strait::{Strait, Then};
+use crate::tree::{MIB, Seeded, write};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    /// With `--then delete`: what is deleted must be at the destination.
+    Push,
+    Pull,
+}
+
+/// One tree on its way to a disk that loses its power.
+struct Voyage {
+    // In the order in which they are to end: nothing is unmounted under a process that uses it.
+    agent: Agent,
+    strait: Strait,
+    site: Site,
+    disk: Disk,
+    direction: Direction,
+    seeded: Seeded,
+    /// Every file, by its path beneath the tree.
+    files: BTreeMap<String, Vec<u8>>,
+    source: PathBuf,
+}
+
+impl Voyage {
+    fn new(seed: u64, direction: Direction, disk: Disk) -> Self {
+        let site = Site::new();
+        let mut seeded = Seeded::new(seed);
+        let source = match direction {
+            Direction::Push => site.local().join("tree"),
+            Direction::Pull => site.root().join("tree"),
+        };
+        let mut sizes = vec![9 * MIB + 12_345, 3 * MIB, MIB, 300 << 10];
+        sizes.extend((0..60).map(|_| seeded.below(30_000) as usize));
+        let mut files = BTreeMap::new();
+        for (index, size) in sizes.into_iter().enumerate() {
+            let (path, bytes) = (format!("d{}/f{index}", index % 7), seeded.bytes(size));
+            write(&source.join(&path), &bytes);
+            files.insert(path, bytes);
+        }
+        let agent = start_agent(&site, &disk, direction, "127.0.0.1:0");
+        let strait = Strait::tcp(&agent);
+        Self { agent, strait, site, disk, direction, seeded, files, source }
+    }
+
+    fn start(&self) -> Copying {
+        let mut copy = self.site.copy(&self.agent);
+        copy.args(["--via", "tcp", "--lanes", "2"]);
+        match self.direction {
+            Direction::Push => copy.args(["--then", "delete", "tree"]).arg(self.strait.url("")),
+            Direction::Pull => copy.arg(self.strait.url("tree")).arg(self.disk.point()),
+        };
+        copy.start()
+    }
+
+    /// Lets the copy go on to a seeded place, which half of the `first` times lies in its largest file and behind a checkpoint.
+    fn sail_on(&mut self, copying: &mut Copying, first: bool) {
+        let bytes = self.files.values().map(Vec::len).sum::<usize>() as u64;
+        let waits = first && self.seeded.below(2) == 0;
+        let (place, then) = match (waits, self.seeded.below(2)) {
+            // Far more than two lanes have on their way, so that some blocks are whole.
+            (true, _) => (5 * MIB as u64 + self.seeded.below(3 * MIB as u64), Then::Hold),
+            (false, 0) => (self.seeded.below(bytes + bytes / 10), Then::Hold),
+            (false, _) => (self.seeded.below(bytes + bytes / 10), Then::Pass),
+        };
+        let reached = self.strait.marks_reached();
+        self.strait.mark(place, then);
+        wait_until("the place of the cut", || self.strait.marks_reached() > reached || copying.has_ended());
+        if waits {
+            wait_until("a journal", || self.hidden(".journal"));
+        }
+    }
+
+    /// Whether a hidden file with this ending is in the tree.
+    fn hidden(&self, ending: &str) -> bool {
+        let mut directories = (0..7).filter_map(|index| fs::read_dir(self.target(&format!("d{index}"))).ok()).flatten();
+        directories.any(|item| item.is_ok_and(|item| item.file_name().to_string_lossy().ends_with(ending)))
+    }
+
+    fn target(&self, path: &str) -> PathBuf {
+        self.disk.point().join("tree").join(path)
+    }
+
+    /// Paths of the files that were reported as copied, or were deleted for that reason.
+    fn reported(&self, copying: &mut Copying) -> Vec<String> {
+        let events = copying.events_so_far().iter().filter(|event| event["outcome"] == "copied");
+        let paths = events.filter_map(|event| event["path"].as_str()?.strip_prefix("tree/"));
+        let mut reported: Vec<String> =
+            paths.filter(|path| self.files.contains_key(*path)).map(str::to_owned).collect();
+        reported.extend(self.files.keys().filter(|path| !self.source.join(path).exists()).cloned());
+        reported
+    }
+
+    /// Cuts the power, and starts again from what is on the disk; how many files were reported before.
+    fn cut(&mut self, mut copying: Copying) -> usize {
+        let reported = self.reported(&mut copying);
+        let snapshot = self.disk.cut();
+        copying.kill();
+        self.agent.kill();
+        self.strait.release();
+        self.disk.start_from(&snapshot);
+        self.check_names();
+        for path in &reported {
+            assert!(self.target(path).exists(), "{path} was reported as copied and is not there");
+        }
+        self.agent = start_agent(&self.site, &self.disk, self.direction, &self.agent.addr.to_string());
+        reported.len()
+    }
+
+    /// A name exists only when its file is whole.
+    fn check_names(&self) {
+        for (path, bytes) in &self.files {
+            match fs::read(self.target(path)) {
+                Ok(found) => assert!(found == *bytes, "{path} has its name and not its bytes"),
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{path}"),
+            }
+        }
+    }
+
+    /// Runs to the end; what a journal claimed was there.
+    fn arrive(&self) {
+        let outcome = self.start().finish().expect(0);
+        assert!(!outcome.text().contains("damaged on disk"), "a journal claimed what was lost\n{}", outcome.describe());
+        for (path, bytes) in &self.files {
+            assert!(fs::read(self.target(path)).is_ok_and(|found| found == *bytes), "{path}");
+        }
+        assert!(!self.hidden(".part") && !self.hidden(".journal"), "hidden files are left");
+    }
+}
+
+/// An agent that serves the source of a pull, or the disk.
+fn start_agent(site: &Site, disk: &Disk, direction: Direction, listen: &str) -> Agent {
+    let root = site.root();
+    let root: &Path = if direction == Direction::Push { disk.point() } else { &root };
+    site.agent_with(listen, &["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()])
+}
+
+/// Cuts the power twice in each of `voyages`.
+fn cut_power(first_seed: u64, voyages: u64) {
+    if !rustix::process::geteuid().is_root() {
+        println!("left out: power cuts need root, to mount file systems");
+        return;
+    }
+    let (mut cuts, mut reported) = (0, 0);
+    for seed in first_seed..first_seed + voyages {
+        let direction = if seed % 2 == 0 { Direction::Push } else { Direction::Pull };
+        let disk = match Disk::new(if seed / 2 % 2 == 0 { "data=ordered" } else { "data=writeback" }) {
+            Ok(disk) => disk,
+            Err(reason) => {
+                println!("left out: {reason}");
+                return;
+            }
+        };
+        println!("seed {seed}: {direction:?}");
+        let mut voyage = Voyage::new(seed, direction, disk);
+        for first in [true, false] {
+            let mut copying = voyage.start();
+            voyage.sail_on(&mut copying, first);
+            reported += voyage.cut(copying);
+            cuts += 1;
+        }
+        voyage.arrive();
+    }
+    println!("{cuts} power cuts, {reported} files reported before them");
+}
+
+#[test]
+fn a_power_cut_takes_nothing_that_was_reported() {
+    crate::tree::with_seed("a_power_cut_takes_nothing_that_was_reported", 1000, |seed| cut_power(seed, 4));
+}
+
+#[test]
+#[ignore = "30 seeds take minutes: cargo test -p sterna --test e2e -- --ignored --nocapture power"]
+fn sixty_power_cuts_take_nothing_that_was_reported() {
+    crate::tree::with_seed("sixty_power_cuts_take_nothing_that_was_reported", 2000, |seed| cut_power(seed, 30));
+}
