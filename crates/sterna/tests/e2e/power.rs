@@ -38,11 +38,14 @@ impl Voyage {
             Direction::Push => site.local().join("tree"),
             Direction::Pull => site.root().join("tree"),
         };
-        let mut sizes = vec![9 * MIB + 12_345, 3 * MIB, MIB, 300 << 10];
-        sizes.extend((0..60).map(|_| seeded.below(30_000) as usize));
+        // A large file first, small ones, and large ones last: the sync of a file system for small ones hides a sync that the
+        // large ones before them lack. So does that for more than four directories.
+        let mut sizes = vec![("a", 9 * MIB + 12_345), ("a", 3 * MIB), ("c", MIB), ("c", 2 * MIB + 1)];
+        sizes.extend((0..4).map(|_| ("c", (300 << 10) + seeded.below(MIB as u64) as usize)));
+        sizes.extend((0..60).map(|_| ("b", seeded.below(30_000) as usize)));
         let mut files = BTreeMap::new();
-        for (index, size) in sizes.into_iter().enumerate() {
-            let (path, bytes) = (format!("d{}/f{index}", index % 7), seeded.bytes(size));
+        for (index, (directory, size)) in sizes.into_iter().enumerate() {
+            let (path, bytes) = (format!("{directory}/f{index}"), seeded.bytes(size));
             write(&source.join(&path), &bytes);
             files.insert(path, bytes);
         }
@@ -65,12 +68,14 @@ impl Voyage {
     fn sail_on(&mut self, copying: &mut Copying, first: bool) {
         let bytes = self.files.values().map(Vec::len).sum::<usize>() as u64;
         let waits = first && self.seeded.below(2) == 0;
-        let (place, then) = match (waits, self.seeded.below(2)) {
+        let last = 5 * MIB as u64;
+        let place = match (waits, self.seeded.below(3)) {
             // Far more than two lanes have on their way, so that some blocks are whole.
-            (true, _) => (5 * MIB as u64 + self.seeded.below(3 * MIB as u64), Then::Hold),
-            (false, 0) => (self.seeded.below(bytes + bytes / 10), Then::Hold),
-            (false, _) => (self.seeded.below(bytes + bytes / 10), Then::Pass),
+            (true, _) => last + self.seeded.below(3 * MIB as u64),
+            (false, 0) => self.seeded.below(bytes),
+            (false, _) => bytes - last + self.seeded.below(2 * last),
         };
+        let then = if waits || self.seeded.below(2) == 0 { Then::Hold } else { Then::Pass };
         let reached = self.strait.marks_reached();
         self.strait.mark(place, then);
         wait_until("the place of the cut", || self.strait.marks_reached() > reached || copying.has_ended());
@@ -81,7 +86,7 @@ impl Voyage {
 
     /// Whether a hidden file with this ending is in the tree.
     fn hidden(&self, ending: &str) -> bool {
-        let mut directories = (0..7).filter_map(|index| fs::read_dir(self.target(&format!("d{index}"))).ok()).flatten();
+        let mut directories = ["a", "b", "c"].iter().filter_map(|name| fs::read_dir(self.target(name)).ok()).flatten();
         directories.any(|item| item.is_ok_and(|item| item.file_name().to_string_lossy().ends_with(ending)))
     }
 
