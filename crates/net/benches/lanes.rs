@@ -85,6 +85,7 @@ fn receive(job: &Job) {
         readers.push(thread::spawn(move || {
             let Lane { tx, rx, handle, .. } = lane;
             let mut sink = Count::default();
+            handle.admit();
             let outcome = rx.run(&mut sink);
             drop((tx, handle));
             outcome.expect("a lane that ends in order");

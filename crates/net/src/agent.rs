@@ -623,6 +623,7 @@ impl AgentSink<'_> {
             Ok(seated) => seated,
             Err(error) => return self.refuse(&error),
         };
+        self.handle.admit();
         let tx = self.tx.take().ok_or_else(|| crate::internal("a lane that has joined twice"))?;
         let session = &seat.0;
         let started = session.started().ok_or_else(|| crate::internal("a session that was never started"))?;

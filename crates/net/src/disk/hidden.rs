@@ -81,9 +81,8 @@ impl LockedPart {
 /// caller to decide. Errors: `Denied` for any other file, which stays as it is; `Busy`, after, when a live session of this
 /// or another process holds it.
 pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<LockedPart, Error> {
-    let failed = |errno: Errno| {
-        PREPARING.failed(errno, format_args!("create {name} for {path} in {}", name_of_directory(directory)))
-    };
+    // Peers read this: it does not name the directory, whose place is this host's affair.
+    let failed = |errno: Errno| PREPARING.failed(errno, format_args!("create {name} beside {path}"));
     // Neither a symlink nor a fifo that someone put there may be followed or waited for.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut mode_taken_back = None;
@@ -186,12 +185,6 @@ fn take_back_mode(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Resu
         && Mode::from_raw_mode(stat.st_mode) & HIDDEN_MODE != HIDDEN_MODE
         && rustix::fs::chmod(opened, HIDDEN_MODE).is_ok();
     Ok(is_taken_back.then_some(stat.st_mode))
-}
-
-/// What an open directory is called now, for people.
-fn name_of_directory(directory: BorrowedFd<'_>) -> String {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-    link.map_or_else(|_| "its directory".to_owned(), |path| path.display().to_string())
 }
 
 /// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.

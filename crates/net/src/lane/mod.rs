@@ -154,6 +154,9 @@ pub trait LaneHandle: Send + Sync {
     /// Lets this lane share one rate with the other lanes of its path: a lane that has nothing to send leaves its share
     /// to the others. A transport that cannot share keeps to [`LaneHandle::set_rate`].
     fn share_rate(&self, _rate: &quic::SharedRate) {}
+    /// Lets the peer send as much as the lane takes. Until then the peer of a lane that was accepted may send as much as a hello
+    /// and a first flight need, since nobody knows it: call it when it is authorized and has joined. Calling it twice is harmless.
+    fn admit(&self) {}
     /// Most that this lane can have in flight by what the kernels at both ends allow; `None` when they do not limit it, or
     /// do not say.
     fn window_max(&self) -> Option<ByteCount> {

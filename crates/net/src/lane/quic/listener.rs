@@ -11,6 +11,7 @@ use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
+use super::credit::{Credit, CreditPool};
 use super::pace::PaceController;
 use super::socket::{LaneSocket, PortUse, SocketLanes};
 use super::{CLOSE_GRACE, IDLE_TIMEOUT, LaneParts, MEMORY_DEFAULT, PREAMBLE, assemble, fault, transport};
@@ -62,6 +63,7 @@ impl Listener {
         let (sender, lanes) = mpsc::sync_channel(ACCEPTED_WAITING_MAX);
         let (stop, stopped) = watch::channel(false);
         let mut local_addr = addr;
+        let credit = CreditPool::new();
         for _ in 0..cores.min(SOCKETS_MAX) {
             let bound = super::socket::bind(local_addr, PortUse::Shared)
                 .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
@@ -72,7 +74,8 @@ impl Listener {
                 &runtime,
                 bound,
                 transport::endpoint(identity),
-                server_config(crypto.clone(), options, local_addr),
+                // Replaced for each lane by settings of its own.
+                server_config(crypto.clone(), options, local_addr, &credit.take(ByteCount(0))),
             )
             .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
             let door = Door {
@@ -82,6 +85,7 @@ impl Listener {
                 stopped: stopped.clone(),
                 local_addr,
                 handshakes: Handshakes::new(options.handshakes_max),
+                credit: credit.clone(),
                 socket_lanes,
             };
             super::spawn_named("quic-listen", move || {
@@ -97,7 +101,8 @@ impl Listener {
         self.local_addr
     }
 
-    /// Waits for the next lane whose handshake is done, or for what one failed by; callable from several threads.
+    /// Waits for the next lane whose handshake is done, or for what one failed by; callable from several threads. Its peer can
+    /// send little until `LaneHandle::admit`.
     ///
     /// `None` soon after [`Listener::stop`].
     pub fn accept(&self) -> Option<Result<Lane, Error>> {
@@ -140,14 +145,21 @@ fn open(
     Ok((Endpoint::new_with_abstract_socket(endpoint_config, Some(config), Box::new(socket), runtime)?, lanes))
 }
 
-/// The settings for lanes from `peer`.
-fn server_config(crypto: Arc<QuicServerConfig>, options: &ListenerOptions, peer: SocketAddr) -> ServerConfig {
+/// The settings for a lane from `peer`, which has this credit until it is admitted.
+fn server_config(
+    crypto: Arc<QuicServerConfig>,
+    options: &ListenerOptions,
+    peer: SocketAddr,
+    credit: &Credit,
+) -> ServerConfig {
     let hints = transport::PathHints {
         rate: None,
         rtt: None,
         memory: options.memory,
         idle_timeout: options.idle_timeout,
         payload_max: options.payload_max,
+        window: credit.window(),
+        stretches: credit.streams(),
     }
     .through(super::socket::payload_towards(peer));
     let mut config = ServerConfig::with_crypto(crypto);
@@ -169,6 +181,7 @@ struct Door {
     stopped: watch::Receiver<bool>,
     local_addr: SocketAddr,
     handshakes: Arc<Handshakes>,
+    credit: CreditPool,
     socket_lanes: SocketLanes,
 }
 
@@ -204,11 +217,13 @@ impl Door {
         let (lanes, socket_lanes) = (self.lanes.clone(), self.socket_lanes.clone());
         let runtime_of_lane = runtime.clone();
         let peer = incoming.remote_address();
-        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer));
         let (memory, local_addr) = (self.options.memory, self.local_addr);
+        let credit = self.credit.take(transport::RECEIVE_WINDOW_FIRST.min(memory));
+        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer, &credit));
         runtime.spawn(async move {
+            let greet = greet(incoming, config, credit, memory, local_addr);
             let greeted = tokio::select! {
-                greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(incoming, config, memory, local_addr)) => greeted,
+                greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet) => greeted,
                 // Ended in favour of another: a flood must not fill the log too. What is dropped is closed.
                 _ = is_cut.changed() => return,
             };
@@ -232,6 +247,7 @@ impl Door {
 async fn greet(
     incoming: Incoming,
     config: Arc<ServerConfig>,
+    credit: Credit,
     memory: ByteCount,
     local_addr: SocketAddr,
 ) -> Result<LaneParts, Error> {
@@ -251,7 +267,7 @@ async fn greet(
         return Err(Error::new(ErrorKind::Internal, Scope::Path, Phase::Prepare, "a lane has lost its controller"));
     };
     let pace = controller.pace();
-    Ok(LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr: peer })
+    Ok(LaneParts { connection, send, receive, pace, memory, credit: Some(credit), local_addr, peer_addr: peer })
 }
 
 /// Sockets on the port. Guess: four cores of packets are more than the path of one agent.

@@ -18,12 +18,15 @@
 //! - Close codes: 0 in order, with a reason for people; 1 the receiver could not go on, with a reason; 2 this end has left for good
 //!   and did not wait for what it had still to say.
 
+mod credit;
 mod fault;
 mod listener;
 mod pace;
 mod receive;
 mod send;
 mod socket;
+#[cfg(test)]
+mod strangers;
 mod stretch;
 #[cfg(test)]
 mod tests;
@@ -43,12 +46,13 @@ use noq::{
 use sterna_proto::limit::{QuicSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
 use crate::lane::{Lane, LaneHandle, LaneStats, ReceiveMemory, Transport};
 use crate::thread_clock::ThreadClock;
 
+use credit::Credit;
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedRate;
 pub use transport::MEMORY_MIN;
@@ -98,6 +102,8 @@ impl QuicOptions {
             memory: self.memory,
             idle_timeout: self.idle_timeout,
             payload_max: self.payload_max,
+            window: transport::RECEIVE_WINDOW_FIRST.min(self.memory),
+            stretches: transport::OPEN_STRETCHES_MAX,
         }
     }
 }
@@ -191,7 +197,7 @@ async fn dial(
     socket_lanes.add(&connection, peer, &pace);
     let local_addr = endpoint.local_addr().unwrap_or(local);
     let memory = options.memory;
-    let parts = LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr: peer };
+    let parts = LaneParts { connection, send, receive, pace, memory, credit: None, local_addr, peer_addr: peer };
     let (lane, pump) = assemble(parts, runtime)?;
     Ok((lane, LaneEnd { endpoint, pump }))
 }
@@ -203,13 +209,15 @@ struct LaneParts {
     receive: RecvStream,
     pace: Arc<pace::Pace>,
     memory: ByteCount,
+    /// Of a lane whose peer is not admitted yet; `None`: the peer was chosen by this end.
+    credit: Option<Credit>,
     local_addr: SocketAddr,
     peer_addr: SocketAddr,
 }
 
 /// Makes the lane of a connection and starts its tasks.
 fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::JoinHandle<()>), Error> {
-    let LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr } = parts;
+    let LaneParts { connection, send, receive, pace, memory, credit, local_addr, peer_addr } = parts;
     let peer = fingerprint_of(&connection, peer_addr)?;
     let path = connection.path(PathId::ZERO);
     let local_ip = path.and_then(|path| path.local_ip().ok().flatten()).unwrap_or(local_addr.ip());
@@ -227,9 +235,12 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
         engine: ThreadClock::of_this_thread(),
         memory,
         receive_window: Arc::new(AtomicU64::new(0)),
+        admitted: watch::Sender::new(credit.is_none()),
     });
     let (rx, inbox) = receive::receiver(Arc::clone(&shared));
-    runtime.spawn(keep_windows(connection.clone(), pace, memory, Arc::clone(&shared.receive_window)));
+    let windows =
+        Windows { connection: connection.clone(), pace, memory, announced: Arc::clone(&shared.receive_window) };
+    runtime.spawn(windows.keep(shared.admitted.subscribe(), credit));
     let (orders, queue) = send::queue();
     runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered), Arc::clone(&shared.pace)));
     let pump = runtime.spawn(receive::pump(connection, receive, inbox));
@@ -251,39 +262,60 @@ fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerpri
     }
 }
 
-/// Sizes the windows by the path while the lane lives: the send window by what the controller lets go, the receive window by
-/// what has come.
-///
-/// Started with the lane; woken forty times a second; ends with the connection.
-async fn keep_windows(connection: Connection, pace: Arc<pace::Pace>, memory: ByteCount, announced: Arc<AtomicU64>) {
-    let (mut sending, mut receiving) = (ByteCount(0), None);
-    let (mut at, mut received) = (Instant::now(), connection.stats().udp_rx.bytes);
-    // Of a whole interval: what came in an instant is no rate.
-    let mut rate = BitRate(0);
-    loop {
-        let wanted = transport::send_window(&pace.state(), memory);
-        if wanted != sending {
-            connection.set_send_window(wanted.0);
-            sending = wanted;
-        }
-        // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
-        let rtt = pace.rtt_min();
-        if !rtt.is_zero() {
-            let wanted = transport::receive_window(rate, rtt, memory);
-            // Smaller only once, when the round trip is known: the rate of a moment says nothing against a larger one before.
-            if receiving.is_none_or(|window| wanted > window) {
-                connection.set_receive_window(transport::varint(wanted.0));
-                receiving = Some(wanted);
-                announced.store(wanted.0, Ordering::Relaxed);
+/// Windows of a lane.
+struct Windows {
+    connection: Connection,
+    pace: Arc<pace::Pace>,
+    memory: ByteCount,
+    /// The receive window, for whoever asks.
+    announced: Arc<AtomicU64>,
+}
+
+impl Windows {
+    /// Sizes the windows by the path while the lane lives: the send window by what the controller lets go, the receive window by
+    /// what has come. Until the peer is admitted it has its `credit` and no more.
+    ///
+    /// Started with the lane; woken forty times a second, and when the peer is admitted; ends with the connection.
+    async fn keep(self, mut admitted: watch::Receiver<bool>, mut credit: Option<Credit>) {
+        let (mut sending, mut receiving) = (ByteCount(0), None);
+        let (mut at, mut received) = (Instant::now(), self.connection.stats().udp_rx.bytes);
+        // Of a whole interval: what came in an instant is no rate.
+        let mut rate = BitRate(0);
+        loop {
+            let wanted = transport::send_window(&self.pace.state(), self.memory);
+            if wanted != sending {
+                self.connection.set_send_window(wanted.0);
+                sending = wanted;
+            }
+            let is_admitted = *admitted.borrow_and_update();
+            if is_admitted && credit.take().is_some() {
+                self.connection
+                    .set_receive_window(transport::varint(transport::RECEIVE_WINDOW_FIRST.min(self.memory).0));
+                self.connection.set_max_concurrent_uni_streams(VarInt::from_u32(transport::OPEN_STRETCHES_MAX));
+            }
+            // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
+            let rtt = self.pace.rtt_min();
+            if is_admitted && !rtt.is_zero() {
+                let wanted = transport::receive_window(rate, rtt, self.memory);
+                // Smaller only once, when the round trip is known: the rate of a moment says nothing against a larger one before.
+                if receiving.is_none_or(|window| wanted > window) {
+                    self.connection.set_receive_window(transport::varint(wanted.0));
+                    receiving = Some(wanted);
+                    self.announced.store(wanted.0, Ordering::Relaxed);
+                }
+            }
+            tokio::select! {
+                _ = self.connection.closed() => return,
+                () = tokio::time::sleep(WINDOWS_EVERY) => {}
+                // It cannot change back, and a lane that is dropped closes its connection.
+                Ok(()) = admitted.changed() => {}
+            }
+            let (now, bytes) = (Instant::now(), self.connection.stats().udp_rx.bytes);
+            if now - at >= WINDOWS_EVERY {
+                rate = BitRate::mean(ByteCount(bytes - received), now - at);
+                (at, received) = (now, bytes);
             }
         }
-        tokio::select! {
-            _ = connection.closed() => return,
-            () = tokio::time::sleep(WINDOWS_EVERY) => {}
-        }
-        let (now, bytes) = (Instant::now(), connection.stats().udp_rx.bytes);
-        rate = BitRate::mean(ByteCount(bytes - received), now - at);
-        (at, received) = (now, bytes);
     }
 }
 
@@ -304,6 +336,8 @@ struct Shared {
     memory: ByteCount,
     /// What the peer may send that was not taken yet, in bytes; 0 until the path is known.
     receive_window: Arc<AtomicU64>,
+    /// Set once the peer may send as much as the lane takes.
+    admitted: watch::Sender<bool>,
 }
 
 impl Shared {
@@ -378,6 +412,10 @@ impl LaneHandle for QuicHandle {
 
     fn share_rate(&self, rate: &SharedRate) {
         self.0.pace.join(rate);
+    }
+
+    fn admit(&self) {
+        self.0.admitted.send_replace(true);
     }
 
     fn close(&self, reason: &str) {

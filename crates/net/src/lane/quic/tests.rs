@@ -120,6 +120,7 @@ fn lane_pair_with(change: impl FnOnce(QuicOptions) -> QuicOptions) -> (Side, Sid
     let listener = listener(&theirs);
     let client = connect(&change(options(&listener)), &ours).unwrap();
     let server = listener.accept().unwrap().unwrap();
+    server.handle.admit();
     assert_eq!(client.peer, theirs.fingerprint());
     assert_eq!(server.peer, ours.fingerprint());
     (side(client, false), side(server, false))
@@ -383,7 +384,7 @@ fn a_lane_that_is_cut_ends_whatever_its_peer_does() {
         let (send, receive) = connection.open_bi().await.unwrap();
         let (pace, memory) = (super::pace::Pace::new(&SharedRate::new(RateContract::default())), super::MEMORY_DEFAULT);
         let ours = connection.clone();
-        let parts = super::LaneParts { connection, send, receive, pace, memory, local_addr, peer_addr };
+        let parts = super::LaneParts { connection, send, receive, pace, memory, credit: None, local_addr, peer_addr };
         (endpoint, ours, super::assemble(parts, runtime.handle().clone()).unwrap().0)
     });
     // From here on nothing leaves and nothing arrives: a close in order waits for its time to run out.
@@ -410,7 +411,9 @@ fn several_lanes_share_one_port_and_one_rate() {
     let mut pairs: Vec<(Side, Side)> = Vec::new();
     for _ in 0..4 {
         let client = side(connect(&options, &ours).unwrap(), false);
-        pairs.push((client, side(listener.accept().unwrap().unwrap(), false)));
+        let server = listener.accept().unwrap().unwrap();
+        server.handle.admit();
+        pairs.push((client, side(server, false)));
     }
     // One after the other: each lane was accepted before the next was dialled.
     for (index, (client, server)) in pairs.iter_mut().enumerate() {

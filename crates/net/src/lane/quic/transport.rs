@@ -22,6 +22,10 @@ pub(super) struct PathHints {
     pub(super) memory: ByteCount,
     pub(super) idle_timeout: Duration,
     pub(super) payload_max: u16,
+    /// Receive window of the lane until its path is known.
+    pub(super) window: ByteCount,
+    /// Stretches that the peer may have open until then.
+    pub(super) stretches: u32,
 }
 
 impl PathHints {
@@ -38,9 +42,9 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
     let rtt = hints.rtt.unwrap_or(Duration::ZERO);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
-        .max_concurrent_uni_streams(VarInt::from_u32(OPEN_STRETCHES_MAX))
+        .max_concurrent_uni_streams(VarInt::from_u32(hints.stretches))
         .stream_receive_window(varint(STREAM_BYTES_MAX))
-        .receive_window(varint(RECEIVE_WINDOW_FIRST.min(hints.memory).0))
+        .receive_window(varint(hints.window.0))
         .send_window(SEND_AHEAD.min(hints.memory.max(SEND_AHEAD)).0)
         // One block after the other: they become complete earlier and fewer are open.
         .send_fairness(false)
@@ -151,7 +155,7 @@ const STREAM_BYTES_MAX: u64 = STRETCH_BYTES + (PREFIX_BYTES + BLOCK_HEADER_BYTES
 pub const MEMORY_MIN: ByteCount = ByteCount(STREAM_BYTES_MAX);
 
 /// Stretches that a peer may have open at once on a lane. Reason: 825 MB (10 Gbit/s at 660 ms) of them.
-const OPEN_STRETCHES_MAX: u32 = 1024;
+pub(super) const OPEN_STRETCHES_MAX: u32 = 1024;
 
 /// How much the RTT may vary without a loss, as a part of it, on paths where 7 ms are less. Below the 1/8 of RFC 9002: at
 /// 660 ms an eighth is 80 ms at the end of each file, and a packet sent twice in vain costs nothing there.
@@ -177,7 +181,7 @@ const RATE_FIRST: BitRate = BitRate::megabits(250);
 
 /// The receive window of a lane whose round trip is not known yet. Reason: [`RATE_FIRST`] over 660 ms, the longest path; a push
 /// has filled it before this end knows.
-const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
+pub(super) const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
 
 /// Least receive window. Reason: 10 Gbit/s for 3 ms, in which a busy host does other things.
 const RECEIVE_WINDOW_MIN: ByteCount = ByteCount::mebibytes(4);

@@ -1,0 +1,100 @@
+//! First-flight credit: what a listener lets peers send before it has admitted them. Sans-IO.
+//!
+//! A push sends data right behind the handshake, a round trip before this end can answer. A window that is small for everybody
+//! would therefore cost every push that round trip. Windows come out of one pool instead: each new lane gets a quarter of what is
+//! left of it. Few lanes at a time have all they can use, and a flood shares an amount that does not grow.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sterna_proto::ByteCount;
+
+/// Receive windows that a listener may grant to peers it has not admitted yet; clones are the same pool.
+#[derive(Clone, Debug)]
+pub(super) struct CreditPool(Arc<Mutex<ByteCount>>);
+
+impl CreditPool {
+    /// A full pool.
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(CREDIT_BYTES_MAX)))
+    }
+
+    /// Takes the credit of one new lane: a quarter of what is left, at most `most`.
+    pub(super) fn take(&self, most: ByteCount) -> Credit {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = ByteCount(left.0 / 4).min(most);
+        let taken = if share < SHARE_BYTES_MIN { ByteCount(0) } else { share };
+        left.0 -= taken.0;
+        Credit { taken, pool: self.clone() }
+    }
+}
+
+/// Credit of one lane; dropped when the lane is admitted or has ended.
+#[derive(Debug)]
+pub(super) struct Credit {
+    taken: ByteCount,
+    pool: CreditPool,
+}
+
+impl Credit {
+    /// Receive window of the lane.
+    pub(super) fn window(&self) -> ByteCount {
+        self.taken.max(WINDOW_BYTES_MIN)
+    }
+
+    /// Streams for blocks that the peer may open; 0: there is room for control frames only.
+    pub(super) fn streams(&self) -> u32 {
+        u32::try_from(self.taken.0 / BYTES_PER_STREAM).unwrap_or(u32::MAX)
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).0 += self.taken.0;
+    }
+}
+
+/// Credit of all lanes of a listener that are not admitted. Reason: eight lanes at once get what 250 Mbit/s bring in 90 ms each,
+/// the first of them in 500 ms.
+const CREDIT_BYTES_MAX: ByteCount = ByteCount::mebibytes(64);
+
+/// Window of a lane that came when the pool was used up: a few packets, in which a hello fits. It is not taken from the pool: 256
+/// lanes of each of four sockets have 16 MiB of it.
+const WINDOW_BYTES_MIN: ByteCount = ByteCount(16 << 10);
+
+/// Least share that is taken from the pool.
+const SHARE_BYTES_MIN: ByteCount = ByteCount(BYTES_PER_STREAM);
+
+/// Credit for each stream. Reason: a stretch has 1 MiB, the last one of a block less; the engine spends up to 150 KiB on the gaps
+/// of a stream, whatever the window is.
+const BYTES_PER_STREAM: u64 = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: ByteCount = ByteCount::mebibytes(20);
+
+    #[test]
+    fn few_lanes_get_a_first_flight_and_many_share_what_does_not_grow() {
+        let pool = CreditPool::new();
+        let credits: Vec<Credit> = (0..1000).map(|_| pool.take(MOST)).collect();
+        let windows: Vec<ByteCount> = credits.iter().map(Credit::window).collect();
+        assert_eq!(windows[..4], [16 << 20, 12 << 20, 9 << 20, 27 << 18].map(ByteCount));
+        assert!(windows.is_sorted_by(|one, next| one >= next));
+        assert_eq!((windows[999], credits[999].streams()), (WINDOW_BYTES_MIN, 0));
+        let sum: u64 = windows.iter().map(|window| window.0).sum();
+        assert!(sum <= CREDIT_BYTES_MAX.0 + 1000 * WINDOW_BYTES_MIN.0, "{sum}");
+        let streams: u32 = credits.iter().map(Credit::streams).sum();
+        assert!(u64::from(streams) <= CREDIT_BYTES_MAX.0 / BYTES_PER_STREAM, "{streams}");
+    }
+
+    #[test]
+    fn credit_returns_when_a_lane_is_admitted_or_ends() {
+        let pool = CreditPool::new();
+        let credits: Vec<Credit> = (0..100).map(|_| pool.take(MOST)).collect();
+        drop(credits);
+        assert_eq!(pool.take(MOST).window(), ByteCount::mebibytes(16));
+        assert_eq!(pool.take(ByteCount(1 << 20)).window(), ByteCount(1 << 20), "no more than a lane may hold");
+        assert_eq!(pool.take(ByteCount(1)).window(), WINDOW_BYTES_MIN);
+    }
+}

@@ -1,0 +1,200 @@
+//! Tests against peers that nobody knows yet: receive windows before admission, stateless resets across sockets.
+
+use std::future::{Future, poll_fn};
+use std::net::{SocketAddr, UdpSocket};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::Poll;
+use std::{iter, thread};
+
+use bytes::Bytes;
+use noq::crypto::rustls::QuicClientConfig;
+use noq::{ClientConfig, Connection, Endpoint, TransportConfig};
+use sterna_proto::rate::RateContract;
+use sterna_proto::{BitRate, Error};
+use tokio::sync::mpsc as tokio_mpsc;
+
+use super::{Listener, ListenerOptions, QuicOptions, SharedRate, connect};
+use crate::identity::Identity;
+use crate::lane::{Lane, LaneSink};
+
+fn listener() -> Listener {
+    let identity = Identity::ephemeral().unwrap();
+    Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, &ListenerOptions::default()).unwrap()
+}
+
+/// Connects `count` times and says nothing; the engine would send whatever it is given.
+async fn knock(listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>) {
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let crypto = Arc::new(QuicClientConfig::try_from(Identity::ephemeral().unwrap().client_config()).unwrap());
+    let mut transport = TransportConfig::default();
+    transport.send_window(u64::MAX);
+    let mut config = ClientConfig::new(crypto);
+    config.transport_config(Arc::new(transport));
+    let mut connections = Vec::new();
+    for _ in 0..count {
+        let connecting = endpoint.connect_with(config.clone(), listener, super::SERVER_NAME).unwrap();
+        connections.push(connecting.await.unwrap());
+    }
+    (endpoint, connections)
+}
+
+/// The outcome of `future` when it is there without a wait.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        Poll::Ready(match future.as_mut().poll(cx) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// Bytes that the peer has granted on unidirectional streams: as many are given to the engine, and nothing leaves meanwhile.
+async fn granted(connection: &Connection, most: usize) -> usize {
+    let piece = Bytes::from(vec![0; 1 << 16]);
+    let mut bytes = 0;
+    while let Some(Ok(mut stream)) = at_once(connection.open_uni()).await {
+        // A piece that the window cuts is taken in part; the rest tells that it is full.
+        while bytes < most
+            && let Some(Ok(written)) = at_once(stream.write(&piece)).await
+        {
+            bytes += written;
+        }
+        if bytes >= most {
+            break;
+        }
+    }
+    bytes
+}
+
+#[test]
+fn strangers_are_granted_no_more_together_than_a_bound_of_the_whole_port() {
+    const STRANGERS: usize = 100;
+    const BOUND: usize = 72 << 20;
+    let listener = listener();
+    super::lane_runtime().unwrap().block_on(async {
+        let (_endpoint, connections) = knock(listener.local_addr(), STRANGERS).await;
+        let mut sum = 0;
+        for connection in &connections {
+            sum += granted(connection, BOUND).await;
+            assert!(sum <= BOUND, "{sum} bytes were granted to peers that nobody knows");
+        }
+        assert!(sum > 0, "a first flight has room while few knock");
+    });
+}
+
+/// Connection id of the lane at its server: what the last short packet of the client begins with.
+type SeenId = Arc<Mutex<Vec<u8>>>;
+
+/// Carries datagrams between one client and `server`, reads the connection id off them, and gives the client whatever comes by
+/// `forged`, as from the server.
+async fn relay(
+    inner: tokio::net::UdpSocket,
+    server: SocketAddr,
+    seen: SeenId,
+    mut forged: tokio_mpsc::UnboundedReceiver<Vec<u8>>,
+) {
+    let outer = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut client = None;
+    let (mut up, mut down) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    loop {
+        let (datagram, to) = tokio::select! {
+            Ok((length, from)) = inner.recv_from(&mut up) => {
+                client = Some(from);
+                if up[0] & 0x80 == 0 {
+                    *seen.lock().unwrap() = up[1..1 + ID_BYTES].to_vec();
+                }
+                outer.send_to(&up[..length], server).await.unwrap();
+                continue;
+            }
+            Ok(length) = outer.recv(&mut down) => (&down[..length], client),
+            datagram = forged.recv() => {
+                // The test is over.
+                let Some(datagram) = datagram else { return };
+                down[..datagram.len()].copy_from_slice(&datagram);
+                (&down[..datagram.len()], client)
+            }
+        };
+        inner.send_to(datagram, to.unwrap()).await.unwrap();
+    }
+}
+
+/// Asks for stateless resets of connection `id` from many ports, so that each socket of the server's port is asked.
+fn resets_of(id: &[u8], server: SocketAddr) -> Vec<Vec<u8>> {
+    const PORTS: usize = 64;
+    let unknown: Vec<u8> = [&[0x41], id, &[7; 200]].concat();
+    // A packet of a version that nobody speaks is answered always: what comes before that answer is the reset, if there is one.
+    let version = [&[0xc0, 0x1a, 0x2a, 0x3a, 0x4a, 8], &[1; 8][..], &[8], &[2; 8], &[0; 1200]].concat();
+    let ask = |_| {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(server).unwrap();
+        socket.send(&unknown).unwrap();
+        socket.send(&version).unwrap();
+        let answers = iter::repeat_with(|| {
+            let mut buffer = vec![0; 1 << 16];
+            let length = socket.recv(&mut buffer).unwrap();
+            buffer.truncate(length);
+            buffer
+        });
+        answers.take_while(|answer| answer[0] & 0x80 == 0).collect::<Vec<_>>()
+    };
+    (0..PORTS).flat_map(ask).collect()
+}
+
+/// Counts the blocks that are whole.
+struct Count(mpsc::Sender<u64>);
+
+impl LaneSink for Count {
+    fn control(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_begin(&mut self, _: u64, _: &[u8], _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_data(&mut self, _: u64, _: u64, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_end(&mut self, block: u64, _: &[u8]) -> Result<(), Error> {
+        self.0.send(block).map_err(|_| Error::protocol("nobody counts"))
+    }
+    fn block_abandoned(&mut self, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn send_block(lane: &mut Lane, bytes: usize) {
+    lane.tx.block_begin(b"", bytes as u64).unwrap();
+    lane.tx.block_data(vec![1; bytes].into()).unwrap();
+    lane.tx.block_end(b"").unwrap();
+}
+
+/// Takes the blocks of `lane` on a thread; gives the number of each.
+fn count_blocks(lane: Lane) -> mpsc::Receiver<u64> {
+    let (sender, blocks) = mpsc::channel();
+    thread::spawn(move || {
+        let Lane { tx, rx, handle, .. } = lane;
+        let _ = rx.run(&mut Count(sender));
+        drop((tx, handle));
+    });
+    blocks
+}
+
+#[test]
+fn a_lane_that_is_admitted_takes_whole_blocks_however_many_strangers_wait() {
+    let listener = listener();
+    let runtime = super::lane_runtime().unwrap();
+    let strangers = runtime.block_on(knock(listener.local_addr(), 60));
+    let rate = SharedRate::new(RateContract::of_rate(Some(BitRate::megabits(500))));
+    let mut lane = connect(&QuicOptions::new(listener.local_addr(), rate), &Identity::ephemeral().unwrap()).unwrap();
+    let accepted = listener.accept().unwrap().unwrap();
+    let handle = Arc::clone(&accepted.handle);
+    let blocks = count_blocks(accepted);
+    handle.admit();
+    // Several stretches, more than any credit.
+    send_block(&mut lane, 16 << 20);
+    assert_eq!(blocks.recv(), Ok(0));
+    drop(strangers);
+}
+
