@@ -64,7 +64,7 @@ impl Listener {
         let (stop, stopped) = watch::channel(false);
         let mut local_addr = addr;
         let credit = CreditPool::new();
-        for _ in 0..cores.min(SOCKETS_MAX) {
+        for index in 0..cores.min(SOCKETS_MAX) {
             let bound = super::socket::bind(local_addr, PortUse::Shared)
                 .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
             // With port 0 the first socket gets the port that the others share.
@@ -73,7 +73,7 @@ impl Listener {
             let (endpoint, socket_lanes) = open(
                 &runtime,
                 bound,
-                transport::endpoint(identity),
+                transport::listener_endpoint(identity, index),
                 // Replaced for each lane by settings of its own.
                 server_config(crypto.clone(), options, local_addr, &credit.take(ByteCount(0))),
             )

@@ -118,7 +118,7 @@ pub fn connect(options: &QuicOptions, identity: &Identity) -> Result<Lane, Error
     let crypto = QuicClientConfig::try_from(identity.client_config()).map_err(|e| {
         Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "set TLS up for QUIC").caused_by(e)
     })?;
-    let endpoint_config = transport::endpoint(identity);
+    let endpoint_config = transport::client_endpoint();
     let runtime = lane_runtime()?;
     let lane_thread = move || {
         let handle = runtime.handle().clone();

@@ -198,3 +198,32 @@ fn a_lane_that_is_admitted_takes_whole_blocks_however_many_strangers_wait() {
     drop(strangers);
 }
 
+#[test]
+fn a_reset_that_one_socket_gives_ends_no_lane_of_another() {
+    let listener = listener();
+    let server = listener.local_addr();
+    let runtime = super::lane_runtime().unwrap();
+    let inner = runtime.block_on(tokio::net::UdpSocket::bind("127.0.0.1:0")).unwrap();
+    let rate = SharedRate::new(RateContract::of_rate(Some(BitRate::megabits(500))));
+    let options = QuicOptions::new(inner.local_addr().unwrap(), rate);
+    let (seen, (forge, forged)) = (SeenId::default(), tokio_mpsc::unbounded_channel());
+    let relayed = relay(inner, server, Arc::clone(&seen), forged);
+    thread::spawn(move || runtime.block_on(relayed));
+    let mut lane = connect(&options, &Identity::ephemeral().unwrap()).unwrap();
+    let accepted = listener.accept().unwrap().unwrap();
+    let blocks = count_blocks(accepted);
+    send_block(&mut lane, 1000);
+    assert_eq!(blocks.recv(), Ok(0));
+
+    let id = seen.lock().unwrap().clone();
+    let resets = resets_of(&id, server);
+    if thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
+        assert!(!resets.is_empty(), "the sockets that do not know the lane say so");
+    }
+    resets.into_iter().for_each(|reset| forge.send(reset).unwrap());
+    send_block(&mut lane, 1000);
+    assert_eq!(blocks.recv(), Ok(1));
+}
+
+/// Length of the connection ids of a listener.
+const ID_BYTES: usize = 8;

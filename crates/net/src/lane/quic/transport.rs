@@ -66,18 +66,33 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
     config
 }
 
-/// The settings of an endpoint.
+/// The settings of a client's endpoint. Its secrets are random: nobody asks it for a reset once it has ended.
+pub(super) fn client_endpoint() -> EndpointConfig {
+    with_payload_max(EndpointConfig::default())
+}
+
+/// The settings of the endpoint of socket `index` of a listener.
 ///
 /// Its secrets come from the identity, so that an agent that was restarted can tell a lane of its former life that it is
-/// gone (RFC 9000, section 10.3): the client redials at once and not after the idle timeout.
-pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
+/// gone (RFC 9000, section 10.3): the client redials at once and not after the idle timeout. Each socket has a reset key of its
+/// own (section 21.11): a socket that does not know a lane of another one must not give away the token that ends it. The kernel
+/// deals a peer to the same socket again as long as there are as many.
+pub(super) fn listener_endpoint(identity: &Identity, index: usize) -> EndpointConfig {
     let secret = identity.reset_secret();
-    let mut config = EndpointConfig::new(Arc::new(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret)));
+    let mut of_socket = blake3::Hasher::new_derive_key("sterna 2026-11-23 QUIC stateless reset of a socket");
+    of_socket.update(secret).update(&(index as u64).to_le_bytes());
+    let reset_key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, of_socket.finalize().as_bytes());
+    let mut config = EndpointConfig::new(Arc::new(reset_key));
     let mut id_key = [0; 8];
     id_key.copy_from_slice(&blake3::derive_key("sterna 2026-11-21 QUIC connection ids", secret)[..8]);
     let id_key = u64::from_le_bytes(id_key);
     config.cid_generator(Arc::new(move || Box::new(HashedConnectionIdGenerator::from_key(id_key))));
-    // Any payload that a probe of the peer may try. In range, so this cannot fail.
+    with_payload_max(config)
+}
+
+/// The same for any payload that a probe of the peer may try.
+fn with_payload_max(mut config: EndpointConfig) -> EndpointConfig {
+    // In range, so this cannot fail.
     let _ = config.max_udp_payload_size(PAYLOAD_MAX);
     config
 }
