@@ -23,15 +23,28 @@ RUSTFLAGS=$(echo $coverage) cargo build --quiet --release --locked --manifest-pa
 if [ $# -eq 0 ]; then
     set -- $(sed -n 's|.*fuzz_targets/\(.*\)\.rs.*|\1|p' fuzz/Cargo.toml)
 fi
-for target in "$@"; do
+
+# Fuzzes one target; errors when it breaks.
+run() {
+    local target=$1 log=fuzz/artifacts/$1.log
     mkdir -p "fuzz/corpus/$target" "fuzz/artifacts/$target"
-    log=fuzz/artifacts/$target.log
     if ! "fuzz/target/$host/release/$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=5 \
         -artifact_prefix="fuzz/artifacts/$target/" "fuzz/corpus/$target" $(test -d "fuzz/seeds/$target" && echo "fuzz/seeds/$target") \
         >"$log" 2>&1; then
         tail -n 40 "$log" >&2
         echo "fuzz: $target broke; the input is in fuzz/artifacts/$target" >&2
-        exit 1
+        return 1
     fi
     echo "fuzz: $target: $(sed -n 's/^Done \(.*\) in .*/\1/p' "$log"), nothing broke"
+}
+
+# Two side by side: a target takes one core.
+for target in "$@"; do
+    if [ "$(jobs -rp | wc -l)" -ge 2 ]; then
+        wait -n
+    fi
+    run "$target" &
+done
+while [ -n "$(jobs -rp)" ]; do
+    wait -n
 done

@@ -10,6 +10,8 @@ pub mod client;
 mod crowd;
 pub mod descriptors;
 pub mod disk;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handshakes;
 pub mod identity;
 pub mod lane;

@@ -232,6 +232,11 @@ fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
         let text = format!("read the fingerprints of who is authorized from {}: there is no such file", path.display());
         Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
     })?;
+    parse(path, &text, roots)
+}
+
+/// Reads the text of the file; `path` is for messages.
+fn parse(path: &Path, text: &str, roots: &[String]) -> Result<Listed, Error> {
     let (mut named, mut strays) = (BTreeMap::<Fingerprint, (usize, Grant)>::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
         let wrong = |what: String| files::line_error(path, index + 1, what);
@@ -255,6 +260,12 @@ fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
     }
     let grants = named.into_iter().map(|(peer, (_, grant))| (peer, grant)).collect();
     Ok(Listed { grants, strays })
+}
+
+/// The grants in the text of such a file, for fuzzing.
+#[doc(hidden)]
+pub fn grants_in(text: &str, roots: &[String]) -> Result<BTreeMap<Fingerprint, Grant>, Error> {
+    parse(Path::new("authorized"), text, roots).map(|listed| listed.grants)
 }
 
 fn no_such_root(name: &str, roots: &[String]) -> String {

@@ -21,6 +21,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
+#[doc(hidden)]
+pub use authorized::grants_in;
 pub use authorized::{Answer, Authorized, Grant, Rights};
 pub use fingerprint::{Fingerprint, ParseFingerprintError, SHOWN_AT_AGENT, peer_fingerprint};
 pub use known_hosts::{KnownHost, KnownHosts};

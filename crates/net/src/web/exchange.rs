@@ -465,6 +465,15 @@ fn redirected(at: &WebLocation, reply: &Reply) -> Result<WebLocation, Fault> {
     Ok(to)
 }
 
+/// Follows a redirect that a fuzzer makes up: it never leads from an encrypted server to one that is not.
+pub(crate) fn fuzz_redirect(location: &str) {
+    let Ok(at) = WebLocation::parse("https://host.example:8443/dir/file?query") else { return };
+    let reply = Reply { status: 302, location: Some(location.to_owned()), ..Reply::default() };
+    let Ok(to) = redirected(&at, &reply) else { return };
+    assert!(to.is_encrypted, "{location:?} leads to {to}");
+    assert_eq!(WebLocation::parse(&to.url()).ok().map(|again| again.url()), Some(to.url()), "{location:?}");
+}
+
 /// What a library's error says, without what it says of itself.
 fn said(error: &ureq::Error) -> String {
     if matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_))) {

@@ -14,8 +14,10 @@ mod reply;
 mod secrets;
 mod socket;
 
+pub(crate) use exchange::fuzz_redirect;
 pub(crate) use file::WebFile;
 pub(crate) use lanes::WebReader;
+pub(crate) use reply::fuzz as fuzz_reply;
 pub use secrets::TokenSource;
 
 use std::collections::{HashMap, HashSet};

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sterna_proto::{FileTime, Retry};
 use ureq::http::response::Parts;
-use ureq::http::{HeaderMap, Version as HttpVersion, header};
+use ureq::http::{HeaderMap, Response, Version as HttpVersion, header};
 
 /// Longest header value that is looked at, in characters. Reason: none of those that are needed comes near.
 const VALUE_CHARS_MAX: usize = 1024;
@@ -196,10 +196,35 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     }
 }
 
+/// Reads an answer as a fuzzer makes it up: status, version and header lines.
+pub(crate) fn fuzz(input: &[u8]) {
+    let [status, old, lines @ ..] = input else { return };
+    // The statuses that are told apart, and others.
+    let status = [200, 206, 301, 416, 429, 503].get(usize::from(*status)).copied().unwrap_or(u16::from(*status) + 100);
+    let mut head = Response::builder().status(status);
+    head = if *old == 0 { head.version(HttpVersion::HTTP_10) } else { head };
+    for line in lines.split(|byte| *byte == b'\n') {
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+        head = head.header(&line[..colon], &line[colon + 1..]);
+    }
+    // Headers that no HTTP library passes on.
+    let Ok(response) = head.body(()) else { return };
+    let now = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let Ok(reply) = Reply::read(&response.into_parts().0, now) else { return };
+    let end = reply.start.checked_add(reply.length.unwrap_or_default());
+    assert!(end.is_some_and(|end| end <= sterna_proto::file::FILE_BYTES_MAX + 1), "{reply:?}");
+    if let (206, Some(size)) = (status, reply.size) {
+        assert!(reply.start < size && end.is_some_and(|end| end <= size), "{reply:?}");
+    }
+    assert!(reply.framing_fault.is_none() || !reply.is_chunked || *old == 0 || reply.length.is_some(), "{reply:?}");
+    reply.begins_page(lines);
+    reply.version.time(7);
+    let same = reply.version.difference(&reply.version);
+    assert_eq!(same, None);
+}
+
 #[cfg(test)]
 mod tests {
-    use ureq::http::Response;
-
     use super::*;
 
     fn reply(status: u16, headers: &[(&'static str, &str)]) -> Result<Reply, (Retry, &'static str)> {

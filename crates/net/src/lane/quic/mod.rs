@@ -55,6 +55,7 @@ use crate::thread_clock::ThreadClock;
 use credit::Credit;
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedRate;
+pub(crate) use stretch::{FuzzStep, fuzz as fuzz_stretches};
 pub use transport::MEMORY_MIN;
 
 /// What [`connect`] needs to know.

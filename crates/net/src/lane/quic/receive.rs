@@ -45,7 +45,7 @@ enum Content {
 pub(super) struct Inbox {
     parcels: mpsc::Sender<Parcel>,
     room: Arc<Semaphore>,
-    /// Bytes of stretches whose front has not come yet.
+    /// Bytes of headers and trailers that are not complete yet.
     held: Arc<Semaphore>,
 }
 
@@ -62,12 +62,12 @@ impl Inbox {
         self.parcels.send(Parcel { content, _room: room }).await.map_err(|_| Gone)
     }
 
-    /// Accounts for bytes that wait for the front of their stretch; the peer decides how many, so there is an end to it.
+    /// Accounts for bytes that wait for the end of their header or trailer; the peer decides how many, so there is an end to it.
     fn hold(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&self.held)
             .try_acquire_many_owned(wanted)
-            .map_err(|_| Error::protocol("too much data came before the fronts of its stretches"))
+            .map_err(|_| Error::protocol("too many stretches have a header or a trailer that does not end"))
     }
 }
 
@@ -199,13 +199,13 @@ async fn receive_stretch(mut stream: RecvStream, inbox: &Inbox) -> Result<(), St
         let ended = read_batch(&mut stream, &mut reading, &mut pieces).await?;
         if let Some((prefix, header)) = reading.take_front() {
             known = Some(prefix);
-            held = None;
             let bytes = header.len();
             inbox.put(Content::Block(Arrival::Front(prefix, header)), bytes).await?;
         }
-        if known.is_none() {
-            drop(held.take());
-            held = Some(inbox.hold(reading.held_bytes())?);
+        drop(held.take());
+        match reading.held_bytes() {
+            0 => {}
+            bytes => held = Some(inbox.hold(bytes)?),
         }
         if let (Some(prefix), false) = (known, pieces.is_empty()) {
             let bytes = pieces.iter().map(|(_, data): &(u64, Bytes)| data.len()).sum();
@@ -257,7 +257,7 @@ const INBOX_BYTES: usize = 4 << 20;
 /// Parcels in the inbox; each is at least one wake-up of the sink's thread.
 const INBOX_PARCELS: usize = 256;
 
-/// Data that may wait for the fronts of its stretches. Reason: 32 stretches that have lost their first packet.
+/// Headers and trailers that are not complete. Reason: 32 stretches that have lost their first packet.
 const HELD_BYTES_MAX: usize = 32 << 20;
 
 /// How long a parcel waits for more when it is smaller than [`GATHER_BYTES`]; timers are no finer.

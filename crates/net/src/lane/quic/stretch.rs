@@ -4,10 +4,10 @@
 //! received of a stream as one entry per packet until it is read, and ends the *connection* ("too many gaps") at some 2048
 //! entries, holes or not. A sink that stalls would kill its lane with the third megabyte of a block.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use sterna_proto::Error;
+use sterna_proto::{Error, RangeSet};
 
 use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, LaneSink};
 
@@ -55,8 +55,8 @@ impl Prefix {
         let stretches = data_len.div_ceil(STRETCH_BYTES).max(1);
         let header_max = if index == 0 { BLOCK_HEADER_BYTES_MAX } else { 0 };
         let known = index == ABANDONED || u64::from(index) < stretches;
-        if data_len > BLOCK_BYTES_MAX || header_len > header_max || !known {
-            let text = format!("stretch {index} of a block of {data_len} bytes with a header of {header_len}");
+        if block > BLOCK_NUMBER_MAX || data_len > BLOCK_BYTES_MAX || header_len > header_max || !known {
+            let text = format!("stretch {index} of block {block} of {data_len} bytes with a header of {header_len}");
             return Err(Error::protocol(text));
         }
         Ok(Self { block, data_len, index, header_len })
@@ -111,9 +111,9 @@ impl StretchReading {
         self.front.take()
     }
 
-    /// Bytes that wait for the rest of the header.
+    /// Bytes that wait: for the rest of the header, or as a trailer for the end of the stream.
     pub(super) fn held_bytes(&self) -> usize {
-        self.head.len()
+        self.head.len() + self.rest.as_ref().map_or(0, |rest| rest.trailer.len())
     }
 
     /// The trailer, when the stream has ended.
@@ -178,8 +178,8 @@ pub(super) enum Arrival {
 #[derive(Default)]
 pub(super) struct Blocks {
     open: HashMap<u64, OpenBlock>,
-    /// Blocks that were given up, newest last: what still comes of them is dropped.
-    abandoned: VecDeque<u64>,
+    /// Blocks that have ended or were given up: what still comes of them is dropped, so that no number stands for two blocks.
+    closed: RangeSet,
     held_bytes: usize,
 }
 
@@ -210,7 +210,7 @@ impl Blocks {
         if index == ABANDONED {
             return self.abandon(block, sink);
         }
-        if self.abandoned.contains(&block) {
+        if self.closed.contains(block) {
             return Ok(());
         }
         if self.open.len() >= OPEN_BLOCKS_MAX && !self.open.contains_key(&block) {
@@ -248,35 +248,49 @@ impl Blocks {
             return pieces.iter().try_for_each(|(offset, data)| sink.block_data(block, *offset, data));
         }
         self.held_bytes += pieces.iter().map(|(_, data)| data.len()).sum::<usize>();
-        if self.held_bytes > HELD_BYTES_MAX {
-            return Err(Error::protocol("too much data came before the headers of its blocks"));
-        }
         open.held.extend(pieces);
-        Ok(())
+        self.check_held()
     }
 
     fn handle_end(&mut self, prefix: Prefix, trailer: Vec<u8>, sink: &mut dyn LaneSink) -> Result<(), Error> {
-        let Some(open) = self.open.get_mut(&prefix.block) else { return Ok(()) };
+        let Some(open) = self.open.get_mut(&prefix.block).filter(|_| prefix.index != ABANDONED) else { return Ok(()) };
         open.ended += 1;
         if prefix.is_last() {
             open.trailer = trailer;
+            self.held_bytes += open.trailer.len();
         }
         if u64::from(open.ended) < open.data_len.div_ceil(STRETCH_BYTES).max(1) {
-            return Ok(());
+            return self.check_held();
         }
-        let trailer = std::mem::take(&mut open.trailer);
-        self.open.remove(&prefix.block);
-        sink.block_end(prefix.block, &trailer)
+        match self.close(prefix.block)? {
+            Some(OpenBlock { trailer, .. }) => sink.block_end(prefix.block, &trailer),
+            None => Ok(()),
+        }
     }
 
     fn abandon(&mut self, block: u64, sink: &mut dyn LaneSink) -> Result<(), Error> {
-        if self.abandoned.len() >= ABANDONED_KEPT {
-            self.abandoned.pop_front();
+        match self.close(block)? {
+            Some(open) if open.begun => sink.block_abandoned(block),
+            _ => Ok(()),
         }
-        self.abandoned.push_back(block);
-        let Some(open) = self.open.remove(&block) else { return Ok(()) };
-        self.held_bytes -= open.held.iter().map(|(_, data)| data.len()).sum::<usize>();
-        if open.begun { sink.block_abandoned(block) } else { Ok(()) }
+    }
+
+    /// Takes a block out, and its number: no other block gets it. Errors: the peer leaves too many numbers out.
+    fn close(&mut self, block: u64) -> Result<Option<OpenBlock>, Error> {
+        self.closed.insert_from_peer(block..block + 1)?;
+        let open = self.open.remove(&block);
+        let held = |open: &OpenBlock| open.trailer.len() + open.held.iter().map(|(_, data)| data.len()).sum::<usize>();
+        self.held_bytes -= open.as_ref().map_or(0, held);
+        Ok(open)
+    }
+
+    fn check_held(&self) -> Result<(), Error> {
+        if self.held_bytes > HELD_BYTES_MAX {
+            return Err(Error::protocol(
+                "too much came before the headers of its blocks, or trailers before their data",
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -292,11 +306,107 @@ pub(super) const ABANDONED: u32 = u32::MAX;
 /// Blocks that a peer may have under way at once on a lane: as many as streams.
 const OPEN_BLOCKS_MAX: usize = 1024;
 
-/// Blocks given up that are remembered. Reason: what was sent of them before arrives within some round trips.
-const ABANDONED_KEPT: usize = 256;
+/// Largest number of a block. Reason: a connection has no more streams (RFC 9000, section 4.6).
+const BLOCK_NUMBER_MAX: u64 = (1 << 60) - 1;
 
-/// Data that may wait for the headers of its blocks. Reason: four of the largest blocks, all of them but the first packet.
+/// Data that may wait for the headers of its blocks, and trailers for their data. Reason: four of the largest blocks, all of them but the first packet.
 const HELD_BYTES_MAX: usize = 64 << 20;
+
+/// A step of a peer that a fuzzer makes up: bytes on one of its streams, which may end with them.
+pub(crate) struct FuzzStep<'a> {
+    /// Which stream.
+    pub(crate) stream: u8,
+    /// Starts the stream anew with the prefix of this stretch, when there is one: block, length of its data, index, length of its header.
+    pub(crate) front: Option<(u64, u64, u32, u32)>,
+    /// The next bytes of the stream.
+    pub(crate) bytes: &'a [u8],
+    /// The stream ends.
+    pub(crate) ends: bool,
+}
+
+/// Takes what a peer sends as `receive` does, and holds the calls of the sink against their contract.
+pub(crate) fn fuzz<'a>(steps: impl IntoIterator<Item = FuzzStep<'a>>) -> Result<(), Error> {
+    let (mut blocks, mut sink) = (Blocks::default(), FuzzSink::default());
+    let mut streams: HashMap<u8, (StretchReading, Option<Prefix>)> = HashMap::new();
+    for FuzzStep { stream, front, bytes, ends } in steps {
+        let mut piece = BytesMut::new();
+        if let Some((block, data_len, index, header_len)) = front {
+            streams.remove(&stream);
+            piece.put_u64(block);
+            piece.put_u64(data_len);
+            piece.put_u32(index);
+            piece.put_u32(header_len);
+        }
+        piece.extend_from_slice(bytes);
+        let (reading, known) = streams.entry(stream).or_default();
+        let mut pieces = Vec::new();
+        assert_eq!(reading.take(piece.clone().freeze(), &mut pieces)?, piece.len());
+        if let Some((prefix, header)) = reading.take_front() {
+            *known = Some(prefix);
+            blocks.handle(Arrival::Front(prefix, header), &mut sink)?;
+        }
+        if let (Some(prefix), false) = (*known, pieces.is_empty()) {
+            blocks.handle(Arrival::Data(prefix.block, pieces), &mut sink)?;
+        }
+        if ends && let Some((reading, Some(prefix))) = streams.remove(&stream) {
+            blocks.handle(Arrival::End(prefix, reading.finish()?), &mut sink)?;
+        }
+        let waiting =
+            |open: &OpenBlock| open.trailer.len() + open.held.iter().map(|(_, data)| data.len()).sum::<usize>();
+        assert_eq!(blocks.held_bytes, blocks.open.values().map(waiting).sum::<usize>());
+    }
+    Ok(())
+}
+
+/// Checks the contract of [`LaneSink`].
+#[derive(Default)]
+struct FuzzSink {
+    /// What has come of each block that is open, and its length.
+    open: HashMap<u64, (RangeSet, u64)>,
+    closed: RangeSet,
+}
+
+impl FuzzSink {
+    fn close(&mut self, block: u64) -> (RangeSet, u64) {
+        self.closed.insert(block..block + 1);
+        self.open.remove(&block).unwrap_or_else(|| panic!("block {block} ended and was never open"))
+    }
+}
+
+impl LaneSink for FuzzSink {
+    fn control(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn block_begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {
+        assert!(header.len() <= BLOCK_HEADER_BYTES_MAX && data_len <= BLOCK_BYTES_MAX);
+        assert!(!self.closed.contains(block), "block {block} came back");
+        assert!(self.open.insert(block, (RangeSet::new(), data_len)).is_none(), "block {block} began twice");
+        Ok(())
+    }
+
+    fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let range = offset..offset + data.len() as u64;
+        let (arrived, data_len) =
+            self.open.get_mut(&block).unwrap_or_else(|| panic!("data of block {block}, not open"));
+        assert!(range.end <= *data_len, "{range:?} of block {block} of {data_len} bytes");
+        assert_eq!(arrived.within(range.clone()).count(), 0, "{range:?} of block {block} twice");
+        arrived.insert(range);
+        Ok(())
+    }
+
+    fn block_end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error> {
+        assert!(trailer.len() <= BLOCK_TRAILER_BYTES_MAX);
+        let (arrived, data_len) = self.close(block);
+        assert_eq!(arrived.len(), data_len, "block {block} ended before its data was there");
+        Ok(())
+    }
+
+    fn block_abandoned(&mut self, block: u64) -> Result<(), Error> {
+        self.close(block);
+        Ok(())
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -361,6 +471,7 @@ mod tests {
             prefix(0, largest, 1, 1),
             prefix(0, 0, 0, BLOCK_HEADER_BYTES_MAX + 1),
             prefix(0, u64::MAX, u32::MAX - 1, 0),
+            prefix(u64::MAX, 0, 0, 0),
         ] {
             assert!(Prefix::read(&bad.write()).is_err(), "{bad:?}");
         }
@@ -425,6 +536,43 @@ mod tests {
             blocks.handle(arrival, &mut calls).unwrap();
         }
         assert_eq!(calls.0, [format!("begin 4 {TWO}"), "abandoned 4".to_owned()]);
+    }
+
+    #[test]
+    fn a_number_never_stands_for_two_blocks() {
+        let (mut blocks, mut calls) = (Blocks::default(), Calls::default());
+        let data = |offset| Arrival::Data(4, vec![(offset, Bytes::from_static(b"x"))]);
+        // A stretch of the first block is still under way when a shorter one wants its number.
+        blocks.handle(Arrival::Front(prefix(4, TWO, 1, 0), vec![]), &mut calls).unwrap();
+        for block in 0..1000 {
+            blocks.handle(Arrival::Front(prefix(block, 0, ABANDONED, 0), vec![]), &mut calls).unwrap();
+        }
+        blocks.handle(Arrival::Front(prefix(4, 1, 0, 0), vec![]), &mut calls).unwrap();
+        blocks.handle(data(STRETCH_BYTES), &mut calls).unwrap();
+        // The end of the notice is not that of a stretch.
+        blocks.handle(Arrival::Front(prefix(2000, TWO, 0, 0), vec![]), &mut calls).unwrap();
+        for _ in 0..2 {
+            blocks.handle(Arrival::End(prefix(2000, TWO, ABANDONED, 0), vec![]), &mut calls).unwrap();
+        }
+        assert_eq!(calls.0, [format!("begin 2000 {TWO}")]);
+        // Numbers that are left out are remembered, and there is an end to it.
+        let skip = |block| Arrival::Front(prefix(2 * block, 0, ABANDONED, 0), vec![]);
+        assert!((0..1 << 20).try_for_each(|block| blocks.handle(skip(block), &mut calls)).is_err());
+    }
+
+    #[test]
+    fn trailers_that_wait_for_their_data_have_an_end() {
+        let (mut blocks, mut calls) = (Blocks::default(), Calls::default());
+        let flood = (0..OPEN_BLOCKS_MAX as u64).try_for_each(|block| {
+            blocks.handle(Arrival::Front(prefix(block, TWO, 1, 0), vec![]), &mut calls)?;
+            blocks.handle(Arrival::End(prefix(block, TWO, 1, 0), vec![0; BLOCK_TRAILER_BYTES_MAX + 1]), &mut calls)
+        });
+        assert!(flood.is_err());
+        let mut reading = StretchReading::default();
+        let stream: &'static [u8] = prefix(0, 0, 0, 0).write().to_vec().leak();
+        reading.take(Bytes::from_static(stream), &mut Vec::new()).unwrap();
+        reading.take(Bytes::from_static(b"trailer"), &mut Vec::new()).unwrap();
+        assert_eq!(reading.held_bytes(), 7);
     }
 
     #[test]

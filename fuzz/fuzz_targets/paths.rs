@@ -1,0 +1,17 @@
+//! The file of paths never panics, and what was read of it is written as text that reads as the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sterna_proto::memory::{PathMemory, PathRecord};
+
+fuzz_target!(|text: &str| {
+    let memory = PathMemory::parse(text);
+    assert_eq!(PathMemory::parse(&memory.to_text()), memory);
+    for record in text.lines().filter_map(|line| line.parse::<PathRecord>().ok()) {
+        let mut learnt = memory.clone();
+        learnt.learn(record);
+        let recalled = learnt.recall(&record.key, record.at);
+        assert!(recalled.iter().all(|found| found.key == record.key));
+        assert_eq!(PathMemory::parse(&learnt.to_text()), learnt);
+    }
+});
