@@ -18,6 +18,8 @@ mod networks;
 mod output;
 mod paths;
 mod power;
+mod quic_hostile;
+mod quic_peer;
 mod replicas;
 mod resume;
 mod site;

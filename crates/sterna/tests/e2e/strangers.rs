@@ -19,7 +19,7 @@ use crate::site::{Agent, PATIENCE, Site, wait_until, with_descriptors};
 use crate::tree::write;
 
 /// An agent that lets in who is in `lines`.
-fn agent_for(site: &Site, lines: &str) -> Agent {
+pub fn agent_for(site: &Site, lines: &str) -> Agent {
     let (authorize, root) = (site.path("authorize"), site.root());
     fs::write(&authorize, lines).unwrap();
     let flags: [&OsStr; 4] = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
