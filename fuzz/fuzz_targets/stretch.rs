@@ -11,7 +11,6 @@ type Step = (u8, u8, u8, u32, u8, u16);
 
 fuzz_target!(|input: (Vec<Step>, &[u8])| {
     let (steps, mut rest) = input;
-    let zeros = vec![0; STRETCH_BYTES as usize];
     let steps = steps.into_iter().map(|(stream, kind, block, length, index, count)| {
         let count = usize::from(count);
         // Few streams and blocks, so that they meet; blocks of one stretch and some.
@@ -19,16 +18,16 @@ fuzz_target!(|input: (Vec<Step>, &[u8])| {
         let index = if index == 255 { u32::MAX } else { u32::from(index % 4) };
         let stretch = data_len.saturating_sub(u64::from(index).saturating_mul(STRETCH_BYTES)).min(STRETCH_BYTES);
         let (head, tail) = rest.split_at(count.min(rest.len()));
-        let bytes = match kind % 4 {
+        let (bytes, zeros) = match kind % 4 {
             // All of the stretch's data.
-            0 => &zeros[..stretch as usize],
-            1 => &zeros[..count],
-            _ => head,
+            0 => (&[][..], stretch as usize),
+            1 => (&[][..], count),
+            _ => (head, 0),
         };
         rest = if kind % 4 >= 2 { tail } else { rest };
         let header = if kind & 16 == 0 { 0 } else { u32::try_from(bytes.len()).unwrap_or(0) };
         let front = (kind & 4 == 0).then_some((block, data_len, index, header));
-        (stream % 8, front, bytes, kind & 8 == 0)
+        (stream % 8, front, bytes, zeros, kind & 8 == 0)
     });
     let _ = quic_streams(steps);
 });

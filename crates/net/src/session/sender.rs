@@ -32,9 +32,8 @@ use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
 use crate::web::{Web, WebFile};
 
-/// Bytes that are read, hashed and handed to a lane at once. Reason: stays in a core's second-level cache from the read to the
-/// encryption (512 KiB on the smallest machine measured), and control frames wait for no more than this.
-pub const READ_BYTES: usize = 128 << 10;
+/// Bytes that are read and hashed at once.
+pub const READ_BYTES: usize = crate::lane::PIECE_BYTES;
 
 /// Files kept open for reading. Reason: lanes work on neighbouring blocks of few files; the limit bounds descriptors.
 const OPEN_SOURCES_MAX: usize = 64;
@@ -415,7 +414,7 @@ impl Sender {
         while done < *length {
             let began = clock.begin_work();
             let mut piece = self.pool.take();
-            let size = (length - done).min(READ_BYTES as u64) as usize;
+            let size = (length - done).min(tx.piece_bytes() as u64) as usize;
             let read = |bytes: &mut [u8]| source.read_at(offset + done, bytes);
             if let Err(error) = clock.meter.during(Wait::Storage, size, || piece.fill(size, read)) {
                 tx.block_abandon()?;

@@ -139,7 +139,7 @@ fn open(
     config: ServerConfig,
 ) -> std::io::Result<(Endpoint, SocketLanes)> {
     let _guard = runtime.enter();
-    let socket = LaneSocket::new(bound, None)?;
+    let socket = LaneSocket::new(bound, None, 1)?;
     let lanes = socket.lanes();
     let runtime = Arc::new(TokioRuntime);
     Ok((Endpoint::new_with_abstract_socket(endpoint_config, Some(config), Box::new(socket), runtime)?, lanes))
@@ -218,7 +218,7 @@ impl Door {
         let runtime_of_lane = runtime.clone();
         let peer = incoming.remote_address();
         let (memory, local_addr) = (self.options.memory, self.local_addr);
-        let credit = self.credit.take(transport::RECEIVE_WINDOW_FIRST.min(memory));
+        let credit = self.credit.take(transport::receive_window_first(1, memory));
         let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer, &credit));
         runtime.spawn(async move {
             let greet = greet(incoming, config, credit, memory, local_addr);

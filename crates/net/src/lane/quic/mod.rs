@@ -24,6 +24,7 @@ mod listener;
 mod pace;
 mod receive;
 mod send;
+mod share;
 mod socket;
 #[cfg(test)]
 mod strangers;
@@ -55,6 +56,7 @@ use crate::thread_clock::ThreadClock;
 use credit::Credit;
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedRate;
+use share::{Arriving, PathShare};
 pub(crate) use stretch::{FuzzStep, fuzz as fuzz_stretches};
 pub use transport::MEMORY_MIN;
 
@@ -97,14 +99,15 @@ impl QuicOptions {
 
     fn hints(&self) -> transport::PathHints {
         let contract = self.rate.contract();
+        let window = transport::receive_window_first(self.lanes, self.memory);
         transport::PathHints {
             rate: contract.ceiling.map(|rate| BitRate(rate.0 / u64::from(self.lanes.max(1)))),
             rtt: contract.expected_rtt,
             memory: self.memory,
             idle_timeout: self.idle_timeout,
             payload_max: self.payload_max,
-            window: transport::RECEIVE_WINDOW_FIRST.min(self.memory),
-            stretches: transport::OPEN_STRETCHES_MAX,
+            window,
+            stretches: transport::stretches(window),
         }
     }
 }
@@ -173,8 +176,8 @@ async fn dial(
     let route = socket::connect(&bound, peer).map_err(|e| fault::unreachable(e.kind(), peer))?;
     let hints = options.hints().through(route);
     let pace = pace::Pace::new(&options.rate);
-    let socket =
-        socket::LaneSocket::new(bound, Some(Arc::clone(&pace))).map_err(|e| fault::socket_error("set up", local, e))?;
+    let socket = socket::LaneSocket::new(bound, Some(Arc::clone(&pace)), options.lanes)
+        .map_err(|e| fault::socket_error("set up", local, e))?;
     let (trouble, socket_lanes) = (socket.trouble(), socket.lanes());
     let endpoint = Endpoint::new_with_abstract_socket(endpoint_config, None, Box::new(socket), Arc::new(TokioRuntime))
         .map_err(|e| fault::socket_error("drive", local, e))?;
@@ -238,9 +241,9 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
         receive_window: Arc::new(AtomicU64::new(0)),
         admitted: watch::Sender::new(credit.is_none()),
     });
-    let (rx, inbox) = receive::receiver(Arc::clone(&shared));
-    let windows =
-        Windows { connection: connection.clone(), pace, memory, announced: Arc::clone(&shared.receive_window) };
+    let (rx, inbox, room) = receive::receiver(Arc::clone(&shared));
+    let announced = Arc::clone(&shared.receive_window);
+    let windows = Windows { connection: connection.clone(), pace, memory, room, announced, receiving: None };
     runtime.spawn(windows.keep(shared.admitted.subscribe(), credit));
     let (orders, queue) = send::queue();
     runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered), Arc::clone(&shared.pace)));
@@ -263,47 +266,46 @@ fn fingerprint_of(connection: &Connection, peer: SocketAddr) -> Result<Fingerpri
     }
 }
 
-/// Windows of a lane.
+/// Windows and buffers of a lane.
 struct Windows {
     connection: Connection,
     pace: Arc<pace::Pace>,
     memory: ByteCount,
+    room: receive::Room,
     /// The receive window, for whoever asks.
     announced: Arc<AtomicU64>,
+    /// The receive window, once it was sized by the path.
+    receiving: Option<ByteCount>,
 }
 
 impl Windows {
-    /// Sizes the windows by the path while the lane lives: the send window by what the controller lets go, the receive window by
-    /// what has come. Until the peer is admitted it has its `credit` and no more.
+    /// Sizes them by the path while the lane lives: the send window by what the controller lets go, the receive window by what has
+    /// come, all by how many lanes share the path. Until the peer is admitted it has its `credit` and no more.
     ///
     /// Started with the lane; woken forty times a second, and when the peer is admitted; ends with the connection.
-    async fn keep(self, mut admitted: watch::Receiver<bool>, mut credit: Option<Credit>) {
-        let (mut sending, mut receiving) = (ByteCount(0), None);
+    async fn keep(mut self, mut admitted: watch::Receiver<bool>, mut credit: Option<Credit>) {
+        let mut sending = ByteCount(0);
         let (mut at, mut received) = (Instant::now(), self.connection.stats().udp_rx.bytes);
+        let mut arriving = Arriving::new(self.pace.share());
         // Of a whole interval: what came in an instant is no rate.
         let mut rate = BitRate(0);
         loop {
-            let wanted = transport::send_window(&self.pace.state(), self.memory);
+            let share = self.pace.share();
+            arriving.report(Arc::clone(&share), rate);
+            self.room.resize(transport::inbox_bytes(share.lanes()));
+            let wanted = transport::send_window(&self.pace.state(), share.lanes(), self.memory);
             if wanted != sending {
                 self.connection.set_send_window(wanted.0);
                 sending = wanted;
             }
             let is_admitted = *admitted.borrow_and_update();
             if is_admitted && credit.take().is_some() {
-                self.connection
-                    .set_receive_window(transport::varint(transport::RECEIVE_WINDOW_FIRST.min(self.memory).0));
-                self.connection.set_max_concurrent_uni_streams(VarInt::from_u32(transport::OPEN_STRETCHES_MAX));
+                self.grant(transport::receive_window_first(share.lanes(), self.memory));
             }
             // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
             let rtt = self.pace.rtt_min();
             if is_admitted && !rtt.is_zero() {
-                let wanted = transport::receive_window(rate, rtt, self.memory);
-                // Smaller only once, when the round trip is known: the rate of a moment says nothing against a larger one before.
-                if receiving.is_none_or(|window| wanted > window) {
-                    self.connection.set_receive_window(transport::varint(wanted.0));
-                    receiving = Some(wanted);
-                    self.announced.store(wanted.0, Ordering::Relaxed);
-                }
+                self.size_receive_window(rate, &share, rtt);
             }
             tokio::select! {
                 _ = self.connection.closed() => return,
@@ -317,6 +319,23 @@ impl Windows {
                 (at, received) = (now, bytes);
             }
         }
+    }
+
+    /// Smaller only when the round trip becomes known and when lanes join: the rate of a moment says nothing against a larger one before.
+    fn size_receive_window(&mut self, rate: BitRate, share: &PathShare, rtt: Duration) {
+        let wanted = transport::receive_window(rate, share, rtt, self.memory);
+        let most = transport::receive_window_most(share.lanes(), share.most(), rtt);
+        let window = self.receiving.map_or(wanted, |before| before.max(wanted).min(most));
+        if self.receiving != Some(window) {
+            self.grant(window);
+            self.receiving = Some(window);
+            self.announced.store(window.0, Ordering::Relaxed);
+        }
+    }
+
+    fn grant(&self, window: ByteCount) {
+        self.connection.set_receive_window(transport::varint(window.0));
+        self.connection.set_max_concurrent_uni_streams(VarInt::from_u32(transport::stretches(window)));
     }
 }
 

@@ -12,14 +12,16 @@ use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, RateState, Terms};
 use sterna_proto::{BitRate, ByteCount};
 
+use super::share::PathShare;
+
 /// The rate of one path, for all QUIC lanes that share it; clones are the same.
 #[derive(Clone, Debug)]
-pub struct SharedRate(Arc<Mutex<PathControl>>);
+pub struct SharedRate(Arc<Mutex<PathControl>>, Arc<PathShare>);
 
 impl SharedRate {
     /// A path of which this is agreed.
     pub fn new(contract: RateContract) -> Self {
-        Self(Arc::new(Mutex::new(PathControl::new(contract))))
+        Self(Arc::new(Mutex::new(PathControl::new(contract))), Arc::default())
     }
 
     /// What is agreed.
@@ -62,6 +64,7 @@ struct Seat {
 
 impl Seat {
     fn take(rate: &SharedRate) -> Self {
+        rate.1.join();
         Self { rate: rate.clone(), key: rate.lock().join() }
     }
 }
@@ -69,6 +72,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.rate.lock().leave(self.key);
+        self.rate.1.leave();
     }
 }
 
@@ -108,6 +112,11 @@ impl Pace {
         }
         let seat = Seat::take(rate);
         *self.seat() = seat;
+    }
+
+    /// The lanes of its path.
+    pub(super) fn share(&self) -> Arc<PathShare> {
+        Arc::clone(&self.seat().rate.1)
     }
 
     /// Whether nobody gives the lane anything to send, now. The engine alone cannot tell this from a send window that is full.

@@ -1,7 +1,7 @@
 //! The receiving half of a QUIC lane.
 //!
 //! Tasks on the lane's runtime read streams as packets arrive and hand batches to the thread that runs the sink, through
-//! an inbox that holds at most [`INBOX_BYTES`]. When the sink is slow the inbox fills, streams are no longer read, the
+//! an inbox that holds at most [`INBOX_BYTES`], less where there are many lanes. When the sink is slow the inbox fills, streams are no longer read, the
 //! engine's flow-control windows fill, and the peer stops: nothing is buffered without bound.
 
 use std::collections::VecDeque;
@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 
 use super::fault::is_orderly;
 use super::stretch::{Arrival, Blocks, StretchReading};
+use super::transport::{INBOX_BYTES, INBOX_BYTES_MIN};
 use super::{CODE_FAULT, Shared};
 use crate::lane::{CONTROL_FRAME_BYTES_MAX, LaneRx, LaneSink};
 
@@ -54,7 +55,8 @@ struct Gone;
 
 impl Inbox {
     async fn put(&self, content: Content, bytes: usize) -> Result<(), Gone> {
-        let wanted = u32::try_from(bytes.min(INBOX_BYTES)).unwrap_or(u32::MAX);
+        // No more than there is at the least, or it would never fit.
+        let wanted = u32::try_from(bytes.min(INBOX_BYTES_MIN)).unwrap_or(u32::MAX);
         let room = match wanted {
             0 => None,
             _ => Some(Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(|_| Gone)?),
@@ -71,11 +73,31 @@ impl Inbox {
     }
 }
 
-/// Makes the receiving half and the inbox that [`pump`] fills for it.
-pub(super) fn receiver(shared: Arc<Shared>) -> (QuicRx, Inbox) {
+/// Makes the receiving half, the inbox that [`pump`] fills for it, and the room in that.
+pub(super) fn receiver(shared: Arc<Shared>) -> (QuicRx, Inbox, Room) {
     let (sender, inbox) = mpsc::channel(INBOX_PARCELS);
     let room = Arc::new(Semaphore::new(INBOX_BYTES));
-    (QuicRx { shared, inbox }, Inbox { parcels: sender, room, held: Arc::new(Semaphore::new(HELD_BYTES_MAX)) })
+    let size = Room { semaphore: Arc::clone(&room), bytes: INBOX_BYTES };
+    (QuicRx { shared, inbox }, Inbox { parcels: sender, room, held: Arc::new(Semaphore::new(HELD_BYTES_MAX)) }, size)
+}
+
+/// Room in an inbox.
+pub(super) struct Room {
+    semaphore: Arc<Semaphore>,
+    bytes: usize,
+}
+
+impl Room {
+    /// Makes it larger; or smaller, as far as it is free now.
+    pub(super) fn resize(&mut self, bytes: usize) {
+        match bytes.checked_sub(self.bytes) {
+            Some(more) => {
+                self.semaphore.add_permits(more);
+                self.bytes = bytes;
+            }
+            None => self.bytes -= self.semaphore.forget_permits(self.bytes - bytes),
+        }
+    }
 }
 
 impl LaneRx for QuicRx {
@@ -250,9 +272,6 @@ async fn read_batch(
     }
     Ok(false)
 }
-
-/// Bytes between the tasks and the sink. Reason: 10 Gbit/s for 3 ms, so that a sink that stalls briefly costs nothing.
-const INBOX_BYTES: usize = 4 << 20;
 
 /// Parcels in the inbox; each is at least one wake-up of the sink's thread.
 const INBOX_PARCELS: usize = 256;

@@ -246,6 +246,10 @@ impl LaneTx for QuicTx {
         self.order(Order::Begin { header: Bytes::copy_from_slice(header), data_len })
     }
 
+    fn piece_bytes(&self) -> usize {
+        super::transport::piece_bytes(self.shared.pace.share().lanes())
+    }
+
     fn block_data(&mut self, data: Bytes) -> Result<(), Error> {
         let length = data.len() as u64;
         match &mut self.left {
@@ -280,7 +284,7 @@ impl LaneTx for QuicTx {
     }
 }
 
-/// Pieces between the thread and the feeding task, of 128 KiB. Reason: the engine has [`super::transport::send_window`] ahead of
+/// Pieces between the thread and the feeding task, of [`LaneTx::piece_bytes`]. Reason: the engine has [`super::transport::send_window`] ahead of
 /// them; these only let the thread read while the task writes, and 64 lanes have them too.
 const ORDERS: usize = 2;
 

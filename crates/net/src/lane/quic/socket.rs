@@ -110,6 +110,8 @@ pub(super) struct LaneSocket {
     /// The lane, when the socket is its own.
     pace: Option<Arc<Pace>>,
     lanes: SocketLanes,
+    /// Trains of datagrams that are read at once.
+    trains: usize,
 }
 
 /// The lanes of a socket: by their round trips it knows whether reading may wait a moment, by their pace what to send twice.
@@ -214,7 +216,9 @@ const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl LaneSocket {
     /// Wraps a bound, non-blocking socket; must be called within the runtime that will drive it.
-    pub(super) fn new(socket: Socket, pace: Option<Arc<Pace>>) -> io::Result<Self> {
+    ///
+    /// `lanes`: how many lanes of the session have a socket of their own beside it, with it.
+    pub(super) fn new(socket: Socket, pace: Option<Arc<Pace>>, lanes: u32) -> io::Result<Self> {
         let socket: StdUdpSocket = socket.into();
         let state = UdpSocketState::new((&socket).into())?;
         let trouble = SocketTrouble { last: watch::Sender::new(None) };
@@ -225,6 +229,7 @@ impl LaneSocket {
             state: Arc::new(state),
             trouble: Arc::new(trouble),
             pace,
+            trains: super::transport::receive_trains(lanes),
         })
     }
 
@@ -256,7 +261,7 @@ impl AsyncUdpSocket for LaneSocket {
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
         // The engine offers 32 buffers, each as long as the longest train of datagrams; those that are not used take no memory.
-        let count = bufs.len().min(meta.len()).min(RECEIVE_TRAINS);
+        let count = bufs.len().min(meta.len()).min(self.trains);
         let (bufs, meta) = (&mut bufs[..count], &mut meta[..count]);
         loop {
             let socket = Arc::clone(&self.arrivals.socket);
@@ -284,9 +289,6 @@ impl AsyncUdpSocket for LaneSocket {
         self.state.may_fragment()
     }
 }
-
-/// Trains of datagrams (up to 64 KB each) that are read at once. Reason: 32 of them are 2 MB for each lane, out of the cache.
-const RECEIVE_TRAINS: usize = 8;
 
 fn is_report(error: &io::Error) -> bool {
     use io::ErrorKind::{

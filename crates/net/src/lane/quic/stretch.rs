@@ -320,15 +320,18 @@ pub(crate) struct FuzzStep<'a> {
     pub(crate) front: Option<(u64, u64, u32, u32)>,
     /// The next bytes of the stream.
     pub(crate) bytes: &'a [u8],
+    /// Zeros behind them, up to the length of a stretch.
+    pub(crate) zeros: usize,
     /// The stream ends.
     pub(crate) ends: bool,
 }
 
 /// Takes what a peer sends as `receive` does, and holds the calls of the sink against their contract.
 pub(crate) fn fuzz<'a>(steps: impl IntoIterator<Item = FuzzStep<'a>>) -> Result<(), Error> {
+    static ZEROS: [u8; STRETCH_BYTES as usize] = [0; STRETCH_BYTES as usize];
     let (mut blocks, mut sink) = (Blocks::default(), FuzzSink::default());
     let mut streams: HashMap<u8, (StretchReading, Option<Prefix>)> = HashMap::new();
-    for FuzzStep { stream, front, bytes, ends } in steps {
+    for FuzzStep { stream, front, bytes, zeros, ends } in steps {
         let mut piece = BytesMut::new();
         if let Some((block, data_len, index, header_len)) = front {
             streams.remove(&stream);
@@ -340,7 +343,8 @@ pub(crate) fn fuzz<'a>(steps: impl IntoIterator<Item = FuzzStep<'a>>) -> Result<
         piece.extend_from_slice(bytes);
         let (reading, known) = streams.entry(stream).or_default();
         let mut pieces = Vec::new();
-        assert_eq!(reading.take(piece.clone().freeze(), &mut pieces)?, piece.len());
+        reading.take(piece.freeze(), &mut pieces)?;
+        reading.take(Bytes::from_static(&ZEROS[..zeros.min(ZEROS.len())]), &mut pieces)?;
         if let Some((prefix, header)) = reading.take_front() {
             *known = Some(prefix);
             blocks.handle(Arrival::Front(prefix, header), &mut sink)?;
@@ -427,7 +431,8 @@ mod tests {
             for cut in cuts.windows(2) {
                 let bytes = Bytes::from_static(&stream[cut[0]..cut[1]]);
                 assert_eq!(reading.take(bytes, &mut pieces).unwrap(), cut[1] - cut[0]);
-                assert_eq!(reading.held_bytes(), if cut[1] < 28 { cut[1] } else { 0 });
+                let held = if cut[1] < 28 { cut[1] } else { cut[1].saturating_sub(33) };
+                assert_eq!(reading.held_bytes(), held);
             }
             assert_eq!(reading.take_front(), Some((prefix(7, 5, 0, 4), b"head".to_vec())), "{cuts:?}");
             assert_eq!(reading.take_front(), None);
@@ -556,7 +561,7 @@ mod tests {
         }
         assert_eq!(calls.0, [format!("begin 2000 {TWO}")]);
         // Numbers that are left out are remembered, and there is an end to it.
-        let skip = |block| Arrival::Front(prefix(2 * block, 0, ABANDONED, 0), vec![]);
+        let skip = |block: u64| Arrival::Front(prefix(2 * block, 0, ABANDONED, 0), vec![]);
         assert!((0..1 << 20).try_for_each(|block| blocks.handle(skip(block), &mut calls)).is_err());
     }
 

@@ -10,9 +10,10 @@ use sterna_proto::quantity::bandwidth_delay_product;
 use sterna_proto::{BitRate, ByteCount};
 
 use super::pace::{Pace, PaceFactory, PaceState};
+use super::share::PathShare;
 use super::stretch::{PREFIX_BYTES, STRETCH_BYTES};
 use crate::identity::Identity;
-use crate::lane::{BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX};
+use crate::lane::{BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, PIECE_BYTES};
 
 /// What a lane is made for; see the fields of `QuicOptions` that have the same names.
 #[derive(Clone, Debug)]
@@ -106,18 +107,61 @@ pub(super) fn header_bytes(peer: SocketAddr) -> u64 {
 /// goes within [`SEND_AHEAD_TIME`]; never more than five eighths of the controller's window, which is two products of the
 /// path. Memory is this much. Reason for the first: a lane that is alone for its first round trips has all of the rate, and
 /// would otherwise take a whole product of the path before the others come and do the same.
-pub(super) fn send_window(state: &PaceState, memory: ByteCount) -> ByteCount {
+///
+/// `lanes`: those of the path, which share what is given ahead.
+pub(super) fn send_window(state: &PaceState, lanes: u32, memory: ByteCount) -> ByteCount {
     let soon = state.rate.bytes_in(SEND_AHEAD_TIME).0.saturating_add(state.in_flight.0 / 4 * 5);
-    let ahead = state.rate.bytes_in(SEND_RESERVE_TIME).clamp(SEND_AHEAD_MIN, SEND_AHEAD);
+    let least = share(SEND_AHEAD_MIN_ALL, lanes, SEND_AHEAD_MIN);
+    let ahead = state.rate.bytes_in(SEND_RESERVE_TIME).clamp(least, share(SEND_AHEAD_ALL, lanes, SEND_AHEAD));
     (ByteCount(soon.min(state.window.0 / 8 * 5)) + ahead).min(memory.max(SEND_AHEAD))
 }
 
-/// How much the peer may send that the sink has not taken: three times what `rate` brings in a round trip, since what lies behind a
-/// lost packet waits for more than one, at least what a lane brings at [`RATE_FIRST`] and [`RECEIVE_WINDOW_MIN`]. Memory is this much
-/// when the sink is slower than the path.
-pub(super) fn receive_window(rate: BitRate, rtt: Duration, memory: ByteCount) -> ByteCount {
+/// How much the peer may send on a lane that the sink has not taken: three times what `rate` brings in a round trip, since what lies
+/// behind a lost packet waits for more than one, at least what a lane brings at [`RATE_FIRST`] and [`RECEIVE_WINDOW_MIN`]; at most the
+/// lane's part of [`receive_window_most`]. Memory is this much when the sink is slower than the path.
+pub(super) fn receive_window(rate: BitRate, path: &PathShare, rtt: Duration, memory: ByteCount) -> ByteCount {
     let wanted = ByteCount(rate.bytes_in(rtt).0.saturating_mul(3));
-    wanted.max(RATE_FIRST.bytes_in(rtt)).max(RECEIVE_WINDOW_MIN).min(memory)
+    let most = receive_window_most(path.lanes(), path.most(), rtt);
+    wanted.max(RATE_FIRST.bytes_in(rtt)).max(RECEIVE_WINDOW_MIN).min(most).min(memory)
+}
+
+/// The part that one of `lanes` lanes has of what they may have together: three times what their path has brought in a round trip
+/// (`rate`), and as much again as lanes want that are new.
+pub(super) fn receive_window_most(lanes: u32, rate: BitRate, rtt: Duration) -> ByteCount {
+    let first = BitRate(RATE_FIRST.0.saturating_mul(LANES_FULL.into())).bytes_in(rtt);
+    let all = rate.bytes_in(rtt).0.saturating_mul(3).saturating_add(first.max(RECEIVE_WINDOW_MIN_ALL).0);
+    ByteCount(all / u64::from(lanes.max(1)))
+}
+
+/// The receive window of one of `lanes` lanes whose round trip is not known yet.
+pub(super) fn receive_window_first(lanes: u32, memory: ByteCount) -> ByteCount {
+    let all = RECEIVE_WINDOW_FIRST.0 * u64::from(LANES_FULL);
+    ByteCount(all / u64::from(lanes.max(LANES_FULL))).min(memory)
+}
+
+/// Stretches that the peer may have open on a lane with that window. What the engine spends on the gaps of streams is bounded by it.
+pub(super) fn stretches(window: ByteCount) -> u32 {
+    (window.0 / BYTES_PER_STRETCH).clamp(OPEN_STRETCHES_MIN.into(), OPEN_STRETCHES_MAX.into()) as u32
+}
+
+/// Data that is read and given to a lane at once, one of `lanes`: some pieces are on their way through each.
+pub(super) fn piece_bytes(lanes: u32) -> usize {
+    if lanes > LANES_FEW { PIECE_BYTES / 4 } else { PIECE_BYTES }
+}
+
+/// Trains of datagrams (up to 64 KB each) that one of `lanes` lanes reads at once.
+pub(super) fn receive_trains(lanes: u32) -> usize {
+    (RECEIVE_TRAINS_ALL / lanes.max(1) as usize).clamp(RECEIVE_TRAINS_MIN, RECEIVE_TRAINS_MAX)
+}
+
+/// Bytes between the tasks and the sink of one of `lanes` lanes.
+pub(super) fn inbox_bytes(lanes: u32) -> usize {
+    (INBOX_BYTES_ALL / lanes.max(1) as usize).clamp(INBOX_BYTES_MIN, INBOX_BYTES)
+}
+
+/// The part of `all` that one of `lanes` has, at most `most`.
+fn share(all: ByteCount, lanes: u32, most: ByteCount) -> ByteCount {
+    ByteCount(all.0 / u64::from(lanes.max(1))).min(most)
 }
 
 /// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
@@ -169,8 +213,28 @@ const STREAM_BYTES_MAX: u64 = STRETCH_BYTES + (PREFIX_BYTES + BLOCK_HEADER_BYTES
 /// Least memory of a lane: one stretch as a whole, so that the window of the lane is never below that of a stream.
 pub const MEMORY_MIN: ByteCount = ByteCount(STREAM_BYTES_MAX);
 
-/// Stretches that a peer may have open at once on a lane. Reason: 825 MB (10 Gbit/s at 660 ms) of them.
-pub(super) const OPEN_STRETCHES_MAX: u32 = 1024;
+/// Stretches that a peer may have open at once on a lane: one for so many bytes of its window, within these bounds. Reason: the
+/// smallest blocks of large files have four times as much; 825 MB (10 Gbit/s at 660 ms) are 825 whole stretches.
+const BYTES_PER_STRETCH: u64 = 64 << 10;
+const OPEN_STRETCHES_MIN: u32 = 64;
+const OPEN_STRETCHES_MAX: u32 = 1024;
+
+/// Lanes whose windows and buffers are not made smaller by each other, at [`RATE_FIRST`] each. Reason: 1 Gbit/s.
+const LANES_FULL: u32 = 4;
+
+/// Lanes that are few: each has whole pieces. Guess: 16 of them have 8 MiB of pieces.
+const LANES_FEW: u32 = 16;
+
+/// Trains read at once. Reason for the most: 32 of them are 2 MB for each lane, out of the cache.
+const RECEIVE_TRAINS_ALL: usize = 32;
+const RECEIVE_TRAINS_MIN: usize = 2;
+const RECEIVE_TRAINS_MAX: usize = 8;
+
+/// Inbox of a lane, and of all lanes of a path. Reason for the first: 10 Gbit/s for 3 ms, so that a sink that stalls briefly costs
+/// nothing; for the least: one parcel.
+pub(super) const INBOX_BYTES: usize = 4 << 20;
+const INBOX_BYTES_ALL: usize = 16 << 20;
+pub(super) const INBOX_BYTES_MIN: usize = 256 << 10;
 
 /// How much the RTT may vary without a loss, as a part of it, on paths where 7 ms are less. Below the 1/8 of RFC 9002: at
 /// 660 ms an eighth is 80 ms at the end of each file, and a packet sent twice in vain costs nothing there.
@@ -196,10 +260,11 @@ const RATE_FIRST: BitRate = BitRate::megabits(250);
 
 /// The receive window of a lane whose round trip is not known yet. Reason: [`RATE_FIRST`] over 660 ms, the longest path; a push
 /// has filled it before this end knows.
-pub(super) const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
+const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
 
-/// Least receive window. Reason: 10 Gbit/s for 3 ms, in which a busy host does other things.
+/// Least receive window of a lane, and of all lanes of a path. Reason: 10 Gbit/s for 3 ms, in which a busy host does other things.
 const RECEIVE_WINDOW_MIN: ByteCount = ByteCount::mebibytes(4);
+const RECEIVE_WINDOW_MIN_ALL: ByteCount = ByteCount::mebibytes(16);
 
 /// Time for which data is given to the engine ahead. Reason: twice as long as until the window is looked at again.
 const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
@@ -207,10 +272,12 @@ const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
 /// Time for which data is given to the engine ahead of that. Reason: some reads of a busy disk.
 const SEND_RESERVE_TIME: Duration = Duration::from_millis(60);
 
-/// Bounds of the data for that time. Reason: the upper one is that of a lane's 250 Mbit/s; the lower one leaves 64 lanes of one
-/// session 16 MiB.
+/// Bounds of the data for that time, of a lane and of all lanes of a path. Reason: the upper one is that of a lane's 250 Mbit/s; the
+/// lower one leaves each of 64 lanes some pieces.
 const SEND_AHEAD_MIN: ByteCount = ByteCount(256 << 10);
+const SEND_AHEAD_MIN_ALL: ByteCount = ByteCount::mebibytes(8);
 const SEND_AHEAD: ByteCount = ByteCount::mebibytes(2);
+const SEND_AHEAD_ALL: ByteCount = ByteCount::mebibytes(24);
 
 /// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier), and says that this end
 /// lives (`ALIVE_EVERY`).
@@ -222,6 +289,7 @@ const INITIAL_RTT_MIN: Duration = Duration::from_millis(20);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lane::quic::share::Arriving;
 
     #[test]
     fn five_milliseconds_of_reordering_are_no_loss_at_any_rtt() {
@@ -247,27 +315,63 @@ mod tests {
             window: ByteCount::mebibytes(window),
             rate: BitRate::megabits(1000),
         };
-        let given = |in_flight, window| send_window(&state(in_flight, window), memory);
+        let given = |in_flight, window| send_window(&state(in_flight, window), 1, memory);
         assert_eq!(given(0, 0), SEND_AHEAD);
         // Alone on a new path: what goes in 50 ms, and not the whole product at once.
         assert_eq!(given(0, 64), ByteCount(6_250_000) + SEND_AHEAD);
         assert_eq!(given(8, 64), ByteCount(6_250_000) + ByteCount::mebibytes(10) + SEND_AHEAD);
         assert_eq!(given(32, 32), ByteCount::mebibytes(20) + SEND_AHEAD);
         assert_eq!(given(500, 1000), memory);
-        assert_eq!(send_window(&state(500, 1000), ByteCount(1)), SEND_AHEAD);
+        assert_eq!(send_window(&state(500, 1000), 1, ByteCount(1)), SEND_AHEAD);
         // One of many lanes.
         let slow = PaceState { rate: BitRate::megabits(10), ..state(0, 64) };
-        assert_eq!(send_window(&slow, memory), ByteCount(62_500) + SEND_AHEAD_MIN);
+        assert_eq!(send_window(&slow, 8, memory), ByteCount(62_500) + SEND_AHEAD_MIN);
+        assert_eq!(send_window(&slow, 64, memory), ByteCount(62_500) + ByteCount(128 << 10));
     }
 
     #[test]
     fn the_receive_window_is_three_products_of_the_path_and_never_more_than_the_memory() {
         let memory = ByteCount::mebibytes(128);
-        let window = |megabits, ms| receive_window(BitRate::megabits(megabits), Duration::from_millis(ms), memory);
+        let window = |megabits, ms| {
+            let path = Arc::new(PathShare::default());
+            let rate = BitRate::megabits(megabits);
+            let mut lane = Arriving::new(Arc::clone(&path));
+            lane.report(Arc::clone(&path), rate);
+            receive_window(rate, &path, Duration::from_millis(ms), memory)
+        };
         assert_eq!(window(10_000, 0), RECEIVE_WINDOW_MIN);
         assert_eq!(window(0, 660), ByteCount(20_625_000));
         assert_eq!(window(1000, 260), ByteCount(97_500_000));
         assert_eq!(window(1000, 660), memory);
+    }
+
+    #[test]
+    fn all_lanes_of_a_path_hold_three_products_and_64_megabytes() {
+        let memory = ByteCount::mebibytes(128);
+        for (megabits, ms) in [(100, 50), (1000, 0), (1000, 50), (1000, 300), (10_000, 10)] {
+            let (all, rtt) = (BitRate::megabits(megabits), Duration::from_millis(ms));
+            let product = bandwidth_delay_product(all, rtt).0;
+            for lanes in [1, 4, 8, 16, 64] {
+                let path = Arc::new(PathShare::default());
+                let rate = BitRate(all.0 / lanes);
+                let mut arriving: Vec<Arriving> = (0..lanes).map(|_| Arriving::new(Arc::clone(&path))).collect();
+                arriving.iter_mut().for_each(|lane| lane.report(Arc::clone(&path), rate));
+                (0..lanes).for_each(|_| path.join());
+                // A lane that has all of the rate for a moment.
+                let window = receive_window(all, &path, rtt, memory).0;
+                let count = u32::try_from(lanes).unwrap();
+                let held = lanes * (window + inbox_bytes(count) as u64);
+                assert!(held <= 3 * product + (64 << 20), "{lanes} lanes, {megabits} Mbit/s, {ms} ms: {held} bytes");
+                assert!(
+                    window >= 2 * product / lanes,
+                    "{lanes} lanes, {megabits} Mbit/s, {ms} ms: a window of {window}"
+                );
+                let ahead =
+                    send_window(&PaceState { window: ByteCount(0), in_flight: ByteCount(0), rate }, count, memory);
+                let fed = lanes * (ahead.0 + 4 * piece_bytes(count) as u64);
+                assert!(fed <= 32 << 20, "{lanes} lanes, {megabits} Mbit/s: {fed} bytes are given ahead");
+            }
+        }
     }
 
     #[test]

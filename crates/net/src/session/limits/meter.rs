@@ -121,6 +121,10 @@ impl LaneTx for MeteredTx {
         self.meter.during(Wait::Transport, 0, || self.tx.block_begin(header, data_len))
     }
 
+    fn piece_bytes(&self) -> usize {
+        self.tx.piece_bytes()
+    }
+
     fn block_data(&mut self, data: Bytes) -> Result<(), Error> {
         self.meter.during(Wait::Transport, data.len(), || self.tx.block_data(data))
     }
