@@ -14,6 +14,10 @@ use crate::session::lock;
 /// Buffers kept for reuse at most. Reason: 512 of 128 KiB are 64 MiB, the memory a session may use beside its path's product.
 const KEPT_MAX: usize = 512;
 
+/// A buffer is made smaller for pieces from this size on. Reason: the smallest pieces that lanes take; the last piece of a block is
+/// mostly shorter, and must not cost the buffer.
+const SMALLER_FROM: usize = 32 << 10;
+
 /// A pool of buffers of about equal size.
 #[derive(Default)]
 pub struct BufferPool {
@@ -47,6 +51,9 @@ impl PooledBuffer {
     pub fn fill(&mut self, size: usize, read: impl FnOnce(&mut [u8]) -> Result<(), Error>) -> Result<(), Error> {
         if self.bytes.len() < size {
             self.bytes.resize(size, 0);
+        } else if size >= SMALLER_FROM && self.bytes.len() >= 4 * size {
+            // Pieces have become smaller, as they do with many lanes: the rest of the buffer would never be used again.
+            self.bytes = vec![0; size];
         }
         self.used = size;
         read(&mut self.bytes[..size])
@@ -84,5 +91,27 @@ impl Drop for PooledBuffer {
         if free.len() < KEPT_MAX {
             free.push(std::mem::take(&mut self.bytes));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_follows_pieces_that_become_smaller_and_not_the_end_of_a_block() {
+        let pool = BufferPool::new();
+        let use_of = |size| {
+            let mut piece = pool.take();
+            piece.fill(size, |_| Ok(())).unwrap();
+            assert_eq!(piece.len(), size);
+            piece.bytes.capacity()
+        };
+        let (large, small) = (128 << 10, 32 << 10);
+        assert_eq!(use_of(large), large);
+        assert_eq!(use_of(5), large);
+        assert_eq!(use_of(large), large);
+        assert_eq!(use_of(small), small);
+        assert_eq!(use_of(5), small);
     }
 }
