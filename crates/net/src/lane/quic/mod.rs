@@ -245,6 +245,7 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
     let announced = Arc::clone(&shared.receive_window);
     let windows = Windows { connection: connection.clone(), pace, memory, room, announced, receiving: None };
     runtime.spawn(windows.keep(shared.admitted.subscribe(), credit));
+    runtime.spawn(probe_silence(connection.clone(), Arc::clone(&shared.pace)));
     let (orders, queue) = send::queue();
     runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered), Arc::clone(&shared.pace)));
     let pump = runtime.spawn(receive::pump(connection, receive, inbox));
@@ -336,6 +337,24 @@ impl Windows {
     fn grant(&self, window: ByteCount) {
         self.connection.set_receive_window(transport::varint(window.0));
         self.connection.set_max_concurrent_uni_streams(VarInt::from_u32(transport::stretches(window)));
+    }
+}
+
+/// Probes a silent path, so that one that is back is found at once.
+///
+/// Started with the lane; woken each [`pace::PROBE_EVERY`]; ends with the connection.
+async fn probe_silence(connection: Connection, pace: Arc<pace::Pace>) {
+    loop {
+        tokio::select! {
+            _ = connection.closed() => return,
+            () = tokio::time::sleep(pace::PROBE_EVERY) => {}
+        }
+        if pace.make_room_to_probe()
+            && let Some(path) = connection.path(PathId::ZERO)
+        {
+            // A path that was closed meanwhile needs no probe.
+            let _ = path.ping();
+        }
     }
 }
 

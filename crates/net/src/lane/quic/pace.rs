@@ -89,6 +89,11 @@ pub(super) struct Pace {
     /// Datagrams that may be sent twice; see [`Pace::repeats`].
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
+    /// Time since `born`, in microseconds, at which something was last acknowledged or first in flight.
+    heard_micros: AtomicU64,
+    born: Instant,
+    /// Window for probes of a silent path, in UDP payload; 0 while it is heard.
+    probe_window: AtomicU64,
 }
 
 impl Pace {
@@ -102,7 +107,31 @@ impl Pace {
             is_dry: AtomicBool::new(true),
             repeats: AtomicU64::new(REPEATS_HANDSHAKE),
             overhead_bytes: AtomicU64::new(0),
+            heard_micros: AtomicU64::new(0),
+            born: Instant::now(),
+            probe_window: AtomicU64::new(0),
         })
+    }
+
+    /// Makes room for one packet more when nothing has been acknowledged for a while; returns whether there is room now.
+    ///
+    /// The engine's own probes come ever more rarely, up to 10 s apart, and the window is full of what was lost. One packet each
+    /// [`PROBE_EVERY`] finds a path that is back within that time and a round trip; a lane sends 4 in a second of an outage.
+    pub(super) fn make_room_to_probe(&self) -> bool {
+        let heard = Duration::from_micros(self.heard_micros.load(Ordering::Relaxed));
+        let in_flight = self.in_flight_bytes.load(Ordering::Relaxed);
+        let is_silent = self.born.elapsed().saturating_sub(heard) > PROBE_AFTER + self.rtt_min() * 2;
+        if in_flight == 0 || !is_silent {
+            return false;
+        }
+        self.probe_window.store(in_flight + PROBE_BYTES, Ordering::Relaxed);
+        true
+    }
+
+    fn note_heard(&self) {
+        let micros = u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.heard_micros.store(micros, Ordering::Relaxed);
+        self.probe_window.store(0, Ordering::Relaxed);
     }
 
     /// Moves the lane to the rate of another path, if it is not there.
@@ -272,7 +301,9 @@ impl PaceController {
 
 impl Controller for PaceController {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
-        self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
+            self.pace.note_heard();
+        }
         let datagrams = bytes.div_ceil(self.mtu);
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
         self.control.handle_sent(now, largest_pn, wire_bytes);
@@ -291,6 +322,7 @@ impl Controller for PaceController {
         let rtt_min = u64::try_from(self.control.terms().rtt_min.as_micros()).unwrap_or(u64::MAX);
         self.pace.rtt_min_micros.store(rtt_min, Ordering::Relaxed);
         self.pace.in_flight_bytes.store(in_flight, Ordering::Relaxed);
+        self.pace.note_heard();
         self.pace.repeats.store(if ran_dry && in_flight > 0 { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
     }
 
@@ -321,7 +353,7 @@ impl Controller for PaceController {
     }
 
     fn window(&self) -> u64 {
-        self.window
+        self.window.max(self.pace.probe_window.load(Ordering::Relaxed))
     }
 
     fn metrics(&self) -> ControllerMetrics {
@@ -343,6 +375,14 @@ impl Controller for PaceController {
         self
     }
 }
+
+/// Time without an acknowledgement, beside two round trips, after which a path is probed, and the time between probes. Reason: a path that is
+/// back is to be used again within a second or so.
+const PROBE_AFTER: Duration = Duration::from_millis(250);
+pub(super) const PROBE_EVERY: Duration = Duration::from_millis(250);
+
+/// Room for a probe: one packet of any size.
+const PROBE_BYTES: u64 = 9000;
 
 /// Datagrams of the handshake that are sent twice: about its length from a client.
 const REPEATS_HANDSHAKE: u64 = 12;
