@@ -16,6 +16,7 @@ mod stall;
 mod tally;
 mod third_party;
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -98,6 +99,8 @@ pub struct CopyOptions {
     pub same: bool,
     /// The peer that has asked an agent for this copy: at the other agent it has the rights that both have.
     pub on_behalf_of: Option<Fingerprint>,
+    /// Takes what the account of limits is given, where this host sends; for tests that replay it.
+    pub recording: Option<Arc<File>>,
 }
 
 impl CopyOptions {

@@ -130,6 +130,117 @@ fn losses_one_by_one_are_loss_and_losses_in_bursts_a_policer() {
     assert_eq!(run(HELD, waits_for_data(), even).total.first(), Some(Limit::Policer));
     let rate = policed.facts.policed.0 as f64;
     assert!((75e6..90e6).contains(&rate), "{rate} is what came through, with its headers");
+    assert!(policed.facts.policed_is_least, "packets that come in clumps are dropped at any mean rate");
+    let even = run(HELD, waits_for_data(), even).facts;
+    assert!((75e6..90e6).contains(&(even.policed.0 as f64)) && !even.policed_is_least, "{even:?}");
+}
+
+/// A lane of one kind in virtual time, and reports that travel `returning(step)` longer than without a queue.
+fn run_with_delays(
+    mut transport: TransportSample,
+    returning: impl Fn(u32) -> Duration,
+    change: impl Fn(u32, &mut TransportSample),
+) -> LimitReport {
+    let mut accountant = Accountant::default();
+    let start = Instant::now();
+    for step in 1..100u32 {
+        let now = start + STEP * step;
+        change(step, &mut transport);
+        let (lane_time, waiting) = (STEP * step, STEP * step);
+        // The clock of the receiver began an hour before.
+        let sent_at = Duration::from_secs(3600) + STEP * step - returning(step);
+        accountant.handle_report(now, &ReceiverReport { sent_at, lane_time, waiting, ..ReceiverReport::default() });
+        let feeder = Waits { transport: STEP * step, ..Waits::default() };
+        let lanes = [(LaneId(0), LaneSample { feeder, transport })];
+        accountant.handle_samples(now, &lanes, &SourceSample::default());
+    }
+    accountant.report()
+}
+
+#[test]
+fn a_queue_of_the_return_direction_is_no_full_path() {
+    let queue = Duration::from_millis(60);
+    let base = TcpSample { rtt_min: RTT, in_flight: ByteCount(400_000), yields_to_loss: true, ..TcpSample::default() };
+    let tcp = |step: u32, transport: &mut TransportSample| {
+        let TransportSample::Tcp(tcp) = transport else { panic!() };
+        tcp.sent += 700;
+        tcp.delivered += 1_000_000;
+        tcp.rtt = RTT + if step > 5 { queue } else { Duration::ZERO };
+    };
+    let queued = |step: u32| if step > 5 { queue } else { Duration::ZERO };
+    let report = run_with_delays(TransportSample::Tcp(base), queued, tcp);
+    assert_eq!(report.total.first(), Some(Limit::AckPath), "{:?}", report.total.shares());
+    let said = remedy(Limit::AckPath, &report.facts).unwrap();
+    assert_eq!(said, "acknowledgements wait in a full return direction; --via quic sends fewer");
+    // The same round trips, and reports that come as fast as ever: the queue is that of the data.
+    let report = run_with_delays(TransportSample::Tcp(base), |_| Duration::ZERO, tcp);
+    assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
+    assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap(), "the path is full at 80.0 Mbit/s");
+    // A report now and then that was lost and sent again says nothing.
+    let late = |step: u32| if step.is_multiple_of(3) { queue * 3 } else { Duration::ZERO };
+    assert_eq!(run_with_delays(TransportSample::Tcp(base), late, tcp).total.first(), Some(Limit::CongestionWindow));
+    let quic = |step: u32, transport: &mut TransportSample| {
+        let TransportSample::Quic(quic) = transport else { panic!() };
+        quic.sent += 700;
+        quic.wire_bytes += 1_000_000;
+        quic.heard += 1000;
+        quic.rtt = RTT + if step > 5 { queue } else { Duration::ZERO };
+    };
+    let found =
+        QuicSample { rtt_min: RTT, rate: BitRate::megabits(82), state: RateState::Found, ..QuicSample::default() };
+    assert_eq!(run_with_delays(TransportSample::Quic(found), queued, quic).total.first(), Some(Limit::AckPath));
+}
+
+#[test]
+fn one_overshoot_of_slow_start_is_no_loss() {
+    // 500 Mbit/s, with five packets of 400,000 lost where slow start ended.
+    let overshoot = |step: u32, tcp: &mut TcpSample| {
+        tcp.delivered += 5_250_000;
+        tcp.sent += 3600;
+        tcp.lost += if step == 12 { 5 } else { 0 };
+    };
+    let report = run(HELD, waits_for_data(), overshoot);
+    assert_eq!(report.total.first(), Some(Limit::CongestionWindow), "{:?}", report.total.shares());
+    assert_eq!(report.total.of(Limit::Loss), Duration::ZERO);
+    assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap(), "the path is full at 500 Mbit/s");
+}
+
+#[test]
+fn a_policer_is_said_to_let_through_what_came_between_its_drops_and_no_less_is_advised() {
+    // A bucket fills while the lane sends 80 Mbit/s, and 200 Mbit/s for 0.4 s empty it: 104 in the mean between drops.
+    let filled = |step: u32, tcp: &mut TcpSample| {
+        tcp.delivered += if (4..8).contains(&(step % 20)) { 1_500_000 } else { 0 };
+        tcp.sent += if (4..8).contains(&(step % 20)) { 1050 } else { 0 };
+        tcp.lost += if (5..8).contains(&(step % 20)) { 20 } else { 0 };
+    };
+    let report = run(HELD, waits_for_data(), filled);
+    assert_eq!(report.total.first(), Some(Limit::Policer), "{:?}", report.total.shares());
+    let facts = report.facts;
+    // With headers 108; the first drop may be anywhere in its bin, so that the mean may be a tenth below.
+    assert!((95e6..110e6).contains(&(facts.policed.0 as f64)) && facts.policed_is_least, "{}", facts.policed);
+    let said = remedy(Limit::Policer, &facts).unwrap();
+    assert!(!said.contains("--rate") && said.contains("at least"), "{said}");
+}
+
+#[test]
+fn random_loss_beside_a_full_queue_is_no_policer() {
+    // A hundredth is lost by chance, and each second the queue runs over.
+    let by_chance = [7, 4, 9, 11, 5, 8, 3, 10, 6, 7, 12, 5, 8, 6, 4];
+    let quic = |step: u32, transport: &mut TransportSample| {
+        let TransportSample::Quic(quic) = transport else { panic!() };
+        quic.sent += 700;
+        quic.wire_bytes += 1_000_000;
+        quic.heard += 1000;
+        quic.lost += by_chance[step as usize % by_chance.len()] + if step % 20 == 15 { 90 } else { 0 };
+        quic.rtt = if step % 20 >= 5 { RTT * 2 } else { RTT };
+        // Its rate control may take them for those of a policer.
+        quic.state = if step > 30 { RateState::Policed(BitRate(49_400_000)) } else { RateState::Found };
+    };
+    let lane = QuicSample { rtt_min: RTT, rate: BitRate::megabits(82), ..QuicSample::default() };
+    let report = run_with_delays(TransportSample::Quic(lane), |_| Duration::ZERO, quic);
+    assert_eq!(report.total.first(), Some(Limit::CongestionWindow), "{:?}", report.total.shares());
+    assert_eq!(report.total.of(Limit::Policer), Duration::ZERO);
+    assert_eq!(report.facts.policed, BitRate(0));
 }
 
 #[test]

@@ -280,6 +280,7 @@ fn frames() -> Vec<Frame> {
 fn receiver_report() -> ReceiverReport {
     let seconds = Duration::from_secs;
     ReceiverReport {
+        sent_at: seconds(11),
         lane_time: seconds(1),
         waiting: seconds(2),
         storage: seconds(3),
@@ -302,6 +303,7 @@ fn limit_report() -> LimitReport {
     report.facts = Facts {
         rtt: Duration::from_millis(660),
         rate: BitRate(1),
+        reached: BitRate(13),
         rate_cap: BitRate(2),
         policed: BitRate(3),
         source: BitRate(4),
@@ -312,6 +314,7 @@ fn limit_report() -> LimitReport {
         send_buffer: ByteCount(9),
         send_buffer_max: ByteCount(10),
         loss_ppm: 11,
+        lost: 14,
         lanes: 12,
         is_quic: true,
         is_growing: false,
@@ -319,6 +322,7 @@ fn limit_report() -> LimitReport {
         is_web: true,
         disordered_ppm: 23,
         cpu_at_receiver: true,
+        policed_is_least: true,
     };
     report
 }

@@ -1,6 +1,8 @@
 //! `sterna copy`.
 
+use std::fs::File;
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -231,6 +233,15 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         follow: flags.follow.map(|idle| idle.map_or(EndRule::DEFAULT, EndRule::after)),
         then: flags.then.clone(),
         same: flags.same,
+        recording: flags.record_samples.as_deref().map(recording).transpose()?,
+    })
+}
+
+/// The file of `--record-samples`.
+fn recording(path: &Path) -> Result<Arc<File>, Error> {
+    File::create(path).map(Arc::new).map_err(|e| {
+        let text = format!("write the recording {}", path.display());
+        Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, text).caused_by(e)
     })
 }
 

@@ -284,6 +284,9 @@ pub struct CopyFlags {
     /// when its name ends in .html
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
+    /// Write what the account of limits is given to FILE; for tests that replay it, see CONTRIBUTING.md
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub record_samples: Option<PathBuf>,
     /// Say what would be copied, and copy nothing
     #[arg(long)]
     pub dry_run: bool,

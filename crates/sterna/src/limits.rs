@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use sterna_proto::BitRate;
 use sterna_proto::limit::{Facts, Limit, LimitReport, LimitTimes, remedy};
 
 /// Limits with a smaller share are left out of the words.
@@ -59,20 +60,35 @@ fn remedies(report: &LimitReport) -> Value {
     Value::Object(words.collect::<Map<_, _>>())
 }
 
+/// Least and most; without a most where the policer lets at least the first through.
+fn policed(facts: &Facts) -> Value {
+    let rate = facts.policed.0;
+    json!([rate, (!facts.policed_is_least).then_some(rate)])
+}
+
+/// Least and most.
+fn disk(facts: &Facts, rate: BitRate) -> Value {
+    let (least, most) = facts.disk_range(rate);
+    json!([least.0 / 8, most.0 / 8])
+}
+
 fn facts(facts: &Facts) -> Value {
+    let (least, most) = facts.loss_range_ppm();
     json!({
         "rtt_s": facts.rtt.as_secs_f64(),
         "rate_bps": facts.rate.0,
         "rate_cap_bps": facts.rate_cap.0,
-        "policed_bps": facts.policed.0,
-        "source_bytes_per_s": facts.source.0 / 8,
-        "destination_bytes_per_s": facts.destination.0 / 8,
+        "policed_bps": policed(facts),
+        "reached_bps": facts.reached.0,
+        "source_bytes_per_s": disk(facts, facts.source),
+        "destination_bytes_per_s": disk(facts, facts.destination),
         "receive_window_bytes": facts.receive_window.0,
         "receive_buffer_bytes": facts.receive_buffer.0,
         "receive_buffer_max_bytes": facts.receive_buffer_max.0,
         "send_buffer_bytes": facts.send_buffer.0,
         "send_buffer_max_bytes": facts.send_buffer_max.0,
-        "loss": facts.loss_ppm as f64 / 1e6,
+        "loss": [least as f64 / 1e6, most as f64 / 1e6],
+        "cpu_at_receiver": facts.cpu_at_receiver,
         "lanes": facts.lanes,
         "is_growing": facts.is_growing,
         "is_unscaled": facts.is_unscaled,
@@ -98,7 +114,7 @@ mod tests {
         }
         let cpu = "CPU 71 % (the sender's processors are busy)";
         assert_eq!(line(&report).unwrap(), format!("limited by: {cpu}, source disk 22 %"));
-        report.facts.source = sterna_proto::BitRate::megabits(80);
+        report.facts.source = BitRate::megabits(80);
         assert!(line(&report).unwrap().ends_with(", source disk 22 % (it reads 10.0 MB/s)"));
         assert_eq!(value(&report)["first"], "cpu");
         assert_eq!(value(&report)["shares"]["loss"], 0.04);

@@ -118,6 +118,7 @@ fn colour(limit: Limit) -> &'static str {
         Limit::NothingToSend => "#e6e6e6",
         Limit::ServerOrPath => "#d5e0a6",
         Limit::Silence => "#a9a9a9",
+        Limit::AckPath => "#dcbeff",
     }
 }
 

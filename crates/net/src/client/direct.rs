@@ -137,6 +137,9 @@ impl Direct {
         // What it has to say the receiver says too.
         let silent = Arc::new(Silent);
         let sender = Sender::start(sources, options.linger, options.dry_run, settled, Wish::Never, pool, silent)?;
+        if let Some(file) = &options.recording {
+            sender.limits().record(Arc::clone(file));
+        }
         Ok(Ends { sender, receiver, web })
     }
 }

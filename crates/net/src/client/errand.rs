@@ -96,6 +96,7 @@ pub(crate) fn run_errand(
         then: None,
         same: false,
         on_behalf_of: Some(on_behalf_of),
+        recording: None,
     };
     let direction = match place {
         Place::Sources(places) => {

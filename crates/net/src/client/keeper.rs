@@ -98,6 +98,9 @@ pub(super) fn run_session(
         lane_memory(options, &first_path.options, lane_count)?;
     }
     let (end, receiver) = job.start_end(options, tally)?;
+    if let Some(file) = &options.recording {
+        end.limits().record(Arc::clone(file));
+    }
     end.agree_rates(options.ceiling(), options.target());
     let keeper = Arc::new(Keeper {
         end: Arc::clone(&end),

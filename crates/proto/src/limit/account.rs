@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::path::{Flow, PathHistory, WindowCause};
+use super::path::{Flow, PathHistory, PolicedRate, WindowCause};
 use super::web::WebHistory;
 use super::{Facts, Limit, LimitReport, LimitTimes, ReceiverReport, WebSample};
 use crate::rate::RateState;
@@ -101,7 +101,7 @@ pub struct TcpSample {
 }
 
 /// What our rate control and the engine say of a QUIC lane.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QuicSample {
     /// Time that the thread of the engine computed or waited for a processor.
     pub engine: Duration,
@@ -156,13 +156,15 @@ pub struct Accountant {
     growing: Duration,
     /// Packets sent, repeats included, and of them those lost.
     packets: (u64, u64),
+    /// Bytes that came, of the time in which there was something to send.
+    carried: (ByteCount, Duration),
     /// Time of [`Limit::Loss`] of QUIC lanes since a policer was last known: the rate control needs some losses at one rate to know one.
     unproven_loss: Duration,
     web: WebHistory,
 }
 
 /// What the last reports of the receiver say, as shares of the time between them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ReceiverView {
     last: Option<(Instant, ReceiverReport)>,
     waiting: f64,
@@ -170,6 +172,40 @@ struct ReceiverView {
     compute: f64,
     publishing: f64,
     engine: f64,
+    delays: ReturnDelays,
+}
+
+/// How long reports of the receiver travel. The clocks of the two ends differ by an unknown time, which the shortest way shows.
+#[derive(Clone, Debug, Default)]
+struct ReturnDelays {
+    /// When the first one came, by both clocks.
+    first: Option<(Instant, Duration)>,
+    /// How much later than the first one the last few came, in seconds; and the least of all.
+    latest: VecDeque<f64>,
+    least: f64,
+}
+
+impl ReturnDelays {
+    fn add(&mut self, now: Instant, sent_at: Duration) {
+        if sent_at.is_zero() {
+            return;
+        }
+        let (first, first_sent) = *self.first.get_or_insert((now, sent_at));
+        let travelled =
+            now.saturating_duration_since(first).as_secs_f64() - (sent_at.as_secs_f64() - first_sent.as_secs_f64());
+        self.least = self.least.min(travelled);
+        self.latest.push_back(travelled);
+        if self.latest.len() > DELAYS_KEPT {
+            self.latest.pop_front();
+        }
+    }
+
+    /// Time that packets wait in the return direction. The least of the last reports: one alone may have waited for a busy host,
+    /// or was lost and sent again.
+    fn queue(&self) -> Duration {
+        let least = self.latest.iter().copied().reduce(f64::min).unwrap_or(self.least);
+        Duration::try_from_secs_f64(least - self.least).unwrap_or_default()
+    }
 }
 
 /// The parts of an interval; they add up to 1.
@@ -346,7 +382,7 @@ impl Accountant {
     fn judge(&mut self, now: Instant, changes: &[(LaneId, Change<'_>)], reading: &Split) {
         self.judged.clear();
         let Some(time) = changes.iter().map(|(_, change)| change.time).max() else { return };
-        let flow = flow_of(changes, time);
+        let flow = flow_of(changes, time, self.receiver.delays.queue());
         let cause = self.path.add(&flow);
         self.packets = (self.packets.0 + flow.sent, self.packets.1 + flow.lost);
         self.take_facts(changes, cause);
@@ -358,8 +394,14 @@ impl Accountant {
         let split = together(&lanes);
         // With nothing to send, or nothing that comes, what came before tells of the path.
         if !matches!(split.largest(), Limit::NothingToSend | Limit::Silence) {
+            self.carried = (self.carried.0 + ByteCount(flow.delivered), self.carried.1 + time);
+            self.facts.reached = on_wire(BitRate::mean(self.carried.0, self.carried.1), self.facts.is_quic);
             // A full path is told by what it carries, and not by the mean with the way there.
-            self.facts.rate = if cause == WindowCause::Full { self.path.usual() } else { self.path.rate() };
+            self.facts.rate = if matches!(cause, WindowCause::Queue | WindowCause::Full) {
+                self.path.usual()
+            } else {
+                self.path.rate()
+            };
         }
         let mut interval = LimitTimes::default();
         for limit in Limit::ALL {
@@ -367,7 +409,7 @@ impl Accountant {
             interval.add(limit, time.mul_f64(split.0[limit.index()].clamp(0.0, 1.0)));
         }
         self.total.merge(&interval);
-        self.name_policer(changes, interval.of(Limit::Loss));
+        self.name_policer(changes, interval.of(Limit::Loss), cause == WindowCause::Queue);
         if self.receiver.lacks_processor() {
             self.cpu_at_receiver += interval.of(Limit::Cpu);
         }
@@ -383,7 +425,7 @@ impl Accountant {
     }
 
     /// What was lost before a policer was known was lost to that; `loss`: of the last interval.
-    fn name_policer(&mut self, changes: &[(LaneId, Change<'_>)], loss: Duration) {
+    fn name_policer(&mut self, changes: &[(LaneId, Change<'_>)], loss: Duration, has_queue: bool) {
         let states = changes.iter().filter_map(|(_, change)| match &change.now.transport {
             TransportSample::Quic(quic) => Some(quic.state),
             TransportSample::Tcp(_) | TransportSample::Inside => None,
@@ -391,7 +433,7 @@ impl Accountant {
         let mut is_quic = false;
         for state in states {
             is_quic = true;
-            if matches!(state, RateState::Policed(_)) {
+            if matches!(state, RateState::Policed(_)) && !has_queue {
                 return self.total.rename(Limit::Loss, Limit::Policer, std::mem::take(&mut self.unproven_loss));
             }
         }
@@ -403,11 +445,20 @@ impl Accountant {
     /// Keeps what the remedies need; windows and buffers are those at their largest.
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
+        facts.lost = self.packets.1;
         facts.loss_ppm = (self.packets.1 * 1_000_000).checked_div(self.packets.0).unwrap_or(0);
         facts.destination = self.receiver.rate(facts.lanes);
-        if cause == WindowCause::Policer {
-            let headers = if facts.is_quic { 1.0 } else { TCP_HEADERS };
-            facts.policed = BitRate((self.path.carried().0 as f64 * headers) as u64);
+        match (cause, self.path.policed()) {
+            (WindowCause::Policer, PolicedRate::Exact(rate)) => {
+                (facts.policed, facts.policed_is_least) = (on_wire(rate, facts.is_quic), false);
+            }
+            (WindowCause::Policer, PolicedRate::AtLeast(rate)) => {
+                // The most of all windows; what was known for certain stays.
+                if facts.policed.0 == 0 || facts.policed_is_least {
+                    (facts.policed, facts.policed_is_least) = (facts.policed.max(on_wire(rate, facts.is_quic)), true);
+                }
+            }
+            _ => {}
         }
         for (_, change) in changes {
             let rtt = match &change.now.transport {
@@ -420,8 +471,8 @@ impl Accountant {
                 }
                 TransportSample::Quic(quic) => {
                     facts.is_quic = true;
-                    if let RateState::Policed(rate) = quic.state {
-                        facts.policed = rate;
+                    if let (RateState::Policed(rate), false) = (quic.state, cause == WindowCause::Queue) {
+                        (facts.policed, facts.policed_is_least) = (rate, false);
                     }
                     quic.rtt_min
                 }
@@ -436,6 +487,7 @@ impl Accountant {
 
 impl ReceiverView {
     fn update(&mut self, now: Instant, report: &ReceiverReport) {
+        self.delays.add(now, report.sent_at);
         let Some((at, last)) = &self.last else {
             self.last = Some((now, *report));
             return;
@@ -464,7 +516,7 @@ impl ReceiverView {
 
     /// Whether every lane's window is known and smaller.
     fn announces_less_than(&self, bytes: ByteCount) -> bool {
-        self.last.is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
+        self.last.as_ref().is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
     }
 
     fn lacks_processor(&self) -> bool {
@@ -482,7 +534,7 @@ impl ReceiverView {
 
     /// The rate at which storage took data, over all of the session; lanes wait for it at the same time.
     fn rate(&self, lanes: u64) -> BitRate {
-        self.last.map_or(BitRate(0), |(_, report)| {
+        self.last.as_ref().map_or(BitRate(0), |(_, report)| {
             BitRate::mean(report.written, report.storage / lanes.max(1) as u32 + report.publishing)
         })
     }
@@ -566,14 +618,15 @@ fn judge_idle(receiver: &ReceiverView) -> Split {
 
 fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCause) -> Split {
     let window = match cause {
-        WindowCause::Growing | WindowCause::Full => Limit::CongestionWindow,
+        WindowCause::Growing | WindowCause::Queue | WindowCause::Full => Limit::CongestionWindow,
+        WindowCause::AckPath => Limit::AckPath,
         WindowCause::Loss => Limit::Loss,
         WindowCause::Policer => Limit::Policer,
     };
     match (&change.before.transport, &change.now.transport) {
         (TransportSample::Tcp(before), TransportSample::Tcp(now)) => judge_tcp(change, before, now, receiver, window),
         (TransportSample::Quic(before), TransportSample::Quic(now)) => {
-            judge_quic(change.time, before, now, receiver, window)
+            judge_quic(change.time, before, now, receiver, (window, cause == WindowCause::Queue))
         }
         _ => Split::all(window),
     }
@@ -619,7 +672,14 @@ fn judge_tcp(
     split
 }
 
-fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &ReceiverView, window: Limit) -> Split {
+/// `window`: what holds a window, and whether a queue stands before the path.
+fn judge_quic(
+    time: Duration,
+    before: &QuicSample,
+    now: &QuicSample,
+    receiver: &ReceiverView,
+    (window, has_queue): (Limit, bool),
+) -> Split {
     let engine = now.engine.saturating_sub(before.engine).as_secs_f64() / time.as_secs_f64();
     let sent = BitRate::mean(ByteCount(now.wire_bytes.saturating_sub(before.wire_bytes)), time);
     let is_paced = sent.0 as f64 > now.rate.0 as f64 * AT_PACE;
@@ -644,15 +704,23 @@ fn judge_quic(time: Duration, before: &QuicSample, now: &QuicSample, receiver: &
         // A window that is full at less than the rate is one of which nothing came back.
         (RateState::Given, window) if !is_paced => window,
         (RateState::Given, _) => Limit::RateCap,
+        (RateState::Searching, Limit::AckPath) => Limit::AckPath,
         (RateState::Searching, _) => Limit::CongestionWindow,
+        // A policer has no queue: with one that stands, the path is full.
+        (RateState::Policed(_), window) if has_queue => window,
         (RateState::Policed(_), _) => Limit::Policer,
         (RateState::Found | RateState::Losing, window) => window,
     })
 }
 
-/// What all lanes did together.
-fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
-    let mut flow = Flow { time, is_growing: true, ..Flow::default() };
+/// A rate of payload delivered as that of whole packets on the wire; QUIC lanes count those.
+fn on_wire(rate: BitRate, is_quic: bool) -> BitRate {
+    if is_quic { rate } else { BitRate((rate.0 as f64 * TCP_HEADERS) as u64) }
+}
+
+/// What all lanes did together; `return_queue`: the delay of the return direction.
+fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Duration) -> Flow {
+    let mut flow = Flow { time, is_growing: true, grows_until_loss: true, ..Flow::default() };
     let mut queue = Duration::ZERO;
     for (_, change) in changes {
         let (rtt, rtt_min) = match (&change.before.transport, &change.now.transport) {
@@ -661,6 +729,7 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
                 flow.lost += now.lost.saturating_sub(before.lost);
                 flow.delivered += now.delivered.saturating_sub(before.delivered);
                 flow.yields_to_loss |= now.yields_to_loss;
+                flow.grows_until_loss &= now.yields_to_loss;
                 flow.is_growing &= now.is_growing;
                 (now.rtt, now.rtt_min)
             }
@@ -674,6 +743,7 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
                 flow.yields_to_loss |=
                     matches!(now.state, RateState::Losing | RateState::Found | RateState::Policed(_));
                 flow.is_growing &= now.state == RateState::Searching;
+                flow.grows_until_loss = false;
                 (now.rtt, now.rtt_min)
             }
             _ => continue,
@@ -683,9 +753,14 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration) -> Flow {
             flow.rtt_min = rtt_min;
         }
     }
-    flow.queue = queue / changes.len().max(1) as u32;
+    let queue = queue / changes.len().max(1) as u32;
+    flow.return_queue = return_queue.min(queue);
+    flow.queue = queue - flow.return_queue;
     flow
 }
+
+/// Reports of the receiver that the delay of the return direction is taken from. Reason: of three one came at once.
+const DELAYS_KEPT: usize = 3;
 
 /// How long the recent past is. Reason: as the goodput of the progress display.
 const RECENT: Duration = Duration::from_secs(5);

@@ -13,12 +13,13 @@ mod account;
 mod path;
 mod remedy;
 mod report;
+pub mod trace;
 mod web;
 
 use std::time::Duration;
 
 pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, SourceSample, TcpSample, TransportSample, Waits};
-pub use path::{Flow, PathHistory, WindowCause};
+pub use path::{Flow, PathHistory, PolicedRate, WindowCause};
 pub use remedy::{Facts, remedy};
 pub use report::{LimitReport, ReceiverReport};
 pub(crate) use report::{read_time, write_time};
@@ -51,11 +52,13 @@ pub enum Limit {
     ServerOrPath,
     /// Nothing came back of what was in flight: the path was away, or the host at its other end.
     Silence,
+    /// The return direction is full: acknowledgements wait there, and windows open late.
+    AckPath,
 }
 
 impl Limit {
     /// Every limit, in the order in which they are encoded.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::ReceiveWindow,
         Self::SendBuffer,
         Self::CongestionWindow,
@@ -68,6 +71,7 @@ impl Limit {
         Self::NothingToSend,
         Self::ServerOrPath,
         Self::Silence,
+        Self::AckPath,
     ];
 
     /// As people read it.
@@ -85,6 +89,7 @@ impl Limit {
             Self::NothingToSend => "nothing to send",
             Self::ServerOrPath => "server or path",
             Self::Silence => "silence",
+            Self::AckPath => "return direction",
         }
     }
 
@@ -103,6 +108,7 @@ impl Limit {
             Self::NothingToSend => "nothing_to_send",
             Self::ServerOrPath => "server_or_path",
             Self::Silence => "silence",
+            Self::AckPath => "ack_path",
         }
     }
 
@@ -145,8 +151,9 @@ impl LimitTimes {
 
     /// The share of the time in which the path, or a window over it, was the limit. Range: 0 to 1.
     pub fn of_path(&self) -> f64 {
-        let limits = [Limit::ReceiveWindow, Limit::SendBuffer, Limit::CongestionWindow, Limit::Loss, Limit::Policer];
-        let time: Duration = limits.into_iter().map(|limit| self.of(limit)).sum();
+        let windows = [Limit::ReceiveWindow, Limit::SendBuffer, Limit::CongestionWindow];
+        let paths = [Limit::Loss, Limit::Policer, Limit::AckPath];
+        let time: Duration = windows.into_iter().chain(paths).map(|limit| self.of(limit)).sum();
         time.as_secs_f64() / self.total().as_secs_f64().max(f64::MIN_POSITIVE)
     }
 

@@ -1,4 +1,4 @@
-//! Why a congestion window is no larger: it grows still, the path is full, packets are lost, or a policer drops them.
+//! Why a congestion window is no larger: it grows still, the path or its return direction is full, packets are lost, or a policer drops them.
 //!
 //! Looks at all lanes of a path together, since together they fill it: several flows through one policer each look like random
 //! loss (the published passive test finds 12 % of them), and their sum does not.
@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::BitRate;
+use crate::{BitRate, ByteCount};
 
 /// What happened on a path in one interval, all lanes together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,14 +19,18 @@ pub struct Flow {
     pub lost: u64,
     /// Bytes delivered.
     pub delivered: u64,
-    /// Delay above the smallest round-trip time, mean of the lanes.
+    /// Delay above the smallest round-trip time, mean of the lanes, without that of the return direction.
     pub queue: Duration,
+    /// Of the delay above the smallest round-trip time, that of the return direction.
+    pub return_queue: Duration,
     /// Smallest round-trip time of the lanes.
     pub rtt_min: Duration,
     /// A lane yields to loss, as cubic and reno do; bbr and ours keep their rate through some of it.
     pub yields_to_loss: bool,
     /// No lane has cut its window yet.
     pub is_growing: bool,
+    /// Every lane opens its window until it loses packets: one that has lost none is not known to fill the path.
+    pub grows_until_loss: bool,
 }
 
 /// Why a congestion window is no larger.
@@ -34,12 +38,26 @@ pub struct Flow {
 pub enum WindowCause {
     /// It has not been cut yet.
     Growing,
-    /// The path carries no more.
+    /// A queue stands before the path: it carries no more.
+    Queue,
+    /// The path carries no more, though no queue shows it.
     Full,
+    /// The return direction is full: acknowledgements wait there.
+    AckPath,
     /// Packets were lost while no queue stood.
     Loss,
     /// Packets were dropped above a rate while no queue stood.
     Policer,
+}
+
+/// The rate of a policer. Payload of TCP lanes, whole packets of QUIC ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicedRate {
+    /// What came through while the sender stayed above it.
+    Exact(BitRate),
+    /// The most that came through between losses. A sender whose packets come in clumps loses them at any mean rate, when a
+    /// clump is larger than the bucket; what then is the rate of the policer shows nowhere.
+    AtLeast(BitRate),
 }
 
 /// The last seconds of a path.
@@ -55,8 +73,11 @@ impl PathHistory {
     pub fn add(&mut self, flow: &Flow) -> WindowCause {
         self.fill(flow);
         let cause = self.judge(flow);
-        if cause != WindowCause::Growing {
-            self.kept = Some(cause);
+        match cause {
+            // Without its queue the return direction holds nothing back.
+            WindowCause::Growing | WindowCause::AckPath => {}
+            WindowCause::Queue => self.kept = Some(WindowCause::Full),
+            WindowCause::Full | WindowCause::Loss | WindowCause::Policer => self.kept = Some(cause),
         }
         cause
     }
@@ -65,12 +86,35 @@ impl PathHistory {
     pub fn rate(&self) -> BitRate {
         let time: Duration = self.bins.iter().map(|bin| bin.time).sum();
         let bytes: u64 = self.bins.iter().map(|bin| bin.delivered).sum();
-        BitRate::mean(crate::ByteCount(bytes), time)
+        BitRate::mean(ByteCount(bytes), time)
     }
 
-    /// The most that came through for longer than a moment: the rate of a policer, when there is one.
-    pub fn carried(&self) -> BitRate {
-        BitRate((self.rate_carried() * 8.0) as u64)
+    /// The rate of a policer, when there is one, as far as it is known.
+    pub fn policed(&self) -> PolicedRate {
+        let latest = self.latest_lossy();
+        if is_even(&latest) {
+            let (bytes, time) = sums(&latest);
+            return PolicedRate::Exact(BitRate::mean(ByteCount(bytes), time));
+        }
+        PolicedRate::AtLeast(self.rate_between_losses())
+    }
+
+    /// The most that came through between two losses. The bucket of a policer is empty at both: no more than its rate has passed
+    /// between them, whatever the bucket holds, and as much when the bucket was never full. The first loss may be at the
+    /// beginning of its bin: the time of that bin counts, its bytes do not.
+    fn rate_between_losses(&self) -> BitRate {
+        let mut most = BitRate(0);
+        for (first, bin) in self.bins.iter().enumerate().filter(|(_, bin)| bin.lost > 0) {
+            let (mut bytes, mut time) = (0, bin.time);
+            for bin in self.bins.iter().skip(first + 1) {
+                bytes += bin.delivered;
+                time += bin.time;
+                if bin.lost > 0 {
+                    most = most.max(BitRate::mean(ByteCount(bytes), time));
+                }
+            }
+        }
+        most
     }
 
     /// The rate of a path that is full: half of the bytes came at this or more. By bytes, since the way there, and an end with
@@ -93,6 +137,7 @@ impl PathHistory {
         let weight = flow.time.as_secs_f64() / (open.time + flow.time).as_secs_f64().max(1e-9);
         let weight = weight.clamp(0.0, 1.0);
         open.queue = open.queue.mul_f64(1.0 - weight) + flow.queue.mul_f64(weight);
+        open.return_queue = open.return_queue.mul_f64(1.0 - weight) + flow.return_queue.mul_f64(weight);
         open.time += flow.time;
         open.sent += flow.sent;
         open.lost += flow.lost;
@@ -113,8 +158,11 @@ impl PathHistory {
 
     fn judge(&self, flow: &Flow) -> WindowCause {
         let (_, lost) = self.packets();
-        if self.queue_stands() {
-            return WindowCause::Full;
+        if self.stands(has_queue, STANDING_BINS) {
+            return WindowCause::Queue;
+        }
+        if self.stands(has_return_queue, RETURN_BINS) {
+            return WindowCause::AckPath;
         }
         // One that is searched for is found with losses.
         if flow.is_growing && lost >= LOST_MIN {
@@ -123,7 +171,7 @@ impl PathHistory {
         if lost < LOST_MIN {
             return match self.kept {
                 Some(cause) if !flow.is_growing => cause,
-                _ if self.rate_rises() => WindowCause::Growing,
+                _ if flow.grows_until_loss || self.rate_rises() => WindowCause::Growing,
                 _ => WindowCause::Full,
             };
         }
@@ -131,8 +179,10 @@ impl PathHistory {
             return WindowCause::Full;
         }
         let lossy = match flow.yields_to_loss {
-            true => WindowCause::Loss,
-            false => WindowCause::Full,
+            true if self.bursts() >= LOSS_BURSTS_MIN || self.kept == Some(WindowCause::Loss) => WindowCause::Loss,
+            // One overshoot: it took nothing, or the window grows back.
+            true if !self.holds_its_rate() => WindowCause::Growing,
+            true | false => WindowCause::Full,
         };
         match (self.pattern(), self.kept) {
             (LossPattern::OfPolicer, _) => WindowCause::Policer,
@@ -143,20 +193,47 @@ impl PathHistory {
     }
 
     fn packets(&self) -> (u64, u64) {
-        self.bins.iter().fold((0, 0), |(sent, lost), bin| (sent + bin.sent, lost + bin.lost))
+        let bins: Vec<Flow> = self.bins.iter().copied().collect();
+        packets(&bins)
     }
 
-    /// Whether packets have waited in a queue for most of the last bins.
-    fn queue_stands(&self) -> bool {
-        let latest: Vec<&Flow> = self.bins.iter().rev().take(STANDING_BINS).collect();
-        latest.len() == STANDING_BINS && latest.iter().filter(|bin| has_queue(bin)).count() * 4 >= STANDING_BINS * 3
+    /// Whether packets have waited in such a queue for most of the last `count` bins.
+    fn stands(&self, has_queue: impl Fn(&Flow) -> bool, count: usize) -> bool {
+        let latest: Vec<&Flow> = self.bins.iter().rev().take(count).collect();
+        latest.len() == count && latest.iter().filter(|bin| has_queue(bin)).count() * 4 >= count * 3
     }
 
-    /// Packets lost in bins with a queue or right behind one: a queue that ran over drains before its losses are known.
-    fn lost_with_queue(&self) -> u64 {
+    /// The bins with a queue or right behind one, or the others: a queue that ran over drains before its losses are known.
+    fn bins_with_queue(&self, wanted: bool) -> Vec<Flow> {
         let queued: Vec<bool> = self.bins.iter().map(has_queue).collect();
         let near = |index: usize| queued[index.saturating_sub(1)..=index].contains(&true);
-        self.bins.iter().enumerate().filter(|(index, _)| near(*index)).map(|(_, bin)| bin.lost).sum()
+        self.bins.iter().enumerate().filter(|(index, _)| near(*index) == wanted).map(|(_, bin)| *bin).collect()
+    }
+
+    /// Packets lost in them.
+    fn lost_with_queue(&self) -> u64 {
+        self.bins_with_queue(true).iter().map(|bin| bin.lost).sum()
+    }
+
+    /// How often losses began: those of bins in a row are one burst.
+    fn bursts(&self) -> usize {
+        let is_lossy: Vec<bool> = self.bins.iter().map(|bin| bin.lost > 0).collect();
+        let begins = is_lossy.windows(2).filter(|pair| !pair[0] && pair[1]).count()
+            + usize::from(is_lossy.first() == Some(&true));
+        // Losses that never stop for a bin are many bursts.
+        begins.max(is_lossy.iter().filter(|is_lossy| **is_lossy).count() / BURST_BINS_MAX)
+    }
+
+    /// Whether the last bins brought nearly the most that ever came.
+    fn holds_its_rate(&self) -> bool {
+        let latest: Vec<f64> = self.bins.iter().rev().take(RISING_BINS).map(rate_of).collect();
+        mean(&latest) > self.rate_carried() * HELD
+    }
+
+    /// The last bins without a queue that show whether losses are even.
+    fn latest_lossy(&self) -> Vec<Flow> {
+        let all = self.bins_with_queue(false);
+        all[all.len().saturating_sub(EVEN_BINS)..].to_vec()
     }
 
     /// Whether the last bin brought more than those before it, or there are too few to tell.
@@ -169,39 +246,28 @@ impl PathHistory {
     ///
     /// A policer drops in bursts, when its bucket has run empty, and only while as much is sent as ever came through. Where a
     /// sender stays above its rate it drops all that exceeds it: as many in each bin, much more evenly than chance would.
+    ///
+    /// A policer has no queue: losses in bins with one, or right behind one, are those of the queue.
     fn pattern(&self) -> LossPattern {
-        let (sent, lost) = self.packets();
-        if lost < POLICED_LOST_MIN || self.bins.len() < POLICED_BINS_MIN {
+        let bins = self.bins_with_queue(false);
+        let (sent, lost) = packets(&bins);
+        if lost < POLICED_LOST_MIN || bins.len() < POLICED_BINS_MIN {
             return LossPattern::Unclear;
         }
         let share = lost as f64 / sent.max(1) as f64;
         let is_quiet = |bin: &&Flow| (bin.lost as f64) < bin.sent as f64 * share / QUIET_DIVISOR;
-        let quiet = self.bins.iter().filter(is_quiet).count() as f64 / self.bins.len() as f64;
-        let all: Vec<Flow> = self.bins.iter().copied().collect();
-        let surprise = surprise(&all);
-        if quiet > QUIET && surprise > BURSTS && self.sent_at_loss() > self.rate_carried() * NEAR_CARRIED {
+        let quiet = bins.iter().filter(is_quiet).count() as f64 / bins.len() as f64;
+        let surprise = surprise(&bins);
+        if quiet > QUIET && surprise > BURSTS && sent_at_loss(&bins) > self.rate_carried() * NEAR_CARRIED {
             return LossPattern::OfPolicer;
         }
-        let latest = &all[all.len().saturating_sub(EVEN_BINS)..];
-        let lost_lately: u64 = latest.iter().map(|bin| bin.lost).sum();
-        if latest.len() == EVEN_BINS && lost_lately >= EVEN_LOST_MIN && self::surprise(latest) < EVEN {
+        if is_even(&self.latest_lossy()) {
             return LossPattern::OfPolicer;
         }
-        match latest.len() >= RANDOM_BINS_MIN && (EVEN..BURSTS).contains(&surprise) {
+        match bins.len() >= RANDOM_BINS_MIN && (EVEN..BURSTS).contains(&surprise) {
             true => LossPattern::Random,
             false => LossPattern::Unclear,
         }
-    }
-
-    /// Bytes per second that were offered while packets were lost, by losses.
-    fn sent_at_loss(&self) -> f64 {
-        let (_, lost) = self.packets();
-        let offered = |bin: &Flow| {
-            let came = bin.sent.saturating_sub(bin.lost).max(1) as f64;
-            rate_of(bin).max(0.0) * bin.sent as f64 / came
-        };
-        let weighed: f64 = self.bins.iter().map(|bin| offered(bin) * bin.lost as f64).sum();
-        weighed / lost.max(1) as f64
     }
 
     /// Bytes per second that came through in all but the best few of the bins.
@@ -223,7 +289,7 @@ enum LossPattern {
 /// How far the losses of bins are from those that their mean share makes expected, in variances of random losses: about 1 when
 /// they are random.
 fn surprise(bins: &[Flow]) -> f64 {
-    let (sent, lost) = bins.iter().fold((0, 0), |(sent, lost), bin| (sent + bin.sent, lost + bin.lost));
+    let (sent, lost) = packets(bins);
     let share = lost as f64 / sent.max(1) as f64;
     let of_bin = |bin: &Flow| {
         let expected = bin.sent as f64 * share;
@@ -232,8 +298,42 @@ fn surprise(bins: &[Flow]) -> f64 {
     mean(&bins.iter().map(of_bin).collect::<Vec<f64>>())
 }
 
+/// Packets sent, and of them those lost.
+fn packets(bins: &[Flow]) -> (u64, u64) {
+    bins.iter().fold((0, 0), |(sent, lost), bin| (sent + bin.sent, lost + bin.lost))
+}
+
+/// Bytes that came, and the time that they took.
+fn sums(bins: &[Flow]) -> (u64, Duration) {
+    bins.iter().fold((0, Duration::ZERO), |(bytes, time), bin| (bytes + bin.delivered, time + bin.time))
+}
+
+/// Bytes per second that were offered while packets were lost, by losses.
+fn sent_at_loss(bins: &[Flow]) -> f64 {
+    let offered = |bin: &Flow| {
+        let came = bin.sent.saturating_sub(bin.lost).max(1) as f64;
+        rate_of(bin).max(0.0) * bin.sent as f64 / came
+    };
+    let weighed: f64 = bins.iter().map(|bin| offered(bin) * bin.lost as f64).sum();
+    weighed / packets(bins).1.max(1) as f64
+}
+
+/// Whether losses are more even than chance would have them.
+fn is_even(bins: &[Flow]) -> bool {
+    bins.len() == EVEN_BINS && packets(bins).1 >= EVEN_LOST_MIN && surprise(bins) < EVEN
+}
+
 fn has_queue(bin: &Flow) -> bool {
-    bin.queue > (bin.rtt_min / QUEUE_DIVISOR).max(QUEUE_MIN)
+    // What does not fit the return direction may be its jitter as well.
+    is_queue(bin.queue, bin) && bin.queue > bin.return_queue
+}
+
+fn has_return_queue(bin: &Flow) -> bool {
+    is_queue(bin.return_queue, bin) && bin.return_queue >= bin.queue
+}
+
+fn is_queue(delay: Duration, bin: &Flow) -> bool {
+    delay > (bin.rtt_min / QUEUE_DIVISOR).max(QUEUE_MIN)
 }
 
 /// Bytes per second.
@@ -255,8 +355,19 @@ const HISTORY_ROUNDS: u32 = 30;
 /// Losses below this say nothing.
 const LOST_MIN: u64 = 3;
 
+/// Bursts of losses from which on they hold a window, and bins in a row that are one burst. Reason: slow start runs over once, and the
+/// losses of that come within some round trips.
+const LOSS_BURSTS_MIN: usize = 2;
+const BURST_BINS_MAX: usize = 3;
+
+/// Part of the most that ever came which the last bins bring when losses took nothing.
+const HELD: f64 = 0.9;
+
 /// Bins that must show a queue, three of four of them, for it to stand.
 const STANDING_BINS: usize = 8;
+
+/// The same of the return direction. Reason: its delay is measured by the reports of a second, and not by one sample.
+const RETURN_BINS: usize = 4;
 
 /// Bins that are looked at for whether a rate still rises, and by how much the last one must then exceed the others.
 const RISING_BINS: usize = 5;

@@ -13,10 +13,14 @@ pub struct Facts {
     pub rtt: Duration,
     /// Mean rate of delivery of all lanes together in the last seconds.
     pub rate: BitRate,
+    /// Mean rate of all that came, on the wire, in the time with something to send.
+    pub reached: BitRate,
     /// The rate that was given.
     pub rate_cap: BitRate,
-    /// Rate that came through while packets were dropped by a policer.
+    /// Rate of a policer on the wire, as far as it is known.
     pub policed: BitRate,
+    /// The policer lets at least that through; its rate may be above.
+    pub policed_is_least: bool,
     /// Rate at which the source was read while it was waited for.
     pub source: BitRate,
     /// Rate at which the destination took data.
@@ -33,6 +37,8 @@ pub struct Facts {
     pub send_buffer_max: ByteCount,
     /// Share of the session's packets that were lost, in parts per million.
     pub loss_ppm: u64,
+    /// The packets of that share.
+    pub lost: u64,
     /// Lanes that are up.
     pub lanes: u64,
     /// The lanes are QUIC lanes.
@@ -53,6 +59,9 @@ pub struct Facts {
 /// Linux 6.5 and starts there since; of a send buffer 0.97 were measured (Linux 6.18).
 const RECEIVE_SHARE: f64 = 0.5;
 const SEND_SHARE: f64 = 0.97;
+
+/// Payload of packets on the wire, as a part of them: full ones at MTU 1500, with the most that a transport adds.
+const PAYLOAD_MIN: f64 = 0.95;
 
 /// The largest window that is announced without window scaling, in bytes (RFC 9293).
 const UNSCALED_WINDOW: u64 = 65_535;
@@ -78,12 +87,9 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
         Limit::CongestionWindow if facts.is_growing => Some("it is still growing: longer copies get more".to_owned()),
         Limit::CongestionWindow => (facts.rate.0 > 0).then(|| format!("the path is full at {}", facts.rate)),
         Limit::Loss => Some(loss(facts)),
-        Limit::Policer => (facts.policed.0 > 0).then(|| {
-            let below = BitRate((facts.policed.0 as f64 * BELOW_POLICER) as u64);
-            format!("drops above {}; --via quic --rate {} avoids the losses", facts.policed, flag(below))
-        }),
-        Limit::SourceDisk => disk("it reads", facts.source),
-        Limit::DestinationDisk => disk("it takes", facts.destination),
+        Limit::Policer => (facts.policed.0 > 0).then(|| policer(facts)),
+        Limit::SourceDisk => disk("it reads", facts.disk_range(facts.source)),
+        Limit::DestinationDisk => disk("it takes", facts.disk_range(facts.destination)),
         Limit::Cpu if facts.is_web => Some("the processors of this host are busy".to_owned()),
         Limit::Cpu => Some(match facts.cpu_at_receiver {
             true => "the receiver's processors are busy".to_owned(),
@@ -93,6 +99,26 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
         Limit::NothingToSend => None,
         Limit::ServerOrPath => Some(server_or_path(facts)),
         Limit::Silence => Some("nothing came back: the path was away, or the host at its other end".to_owned()),
+        Limit::AckPath => Some(ack_path(facts)),
+    }
+}
+
+/// A rate to give is never below what the copy reached with its losses.
+fn policer(facts: &Facts) -> String {
+    if facts.policed_is_least {
+        let most = facts.policed.max(facts.reached);
+        let paced = if facts.is_quic { "" } else { "; --via quic spreads packets, and finds the rate" };
+        return format!("it lets at least {most} through, and drops bursts{paced}");
+    }
+    let below = BitRate((facts.policed.0 as f64 * BELOW_POLICER) as u64).max(facts.reached);
+    format!("drops above {}; --via quic --rate {} avoids the losses", facts.policed, flag(below))
+}
+
+fn ack_path(facts: &Facts) -> String {
+    let waits = "acknowledgements wait in a full return direction";
+    match facts.is_quic {
+        true => format!("{waits}: look for what fills it"),
+        false => format!("{waits}; --via quic sends fewer"),
     }
 }
 
@@ -159,19 +185,52 @@ fn buffer_words(name: &str, max: ByteCount, share: f64, facts: &Facts) -> String
     words
 }
 
-fn loss(facts: &Facts) -> String {
-    let percent = facts.loss_ppm as f64 / 10_000.0;
-    let percent = if percent < 0.095 { format!("{percent:.3}") } else { format!("{percent:.1}") };
-    match facts.is_quic {
-        true => {
-            format!("{percent} % of packets; the rate yields to more than --loss-ceiling, and to losses beside a queue")
+impl Facts {
+    /// The rate of a disk, least and most: the kernel works for it also while nobody waits, so that `rate` over the time waited is the
+    /// most that it may be, and what the copy reached the least.
+    pub fn disk_range(&self, rate: BitRate) -> (BitRate, BitRate) {
+        let payload = BitRate((self.reached.0 as f64 * PAYLOAD_MIN) as u64);
+        if payload.0 == 0 { (rate, rate) } else { (payload.min(rate), rate) }
+    }
+
+    /// The share of packets that the path loses, by those of this session, in parts per million: least and most, of which one in
+    /// twenty sessions is outside (Wilson, 1927).
+    pub fn loss_range_ppm(&self) -> (u64, u64) {
+        let (lost, share) = (self.lost as f64, self.loss_ppm as f64 / 1e6);
+        if lost == 0.0 || share == 0.0 {
+            return (self.loss_ppm, self.loss_ppm);
         }
-        false => format!("{percent} % of packets; --via quic --rate RATE does not slow down for it"),
+        let (sent, z) = (lost / share, 1.96_f64);
+        let middle = share + z * z / (2.0 * sent);
+        let spread = z * (share * (1.0 - share) / sent + (z / (2.0 * sent)).powi(2)).sqrt();
+        let ppm = |bound: f64| (bound / (1.0 + z * z / sent) * 1e6).round() as u64;
+        (ppm(middle - spread), ppm(middle + spread))
     }
 }
 
-fn disk(what: &str, rate: BitRate) -> Option<String> {
-    (rate.0 > 0).then(|| format!("{what} {}/s", ByteCount(rate.0 / 8)))
+fn loss(facts: &Facts) -> String {
+    let percent = |ppm: u64| match ppm as f64 / 10_000.0 {
+        percent if percent < 0.095 => format!("{percent:.3}"),
+        percent => format!("{percent:.1}"),
+    };
+    let share = match facts.loss_range_ppm() {
+        (least, most) if most > least + facts.loss_ppm / 5 => format!("{} to {} %", percent(least), percent(most)),
+        _ => format!("{} %", percent(facts.loss_ppm)),
+    };
+    match facts.is_quic {
+        true => {
+            format!("{share} of packets; the rate yields to more than --loss-ceiling, and to losses beside a queue")
+        }
+        false => format!("{share} of packets; --via quic --rate RATE does not slow down for it"),
+    }
+}
+
+fn disk(what: &str, (least, most): (BitRate, BitRate)) -> Option<String> {
+    let of_most = format!("{}/s", ByteCount(most.0 / 8));
+    (most.0 > 0).then(|| match least.0 * 10 < most.0 * 9 {
+        true => format!("{what} {} to {of_most}", ByteCount(least.0 / 8)),
+        false => format!("{what} {of_most}"),
+    })
 }
 
 /// A rate as `--rate` takes it.
@@ -222,8 +281,24 @@ mod tests {
         let said = |limit| remedy(limit, &facts).unwrap_or_default();
         assert_eq!(said(Limit::CongestionWindow), "the path is full at 940 Mbit/s");
         assert_eq!(said(Limit::Policer), "drops above 30.0 Mbit/s; --via quic --rate 28Mbit avoids the losses");
+        let reached = Facts { reached: BitRate(29_400_000), ..facts };
+        let policed = remedy(Limit::Policer, &reached).unwrap();
+        assert_eq!(
+            policed, "drops above 30.0 Mbit/s; --via quic --rate 29Mbit avoids the losses",
+            "no less than it had"
+        );
+        let least = remedy(Limit::Policer, &Facts { policed_is_least: true, ..facts }).unwrap();
+        assert_eq!(
+            least,
+            "it lets at least 30.0 Mbit/s through, and drops bursts; --via quic spreads packets, and finds the rate"
+        );
         assert_eq!(said(Limit::SourceDisk), "it reads 20.0 MB/s");
+        let slower = Facts { reached: BitRate::megabits(100), ..facts };
+        assert_eq!(remedy(Limit::SourceDisk, &slower).unwrap(), "it reads 11.9 MB to 20.0 MB/s");
         assert_eq!(said(Limit::Loss), "0.5 % of packets; --via quic --rate RATE does not slow down for it");
+        let few = Facts { lost: 20, ..facts };
+        let loss = remedy(Limit::Loss, &few).unwrap();
+        assert_eq!(loss, "0.3 to 0.8 % of packets; --via quic --rate RATE does not slow down for it");
         assert_eq!(said(Limit::NothingToSend), "");
     }
 }

@@ -10,6 +10,8 @@ use crate::{BitRate, ByteCount};
 /// What a receiver tells the sender: what the threads that read its lanes did, added up since the session began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverReport {
+    /// When it was sent, by the clock of the receiver, which starts with the session.
+    pub sent_at: Duration,
     /// Time of those threads in all.
     pub lane_time: Duration,
     /// Of it, waiting for data from the network.
@@ -36,7 +38,7 @@ pub struct ReceiverReport {
 impl ReceiverReport {
     /// Writes it as a frame holds it: integers, times in microseconds.
     pub fn write(&self, w: &mut Writer) {
-        [self.lane_time, self.waiting, self.storage, self.publishing, self.engine]
+        [self.sent_at, self.lane_time, self.waiting, self.storage, self.publishing, self.engine]
             .iter()
             .for_each(|time| w.integer(micros(*time)));
         [self.written, self.buffer, self.buffer_max, self.unread, self.window]
@@ -47,6 +49,7 @@ impl ReceiverReport {
     /// Reads it. Errors: cut short.
     pub fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
         Ok(Self {
+            sent_at: read_time(r)?,
             lane_time: read_time(r)?,
             waiting: read_time(r)?,
             storage: read_time(r)?,
@@ -80,7 +83,7 @@ impl LimitReport {
         }
         let facts = &self.facts;
         w.integer(micros(facts.rtt));
-        let rates = [facts.rate, facts.rate_cap, facts.policed, facts.source, facts.destination];
+        let rates = [facts.rate, facts.reached, facts.rate_cap, facts.policed, facts.source, facts.destination];
         rates.iter().for_each(|rate| w.integer(rate.0));
         let sizes = [
             facts.receive_window,
@@ -91,9 +94,17 @@ impl LimitReport {
         ];
         sizes.iter().for_each(|bytes| w.integer(bytes.0));
         w.integer(facts.loss_ppm);
+        w.integer(facts.lost);
         w.integer(facts.lanes);
         w.integer(facts.disordered_ppm);
-        let flags = [facts.is_quic, facts.is_growing, facts.cpu_at_receiver, facts.is_unscaled, facts.is_web];
+        let flags = [
+            facts.is_quic,
+            facts.is_growing,
+            facts.cpu_at_receiver,
+            facts.is_unscaled,
+            facts.is_web,
+            facts.policed_is_least,
+        ];
         flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
     }
 
@@ -102,11 +113,13 @@ impl LimitReport {
         let (recent, total) = (read_times(r)?, read_times(r)?);
         let rtt = read_time(r)?;
         let mut rate = || r.integer().map(BitRate);
-        let (rate, rate_cap, policed, source, destination) = (rate()?, rate()?, rate()?, rate()?, rate()?);
+        let (rate, reached, rate_cap) = (rate()?, rate()?, rate()?);
+        let (policed, source, destination) = (BitRate(r.integer()?), BitRate(r.integer()?), BitRate(r.integer()?));
         let mut size = || r.integer().map(ByteCount);
         let facts = Facts {
             rtt,
             rate,
+            reached,
             rate_cap,
             policed,
             source,
@@ -117,6 +130,7 @@ impl LimitReport {
             send_buffer: size()?,
             send_buffer_max: size()?,
             loss_ppm: r.integer()?,
+            lost: r.integer()?,
             lanes: r.integer()?,
             disordered_ppm: r.integer()?,
             is_quic: read_flag(r)?,
@@ -124,6 +138,7 @@ impl LimitReport {
             cpu_at_receiver: read_flag(r)?,
             is_unscaled: read_flag(r)?,
             is_web: read_flag(r)?,
+            policed_is_least: read_flag(r)?,
         };
         Ok(Self { recent, total, facts })
     }

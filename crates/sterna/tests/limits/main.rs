@@ -1,7 +1,7 @@
-//! What limits a copy is named: limits imposed in the lab, one at a time. `bench/limits.py` does the same with many more.
+//! Copies over paths of the lab whose limits are imposed: the bytes arrive, and what limited them is accounted for in known names.
 //!
-//! A program of its own, so that no other test takes the processors that the lab needs to be the path it is told to be. Needs
-//! root and `/dev/net/tun`; says so and passes where they are missing.
+//! No figure here is measured in real time: which name is first is checked by `bench/limits.py`, and in virtual time by the recordings of
+//! `crates/proto/tests/limit_traces`. Needs root and `/dev/net/tun`; says so and passes where they are missing.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 mod follow;
@@ -21,15 +21,17 @@ mod webserver;
 use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterna_lab::model::Policer;
 use sterna_lab::{Lab, LabOptions, LinkModel};
+use sterna_proto::limit::trace::{Input, read_trace};
+use sterna_proto::limit::{Accountant, Limit};
 use sterna_proto::{BitRate, ByteCount};
 
 use site::{Agent, BINARY, CopyCommand, Outcome, Site};
-use tree::{Seeded, write};
+use tree::{Seeded, assert_same_file, write};
 
 /// Held by the one lab that is up.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -72,76 +74,87 @@ fn copy(site: &Site, lab: &Lab, agent: &Agent, flags: &[&str]) -> CopyCommand {
     copy
 }
 
-/// The limits of a copy of which the first is `expected`. A host that is busy with something else while it is measured is a limit
-/// too, and named: a copy then has up to two more tries.
+/// The account of a copy that has ended well: known names, and shares that are parts of one whole. Which name is first and what is said
+/// beside it depends on what else this host does: bench/limits.py has statistics of it, and recordings are replayed in
+/// crates/proto/tests/limit_traces.
 #[track_caller]
-fn named(expected: &str, copy_as: impl Fn(&str) -> Outcome) -> Value {
-    let mut outcome = copy_as("first");
-    for name in ["second", "third"] {
-        if outcome.summary()["limits"]["first"] != expected {
-            outcome = copy_as(name);
-        }
-    }
-    let limits = &outcome.summary()["limits"];
-    assert_eq!(limits["first"], expected, "{}", outcome.describe());
-    let shares: f64 = limits["shares"].as_object().unwrap().values().map(|share| share.as_f64().unwrap()).sum();
-    assert!((shares - 1.0).abs() < 0.01, "shares add up: {limits}");
-    limits.clone()
+fn account(outcome: &Outcome) -> Value {
+    let limits = outcome.summary()["limits"].clone();
+    let known: Vec<&str> = Limit::ALL.into_iter().map(Limit::name).collect();
+    let shares = limits["shares"].as_object().unwrap();
+    let named = shares.keys().chain(limits["remedies"].as_object().unwrap().keys());
+    named.for_each(|name| assert!(known.contains(&name.as_str()), "{name} in {limits}"));
+    assert!(limits["first"].is_null() || shares.contains_key(limits["first"].as_str().unwrap()), "{limits}");
+    let sum: f64 = shares.values().map(|share| share.as_f64().unwrap()).sum();
+    // Each is rounded to a thousandth.
+    assert!(sum <= 1.0 + 0.0005 * shares.len() as f64, "{limits}");
+    limits
 }
 
 const ONE_CUBIC: [&str; 6] = ["--via", "tcp", "--lanes", "1", "--congestion", "cubic"];
 
 #[test]
-fn a_small_receive_buffer_is_named_with_the_one_to_set() {
+fn a_copy_through_a_small_window_arrives_with_an_account_both_ways() {
     let _alone = alone();
     let small = ("net.ipv4.tcp_rmem", "4096 65536 524288");
     let Some(lab) = lab("rmem", &path(1000, 40), &[small]) else { return };
     let site = Site::new();
     let agent = agent(&site, &lab);
-    write(&site.local().join("f"), &Seeded::new(1).bytes(16_000_000));
-    let push = |name: &str| copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url(name)).succeed();
-    let limits = named("receive_window", push);
-    let remedy = limits["remedies"]["receive_window"].as_str().unwrap();
-    assert!(
-        remedy.starts_with("peer rmem max 524 kB; 1.05 MB would allow ") && remedy.ends_with(" at 40 ms"),
-        "{remedy}"
-    );
+    write(&site.local().join("f"), &Seeded::new(1).bytes(4_000_000));
+    let pushed = copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url("f")).succeed();
+    // What the receiver's kernel allows is read there and sent; no load changes it.
+    assert_eq!(account(&pushed)["facts"]["receive_buffer_max_bytes"], 524_288);
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
     // In a pull the agent sees it, and tells the client.
-    let pull = |name: &str| copy(&site, &lab, &agent, &ONE_CUBIC).arg(agent.url("first")).arg(name).succeed();
-    named("receive_window", pull);
+    account(&copy(&site, &lab, &agent, &ONE_CUBIC).arg(agent.url("f")).arg("back").succeed());
+    assert_same_file(&site.local().join("f"), &site.local().join("back"));
 }
 
 #[test]
-fn loss_and_a_policer_are_told_apart() {
+fn a_copy_arrives_with_an_account_through_losses_and_a_policer() {
     let _alone = alone();
     let mut lossy = path(500, 20);
     lossy.forward.loss = 0.01;
     let mut policed = path(500, 40);
     policed.forward.policer = Some(Policer { rate: BitRate::megabits(40), burst: ByteCount(128 << 10) });
-    for (model, size, expected) in [(lossy, 3_000_000, "loss"), (policed, 16_000_000, "policer")] {
-        let Some(lab) = lab(expected, &model, &[]) else { return };
+    for (name, model) in [("loss", lossy), ("policer", policed)] {
+        let Some(lab) = lab(name, &model, &[]) else { return };
         let site = Site::new();
         let agent = agent(&site, &lab);
-        write(&site.local().join("f"), &Seeded::new(2).bytes(size));
-        let push = |name: &str| copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url(name)).succeed();
-        named(expected, push);
+        write(&site.local().join("f"), &Seeded::new(2).bytes(3_000_000));
+        account(&copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url("f")).succeed());
+        assert_same_file(&site.local().join("f"), &site.root().join("f"));
     }
 }
 
 #[test]
-fn a_given_rate_is_named_over_quic_and_the_log_is_a_page() {
+fn a_given_rate_is_a_fact_and_the_log_is_a_page() {
     let _alone = alone();
     let Some(lab) = lab("cap", &path(500, 20), &[]) else { return };
     let site = Site::new();
     let agent = agent(&site, &lab);
     write(&site.root().join("f"), &Seeded::new(3).bytes(5_000_000));
     let flags = ["--via", "quic", "--rate", "20Mbit", "--log", "log.html"];
-    let pull = |name: &str| copy(&site, &lab, &agent, &flags).arg(agent.url("f")).arg(name).succeed();
-    let limits = named("rate_cap", pull);
-    assert_eq!(limits["remedies"]["rate_cap"], "20.0 Mbit/s as given");
+    account(&copy(&site, &lab, &agent, &flags).arg(agent.url("f")).arg("f").succeed());
+    assert_same_file(&site.root().join("f"), &site.local().join("f"));
     let page = fs::read_to_string(site.local().join("log.html")).unwrap();
-    assert!(page.contains(&format!("<p>{} to ", agent.url("f"))), "{page}");
-    assert!(page.contains("rate cap") && page.contains("<svg") && page.ends_with("</html>\n"), "{page}");
+    assert!(page.contains(&format!("<p>{} to ", agent.url("f"))) && page.ends_with("</html>\n"), "{page}");
+}
+
+#[test]
+fn a_recording_is_one_that_replays_to_the_account() {
+    let _alone = alone();
+    let site = Site::new();
+    let agent = site.agent();
+    write(&site.local().join("f"), &Seeded::new(4).bytes(8_000_000));
+    let flags = ["--via", "tcp", "--rate", "100Mbit", "--record-samples", "trace", "f"];
+    account(&site.copy(&agent).args(flags).arg(agent.url("f")).succeed());
+    let recording = read_trace(&fs::read_to_string(site.local().join("trace")).unwrap()).unwrap();
+    let (mut accountant, start) = (Accountant::default(), Instant::now());
+    recording.iter().for_each(|(at, input)| input.apply(start + *at, &mut accountant));
+    let given = BitRate::megabits(100);
+    assert!(recording.iter().any(|(_, input)| *input == Input::RateCap(Some(given))), "{recording:?}");
+    assert_eq!(accountant.report().facts.rate_cap, given);
 }
 
 #[test]
@@ -156,8 +169,8 @@ fn a_log_has_a_line_for_each_sample_and_ends_with_the_outcome() {
         .succeed();
     let log = fs::read_to_string(site.local().join("log.jsonl")).unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let samples = lines.iter().filter(|line| line["event"] == "sample" && line["lanes"] != Value::Array(Vec::new()));
-    assert!(samples.count() >= 1, "{log}");
+    let between = &lines[1..lines.len() - 1];
+    assert!(between.iter().all(|line| line["event"] == "sample" && line["lanes"].is_array()), "{log}");
     assert_eq!(lines.last().unwrap()["event"], "summary");
     let head = (&lines[0]["event"], &lines[0]["sources"], &lines[0]["destination"]);
     assert_eq!(head, (&"session".into(), &json!(["f"]), &agent.url("f").into()), "{log}");

@@ -6,10 +6,13 @@
 mod meter;
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::limit::trace::Input;
 use sterna_proto::limit::{
     Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, SourceSample, TransportSample, Waits, WebSample,
 };
@@ -67,6 +70,8 @@ pub struct LimitWatch {
     storage_work: Mutex<StorageWork>,
     /// Measures the web servers that sources are on.
     web: OnceLock<Box<dyn Fn() -> WebSample + Send + Sync>>,
+    /// Keeps what the accountant is given, for tests that replay it.
+    recording: OnceLock<Arc<File>>,
 }
 
 #[derive(Default)]
@@ -136,7 +141,14 @@ impl LimitWatch {
     /// A watch of an end with this `role`; starts its thread, which ends with the watch.
     pub fn start(role: Role) -> Result<Arc<Self>, Error> {
         let (state, storage_work) = (Mutex::default(), Mutex::default());
-        let watch = Arc::new(Self { role, begun: Instant::now(), state, storage_work, web: OnceLock::new() });
+        let watch = Arc::new(Self {
+            role,
+            begun: Instant::now(),
+            state,
+            storage_work,
+            web: OnceLock::new(),
+            recording: OnceLock::new(),
+        });
         let watched = Arc::downgrade(&watch);
         let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
             while let Some(watch) = watched.upgrade() {
@@ -155,9 +167,24 @@ impl LimitWatch {
         let _ = self.web.set(Box::new(measure));
     }
 
+    /// Writes from now on to `file` what the accountant of a sender is given.
+    pub(crate) fn record(&self, file: Arc<File>) {
+        // Set once, where the session starts.
+        let _ = self.recording.set(file);
+    }
+
+    /// Hands an input to the accountant.
+    fn account(&self, state: &mut State, now: Instant, input: &Input) {
+        input.apply(now, &mut state.accountant);
+        if let Some(mut file) = self.recording.get().map(|file| &**file) {
+            // A recording that ends early is seen by who made it.
+            let _ = file.write_all(input.lines(now.saturating_duration_since(self.begun)).as_bytes());
+        }
+    }
+
     /// The rate that was given for the session.
     pub fn set_rate_cap(&self, rate: Option<BitRate>) {
-        lock(&self.state).accountant.set_rate_cap(rate);
+        self.account(&mut lock(&self.state), Instant::now(), &Input::RateCap(rate));
     }
 
     /// A lane is up; the calling thread reads it.
@@ -254,7 +281,7 @@ impl LimitWatch {
 
     /// The receiver has reported.
     pub(crate) fn handle_receiver(&self, now: Instant, report: &ReceiverReport) {
-        lock(&self.state).accountant.handle_report(now, report);
+        self.account(&mut lock(&self.state), now, &Input::Report(*report));
     }
 
     /// The sender has reported.
@@ -298,7 +325,7 @@ impl LimitWatch {
             // Lanes wait for the source at the same time.
             let rate = BitRate::mean(ByteCount(source_bytes), source_time / samples.len().max(1) as u32);
             let source = SourceSample { rate, web: self.web.get().map(|web| web()) };
-            state.accountant.handle_samples(now, &samples, &source);
+            self.account(&mut state, now, &Input::Samples(samples, source));
             state.number += 1;
         }
         state.lanes.len()
@@ -315,6 +342,7 @@ impl LimitWatch {
         }
         let engines: Vec<Duration> = state.lanes.values().filter_map(WatchedLane::engine).collect();
         report.engine = engines.iter().sum::<Duration>() / engines.len().max(1) as u32;
+        report.sent_at = now.saturating_duration_since(self.begun);
         report.buffer_max = state.buffer_limits.1;
         report.publishing = lock(&self.storage_work).total(now);
         report
