@@ -112,7 +112,8 @@ fn datagrams_arrive_whole_on_both_networks() {
     for (a, b) in lab.host_a().addresses().iter().zip(lab.host_b().addresses()) {
         let receiver = lab.host_b().inside(|| UdpSocket::bind((*b, 0))).unwrap();
         let sender = lab.host_a().inside(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
-        receiver.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // Ends a test that hangs; no promise is made of it.
+        receiver.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         let mut buffer = [0; 65_536];
         // 1 byte, the largest that is not cut, and one that the sender's kernel cuts into fragments.
         for len in [0, 1, 1472, 1473, 20_000] {

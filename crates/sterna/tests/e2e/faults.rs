@@ -334,7 +334,8 @@ fn two_copies_to_one_destination_leave_one_of_them_whole() {
 
 #[test]
 fn an_interrupt_ends_a_client_whose_agent_is_stuck() {
-    let site = site_with(12, 64 * MIB);
+    // More than passes before the test gets to freeze the agent, on a host however busy.
+    let site = site_with(12, 192 * MIB);
     let agent = site.agent();
     for via in ["tcp", "quic"] {
         let flags = ["--via", via, "--lanes", "4", "--rate", "100Mbit", "f"];

@@ -63,12 +63,24 @@ fn two_agents_give_one_file_together() {
     for size in [0, 1000, 300 << 10, 48 * MIB + 5] {
         let replicas = Replicas::new(2, size);
         let agents = replicas.agents();
-        let outcome = replicas.copy(&agents).args(agents.iter().map(|agent| agent.url("f"))).arg(".").succeed();
+        let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
+        let is_large = size > 10 * MIB;
+        if is_large {
+            // Neither can be done alone.
+            straits.iter().for_each(|strait| strait.mark(4 * MIB as u64, Then::Hold));
+        }
+        let sources = straits.iter().map(|strait| strait.url("f"));
+        let copying = replicas.copy(&agents).args(["--via", "tcp"]).args(sources).arg(".").start();
+        if is_large {
+            wait_until("both replicas have begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
+            straits.iter().for_each(Strait::release);
+        }
+        let outcome = copying.finish().expect(0);
         assert_same_file(&replicas.at(0), &replicas.result());
         let accounts = accounts(&outcome);
         assert_eq!(accounts.iter().map(|(bytes, _)| bytes).sum::<u64>(), size as u64, "{}", outcome.describe());
         assert!(accounts.iter().all(|(_, dropped)| dropped.is_null()), "{accounts:?}");
-        if size > 10 * MIB {
+        if is_large {
             assert!(accounts.iter().all(|(bytes, _)| *bytes > 0), "{accounts:?}");
         }
         assert!(fs::read_dir(replicas.client.local()).unwrap().count() == 1);
@@ -153,12 +165,15 @@ fn a_replica_that_stops_in_the_middle_does_not_hold_up_the_end() {
     let size = 32 * MIB;
     let replicas = Replicas::new(2, size);
     let agents = replicas.agents();
-    let strait = Strait::tcp(&agents[1]);
+    let (other, strait) = (Strait::tcp(&agents[0]), Strait::tcp(&agents[1]));
     strait.mark(2 * MIB as u64, Then::Hold);
-    let sources = [agents[0].url("f"), strait.url("f")];
-    let outcome = replicas.copy(&agents).args(["--via", "tcp"]).args(&sources).arg(".").succeed();
+    other.mark(4 * MIB as u64, Then::Hold);
+    let sources = [other.url("f"), strait.url("f")];
+    let copying = replicas.copy(&agents).args(["--via", "tcp"]).args(&sources).arg(".").start();
+    wait_until("the one to stop", || strait.marks_reached() == 1);
+    other.release();
     // Over while it is still held.
-    assert_eq!(strait.marks_reached(), 1, "{}", outcome.describe());
+    copying.finish().expect(0);
     assert_same_file(&replicas.at(0), &replicas.result());
 }
 

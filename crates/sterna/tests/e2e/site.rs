@@ -15,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// When a test gives up on an event. Reason: far beyond what the slowest machine takes; no promise is made of it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_sterna");

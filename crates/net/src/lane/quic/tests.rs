@@ -251,11 +251,12 @@ fn a_slow_sink_stops_the_sender_instead_of_filling_memory() {
     });
     // 512 MiB are offered. The windows of both sides, the queue and the inbox hold under 200 MiB (the receiver's window
     // is 128 MiB by default), and the sender stops there for as long as the sink does.
-    let mut count = 0;
+    sent.recv().unwrap();
+    let mut count = 1;
     while sent.recv_timeout(super::CLOSE_GRACE).is_ok() {
         count += 1;
     }
-    assert!((1..200).contains(&count), "{count} MiB were taken");
+    assert!(count < 200, "{count} MiB were taken");
     drop(closed);
     let client = sender.join().unwrap();
     let arrived = server.arrivals.iter().take(32).count();
