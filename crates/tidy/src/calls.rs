@@ -117,6 +117,50 @@ pub fn no_sleep_in_tests(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Test code asserts no time that the clock measured, but for `proto`, whose tests have virtual time alone: neither `elapsed` nor what a `let` took from it stands in an assertion.
+pub fn no_measured_time_in_asserts(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for source in tree.sources.iter().filter(|source| !source.path.starts_with("crates/proto/")) {
+        let measured = measured_names(&source.tokens);
+        for (index, pair) in source.tokens.windows(2).enumerate() {
+            let is_assert =
+                ["assert", "assert_eq", "assert_ne"].contains(&pair[0].text.as_str()) && pair[1].text == "!";
+            let is_measured = |token: &Token| token.text == "elapsed" || measured.contains(token.text.as_str());
+            let mut depth = 0_usize;
+            let mut inside = source.tokens[index + 2..].iter().take_while(|token| {
+                depth = (depth + usize::from(is_opening(token))).saturating_sub(usize::from(is_closing(token)));
+                depth > 0
+            });
+            if is_assert && source.is_test_line(pair[0].line) && inside.any(is_measured) {
+                let text = "a test asserts a time that the clock measured: wait for the event, use virtual time, or measure in bench/";
+                findings.push(Finding::new(&source.path, pair[0].line, text));
+            }
+        }
+    }
+    findings
+}
+
+/// Names that a `let` binds to something with a call of `elapsed`.
+fn measured_names(tokens: &[Token]) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    for (index, _) in tokens.iter().enumerate().filter(|(_, token)| token.text == "let") {
+        let mut statement = tokens[index + 1..].iter().take_while(|token| token.text != ";" && token.text != "{");
+        let name = statement.find(|token| token.text != "mut").map(|token| token.text.as_str());
+        if statement.any(|token| token.text == "elapsed") {
+            names.extend(name);
+        }
+    }
+    names
+}
+
+fn is_opening(token: &Token) -> bool {
+    matches!(token.text.as_str(), "(" | "[" | "{")
+}
+
+fn is_closing(token: &Token) -> bool {
+    matches!(token.text.as_str(), ")" | "]" | "}")
+}
+
 fn is_call(pair: &[Token], names: &[&str]) -> bool {
     names.contains(&pair[0].text.as_str()) && pair[1].text == "("
 }
@@ -285,6 +329,20 @@ mod tests {
             ("crates/lab/src/sys.rs", 0),
         ] {
             assert_eq!(unsafe_only_in_sys(&sample(&[(path, text)])).len(), count, "{path}");
+        }
+    }
+
+    #[test]
+    fn an_assertion_of_a_measured_time_is_found_and_a_wait_is_not() {
+        for (text, count) in [
+            ("fn f() { assert!(began.elapsed() < LIMIT); }", 1),
+            ("fn f() {\n let took = began.elapsed();\n assert_eq!(took.as_secs(), 1, \"{x}\");\n}", 1),
+            ("fn f() { let mut took = 8.0 / began.elapsed().as_secs_f64(); assert!([took][0] > 1.0); }", 1),
+            ("fn f() { let rate = 3; began.elapsed(); assert!(rate > 1); drop(began.elapsed()); }", 0),
+            ("fn f() { assert!(event[\"elapsed\"].is_number()); wait_until(|| began.elapsed() > LIMIT); }", 0),
+        ] {
+            assert_eq!(no_measured_time_in_asserts(&sample(&[("crates/net/tests/a.rs", text)])).len(), count, "{text}");
+            assert_eq!(no_measured_time_in_asserts(&sample(&[("crates/net/src/a.rs", text)])).len(), 0, "{text}");
         }
     }
 

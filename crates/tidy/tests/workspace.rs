@@ -57,6 +57,11 @@ fn tests_do_not_sleep() {
 }
 
 #[test]
+fn tests_assert_no_measured_time() {
+    assert_none(&calls::no_measured_time_in_asserts(&tree()));
+}
+
+#[test]
 fn debts_name_their_issue() {
     assert_none(&comments::debts(&tree()));
 }
