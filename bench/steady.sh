@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Runs the tests that use the lab or real time again and again while other processes keep every core busy. As root.
+#
+# Usage: bench/steady.sh RUNS DIRECTORY [TARGET...]
+#   RUNS       how often each target is run in a row
+#   DIRECTORY  takes the log of each run that failed, and summary.txt: target, runs, tests passed and failed
+#   TARGET     name=arguments of cargo test; without any, all that use the lab or real time
+# Load: `stress` or `stress-ng` with a worker a core, or shell loops where neither is installed. Ends with 1 when a run failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+runs=${1:?how many runs}
+directory=${2:?where to}
+shift 2
+if [ $# -gt 0 ]; then
+    targets=("$@")
+else
+    targets=(
+        "limits=-p sterna --test limits"
+        "lab=-p sterna-lab --test two_hosts"
+        "lanes=-p sterna-net --lib lane::"
+        "session=-p sterna-net --lib session::"
+        "faults=-p sterna --test e2e faults::"
+        "follow=-p sterna --test e2e follow::"
+        "networks=-p sterna --test e2e networks::"
+        "paths=-p sterna --test e2e paths::"
+        "replicas=-p sterna --test e2e replicas::"
+        "resume=-p sterna --test e2e resume::"
+        "third_party=-p sterna --test e2e third_party::"
+        "web=-p sterna --test e2e web::"
+    )
+fi
+mkdir -p "$directory"
+for target in "${targets[@]}"; do
+    # shellcheck disable=SC2086 # the words are arguments
+    cargo test --no-run ${target#*=} 2>/dev/null
+done
+
+cores=$(nproc)
+load=()
+finish() {
+    for process in "${load[@]}"; do
+        kill "$process" 2>/dev/null || true
+    done
+    wait 2>/dev/null || true
+}
+trap finish EXIT
+busy="shell loops"
+for tool in stress stress-ng; do
+    if command -v "$tool" >/dev/null; then
+        busy=$tool
+        "$tool" -c "$cores" >/dev/null 2>&1 &
+        load=($!)
+        break
+    fi
+done
+if [ ${#load[@]} = 0 ]; then
+    for _ in $(seq "$cores"); do
+        (while :; do :; done) &
+        load+=($!)
+    done
+fi
+
+summary=$directory/summary.txt
+{
+    echo "# $(date -u +%F) kernel $(uname -r), $cores cores, all busy by $busy; load before: $(cut -d' ' -f1-3 /proc/loadavg)"
+    echo "# target runs runs_failed tests_passed tests_failed"
+} >>"$summary"
+code=0
+for target in "${targets[@]}"; do
+    name=${target%%=*} failed=0 passed_tests=0 failed_tests=0
+    for run in $(seq "$runs"); do
+        log=$directory/$name-$run.log
+        # shellcheck disable=SC2086
+        if cargo test ${target#*=} >"$log" 2>&1; then ended=0; else ended=$?; fi
+        read -r passed missed < <(awk '/^test result/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")
+        passed_tests=$((passed_tests + passed)) failed_tests=$((failed_tests + missed))
+        if [ $ended = 0 ]; then
+            rm "$log"
+        else
+            failed=$((failed + 1)) code=1
+        fi
+    done
+    echo "$name $runs $failed $passed_tests $failed_tests" | tee -a "$summary"
+done
+exit $code
