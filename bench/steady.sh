@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:?how many runs}
-directory=${2:?where to}
+directory=$(realpath -m "${2:?where to}")
 shift 2
 if [ $# -gt 0 ]; then
     targets=("$@")
@@ -30,9 +30,24 @@ else
     )
 fi
 mkdir -p "$directory"
+
+# Prints the directory and the program of the tests that `cargo test $@` would run, and what selects among them: programs that are run
+# as they are now, whatever is built meanwhile.
+program_of() {
+    local filter=${*: -1}
+    case $filter in *::) set -- "${@:1:$#-1}" ;; *) filter= ;; esac
+    cargo test --no-run --message-format=json "$@" 2>/dev/null | python3 -c '
+import json, os, sys
+for line in sys.stdin:
+    built = json.loads(line)
+    if built.get("executable") and built["profile"]["test"]:
+        print(os.path.dirname(built["manifest_path"]), built["executable"], sys.argv[1])
+' "$filter"
+}
+declare -A programs
 for target in "${targets[@]}"; do
     # shellcheck disable=SC2086 # the words are arguments
-    cargo test --no-run ${target#*=} 2>/dev/null
+    programs[$target]=$(program_of ${target#*=})
 done
 
 cores=$(nproc)
@@ -70,8 +85,9 @@ for target in "${targets[@]}"; do
     name=${target%%=*} failed=0 passed_tests=0 failed_tests=0
     for run in $(seq "$runs"); do
         log=$directory/$name-$run.log
-        # shellcheck disable=SC2086
-        if cargo test ${target#*=} >"$log" 2>&1; then ended=0; else ended=$?; fi
+        read -r place program filter <<<"${programs[$target]}"
+        # shellcheck disable=SC2086 # no filter is no argument
+        if (cd "$place" && "$program" $filter) >"$log" 2>&1; then ended=0; else ended=$?; fi
         read -r passed missed < <(awk '/^test result/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")
         passed_tests=$((passed_tests + passed)) failed_tests=$((failed_tests + missed))
         if [ $ended = 0 ]; then

@@ -280,7 +280,7 @@ fn losses_before_a_policer_is_known_are_its_losses() {
                 rate: BitRate::megabits(82),
                 state: match step {
                     _ if step >= known_from => RateState::Policed(BitRate::megabits(82)),
-                    _ => RateState::Found,
+                    _ => RateState::Losing,
                 },
                 memory: ByteCount(4_000_000),
             };
@@ -368,7 +368,7 @@ fn said_of_quic(searching: u32, full: u32, ending: u32) -> (String, LimitReport)
             rtt: if step < searching { rtt } else { rtt * 2 },
             rtt_min: rtt,
             window: ByteCount(8_000_000),
-            in_flight: ByteCount(if step < busy { 7_500_000 } else { 1000 }),
+            in_flight: ByteCount(if step < busy { (packets * 1250).min(7_500_000) } else { 1000 }),
             rate: BitRate::megabits(50),
             state: if step < searching { RateState::Searching } else { RateState::Found },
             memory: ByteCount(32_000_000),

@@ -713,6 +713,19 @@ fn judge_quic(
     })
 }
 
+/// Packets and bytes of a QUIC lane whose fate became known, and of the packets those lost. What is lost shows a round trip after it was
+/// sent: beside what was sent meanwhile, the losses of a rate that has changed look like bursts.
+fn settled(before: &QuicSample, now: &QuicSample) -> (u64, u64, u64) {
+    let sent = now.sent.saturating_sub(before.sent);
+    let sent_bytes = now.wire_bytes.saturating_sub(before.wire_bytes);
+    let bytes = (sent_bytes + before.in_flight.0).saturating_sub(now.in_flight.0);
+    let packet_bytes = now.wire_bytes.checked_div(now.sent).unwrap_or(0);
+    let lost = now.lost.saturating_sub(before.lost);
+    // Of all packets so far the mean: few were sent in a short interval.
+    let packets = bytes.checked_div(packet_bytes).unwrap_or(sent).max(lost);
+    (packets, bytes.max(lost * packet_bytes), lost)
+}
+
 /// A rate of payload delivered as that of whole packets on the wire; QUIC lanes count those.
 fn on_wire(rate: BitRate, is_quic: bool) -> BitRate {
     if is_quic { rate } else { BitRate((rate.0 as f64 * TCP_HEADERS) as u64) }
@@ -734,14 +747,12 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Durat
                 (now.rtt, now.rtt_min)
             }
             (TransportSample::Quic(before), TransportSample::Quic(now)) => {
-                let sent = now.sent.saturating_sub(before.sent);
-                let lost = now.lost.saturating_sub(before.lost).min(sent);
-                flow.sent += sent;
+                let (packets, bytes, lost) = settled(before, now);
+                flow.sent += packets;
                 flow.lost += lost;
-                let bytes = now.wire_bytes.saturating_sub(before.wire_bytes);
-                flow.delivered += bytes - (bytes * lost).checked_div(sent).unwrap_or(0);
-                flow.yields_to_loss |=
-                    matches!(now.state, RateState::Losing | RateState::Found | RateState::Policed(_));
+                flow.delivered += bytes - (bytes * lost).checked_div(packets).unwrap_or(0);
+                // A rate that was found is what the path carries; losses below the ceiling take nothing from it.
+                flow.yields_to_loss |= matches!(now.state, RateState::Losing | RateState::Policed(_));
                 flow.is_growing &= now.state == RateState::Searching;
                 flow.grows_until_loss = false;
                 (now.rtt, now.rtt_min)
