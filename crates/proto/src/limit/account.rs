@@ -452,11 +452,9 @@ impl Accountant {
             (WindowCause::Policer, PolicedRate::Exact(rate)) => {
                 (facts.policed, facts.policed_is_least) = (on_wire(rate, facts.is_quic), false);
             }
-            (WindowCause::Policer, PolicedRate::AtLeast(rate)) => {
-                // The most of all windows; what was known for certain stays.
-                if facts.policed.0 == 0 || facts.policed_is_least {
-                    (facts.policed, facts.policed_is_least) = (facts.policed.max(on_wire(rate, facts.is_quic)), true);
-                }
+            // The most of all windows; what was known for certain stays.
+            (WindowCause::Policer, PolicedRate::AtLeast(rate)) if facts.policed.0 == 0 || facts.policed_is_least => {
+                (facts.policed, facts.policed_is_least) = (facts.policed.max(on_wire(rate, facts.is_quic)), true);
             }
             _ => {}
         }
