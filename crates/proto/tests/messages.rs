@@ -291,6 +291,7 @@ fn receiver_report() -> ReceiverReport {
         buffer_max: ByteCount(u64::MAX),
         unread: ByteCount(9),
         window: ByteCount(10),
+        dropped: 11,
     }
 }
 

@@ -162,6 +162,8 @@ pub trait LaneHandle: Send + Sync {
     /// Lets this lane share one rate with the other lanes of its path: a lane that has nothing to send leaves its share
     /// to the others. A transport that cannot share keeps to [`LaneHandle::set_rate`].
     fn share_rate(&self, _rate: &quic::SharedRate) {}
+    /// The receiving host dropped `packets` that the path had brought.
+    fn handle_overrun(&self, _packets: u64) {}
     /// Lets the peer send as much as the lane takes. Until then the peer of a lane that was accepted may send as much as a hello
     /// and a first flight need, since nobody knows it: call it when it is authorized and has joined. Calling it twice is harmless.
     fn admit(&self) {}
@@ -228,4 +230,8 @@ pub struct ReceiveMemory {
     pub buffer: ByteCount,
     /// The window that this end announces.
     pub window: ByteCount,
+    /// Packets that the kernel dropped for lack of memory since the lane came up; several lanes may have one socket.
+    pub dropped: u64,
+    /// Tells sockets of this process apart; 0 for a lane with a socket of its own.
+    pub socket: usize,
 }

@@ -33,6 +33,8 @@ pub struct ReceiverReport {
     pub unread: ByteCount,
     /// Largest window that a lane announces now.
     pub window: ByteCount,
+    /// Packets that the path brought and the UDP sockets of this host dropped since their lanes came up.
+    pub dropped: u64,
 }
 
 impl ReceiverReport {
@@ -44,6 +46,7 @@ impl ReceiverReport {
         [self.written, self.buffer, self.buffer_max, self.unread, self.window]
             .iter()
             .for_each(|bytes| w.integer(bytes.0));
+        w.integer(self.dropped);
     }
 
     /// Reads it. Errors: cut short.
@@ -60,6 +63,7 @@ impl ReceiverReport {
             buffer_max: ByteCount(r.integer()?),
             unread: ByteCount(r.integer()?),
             window: ByteCount(r.integer()?),
+            dropped: r.integer()?,
         })
     }
 }

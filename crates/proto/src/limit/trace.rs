@@ -309,7 +309,7 @@ fn lane_fields(lane: &mut LaneId, sample: &mut LaneSample, to: &mut dyn Fields) 
 fn report_fields(report: &mut ReceiverReport, to: &mut dyn Fields) {
     each!(
         to, report, sent_at, lane_time, waiting, storage, publishing, engine, written, buffer, buffer_max, unread,
-        window
+        window, dropped
     );
 }
 

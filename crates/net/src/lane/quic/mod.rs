@@ -446,7 +446,11 @@ impl LaneHandle for QuicHandle {
 
     fn receive_memory(&self) -> Option<ReceiveMemory> {
         let window = ByteCount(self.0.receive_window.load(Ordering::Relaxed));
-        Some(ReceiveMemory { window, ..ReceiveMemory::default() })
+        Some(ReceiveMemory { window, ..self.0.pace.receive_memory() })
+    }
+
+    fn handle_overrun(&self, packets: u64) {
+        self.0.pace.handle_overrun(packets);
     }
 
     fn share_rate(&self, rate: &SharedRate) {

@@ -3,14 +3,18 @@
 //! The engine counts UDP payload, [`PathControl`] counts bytes on the wire: this is where they meet.
 
 use std::any::Any;
+use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, RateState, Terms};
 use sterna_proto::{BitRate, ByteCount};
+
+use crate::lane::ReceiveMemory;
+use crate::sys;
 
 use super::share::PathShare;
 
@@ -89,6 +93,8 @@ pub(super) struct Pace {
     /// Datagrams that may be sent twice; see [`Pace::repeats`].
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
+    /// The socket of the lane once its peer is known, and how many packets it had dropped by then.
+    socket: OnceLock<(Arc<UdpSocket>, u32)>,
     /// Time since `born`, in microseconds, at which something was last acknowledged or first in flight.
     heard_micros: AtomicU64,
     born: Instant,
@@ -107,6 +113,7 @@ impl Pace {
             is_dry: AtomicBool::new(true),
             repeats: AtomicU64::new(REPEATS_HANDSHAKE),
             overhead_bytes: AtomicU64::new(0),
+            socket: OnceLock::new(),
             heard_micros: AtomicU64::new(0),
             born: Instant::now(),
             probe_window: AtomicU64::new(0),
@@ -126,6 +133,31 @@ impl Pace {
         }
         self.probe_window.store(in_flight + PROBE_BYTES, Ordering::Relaxed);
         true
+    }
+
+    /// The lane has come up on `socket`.
+    pub(super) fn set_socket(&self, socket: &Arc<UdpSocket>) {
+        let dropped = sys::socket_memory(socket).unwrap_or_default().dropped_packets;
+        // Set once, when the lane comes up.
+        let _ = self.socket.set((Arc::clone(socket), dropped));
+    }
+
+    /// The receiving side of the socket: what it holds unread, and what it has dropped since the lane came up.
+    pub(super) fn receive_memory(&self) -> ReceiveMemory {
+        let Some((socket, before)) = self.socket.get() else { return ReceiveMemory::default() };
+        let memory = sys::socket_memory(socket).unwrap_or_default();
+        ReceiveMemory {
+            unread: memory.receive_used,
+            buffer: memory.receive_limit,
+            window: ByteCount(0),
+            dropped: u64::from(memory.dropped_packets.wrapping_sub(*before)),
+            socket: Arc::as_ptr(socket) as usize,
+        }
+    }
+
+    /// The receiving host dropped `packets`.
+    pub(super) fn handle_overrun(&self, packets: u64) {
+        self.seat().rate.lock().handle_overrun(Instant::now(), packets);
     }
 
     fn note_heard(&self) {

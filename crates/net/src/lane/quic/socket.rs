@@ -115,8 +115,11 @@ pub(super) struct LaneSocket {
 }
 
 /// The lanes of a socket: by their round trips it knows whether reading may wait a moment, by their pace what to send twice.
-#[derive(Clone, Default)]
-pub(super) struct SocketLanes(Arc<Mutex<Vec<SocketLane>>>);
+#[derive(Clone)]
+pub(super) struct SocketLanes {
+    lanes: Arc<Mutex<Vec<SocketLane>>>,
+    socket: Arc<StdUdpSocket>,
+}
 
 struct SocketLane {
     connection: WeakConnectionHandle,
@@ -127,6 +130,7 @@ struct SocketLane {
 impl SocketLanes {
     /// Takes note of a lane, whose peer has proven its address.
     pub(super) fn add(&self, lane: &Connection, peer: SocketAddr, pace: &Arc<Pace>) {
+        pace.set_socket(&self.socket);
         let mut lanes = self.lock();
         lanes.retain(|lane| lane.connection.is_alive());
         lanes.push(SocketLane { connection: lane.weak_handle(), peer, pace: Arc::downgrade(pace) });
@@ -145,7 +149,7 @@ impl SocketLanes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<SocketLane>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -222,10 +226,12 @@ impl LaneSocket {
         let socket: StdUdpSocket = socket.into();
         let state = UdpSocketState::new((&socket).into())?;
         let trouble = SocketTrouble { last: watch::Sender::new(None) };
+        let arrivals = Arrivals::new(socket.try_clone()?);
+        let io = Arc::new(socket);
         Ok(Self {
-            lanes: SocketLanes::default(),
-            arrivals: Arrivals::new(socket.try_clone()?),
-            io: Arc::new(socket),
+            lanes: SocketLanes { lanes: Arc::default(), socket: Arc::clone(&io) },
+            arrivals,
+            io,
             state: Arc::new(state),
             trouble: Arc::new(trouble),
             pace,

@@ -263,7 +263,7 @@ impl LaneHandle for TcpHandle {
     fn receive_memory(&self) -> Option<ReceiveMemory> {
         let (info, memory) = (sys::tcp_info(&self.shared.stream).ok()?, self.socket_memory());
         let window = info.rcv_wnd.unwrap_or_default();
-        Some(ReceiveMemory { unread: memory.receive_used, buffer: memory.receive_limit, window })
+        Some(ReceiveMemory { unread: memory.receive_used, buffer: memory.receive_limit, window, dropped: 0, socket: 0 })
     }
 
     fn heard(&self) -> Option<u64> {

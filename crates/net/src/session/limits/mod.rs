@@ -5,9 +5,10 @@
 
 mod meter;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ const LANES_SAMPLED: u32 = 32;
 
 /// How often an end tells the other what it has counted, while the session is younger than [`YOUNG`] and later. Reason: copies of
 /// a second have some reports; a session of hours that waits for storage says little, so that its stall is noticed.
-const REPORT_EVERY_FIRST: Duration = Duration::from_millis(250);
+const REPORT_EVERY_OFTEN: Duration = Duration::from_millis(250);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 const YOUNG: Duration = Duration::from_secs(10);
 
@@ -72,6 +73,8 @@ pub struct LimitWatch {
     web: OnceLock<Box<dyn Fn() -> WebSample + Send + Sync>>,
     /// Keeps what the accountant is given, for tests that replay it.
     recording: OnceLock<Arc<File>>,
+    /// Packets that the receiving host had dropped when this end last looked, or was last told.
+    dropped: AtomicU64,
 }
 
 #[derive(Default)]
@@ -148,6 +151,7 @@ impl LimitWatch {
             storage_work,
             web: OnceLock::new(),
             recording: OnceLock::new(),
+            dropped: AtomicU64::new(0),
         });
         let watched = Arc::downgrade(&watch);
         let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
@@ -268,19 +272,36 @@ impl LimitWatch {
     pub(crate) fn poll_frame(&self, now: Instant) -> Option<Frame> {
         let mut state = lock(&self.state);
         let age = now.saturating_duration_since(self.begun);
-        let every = if age < YOUNG { REPORT_EVERY_FIRST } else { REPORT_EVERY };
-        if state.reported.is_some_and(|at| now.saturating_duration_since(at) < every) {
+        let since = state.reported.map(|at| now.saturating_duration_since(at));
+        if since.is_some_and(|since| since < REPORT_EVERY_OFTEN) {
             return None;
         }
+        let is_due = age < YOUNG || since.is_none_or(|since| since >= REPORT_EVERY);
+        let frame = match self.role {
+            Role::Sender if is_due => Frame::Limits(Box::new(state.accountant.report())),
+            Role::Sender => return None,
+            Role::Receiver => {
+                let report = self.receiver_report(&state, now);
+                // A sender that sends more than this host reads is to hear of it soon.
+                let is_news = self.dropped.swap(report.dropped, Ordering::Relaxed) < report.dropped;
+                (is_due || is_news).then_some(Frame::Receiver(report))?
+            }
+        };
         state.reported = Some(now);
-        Some(match self.role {
-            Role::Sender => Frame::Limits(Box::new(state.accountant.report())),
-            Role::Receiver => Frame::Receiver(self.receiver_report(&state, now)),
-        })
+        Some(frame)
     }
 
     /// The receiver has reported.
+    ///
+    /// Packets that it dropped are told to the lanes: they are no losses of the path.
     pub(crate) fn handle_receiver(&self, now: Instant, report: &ReceiverReport) {
+        let dropped = self.dropped.swap(report.dropped, Ordering::Relaxed);
+        let handles =
+            || lock(&self.state).lanes.values().filter_map(|watched| watched.link.handle()).collect::<Vec<_>>();
+        // Lanes that have ended no longer count, so that it may fall.
+        if let Some(packets) = report.dropped.checked_sub(dropped).filter(|packets| *packets > 0) {
+            handles().iter().for_each(|handle| handle.handle_overrun(packets));
+        }
         self.account(&mut lock(&self.state), now, &Input::Report(*report));
     }
 
@@ -333,12 +354,16 @@ impl LimitWatch {
 
     fn receiver_report(&self, state: &State, now: Instant) -> ReceiverReport {
         let mut report = state.ended;
+        let mut sockets = BTreeSet::new();
         for watched in state.lanes.values() {
             watched.add_to(&mut report);
             let memory = watched.link.handle().and_then(|handle| handle.receive_memory()).unwrap_or_default();
             report.buffer = report.buffer.max(memory.buffer);
             report.unread = report.unread.max(memory.unread);
             report.window = report.window.max(memory.window);
+            if memory.socket == 0 || sockets.insert(memory.socket) {
+                report.dropped += memory.dropped;
+            }
         }
         let engines: Vec<Duration> = state.lanes.values().filter_map(WatchedLane::engine).collect();
         report.engine = engines.iter().sum::<Duration>() / engines.len().max(1) as u32;
