@@ -63,7 +63,9 @@ mod tests {
     fn commands() -> Vec<(Vec<String>, Vec<String>)> {
         fn visit(command: &clap::Command, words: &[String], found: &mut Vec<(Vec<String>, Vec<String>)>) {
             let words: Vec<String> = words.iter().cloned().chain([command.get_name().to_owned()]).collect();
-            let longs = command.get_arguments().filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
+            // A flag for developers is in no page.
+            let shown = command.get_arguments().filter(|flag| !flag.is_hide_set());
+            let longs = shown.filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
             found.push((words.clone(), longs));
             command.get_subcommands().for_each(|command| visit(command, &words, found));
         }
