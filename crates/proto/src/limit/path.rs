@@ -170,6 +170,8 @@ impl PathHistory {
         }
         if lost < LOST_MIN {
             return match self.kept {
+                // A window that grows until it loses packets is not full for as long as it neither does nor waits in a queue.
+                Some(WindowCause::Full) if flow.grows_until_loss => WindowCause::Growing,
                 Some(cause) if !flow.is_growing => cause,
                 _ if flow.grows_until_loss || self.rate_rises() => WindowCause::Growing,
                 _ => WindowCause::Full,
