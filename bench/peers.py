@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -15,6 +16,7 @@ ROOT = HERE.parent
 STERNA = str(ROOT / "target/release/sterna")
 UDT_COPY = str(ROOT / "target/peers/udt_copy")
 FLOOR = str(ROOT / "target/peers/floor")
+B3SUM = str(ROOT / "target/peers/bin/b3sum")
 # UDT slows down on loopback with a buffer far above what the path holds (bench/peers/README.md): four times the
 # bandwidth-delay product, between its default of 12 MB and 512 MB.
 UDT_BUFFER_MIN, UDT_BUFFER_MAX = 12_000_000, 512_000_000
@@ -33,10 +35,10 @@ class Place:
     server_root: Path
     server_text: Callable[[], str] = lambda: ""
 
-    def fill(self, template: str, port: int) -> Path:
+    def fill(self, template: str, port: int | str) -> Path:
         """A configuration from `bench/peers/TEMPLATE.in`, filled in."""
         text = (HERE / "peers" / f"{template}.in").read_text()
-        for name, value in (("@RUN@", self.run), ("@PORT@", port), ("@ROOT@", self.source), ("@ABOVE@", self.source.parent)):
+        for name, value in (("@RUN@", self.run), ("@PORT@", port), ("@LISTEN@", port), ("@ROOT@", self.source), ("@ABOVE@", self.source.parent)):
             text = text.replace(name, str(value))
         path = self.run / template
         path.write_text(text)
@@ -69,6 +71,8 @@ class Peer:
     measures_only: bool = False
     # The program runs on the host that sends, and the server on the one that receives.
     pushes: bool = False
+    # It copies once before the run that counts, so that it remembers the path.
+    rehearses: bool = False
 
     def is_installed(self) -> bool:
         """Whether all its programs are there."""
@@ -78,6 +82,21 @@ class Peer:
 
 def _nginx(place: Place) -> list[str]:
     return ["/usr/sbin/nginx", "-c", str(place.fill("nginx.conf", 9580)), "-p", str(place.run)]
+
+
+def _nginx_tls(place: Place) -> list[str]:
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                    "-subj", "/CN=bench", "-keyout", str(place.run / "key.pem"), "-out", str(place.run / "cert.pem")],
+                   check=True, capture_output=True)
+    ssl = f"9581 ssl; ssl_protocols TLSv1.3; ssl_certificate {place.run}/cert.pem; ssl_certificate_key {place.run}/key.pem"
+    return ["/usr/sbin/nginx", "-c", str(place.fill("nginx.conf", ssl)), "-p", str(place.run)]
+
+
+def _equal_work(place: Place) -> list[str]:
+    """What sterna does: TLS 1.3 on the way, and a BLAKE3 digest of the file at both ends while it travels."""
+    source, target, url = place.source / "file-0", place.target / "file-0", f"https://{place.server_address}:9581/file-0"
+    copy = f"curl -sSk '{url}' | tee '{target}' | {B3SUM} --num-threads 1"
+    return ["sh", "-c", f"{B3SUM} --num-threads 1 '{source}' & {copy}; wait"]
 
 
 def _curl(place: Place) -> list[str]:
@@ -165,11 +184,12 @@ def _agent(place: Place) -> list[str]:
             f"{place.server_address}:7373", "--state", str(place.run / "agent")]
 
 
-def _sterna(*flags: str, push: bool = False) -> Callable[[Place], list[str]]:
+def _sterna(*flags: str, push: bool = False, is_told: bool = True) -> Callable[[Place], list[str]]:
     def client(place: Place) -> list[str]:
         found = re.search(r"fingerprint (SHA256:\S+)", place.server_text())
         trust = found.group(1) if found else "SHA256:unknown"
-        rate = ["--rate", f"{place.row.sterna_rate_bits // 1000}kbit"] if place.row.lab is not None else []
+        is_told_rate = is_told and place.row.lab is not None
+        rate = ["--rate", f"{place.row.sterna_rate_bits // 1000}kbit"] if is_told_rate else []
         name = "" if place.is_tree else "file-0"
         remote = f"sterna://{place.server_address}/{name}"
         near, far = (str(place.source / name), remote) if push else (remote, str(place.target / name))
@@ -179,9 +199,9 @@ def _sterna(*flags: str, push: bool = False) -> Callable[[Place], list[str]]:
     return client
 
 
-def _sterna_peer(name: str, *flags: str, push: bool = False, own_control: bool = True) -> Peer:
-    return Peer(name, (STERNA,), _sterna(*flags, push=push), _agent, port=7373, ready_text="fingerprint SHA256:",
-                own_control=own_control, pushes=push)
+def _sterna_peer(name: str, *flags: str, push: bool = False, is_told: bool = True, rehearses: bool = False) -> Peer:
+    return Peer(name, (STERNA,), _sterna(*flags, push=push, is_told=is_told), _agent, port=7373,
+                ready_text="fingerprint SHA256:", own_control=True, pushes=push, rehearses=rehearses)
 
 
 def _sterna_web(place: Place) -> list[str]:
@@ -202,6 +222,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("iperf3-1", ("iperf3",), _iperf3(1), _iperf3_server, port=9502, measures_only=True),
     Peer("iperf3-8", ("iperf3",), _iperf3(8), _iperf3_server, port=9502, measures_only=True),
     Peer("curl", ("curl", "nginx"), _curl, _nginx, port=9580),
+    Peer("equal-work", ("curl", "nginx", "openssl", B3SUM), _equal_work, _nginx_tls, port=9581),
     Peer("aria2", ("aria2c", "nginx"), _aria2, _nginx, port=9580),
     Peer("rclone", ("rclone", "nginx"), _rclone, _nginx, port=9580),
     Peer("xrdcp", ("xrdcp", "xrootd"), _xrdcp, _xrootd, port=9594),
@@ -212,6 +233,11 @@ PEERS = {peer.name: peer for peer in (
     Peer("sterna-web", (STERNA, "nginx"), _sterna_web, _nginx, port=9580),
     _sterna_peer("sterna"),
     _sterna_peer("sterna-push", push=True),
+    # With nothing given: over a path that nobody remembers, and once more.
+    _sterna_peer("sterna-first", is_told=False),
+    _sterna_peer("sterna-first-push", push=True, is_told=False),
+    _sterna_peer("sterna-again", is_told=False, rehearses=True),
+    _sterna_peer("sterna-again-push", push=True, is_told=False, rehearses=True),
     _sterna_peer("sterna-quic", "--via", "quic"),
     _sterna_peer("sterna-tcp", "--via", "tcp"),
 )}

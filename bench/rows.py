@@ -11,7 +11,7 @@ GBIT = 1_000_000_000
 
 SINGLE_FILE_PEERS = ("iperf3-1", "iperf3-8", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "udt", "sterna")
 TREE_PEERS = ("curl", "aria2", "rclone", "xrdcp", "globus-url-copy", "sterna")
-LOOPBACK_PEERS = ("cp", "curl", "aria2", "rclone", "xrdcp", "globus-url-copy",
+LOOPBACK_PEERS = ("cp", "curl", "equal-work", "aria2", "rclone", "xrdcp", "globus-url-copy",
                   "floor-copy", "floor-hash", "floor-seal", "floor-both", "sterna-tcp", "sterna-quic")
 STERNA_ONLY = ("sterna-quic", "sterna-tcp")
 
@@ -108,6 +108,32 @@ ALONE = (
       for lanes in (1, 4, 16, 64)),
 )
 
+# Harder conditions: nothing is given, and hosts, queues and return paths are in the way.
+HARD_PEERS = ("curl", "equal-work", "sterna-first", "sterna-first-push", "sterna-again", "sterna-again-push", "sterna")
+MANY_PEERS = ("sterna", "sterna-first", "sterna-push", "sterna-first-push")
+HARD = (
+    Row("small-files-found", "150 ms, 1 Gbit/s, 10,000 files of 100 kB, nothing given", GBIT, 0.15, 10_000, 100_000,
+        _path("1Gbit", "150ms"), peers=(*MANY_PEERS, "rclone"), controls=("bbr",), target="within 10 % of the rate given"),
+    Row("tiny-files-found", "150 ms, 1 Gbit/s, 100,000 files of 1 kB, nothing given", GBIT, 0.15, 100_000, 1000,
+        _path("1Gbit", "150ms"), peers=MANY_PEERS, controls=("bbr",), target="within 10 % of the rate given"),
+    Row("hosts-3g", "148 ms, 3 Gbit/s, MTU 9000, 3 GB", 3 * GBIT, 0.148, 1, 3 * GB, _path("3Gbit", "148ms", "--mtu", "9000"),
+        peers=HARD_PEERS, controls=("bbr",), target="equal work"),
+    Row("hosts-2g", "30 ms, 2 Gbit/s, MTU 9000, 3 GB", 2 * GBIT, 0.03, 1, 3 * GB, _path("2Gbit", "30ms", "--mtu", "9000"),
+        peers=HARD_PEERS, controls=("bbr",), target="equal work"),
+    Row("shallow", "150 ms, 500 Mbit/s, queue of 0.1 BDP, 500 MB", 500 * MBIT, 0.15, 1, 500 * MB,
+        _path("500Mbit", "150ms", "--queue", "0.1bdp"), peers=HARD_PEERS, controls=("bbr",), target="equal work"),
+    Row("reorder-5", "50 ms, 1 Gbit/s, 5 % of packets 5 ms late, 1 GB", GBIT, 0.05, 1, GB,
+        _path("1Gbit", "50ms", "--reorder", "5%:5ms"), peers=HARD_PEERS, controls=("bbr",), target="equal work"),
+    Row("outage", "320 ms, 100 Mbit/s, nothing passes for 10 s, 300 MB", 100 * MBIT, 0.32, 1, 300 * MB,
+        _path("100Mbit", "320ms", "--outage", "8s+10s"), peers=HARD_PEERS, controls=("bbr",), target="36.7 s"),
+    Row("loss-5", "660 ms, 50 Mbit/s, 5 % loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB, _path("50Mbit", "660ms", "--loss", "5%"),
+        peers=HARD_PEERS, controls=("bbr",), target="84 %"),
+    Row("satellite", "600 ms, 150 Mbit/s and 1 Mbit/s back, 500 MB", 150 * MBIT, 0.6, 1, 500 * MB,
+        _path("150Mbit", "600ms", "--reverse-rate", "1Mbit"), peers=HARD_PEERS, controls=("bbr",), target="88 %"),
+    Row("satellite-1", "600 ms, 150 Mbit/s and 1 Mbit/s back, 1 % loss both ways, 500 MB", 150 * MBIT, 0.6, 1, 500 * MB,
+        _path("150Mbit", "600ms", "--reverse-rate", "1Mbit", "--loss", "1%"), peers=HARD_PEERS, controls=("bbr",), target="85 %"),
+)
+
 # Web servers: what reads them by ranges, side by side.
 WEB_PEERS = ("aria2", "sterna-web")
 WEB = (
@@ -121,4 +147,4 @@ WEB = (
         peers=WEB_PEERS, controls=("bbr", "cubic"), target="aria2"),
 )
 
-ROWS = COMPARED + WEB + SPECIAL + ALONE
+ROWS = COMPARED + HARD + WEB + SPECIAL + ALONE

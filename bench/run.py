@@ -156,6 +156,13 @@ def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limi
     if row.competitor:
         others = start_competitor(hosts, limit_s, run)
     command = [*hosts.prefix[1 - server_host], *peer.client(place)]
+    if peer.rehearses:
+        rehearsal = Program(command, run / "rehearsal.log")
+        rehearsal.wait(limit_s)
+        rehearsal.stop()
+        shutil.rmtree(target)
+        target.mkdir()
+        target.chmod(0o777)
     client = Program(command, run / "client.log")
     in_time = client.wait(limit_s)
     stored = row.total_bytes if in_time else stored_bytes(target)

@@ -46,3 +46,9 @@ if command -v cargo >/dev/null 2>&1; then
         sed -n 's/.*"name":"floor".*"executable":"\([^"]*\)".*/\1/p')
     [ -z "$floor" ] || install "$floor" target/peers/floor
 fi
+
+# The digest that equal work has at both ends.
+if command -v cargo >/dev/null 2>&1 && [ ! -x target/peers/bin/b3sum ]; then
+    cargo install --quiet --locked --root target/peers b3sum ||
+        echo "peers: b3sum could not be built; rows of equal work will be left out" >&2
+fi
