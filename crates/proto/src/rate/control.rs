@@ -7,7 +7,7 @@ use super::contract::{Manner, RATE_LEAST, RateContract, bytes_per_second};
 use super::evidence::{AckBatch, Losses, MinimumRtt, Round};
 use super::neighbours::{Look, Neighbours};
 use super::path::TrainOrder;
-use super::search::{Train, TrainEvidence, TrainVerdict};
+use super::search::{TRAIN_PAUSES, Train, TrainEvidence, TrainVerdict};
 use super::steps::{Failure, STEP_MAX, STEP_MIN, Steps};
 use super::verdict::{Cure, Evidence, KEEPS_UP, ProbeEvidence, QUEUED_ROUNDS, Verdict};
 use crate::{BitRate, ByteCount};
@@ -312,6 +312,15 @@ impl RateControl {
         }
     }
 
+    /// The lane that sends the train had nothing to send for a moment: the train begins anew behind the pause, some times.
+    pub(super) fn handle_train_pause(&mut self) {
+        if let Phase::Search(train) = self.phase
+            && train.pauses < TRAIN_PAUSES
+        {
+            self.begin(Phase::Search(Train { came: 0.0, pauses: train.pauses + 1, ..train }));
+        }
+    }
+
     fn ceiling(&self) -> f64 {
         self.ceiling_rate().map_or(f64::INFINITY, bytes_per_second)
     }
@@ -391,7 +400,7 @@ impl RateControl {
             }
             TrainVerdict::Starved => {
                 self.limit = self.limit.max(train.came);
-                let again = Train { came: 0.0, starved: train.starved + 1, ..train };
+                let again = Train { came: 0.0, starved: train.starved + 1, pauses: 0, ..train };
                 return self.begin(Phase::Search(again));
             }
             TrainVerdict::AsFast if asked < self.ceiling() => {

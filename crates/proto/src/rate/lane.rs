@@ -27,6 +27,8 @@ pub struct LaneControl {
     /// Packets up to this one were sent before the epoch.
     after: u64,
     train: TrainProgress,
+    /// The train had a pause that the path has not heard of.
+    has_paused: bool,
     largest_sent: u64,
     largest_acked: u64,
     last_sent: Option<Instant>,
@@ -58,6 +60,7 @@ impl LaneControl {
             terms,
             after: 0,
             train: TrainProgress::None,
+            has_paused: false,
             largest_sent: 0,
             largest_acked: 0,
             last_sent: None,
@@ -72,7 +75,9 @@ impl LaneControl {
 
     /// Packets up to `largest` have been sent, `bytes` on the wire.
     pub fn handle_sent(&mut self, now: Instant, largest: u64, bytes: u64) {
+        let was_broken = self.train.is_broken();
         self.train = self.train_after(now, largest, bytes);
+        self.has_paused |= self.train.is_broken() && !was_broken;
         self.largest_sent = self.largest_sent.max(largest);
         self.last_sent = Some(now);
     }
@@ -129,6 +134,11 @@ impl LaneControl {
         self.batch.is_train_passed = self.train.is_passed(self.largest_acked);
         self.batch.is_train_broken = self.train.is_broken();
         std::mem::replace(&mut self.batch, AckBatch::of_epoch(self.terms.epoch))
+    }
+
+    /// Whether the train of this lane had a pause since the last call.
+    pub fn take_train_pause(&mut self) -> bool {
+        std::mem::take(&mut self.has_paused)
     }
 
     /// Goes by `terms` from now on.

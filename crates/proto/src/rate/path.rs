@@ -115,6 +115,13 @@ impl PathControl {
         self.budget.handle_sent(key, now, Sent { wire_bytes, charged });
     }
 
+    /// Lane `key` had nothing to send for a moment, in the midst of its train.
+    pub fn handle_train_pause(&mut self, key: LaneKey) {
+        if self.scout == Some(key) {
+            self.control.handle_train_pause();
+        }
+    }
+
     /// Lane `key` has heard this.
     pub fn handle_batch(&mut self, key: LaneKey, now: Instant, batch: &AckBatch) {
         let is_scout = self.scout.is_none_or(|scout| scout == key);

@@ -23,6 +23,8 @@ pub(super) struct Train {
     pub(super) least: f64,
     /// Trains in a row that had too little data.
     pub(super) starved: u32,
+    /// Times that it began anew behind a pause of its lane.
+    pub(super) pauses: u32,
 }
 
 /// Evidence of one train, when all of it has arrived or is lost.
@@ -83,7 +85,7 @@ impl TrainEvidence {
 impl Train {
     /// A train at `pace` bytes/s; the path is known to carry `proven` bytes/s.
     pub(super) fn new(pace: f64, proven: f64) -> Self {
-        Self { pace, came: 0.0, proven, repeats: 0, least: f64::INFINITY, starved: 0 }
+        Self { pace, came: 0.0, proven, repeats: 0, least: f64::INFINITY, starved: 0, pauses: 0 }
     }
 
     /// Size of the whole train in bytes. `packet_bytes`: a full packet.
@@ -108,6 +110,10 @@ const KEEPS_UP: f64 = 0.7;
 
 /// Times that a train is sent again because a host stalled. Guess.
 const TRAIN_REPEATS: u32 = 3;
+
+/// Times that a train begins anew behind a pause of its lane. Reason: what a session says first is a few packets and a pause of a read; a
+/// lane that pauses all the time has messages, and what goes at the pace of a train must end.
+pub(super) const TRAIN_PAUSES: u32 = 4;
 
 /// Share of a train above which losses show that it was too fast, whatever stalled.
 const LOST_MOST: f64 = 0.3;

@@ -495,6 +495,9 @@ impl Path {
             state.in_flight += bytes;
             state.control.handle_sent(start + now, number, bytes);
             rate.handle_sent(state.key, start + now, bytes);
+            if state.control.take_train_pause() {
+                rate.handle_train_pause(state.key);
+            }
             state.control.follow(rate.terms(state.key, start + now));
             state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap(&state.control, bytes);
             let is_measured = state.sender == 0;

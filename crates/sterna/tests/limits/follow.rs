@@ -17,7 +17,7 @@ fn a_capture_that_outruns_its_path_arrives_whole() {
         let source = site.local().join("capture.dat");
         let mut capture = File::create(&source).unwrap();
         capture.write_all(&seeded.bytes(MIB)).unwrap();
-        let mut following = copy(&site, &lab, &agent, &["--via", via, "--follow=1h", "--rate", "50Mbit"]);
+        let mut following = copy(&site, &lab, &agent, &["--via", via, "--follow", "--rate", "50Mbit"]);
         let mut following = following.arg("capture.dat").arg(agent.url("")).start();
         following.wait_for("a lane", |event| event["event"] == "lane_up");
         // As fast as it can; that there is more is known long before it has arrived.

@@ -246,7 +246,12 @@ impl Pace {
         let mut path = seat.rate.lock();
         match news {
             News::Nothing => {}
-            News::Sent { wire_bytes } => path.handle_sent(seat.key, now, wire_bytes),
+            News::Sent { wire_bytes, has_train_paused } => {
+                path.handle_sent(seat.key, now, wire_bytes);
+                if has_train_paused {
+                    path.handle_train_pause(seat.key);
+                }
+            }
             News::Heard(batch) => path.handle_batch(seat.key, now, batch),
         }
         path.terms(seat.key, now)
@@ -256,7 +261,7 @@ impl Pace {
 /// What a lane tells its path.
 enum News<'a> {
     Nothing,
-    Sent { wire_bytes: u64 },
+    Sent { wire_bytes: u64, has_train_paused: bool },
     Heard(&'a AckBatch),
 }
 
@@ -339,7 +344,8 @@ impl Controller for PaceController {
         let datagrams = bytes.div_ceil(self.mtu);
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
         self.control.handle_sent(now, largest_pn, wire_bytes);
-        self.tell(now, News::Sent { wire_bytes });
+        let has_train_paused = self.control.take_train_pause();
+        self.tell(now, News::Sent { wire_bytes, has_train_paused });
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
