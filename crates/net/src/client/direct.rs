@@ -166,7 +166,8 @@ impl Ends {
     }
 
     fn is_over(&self) -> bool {
-        self.sender.is_over() && self.receiver.is_over()
+        let ends: [&dyn End; 2] = [&*self.sender, &*self.receiver];
+        ends.iter().all(|end| end.is_over()) && ends.iter().all(|end| end.has_followed_up())
     }
 
     /// Waits for `time`, or until both ends are over. Reason: a copy that is done does not wait for the next tick.

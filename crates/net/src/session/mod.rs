@@ -162,10 +162,9 @@ pub trait End: Send + Sync + 'static {
     fn block_sink(self: Arc<Self>, lane: LaneId) -> Box<dyn BlockSink>;
     /// Whether the session is over.
     fn is_over(&self) -> bool;
-    /// Whether what follows outcomes at this end is done too: sources are deleted or moved.
-    fn has_followed_up(&self) -> bool {
-        true
-    }
+    /// Whether all that follows is done too, once it is over: its observer has heard everything, and sources are deleted
+    /// or moved.
+    fn has_followed_up(&self) -> bool;
     /// Time has passed: called a few times a second by the owner of the session.
     fn tick(&self);
     /// What watches its lanes for what limits them.

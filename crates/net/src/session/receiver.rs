@@ -156,6 +156,8 @@ pub struct Receiver {
     silence: Mutex<SilenceWatch>,
     carried: Carried,
     observer: Arc<dyn Observer>,
+    /// Held while the observer hears of events: who has it next knows that those before were heard.
+    telling: Mutex<()>,
     /// Of a file that comes from several replicas.
     judge: OnceLock<Weak<dyn Judge>>,
 }
@@ -192,6 +194,7 @@ impl Receiver {
             silence: Mutex::default(),
             carried: Carried::default(),
             observer,
+            telling: Mutex::default(),
             judge: OnceLock::new(),
         });
         // The threads that did start end with the queues.
@@ -549,6 +552,8 @@ impl Receiver {
 
     /// Carries out what the machine asks for, passes on what it says, and wakes the feeders.
     fn after_change(&self) {
+        let mut settled = Vec::new();
+        let turn = lock(&self.telling);
         loop {
             let event = lock(&self.session).poll_event();
             let Some(event) = event else { break };
@@ -567,8 +572,7 @@ impl Receiver {
                 RecvEvent::Settled { file, entry, outcome } => {
                     self.holes.settle(file, &outcome);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
-                    // Last: a large file that was removed takes the system a while to close.
-                    lock(&self.slots).remove(&file);
+                    settled.extend(lock(&self.slots).remove(&file));
                 }
                 RecvEvent::Finish { whole } => {
                     let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };
@@ -578,7 +582,10 @@ impl Receiver {
                 RecvEvent::Aborted(error) => self.observer.session_event(SessionEvent::Aborted(error)),
             }
         }
+        drop(turn);
         self.wake.notify_all();
+        // Last: a large file that was removed takes the system a while to close.
+        drop(settled);
     }
 
     fn queue(&self, job: Job) {
@@ -661,6 +668,11 @@ impl End for Receiver {
 
     fn is_over(&self) -> bool {
         lock(&self.session).is_over()
+    }
+
+    fn has_followed_up(&self) -> bool {
+        self.after_change();
+        true
     }
 
     fn tick(&self) {

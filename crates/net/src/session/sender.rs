@@ -114,6 +114,8 @@ pub struct Sender {
     sweeper: OnceLock<Sweeper>,
     pool: Arc<BufferPool>,
     observer: Arc<dyn Observer>,
+    /// Held while the observer hears of events: who has it next knows that those before were heard.
+    telling: Mutex<()>,
     /// Only the manifest travels.
     dry_run: bool,
     /// Files that are left out.
@@ -150,6 +152,7 @@ impl Sender {
             encoding: Encoding::new(compress, Arc::clone(&pool)),
             pool,
             observer,
+            telling: Mutex::default(),
             dry_run,
             settled,
             holes: HoleCount::default(),
@@ -269,7 +272,7 @@ impl Sender {
 
     /// Passes on what the machine has to say, and wakes the feeders.
     pub(super) fn after_change(&self) {
-        let _turn = self.sweeper.get().map(|sweeper| lock(sweeper.turn()));
+        let _turn = lock(&self.telling);
         loop {
             let event = lock(&self.session).poll_event();
             let Some(event) = event else { break };

@@ -89,6 +89,45 @@ impl LaneRx for ClosedRx {
     }
 }
 
+/// Holds up whoever tells it of the end of a session until it is let go.
+struct SlowToHear {
+    is_told: Barrier,
+    let_go: Barrier,
+    has_heard: AtomicBool,
+}
+
+impl Observer for SlowToHear {
+    fn session_event(&self, event: SessionEvent) {
+        if matches!(event, SessionEvent::Aborted(_)) {
+            self.is_told.wait();
+            self.let_go.wait();
+            self.has_heard.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
+    let observer =
+        Arc::new(SlowToHear { is_told: Barrier::new(2), let_go: Barrier::new(2), has_heard: AtomicBool::new(false) });
+    let linger = Duration::from_secs(600);
+    let heard = Arc::clone(&observer) as Arc<dyn Observer>;
+    let end =
+        Sender::start(Vec::new(), linger, false, Arc::default(), Wish::Never, BufferPool::new(), heard).unwrap();
+    let aborting = Arc::clone(&end);
+    let aborted = thread::spawn(move || aborting.abort(Error::protocol("ended")));
+    observer.is_told.wait();
+    assert!(end.is_over());
+    let (done, is_done) = std::sync::mpsc::channel();
+    let (asked, seen) = (Arc::clone(&end), Arc::clone(&observer));
+    thread::spawn(move || done.send(asked.has_followed_up() && seen.has_heard.load(Ordering::SeqCst)));
+    // Who asks waits: an answer before the observer was let go would be a wrong one.
+    let early = is_done.recv_timeout(Duration::from_millis(200));
+    observer.let_go.wait();
+    assert!(early.or_else(|_| is_done.recv()).unwrap());
+    aborted.join().unwrap();
+}
+
 #[test]
 fn a_panic_of_either_half_takes_the_lane_down() {
     for panics in [true, false] {

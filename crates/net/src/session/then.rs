@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
@@ -95,7 +96,6 @@ pub(super) struct Arrived {
 #[derive(Debug)]
 pub(super) struct Sweeper {
     then: Then,
-    turn: Mutex<()>,
     sent: Mutex<HashMap<FileId, SentDigests>>,
     queue: SyncSender<Arrived>,
     /// Files that are queued or at work.
@@ -112,7 +112,6 @@ impl Sweeper {
         spawned.map_err(|e| crate::internal("start the thread that takes sources away").caused_by(e))?;
         Ok(Self {
             then,
-            turn: Mutex::default(),
             sent: Mutex::default(),
             queue,
             waiting: AtomicUsize::new(0),
@@ -219,11 +218,6 @@ impl Sweeper {
         Ok(file.finish().blake3)
     }
 
-    /// Held while outcomes are heard.
-    pub(super) fn turn(&self) -> &Mutex<()> {
-        &self.turn
-    }
-
     /// Does with the source of a file that is done what is to be done, and deletes its marker, if it may have one.
     ///
     /// Errors: it stays where it is, and why.
@@ -270,7 +264,10 @@ impl Sweeper {
 fn run(sender: &Weak<Sender>, arrived: &Receiver<Arrived>) {
     for arrived in arrived {
         let Some(sender) = sender.upgrade() else { return };
-        sender.sweep(arrived);
+        let name = arrived.entry.path.clone();
+        if catch_unwind(AssertUnwindSafe(|| sender.sweep(arrived))).is_err() {
+            sender.handle_sweep_panic(&name);
+        }
     }
 }
 

@@ -174,6 +174,11 @@ impl End for Watch {
         lock(&self.session).is_over()
     }
 
+    fn has_followed_up(&self) -> bool {
+        self.pass_on();
+        true
+    }
+
     fn tick(&self) {
         lock(&self.session).handle_timeout(Instant::now());
         self.after_change();

@@ -110,6 +110,11 @@ impl End for ReplicaEnd {
         !self.is_current() || session.is_left(self.replica)
     }
 
+    /// Its observer is that of the receiver, which all replicas share.
+    fn has_followed_up(&self) -> bool {
+        true
+    }
+
     fn tick(&self) {
         let silent = lock(&self.silence).observe(&self.limits.heard(), Instant::now());
         self.tell(|session| session.handle_silence(self.replica, &silent));

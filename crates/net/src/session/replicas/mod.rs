@@ -210,9 +210,10 @@ impl Replicas {
         self.wake.notify_all();
     }
 
-    /// Whether the copy has come to its end; senders may still have to hear of it.
+    /// Whether the copy has come to its end, and its observer has heard everything; senders may still have to hear of it.
     pub fn is_over(&self) -> bool {
-        lock(&self.session).is_over() && self.receiver.is_over()
+        let is_over = lock(&self.session).is_over();
+        is_over && self.receiver.is_over() && self.receiver.has_followed_up()
     }
 
     /// Whether nobody need try to reach this replica any more.

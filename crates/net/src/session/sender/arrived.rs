@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sterna_proto::session::{FileId, FileOutcome};
-use sterna_proto::{BlockHasher, Error, FileEntry};
+use sterna_proto::{BlockHasher, Error, FileEntry, RelPath};
 
 use super::super::origin::OpenSource;
 use super::super::then::{Arrived, Sweeper, Then};
@@ -70,6 +70,13 @@ impl Sender {
         }
         self.observer.session_event(SessionEvent::Settled { entry, outcome });
         sweeper.handle_swept();
+    }
+
+    /// The thread that compares and takes away has failed on a file: its source stays, and the next has its turn.
+    pub(in crate::session) fn handle_sweep_panic(&self, name: &RelPath) {
+        let text = format!("{name} has arrived and stays where it is: comparing it or taking it away ended by a panic");
+        self.observer.session_event(SessionEvent::Left(crate::internal(&text)));
+        self.sweeper.get().into_iter().for_each(Sweeper::handle_swept);
     }
 
     /// Has the digest of something that was read recorded, if it is needed once the file has arrived.
