@@ -232,7 +232,7 @@ impl RateControl {
         let Phase::Search(train) = self.phase else { return None };
         // The ceiling may have come down since.
         let pace = train.pace.min(self.ceiling());
-        Some(TrainOrder { pace: BitRate((pace * 8.0) as u64), bytes: ByteCount(train.bytes(self.packet_bytes)) })
+        Some(TrainOrder { pace: BitRate((pace * 8.0) as u64), bytes: ByteCount(train.bytes) })
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -362,12 +362,12 @@ impl RateControl {
 
     /// Sends the next packets at `pace`, as one train; `proven` bytes/s are known to be carried.
     fn start_train(&mut self, pace: f64, proven: f64) {
-        self.begin(Phase::Search(Train::new(pace.min(self.ceiling()), proven)));
+        self.begin(Phase::Search(Train::new(pace.min(self.ceiling()), self.packet_bytes, proven)));
     }
 
     /// Takes in what has arrived of the train, and judges it when all of it is back. `whole`: what all lanes sent meanwhile, in trains.
     fn judge_train(&mut self, now: Instant, mut train: Train, batch: &AckBatch, whole: f64) {
-        let (is_back, bytes) = (batch.is_train_passed, train.bytes(self.packet_bytes));
+        let (is_back, bytes) = (batch.is_train_passed, train.bytes);
         let is_measured = !self.round.length().is_zero();
         if is_measured && (is_back || self.round.bytes * 2 > bytes) {
             train.came = train.came.max(self.round.delivered());

@@ -12,6 +12,8 @@ use super::evidence::Losses;
 pub(super) struct Train {
     /// Pace that is tried, bytes/s.
     pub(super) pace: f64,
+    /// Size in bytes. It stays when larger packets are found to pass meanwhile.
+    pub(super) bytes: u64,
     /// Rate at which it arrives, bytes/s: the highest measured since half of it arrived. The acknowledgement of the last packets waits
     /// for more packets and does not measure the path.
     pub(super) came: f64,
@@ -83,15 +85,11 @@ impl TrainEvidence {
 }
 
 impl Train {
-    /// A train at `pace` bytes/s; the path is known to carry `proven` bytes/s.
-    pub(super) fn new(pace: f64, proven: f64) -> Self {
-        Self { pace, came: 0.0, proven, repeats: 0, least: f64::INFINITY, starved: 0, pauses: 0 }
-    }
-
-    /// Size of the whole train in bytes. `packet_bytes`: a full packet.
-    pub(super) fn bytes(&self, packet_bytes: u64) -> u64 {
-        let bytes = (self.pace * TRAIN_TIME.as_secs_f64()) as u64;
-        bytes.min(TRAIN_BYTES_MAX).max(TRAIN_PACKETS_MIN * packet_bytes)
+    /// A train at `pace` bytes/s, in packets of at most `packet_bytes`; the path is known to carry `proven` bytes/s.
+    pub(super) fn new(pace: f64, packet_bytes: u64, proven: f64) -> Self {
+        let bytes = (pace * TRAIN_TIME.as_secs_f64()) as u64;
+        let bytes = bytes.min(TRAIN_BYTES_MAX).max(TRAIN_PACKETS_MIN * packet_bytes);
+        Self { pace, bytes, came: 0.0, proven, repeats: 0, least: f64::INFINITY, starved: 0, pauses: 0 }
     }
 }
 
@@ -158,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_train_fits_into_the_buffer_of_a_receiving_host() {
-        assert_eq!(Train::new(6.25e6, 0.0).bytes(1500), 200_000);
-        assert_eq!(Train::new(1e5, 0.0).bytes(1500), 192_000, "three acknowledgements");
-        assert_eq!(Train::new(3.2e9, 0.0).bytes(9000), TRAIN_BYTES_MAX);
+        assert_eq!(Train::new(6.25e6, 1500, 0.0).bytes, 200_000);
+        assert_eq!(Train::new(1e5, 1500, 0.0).bytes, 192_000, "three acknowledgements");
+        assert_eq!(Train::new(3.2e9, 9000, 0.0).bytes, TRAIN_BYTES_MAX);
     }
 }

@@ -197,7 +197,9 @@ pub struct Path {
     setup: Setup,
     /// When the flow is moved to a path of another rate.
     change: Option<(Duration, LinkModel)>,
+    /// Size of a full packet of ours: it grows with what path MTU discovery finds, a probe in each round trip.
     packet_bytes: u64,
+    mtu_probe_at: Duration,
     start: Instant,
     now: Duration,
     forward: Wire<Packet>,
@@ -230,12 +232,14 @@ impl Path {
     pub fn new(setup: Setup) -> Self {
         // Virtual time needs some first instant; it is never read again.
         let start = Instant::now();
-        let packet_bytes = u64::from(setup.link.mtu);
+        let packet_bytes = u64::from(setup.link.mtu).min(PACKET_BYTES_FIRST);
+        let mtu_probe_at = setup.link.rtt * 2;
         let (forward, reverse) = Wire::pair(&setup.link);
         let others = (0..setup.competitors).map(|_| Cubic::new()).collect();
         let tally = Tally::default();
         let mut path = Self {
             packet_bytes,
+            mtu_probe_at,
             start,
             now: Duration::ZERO,
             forward,
@@ -286,6 +290,7 @@ impl Path {
                 (self.forward, self.reverse) = Wire::pair(&link);
                 self.setup.link = link;
             }
+            self.discover_mtu();
             self.receive();
             self.start_lanes();
             if !self.is_stalled(Host::Sender) {
@@ -299,6 +304,15 @@ impl Path {
         }
         self.tally.waiting = self.lanes.iter().map(|lane| lane.backlog).sum();
         (self.tally, self.rates.swap_remove(0))
+    }
+
+    fn discover_mtu(&mut self) {
+        let mtu = u64::from(self.setup.link.mtu);
+        if self.packet_bytes < mtu && self.now >= self.mtu_probe_at {
+            self.packet_bytes = (self.packet_bytes + ((mtu - self.packet_bytes) / 2).max(20)).min(mtu);
+            self.mtu_probe_at = self.now + self.setup.link.rtt;
+            self.rates.iter_mut().for_each(|rate| rate.set_packet_bytes(self.packet_bytes));
+        }
     }
 
     /// Whether a host does nothing now.
@@ -336,7 +350,7 @@ impl Path {
             match packet {
                 Packet::Data { lane, number } => self.arrive(lane, number),
                 Packet::Other { flow, number } => {
-                    count(&mut self.tally.others, self.now, self.packet_bytes);
+                    count(&mut self.tally.others, self.now, u64::from(self.setup.link.mtu));
                     let ack = Packet::OtherAck { flow, number };
                     self.reverse.offer(self.now, ACK_BYTES, Flow(100 + flow as u64), ack);
                 }
@@ -512,7 +526,7 @@ impl Path {
     fn send_other(&mut self, flow: usize) {
         while let Some(number) = self.others[flow].poll_send(self.now) {
             let packet = Packet::Other { flow, number };
-            self.forward.offer(self.now, self.packet_bytes as usize, Flow(100 + flow as u64), packet);
+            self.forward.offer(self.now, usize::from(self.setup.link.mtu), Flow(100 + flow as u64), packet);
         }
     }
 }
@@ -579,6 +593,9 @@ impl Lane {
         }
     }
 }
+
+/// Size of a packet before path MTU discovery, about.
+const PACKET_BYTES_FIRST: u64 = 1500;
 
 /// Packets for an acknowledgement, and how long one may wait (the engine's settings; RFC 9000's delay).
 const ACK_PACKETS: usize = 50;
