@@ -386,6 +386,7 @@ impl RateControl {
             has_stall: self.round.has_resumed(),
             is_starved: batch.is_train_broken || self.round.app_limited && heard < bytes as f64 * WHOLE_TRAIN,
             repeats: train.repeats,
+            slow_starts: train.slow_starts,
         };
         self.act_on_train(now, train, evidence.classify(), asked, whole);
     }
@@ -401,6 +402,12 @@ impl RateControl {
             TrainVerdict::Starved => {
                 self.limit = self.limit.max(train.came);
                 let again = Train { came: 0.0, starved: train.starved + 1, pauses: 0, ..train };
+                return self.begin(Phase::Search(again));
+            }
+            TrainVerdict::SlowStart => {
+                let proven = train.came.max(train.proven);
+                self.limit = self.limit.max(proven);
+                let again = Train { came: 0.0, proven, slow_starts: train.slow_starts + 1, ..train };
                 return self.begin(Phase::Search(again));
             }
             TrainVerdict::AsFast if asked < self.ceiling() => {

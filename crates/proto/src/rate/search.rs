@@ -25,6 +25,8 @@ pub(super) struct Train {
     pub(super) least: f64,
     /// Trains in a row that had too little data.
     pub(super) starved: u32,
+    /// Times that this host was too slow for it.
+    pub(super) slow_starts: u32,
     /// Times that it began anew behind a pause of its lane.
     pub(super) pauses: u32,
 }
@@ -42,6 +44,7 @@ pub(super) struct TrainEvidence {
     /// The lane ran out of data.
     pub(super) is_starved: bool,
     pub(super) repeats: u32,
+    pub(super) slow_starts: u32,
 }
 
 /// Verdict on a train.
@@ -51,7 +54,9 @@ pub(super) enum TrainVerdict {
     AsFast,
     /// It arrived more slowly than it was sent: its arrival rate is that of the path.
     Slower,
-    /// This host sends no faster, and all of it arrived as fast.
+    /// This host was too slow for it, and all of it arrived as fast as it was sent: once more.
+    SlowStart,
+    /// The same after [`SLOW_STARTS`] of them: this host sends no faster.
     HostBound,
     /// There was too little to send.
     Starved,
@@ -79,6 +84,7 @@ impl TrainEvidence {
         match self {
             _ if self.came < self.sent.min(self.asked) * KEEPS_UP => TrainVerdict::Slower,
             _ if self.sent >= self.asked * KEEPS_UP => TrainVerdict::AsFast,
+            _ if self.slow_starts < SLOW_STARTS => TrainVerdict::SlowStart,
             _ => TrainVerdict::HostBound,
         }
     }
@@ -89,7 +95,7 @@ impl Train {
     pub(super) fn new(pace: f64, packet_bytes: u64, proven: f64) -> Self {
         let bytes = (pace * TRAIN_TIME.as_secs_f64()) as u64;
         let bytes = bytes.min(TRAIN_BYTES_MAX).max(TRAIN_PACKETS_MIN * packet_bytes);
-        Self { pace, bytes, came: 0.0, proven, repeats: 0, least: f64::INFINITY, starved: 0, pauses: 0 }
+        Self { pace, bytes, came: 0.0, proven, repeats: 0, least: f64::INFINITY, starved: 0, slow_starts: 0, pauses: 0 }
     }
 }
 
@@ -109,6 +115,11 @@ const KEEPS_UP: f64 = 0.7;
 /// Times that a train is sent again because a host stalled. Guess.
 const TRAIN_REPEATS: u32 = 3;
 
+/// Times that a train is sent again because this host was too slow for it. Reason: the first packets of a session meet a file that just
+/// opens, memory that is used for the first time and threads that just start; a round trip each is less than what a search that ended there
+/// costs.
+const SLOW_STARTS: u32 = 2;
+
 /// Times that a train begins anew behind a pause of its lane. Reason: what a session says first is a few packets and a pause of a read; a
 /// lane that pauses all the time has messages, and what goes at the pace of a train must end.
 pub(super) const TRAIN_PAUSES: u32 = 4;
@@ -122,7 +133,7 @@ mod tests {
 
     fn evidence(asked: f64, sent: f64, came: f64) -> TrainEvidence {
         let losses = Losses { packets: 128.0, lost: 0.0 };
-        TrainEvidence { asked, sent, came, losses, has_stall: false, is_starved: false, repeats: 0 }
+        TrainEvidence { asked, sent, came, losses, has_stall: false, is_starved: false, repeats: 0, slow_starts: SLOW_STARTS }
     }
 
     #[test]
@@ -133,6 +144,8 @@ mod tests {
         // A host that sends 40 of 100 shows nothing of a path on which 40 arrive.
         assert_eq!(verdict(100.0, 40.0, 38.0), TrainVerdict::HostBound);
         assert_eq!(verdict(100.0, 40.0, 20.0), TrainVerdict::Slower);
+        let first = TrainEvidence { slow_starts: 0, ..evidence(100.0, 40.0, 38.0) };
+        assert_eq!(first.classify(), TrainVerdict::SlowStart, "the next one may be faster");
     }
 
     #[test]
