@@ -89,6 +89,8 @@ pub(super) struct Round {
     pub(super) bytes: u64,
     pub(super) losses: Losses,
     pub(super) rtt_min: Duration,
+    /// The smallest RTT of its last moments.
+    rtt_late: MinimumRtt,
     pub(super) app_limited: bool,
     rounds: u32,
 }
@@ -118,6 +120,7 @@ impl Round {
             bytes: 0,
             losses: Losses::default(),
             rtt_min: Duration::MAX,
+            rtt_late: MinimumRtt::default(),
             app_limited: false,
             rounds: 0,
         }
@@ -130,7 +133,7 @@ impl Round {
             *lane = LaneRound { span: anew(lane.span), sent: anew(lane.sent), resumed: None, bytes: 0 };
         }
         (self.bytes, self.losses) = (0, Losses::default());
-        (self.rtt_min, self.app_limited) = (Duration::MAX, false);
+        (self.rtt_min, self.rtt_late, self.app_limited) = (Duration::MAX, MinimumRtt::default(), false);
         self.rounds += 1;
     }
 
@@ -147,6 +150,9 @@ impl Round {
         self.losses.lost += batch.lost_packets as f64;
         self.bytes += batch.bytes;
         self.rtt_min = self.rtt_min.min(batch.round_rtt_min);
+        if batch.acked_packets > 0 {
+            self.rtt_late.add(now, batch.round_rtt_min, RTT_LATE_KEPT);
+        }
         self.app_limited |= batch.is_app_limited;
         if batch.acked_packets == 0 {
             return;
@@ -165,6 +171,11 @@ impl Round {
                 lane.bytes += batch.bytes;
             }
         }
+    }
+
+    /// The smallest RTT of the last 20 to 40 ms of it; `None` before anything has come.
+    pub(super) fn rtt_late(&self) -> Option<Duration> {
+        self.rtt_late.value()
     }
 
     /// Bytes per second at which what arrived had been sent: a host that was late sent less than its rate.
@@ -246,6 +257,9 @@ impl MinimumRtt {
         }
     }
 }
+
+/// How long an RTT counts as one of the last moments of a round. Reason: longer than a host is busy with something else, as a rule.
+const RTT_LATE_KEPT: Duration = Duration::from_millis(20);
 
 /// How far acknowledgements of a lane are apart (RFC 9000, 25 ms, and what a host adds).
 const ACKS_APART: Duration = Duration::from_millis(30);

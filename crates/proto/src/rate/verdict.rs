@@ -33,6 +33,10 @@ pub(super) struct ProbeEvidence {
     pub(super) arrived: f64,
     /// Packets were dropped above the rate that is tried before, and it has not been tried for long enough to empty a bucket of tokens.
     pub(super) is_short: bool,
+    /// What is missing is in a queue that has grown since, or was lost: a host that is busy for a moment makes neither.
+    pub(super) is_explained: bool,
+    /// It has been tried for as long as a queue needs to show.
+    pub(super) is_long: bool,
 }
 
 /// Effect of a cut on the loss that it was made for.
@@ -65,7 +69,7 @@ pub(super) enum Verdict {
     Unused,
     /// What a probe added has not arrived.
     ProbeFailed,
-    /// What a probe added has arrived, but a bucket of tokens may have passed it.
+    /// What a probe added has arrived, but a bucket of tokens may have passed it; or has not, and no queue or loss says why yet.
     ProbeUnproven,
     /// What a probe added has arrived.
     ProbePassed,
@@ -107,8 +111,10 @@ impl Evidence {
 
 impl ProbeEvidence {
     fn classify(&self) -> Verdict {
+        let has_arrived = self.arrived >= self.known + (self.tried - self.known) * PROBE_ADDS;
         match self {
-            _ if self.arrived < self.known + (self.tried - self.known) * PROBE_ADDS => Verdict::ProbeFailed,
+            _ if !has_arrived && self.is_explained => Verdict::ProbeFailed,
+            _ if !has_arrived && !self.is_long => Verdict::ProbeUnproven,
             _ if self.is_short => Verdict::ProbeUnproven,
             _ => Verdict::ProbePassed,
         }
@@ -144,7 +150,14 @@ mod tests {
     }
 
     fn probe(arrived: f64, is_short: bool) -> Evidence {
-        Evidence { probe: Some(ProbeEvidence { known: 100.0, tried: 105.0, arrived, is_short }), ..clean() }
+        let (known, tried) = (100.0, 105.0);
+        let evidence = ProbeEvidence { known, tried, arrived, is_short, is_explained: true, is_long: false };
+        Evidence { probe: Some(evidence), ..clean() }
+    }
+
+    fn unexplained(arrived: f64, is_long: bool) -> Evidence {
+        let probe = probe(arrived, false).probe.map(|probe| ProbeEvidence { is_explained: false, is_long, ..probe });
+        Evidence { probe, ..clean() }
     }
 
     #[test]
@@ -167,6 +180,8 @@ mod tests {
             (probe(102.0, false), Verdict::ProbeFailed),
             (probe(104.0, true), Verdict::ProbeUnproven),
             (probe(104.0, false), Verdict::ProbePassed),
+            (unexplained(102.0, false), Verdict::ProbeUnproven),
+            (unexplained(102.0, true), Verdict::ProbePassed),
             (Evidence { is_unused: true, ..probe(102.0, false) }, Verdict::Unused),
             (Evidence { has_excess: true, ..probe(104.0, false) }, Verdict::Excess),
         ];
