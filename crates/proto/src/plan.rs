@@ -38,9 +38,19 @@ impl fmt::Display for Via {
 /// Most lanes of a session. Reason: a lane costs two threads and a socket at each end; 64 fill any path that we know.
 pub const LANES_MAX: u32 = 64;
 
-/// Rate that one QUIC lane is given at most when the number is chosen. Reason: the engine drops packets that come more than
-/// 128 behind the newest as duplicates; at 250 Mbit/s that is 6 ms of reordering, and each further lane costs wake-ups.
-pub const QUIC_LANE_RATE: BitRate = BitRate::megabits(250);
+/// Rate that one QUIC lane is given at most when the number is chosen, in packets of `mtu` bytes. Reason: the engine drops packets that
+/// come more than 128 behind the newest as duplicates; at 21,000 a second (250 Mbit/s of 1500 bytes) that is 6 ms of reordering, and each
+/// further lane costs wake-ups: 3 Gbit/s in packets of 9000 bytes took two cores 9.6 s by two lanes and 13.7 s by twelve.
+pub fn quic_lane_rate(mtu: u16) -> BitRate {
+    BitRate(QUIC_LANE_RATE.0 * u64::from(mtu.max(MTU_LEAST)) / u64::from(MTU_USUAL))
+}
+
+/// The same for packets of [`MTU_USUAL`] bytes.
+const QUIC_LANE_RATE: BitRate = BitRate::megabits(250);
+
+/// Path MTU in bytes that is assumed where none is known, and the least there is (RFC 8200; QUIC needs as much).
+pub const MTU_USUAL: u16 = 1500;
+const MTU_LEAST: u16 = 1280;
 
 /// Lanes that auto uses on a long path when the rate is not known. Reason: eight is where the published gains of parallel
 /// streams end (ESnet, mscp), and a single loss then halves an eighth.
@@ -97,23 +107,48 @@ fn ago(age: Duration) -> String {
     if age < Duration::from_secs(1) { "just now".to_owned() } else { format!("{} ago", readable_time(age)) }
 }
 
-/// Most QUIC lanes while the rate is not known from the start. Reason: each gets its part of the memory at once.
-pub const LANES_FOUND_MAX: u32 = 8;
+/// Most QUIC lanes while the rate is not known from the start, on a host with so many `cores`. Reason: each gets its part of the memory at
+/// once, and is a thread.
+pub fn quic_lanes_found_most(cores: u32) -> u32 {
+    cores.clamp(4, 8)
+}
 
-/// How many QUIC lanes a running session should have whose path was found to carry `rate`, if more than `lanes`; at most `most`.
-pub fn choose_more_quic_lanes(lanes: u32, rate: BitRate, most: u32) -> Option<Decision<u32>> {
-    let value = rate.0.div_ceil(QUIC_LANE_RATE.0).min(u64::from(most)) as u32;
-    let rationale = format!("{value}, for the {rate} that were found, at up to {QUIC_LANE_RATE} a lane");
+/// What is known of a QUIC path whose rate was found.
+#[derive(Clone, Copy, Debug)]
+pub struct FoundPath {
+    /// The rate.
+    pub rate: BitRate,
+    /// Path MTU in bytes.
+    pub mtu: u16,
+    /// Smallest round-trip time seen.
+    pub rtt: Duration,
+    /// What one lane may hold.
+    pub lane_memory: ByteCount,
+}
+
+/// How many QUIC lanes a running session should have on `path`, if more than `lanes`; at most `most`.
+pub fn choose_more_quic_lanes(lanes: u32, path: &FoundPath, most: u32) -> Option<Decision<u32>> {
+    let (rate, lane_rate) = (path.rate, quic_lane_rate(path.mtu));
+    let by_packets = rate.0.div_ceil(lane_rate.0);
+    // A window for what is on its way, and as much for what waits behind a loss.
+    let by_memory = (bandwidth_delay_product(rate, path.rtt).0 * 2).div_ceil(path.lane_memory.0.max(1));
+    let value = by_packets.max(by_memory).min(u64::from(most)) as u32;
+    let each = match by_memory > by_packets {
+        true => format!("with {} of memory each", path.lane_memory),
+        false => format!("at up to {lane_rate} a lane"),
+    };
+    let rationale = format!("{value}, for the {rate} that were found, {each}");
     (value > lanes).then_some(Decision { value, rationale })
 }
 
-/// Chooses the number of QUIC lanes for a rate that is given or remembered.
-pub fn choose_quic_lanes(rate: Option<BitRate>) -> Decision<u32> {
+/// Chooses the number of QUIC lanes for a rate that is given or remembered, in packets of `mtu` bytes.
+pub fn choose_quic_lanes(rate: Option<BitRate>, mtu: u16) -> Decision<u32> {
     let Some(rate) = rate else {
         return Decision { value: 1, rationale: "1, until the rate of the path is found".into() };
     };
-    let lanes = rate.0.div_ceil(QUIC_LANE_RATE.0).clamp(1, u64::from(LANES_MAX)) as u32;
-    let rationale = format!("{lanes}, for {rate} at up to {QUIC_LANE_RATE} a lane");
+    let lane_rate = quic_lane_rate(mtu);
+    let lanes = rate.0.div_ceil(lane_rate.0).clamp(1, u64::from(LANES_MAX)) as u32;
+    let rationale = format!("{lanes}, for {rate} at up to {lane_rate} a lane");
     Decision { value: lanes, rationale }
 }
 
@@ -255,17 +290,27 @@ mod tests {
 
     #[test]
     fn more_lanes_come_for_a_rate_that_was_found_as_far_as_there_may_be() {
-        let more =
-            |lanes, mbit, most| choose_more_quic_lanes(lanes, BitRate::megabits(mbit), most).map(|more| more.value);
+        let (rtt, lane_memory) = (Duration::from_millis(50), ByteCount::mebibytes(32));
+        let found = |mbit| FoundPath { rate: BitRate::megabits(mbit), mtu: 1500, rtt, lane_memory };
+        let more = |lanes, mbit, most| choose_more_quic_lanes(lanes, &found(mbit), most).map(|more| more.value);
         assert_eq!((more(1, 1000, 8), more(1, 10_000, 8), more(1, 1000, 2)), (Some(4), Some(8), Some(2)));
         assert_eq!((more(1, 250, 8), more(4, 1000, 8), more(1, 1000, 1)), (None, None, None));
+        let jumbo = FoundPath { mtu: 9000, ..found(3000) };
+        assert_eq!(choose_more_quic_lanes(1, &jumbo, 8).map(|more| more.value), Some(2), "as many packets a lane");
+        let far = FoundPath { rtt: Duration::from_millis(300), ..jumbo };
+        let more = choose_more_quic_lanes(1, &far, 8);
+        assert_eq!(
+            more.map(|more| more.rationale).unwrap(),
+            "7, for the 3.00 Gbit/s that were found, with 33.6 MB of memory each"
+        );
     }
 
     #[test]
     fn quic_lanes_follow_the_rate() {
         for (rate, lanes) in [(1, 1), (250, 1), (251, 2), (1000, 4), (100_000, 64)] {
-            assert_eq!(choose_quic_lanes(Some(BitRate::megabits(rate))).value, lanes, "{rate} Mbit/s");
+            assert_eq!(choose_quic_lanes(Some(BitRate::megabits(rate)), 1500).value, lanes, "{rate} Mbit/s");
         }
+        assert_eq!(choose_quic_lanes(Some(BitRate::megabits(3000)), 9000).value, 2);
     }
 
     #[test]
@@ -317,7 +362,7 @@ mod tests {
             "lanes: 8, so that one loss slows an eighth of a long path (RTT 660 ms)"
         );
         let rate = Some(BitRate::megabits(300));
-        assert_eq!(said(choose_quic_lanes(rate)), "lanes: 2, for 300 Mbit/s at up to 250 Mbit/s a lane");
+        assert_eq!(said(choose_quic_lanes(rate, 1500)), "lanes: 2, for 300 Mbit/s at up to 250 Mbit/s a lane");
     }
 
     #[test]

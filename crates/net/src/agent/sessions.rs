@@ -153,9 +153,8 @@ impl AgentSession {
     /// Whether it has come to its end, and its log has heard of everything.
     pub(super) fn is_over(&self) -> bool {
         let has_ended = |started: &Started| started.runner.as_ref().is_none_or(|runner| runner.has_ended());
-        self.started().is_some_and(|started| {
-            started.end.is_over() && has_ended(started) && started.end.has_followed_up()
-        })
+        self.started()
+            .is_some_and(|started| started.end.is_over() && has_ended(started) && started.end.has_followed_up())
     }
 
     /// Takes note of whether anything has come from the client.

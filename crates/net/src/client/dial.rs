@@ -13,7 +13,7 @@ use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::memory::{PathRecord, Way};
 use sterna_proto::plan::{self, Decision, TransportFacts, Via};
 use sterna_proto::quantity::readable_time;
-use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
 
 use super::memory::{PathFile, key_of, unix_time};
 use super::path::{PathOptions, STANDBY_AFTER, named};
@@ -293,12 +293,13 @@ impl PathDialling<'_> {
 
     fn dial(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Error> {
         let mut contract = self.options.contract;
-        if let Some(record) = remembered.iter().find(|record| record.via == via) {
+        let known = remembered.iter().find(|record| record.via == via);
+        if let Some(record) = known {
             contract.remembered = Some(record.rate);
             contract.expected_rtt = Some(record.rtt);
         }
         let rate = SharedRate::new(contract);
-        let lanes = lanes_to_come(&self.dialling.options, self.options, contract.remembered);
+        let lanes = lanes_to_come(&self.dialling.options, self.options, known);
         let (lane, congestion_refused) = self.dial_first(&Target { via, addr, rate: &rate, lanes })?;
         Ok(Reached { via, lane, rate, congestion_refused })
     }
@@ -504,8 +505,9 @@ pub(super) fn dial(
 }
 
 /// How many QUIC lanes a path will have, for the first of them, which has its part of the memory and no more.
-fn lanes_to_come(options: &CopyOptions, path: &PathOptions, remembered: Option<BitRate>) -> u32 {
-    let by_rate = || plan::choose_quic_lanes(path.contract.expected(remembered));
+fn lanes_to_come(options: &CopyOptions, path: &PathOptions, remembered: Option<&PathRecord>) -> u32 {
+    let rate = path.contract.expected(remembered.map(|record| record.rate));
+    let by_rate = || plan::choose_quic_lanes(rate, remembered.map_or(plan::MTU_USUAL, |record| record.mtu));
     let lanes = lanes_asked(options, path).unwrap_or_else(by_rate).value;
     // Too little memory for them is told when QUIC is what was chosen.
     if lane_memory(options, path, lanes).is_ok() { lanes } else { 1 }
@@ -521,13 +523,18 @@ pub(super) fn lanes_asked(options: &CopyOptions, path: &PathOptions) -> Option<D
     is_web.then(plan::choose_web_lanes)
 }
 
+/// Processor cores of this host.
+pub(super) fn cores() -> u32 {
+    thread::available_parallelism().map_or(1, |count| count.get() as u32)
+}
+
 /// Most QUIC lanes that a path which begins with `lanes` may have in the end: others come when its rate is found, and there is memory for them.
 ///
 /// `memory`: of all lanes of the path.
 pub(super) fn lanes_most(memory: ByteCount, path: &PathOptions, lanes: u32) -> u32 {
     let held = memory.0 / quic::MEMORY_MIN.0;
     match (path.lanes, path.contract.target) {
-        (None, None) => lanes.max(held.min(u64::from(plan::LANES_FOUND_MAX)) as u32),
+        (None, None) => lanes.max(held.min(u64::from(plan::quic_lanes_found_most(cores()))) as u32),
         _ => lanes,
     }
 }
@@ -569,7 +576,7 @@ mod tests {
     fn no_more_lanes_come_than_there_is_memory_for() {
         let most = |lanes: u64, path: &PathOptions| lanes_most(ByteCount(quic::MEMORY_MIN.0 * lanes), path, 1);
         let free = PathOptions::default();
-        assert_eq!((most(1, &free), most(3, &free), most(1000, &free)), (1, 3, plan::LANES_FOUND_MAX));
+        assert_eq!((most(1, &free), most(3, &free), most(1000, &free)), (1, 3, plan::quic_lanes_found_most(cores())));
         assert_eq!(most(1000, &PathOptions { lanes: Some(1), ..free }), 1, "as many as were asked for");
     }
 }

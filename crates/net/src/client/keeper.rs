@@ -17,7 +17,7 @@ use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::dial::{
-    DialledPath, Dialling, FirstLane, PathDials, Target, dial, lane_memory, lanes_asked, lanes_most, path_memory,
+    DialledPath, Dialling, FirstLane, PathDials, Target, cores, dial, lane_memory, lanes_asked, lanes_most, path_memory,
 };
 use super::job::{Direction, Job};
 use super::memory::PathFile;
@@ -161,12 +161,12 @@ fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, obser
     let given = &path.options;
     let rate = given.contract.expected(first.remembered.map(|record| record.rate));
     let by_transport = || match first.via {
-        Via::Quic => plan::choose_quic_lanes(rate),
+        Via::Quic => plan::choose_quic_lanes(rate, first.remembered.map_or(plan::MTU_USUAL, |record| record.mtu)),
         Via::Tcp => plan::choose_tcp_lanes(&TcpPath {
             rtt: first.lane.handle.stats().rtt_min,
             rate,
             window_max: first.lane.handle.window_max(),
-            cores: thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            cores: cores(),
         }),
     };
     let decision = lanes_asked(options, given).unwrap_or_else(by_transport);
@@ -482,7 +482,8 @@ impl Keeper {
             Via::Quic if given.contract.target.is_some() => None,
             Via::Quic => {
                 let most = lanes_most(path_memory(&self.options), given, reached.lane_count);
-                path.found_rate(self.way).and_then(|rate| plan::choose_more_quic_lanes(wanted, rate, most))
+                let found = path.found(self.way, lane_memory(&self.options, given, reached.lane_count).ok());
+                found.and_then(|found| plan::choose_more_quic_lanes(wanted, &found, most))
             }
             Via::Tcp => path
                 .live

@@ -112,8 +112,7 @@ fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
         Arc::new(SlowToHear { is_told: Barrier::new(2), let_go: Barrier::new(2), has_heard: AtomicBool::new(false) });
     let linger = Duration::from_secs(600);
     let heard = Arc::clone(&observer) as Arc<dyn Observer>;
-    let end =
-        Sender::start(Vec::new(), linger, false, Arc::default(), Wish::Never, BufferPool::new(), heard).unwrap();
+    let end = Sender::start(Vec::new(), linger, false, Arc::default(), Wish::Never, BufferPool::new(), heard).unwrap();
     let aborting = Arc::clone(&end);
     let aborted = thread::spawn(move || aborting.abort(Error::protocol("ended")));
     observer.is_told.wait();

@@ -133,7 +133,16 @@ mod tests {
 
     fn evidence(asked: f64, sent: f64, came: f64) -> TrainEvidence {
         let losses = Losses { packets: 128.0, lost: 0.0 };
-        TrainEvidence { asked, sent, came, losses, has_stall: false, is_starved: false, repeats: 0, slow_starts: SLOW_STARTS }
+        TrainEvidence {
+            asked,
+            sent,
+            came,
+            losses,
+            has_stall: false,
+            is_starved: false,
+            repeats: 0,
+            slow_starts: SLOW_STARTS,
+        }
     }
 
     #[test]

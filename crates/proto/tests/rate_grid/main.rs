@@ -10,7 +10,7 @@ use std::time::Duration;
 use path::{Path, Setup};
 use sterna_lab::LinkModel;
 use sterna_lab::model::{Policer, Queue, Reorder};
-use sterna_proto::plan::choose_quic_lanes;
+use sterna_proto::plan::{MTU_USUAL, choose_quic_lanes};
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount};
 
@@ -75,7 +75,7 @@ struct Share {
 
 /// As many lanes as a session opens.
 fn lanes_for(rate: BitRate) -> usize {
-    choose_quic_lanes(Some(rate)).value as usize
+    choose_quic_lanes(Some(rate), MTU_USUAL).value as usize
 }
 
 fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
