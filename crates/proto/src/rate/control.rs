@@ -687,7 +687,9 @@ impl RateControl {
 
     /// Keeps the step of a probe that has passed, and takes the next one or sends a train.
     fn keep_step(&mut self, now: Instant) {
-        let limit = self.current();
+        // A host that sends less than it may has shown no more than that.
+        let limit = self.current().min(self.round.sent() * UNUSED_MOST);
+        self.limit = self.limit.min(limit);
         if limit > self.capacity.carried {
             self.capacity.carried = f64::INFINITY;
         }
@@ -816,6 +818,9 @@ const QUEUE_STANDS: Duration = Duration::from_millis(200);
 
 /// A host that sends less than this part of the rate is held up by something else than the rate. Guess.
 const LATE: f64 = 0.7;
+
+/// The rate, at most, of what a host really sends. Reason: how fast it goes on behind a moment in which it was busy, and no flood then.
+const UNUSED_MOST: f64 = 1.25;
 
 /// The part of the rate that is sent while a queue stands although nothing was cut. Guess.
 const DRAIN: f64 = 0.95;
