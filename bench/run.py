@@ -176,9 +176,9 @@ def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limi
         rehearsal = Program(command, run / "rehearsal.log")
         rehearsal.wait(limit_s)
         rehearsal.stop()
-        shutil.rmtree(target)
-        target.mkdir()
-        target.chmod(0o777)
+        # An agent has the folder itself open.
+        for path in target.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     client = Program(command, run / "client.log")
     in_time = client.wait(limit_s)
     stored = row.total_bytes if in_time else stored_bytes(target)

@@ -57,6 +57,7 @@ fn run(feeder: Feeder, report: ReceiverReport, change: impl Fn(u32, &mut TcpSamp
                 waiting: times(report.waiting),
                 storage: times(report.storage),
                 publishing: times(report.publishing),
+                dropped: report.dropped * u64::from(step + 1),
                 ..ReceiverReport::default()
             },
         );
@@ -116,6 +117,16 @@ fn a_cap_counts_when_it_is_reached() {
     let capped = |megabits| move |_, tcp: &mut TcpSample| tcp.cap = Some(BitRate::megabits(megabits));
     assert_eq!(run(HELD, waits_for_data(), capped(85)).total.first(), Some(Limit::RateCap));
     assert_eq!(run(HELD, waits_for_data(), capped(200)).total.first(), Some(Limit::CongestionWindow));
+}
+
+#[test]
+fn what_the_receiving_host_drops_is_no_loss_of_the_path() {
+    let single = |step: u32, tcp: &mut TcpSample| tcp.lost += u64::from(step.is_multiple_of(3)) * 4;
+    let report = run(HELD, ReceiverReport { dropped: 1, ..waits_for_data() }, single);
+    assert_eq!((report.total.first(), report.facts.cpu_at_receiver), (Some(Limit::Cpu), true));
+    assert_eq!((report.facts.overrun, report.facts.lost), (100, 32));
+    let said = remedy(Limit::Cpu, &report.facts).unwrap();
+    assert_eq!(said, "the receiver's processors are busy: its sockets dropped 100 packets that the path had brought");
 }
 
 #[test]

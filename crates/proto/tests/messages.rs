@@ -322,6 +322,7 @@ fn limit_report() -> LimitReport {
         is_unscaled: true,
         is_web: true,
         disordered_ppm: 23,
+        overrun: 24,
         cpu_at_receiver: true,
         policed_is_least: true,
     };

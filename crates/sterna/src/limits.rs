@@ -88,6 +88,7 @@ fn facts(facts: &Facts) -> Value {
         "send_buffer_bytes": facts.send_buffer.0,
         "send_buffer_max_bytes": facts.send_buffer_max.0,
         "loss": [least as f64 / 1e6, most as f64 / 1e6],
+        "overrun_packets": facts.overrun,
         "cpu_at_receiver": facts.cpu_at_receiver,
         "lanes": facts.lanes,
         "is_growing": facts.is_growing,

@@ -173,6 +173,8 @@ struct ReceiverView {
     publishing: f64,
     engine: f64,
     delays: ReturnDelays,
+    /// When it last told of packets that its host dropped.
+    dropped: Option<Instant>,
 }
 
 /// How long reports of the receiver travel. The clocks of the two ends differ by an unknown time, which the shortest way shows.
@@ -326,6 +328,8 @@ impl Accountant {
         }
         facts.receive_buffer_max = report.buffer_max;
         facts.receive_window = facts.receive_window.max(report.window);
+        // Lanes that have ended count no more.
+        facts.overrun = facts.overrun.max(report.dropped);
     }
 
     /// Takes a sample of every lane that is up, and of their source; call it about ten times a second.
@@ -408,10 +412,16 @@ impl Accountant {
             // Sums of parts are off by a rounding error, which may be below nothing.
             interval.add(limit, time.mul_f64(split.0[limit.index()].clamp(0.0, 1.0)));
         }
+        let overrun = interval.of(Limit::Loss) + interval.of(Limit::Policer);
+        let overrun = if self.receiver.drops(now) { overrun } else { Duration::ZERO };
+        for limit in [Limit::Loss, Limit::Policer] {
+            interval.rename(limit, Limit::Cpu, overrun);
+        }
+        self.cpu_at_receiver += overrun;
         self.total.merge(&interval);
         self.name_policer(changes, interval.of(Limit::Loss), cause == WindowCause::Queue);
         if self.receiver.lacks_processor() {
-            self.cpu_at_receiver += interval.of(Limit::Cpu);
+            self.cpu_at_receiver += interval.of(Limit::Cpu).saturating_sub(overrun);
         }
         if cause == WindowCause::Growing {
             self.growing += interval.of(Limit::CongestionWindow);
@@ -445,8 +455,8 @@ impl Accountant {
     /// Keeps what the remedies need; windows and buffers are those at their largest.
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
-        facts.lost = self.packets.1;
-        facts.loss_ppm = (self.packets.1 * 1_000_000).checked_div(self.packets.0).unwrap_or(0);
+        facts.lost = self.packets.1.saturating_sub(facts.overrun);
+        facts.loss_ppm = (facts.lost * 1_000_000).checked_div(self.packets.0).unwrap_or(0);
         facts.destination = self.receiver.rate(facts.lanes);
         match (cause, self.path.policed()) {
             (WindowCause::Policer, PolicedRate::Exact(rate)) => {
@@ -486,6 +496,9 @@ impl Accountant {
 impl ReceiverView {
     fn update(&mut self, now: Instant, report: &ReceiverReport) {
         self.delays.add(now, report.sent_at);
+        if self.last.map_or(0, |(_, last)| last.dropped) < report.dropped {
+            self.dropped = Some(now);
+        }
         let Some((at, last)) = &self.last else {
             self.last = Some((now, *report));
             return;
@@ -515,6 +528,11 @@ impl ReceiverView {
     /// Whether every lane's window is known and smaller.
     fn announces_less_than(&self, bytes: ByteCount) -> bool {
         self.last.as_ref().is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
+    }
+
+    /// Whether losses are those of the receiving host, which told of some a moment ago.
+    fn drops(&self, now: Instant) -> bool {
+        self.dropped.is_some_and(|at| now.saturating_duration_since(at) < OVERRUN_LASTS)
     }
 
     fn lacks_processor(&self) -> bool {
@@ -808,6 +826,10 @@ const TCP_HEADERS: f64 = 1.036;
 
 /// The same of an engine that does not reach its pace though nothing else holds it: it is late for its timers.
 const ENGINE_LATE: f64 = 0.3;
+
+/// How long losses are those of the receiving host once it has told of packets that it dropped. Reason: it tells of them within a quarter
+/// second, and the sender finds them lost a round trip later.
+const OVERRUN_LASTS: Duration = Duration::from_secs(1);
 
 /// Reports closer together than this came in one burst.
 const REPORT_SPACING_MIN: Duration = Duration::from_millis(50);

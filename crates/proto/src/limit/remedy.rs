@@ -39,6 +39,8 @@ pub struct Facts {
     pub loss_ppm: u64,
     /// The packets of that share.
     pub lost: u64,
+    /// Packets that the path brought and the receiving host dropped; they are not among those.
+    pub overrun: u64,
     /// Lanes that are up.
     pub lanes: u64,
     /// The lanes are QUIC lanes.
@@ -92,6 +94,10 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
         Limit::DestinationDisk => disk("it takes", facts.disk_range(facts.destination)),
         Limit::Cpu if facts.is_web => Some("the processors of this host are busy".to_owned()),
         Limit::Cpu => Some(match facts.cpu_at_receiver {
+            true if facts.overrun > 0 => format!(
+                "the receiver's processors are busy: its sockets dropped {} packets that the path had brought",
+                facts.overrun
+            ),
             true => "the receiver's processors are busy".to_owned(),
             false => "the sender's processors are busy".to_owned(),
         }),

@@ -101,6 +101,7 @@ impl LimitReport {
         w.integer(facts.lost);
         w.integer(facts.lanes);
         w.integer(facts.disordered_ppm);
+        w.integer(facts.overrun);
         let flags = [
             facts.is_quic,
             facts.is_growing,
@@ -137,6 +138,7 @@ impl LimitReport {
             lost: r.integer()?,
             lanes: r.integer()?,
             disordered_ppm: r.integer()?,
+            overrun: r.integer()?,
             is_quic: read_flag(r)?,
             is_growing: read_flag(r)?,
             cpu_at_receiver: read_flag(r)?,

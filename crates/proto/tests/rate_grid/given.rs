@@ -342,7 +342,7 @@ fn a_host_that_stalls_does_not_wear_the_rate_down() {
 }
 
 /// Stalls of up to `longest` ms with `apart` ms between them at most, of a machine on which both hosts run, until `end`.
-fn busy_machine(seed: u64, longest: u64, apart: u64, end: Duration) -> Vec<Stall> {
+pub fn busy_machine(seed: u64, longest: u64, apart: u64, end: Duration) -> Vec<Stall> {
     let mut state = seed;
     let mut pick = |least: u64, most: u64| {
         // Knuth's generator: any will do, as long as it is the same tomorrow.

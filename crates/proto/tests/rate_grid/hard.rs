@@ -35,7 +35,7 @@ fn row(name: &'static str, link: LinkModel, hosts: Hosts, size_mb: u64) -> Row {
     let achievable = hosts.receives.map_or(carried, |socket| socket.rate.min(carried));
     let (size, rtt) = (ByteCount(size_mb * 1_000_000), link.rtt);
     let duration = achievable.time_for(size) * 4 + rtt * 20;
-    let setup = Setup { hosts, ..Setup::new(&link, found(&link), lanes_for(rate), duration) };
+    let setup = Setup { hosts, ..Setup::new(&link, found(&link), lanes_for(rate, link.mtu), duration) };
     Row { name, setup, achievable, size }
 }
 

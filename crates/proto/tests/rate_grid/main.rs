@@ -4,13 +4,17 @@ mod cubic;
 mod given;
 mod hard;
 mod path;
+mod random;
+#[path = "../session_sim/seeded.rs"]
+#[expect(dead_code, reason = "other simulations use the rest of it")]
+mod seeded;
 
 use std::time::Duration;
 
 use path::{Path, Setup};
 use sterna_lab::LinkModel;
 use sterna_lab::model::{Policer, Queue, Reorder};
-use sterna_proto::plan::{MTU_USUAL, choose_quic_lanes};
+use sterna_proto::plan::choose_quic_lanes;
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount};
 
@@ -74,8 +78,8 @@ struct Share {
 }
 
 /// As many lanes as a session opens.
-fn lanes_for(rate: BitRate) -> usize {
-    choose_quic_lanes(Some(rate), MTU_USUAL).value as usize
+fn lanes_for(rate: BitRate, mtu: u16) -> usize {
+    choose_quic_lanes(Some(rate), mtu).value as usize
 }
 
 fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
@@ -89,7 +93,8 @@ fn measure_for(duration: Duration, mbit: u64, rtt_ms: u64, trouble: Trouble) -> 
     let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
     let (link, competitors, possible) = link(rate, rtt, trouble);
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
-    let (tally, _) = Path::new(Setup { competitors, ..Setup::new(&link, contract, lanes_for(rate), duration) }).run();
+    let (tally, _) =
+        Path::new(Setup { competitors, ..Setup::new(&link, contract, lanes_for(rate, link.mtu), duration) }).run();
     let part = |rate: BitRate| rate.0 as f64 / possible.0 as f64;
     let half = duration / 2;
     Share {
@@ -134,7 +139,7 @@ fn among_ours(mbit: u64, rtt_ms: u64, others: usize) -> (f64, f64, f64) {
     let (link, ..) = link(rate, rtt, Trouble::None);
     let contract = RateContract { expected_rtt: Some(rtt), ..RateContract::default() };
     let (half, duration) = (Duration::from_secs(60), Duration::from_secs(120));
-    let setup = Setup::new(&link, contract, lanes_for(rate), duration);
+    let setup = Setup::new(&link, contract, lanes_for(rate, link.mtu), duration);
     let (tally, _) = Path::new(setup).beside_ours(others).run();
     let part = |delivered: BitRate| delivered.0 as f64 * (others + 1) as f64 / rate.0 as f64;
     let theirs = part(tally.delivered_by_others(half, duration)) / others as f64;
