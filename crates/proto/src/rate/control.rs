@@ -1,5 +1,6 @@
 //! The congestion controller of a path.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::capacity::Capacity;
@@ -83,6 +84,8 @@ struct Trial {
     /// Rate before the first of the cuts.
     from: f64,
     cuts: u32,
+    /// The last of them was the one that tells whether a loss is noise.
+    is_deep: bool,
     loss_before: f64,
     since: Instant,
 }
@@ -623,14 +626,17 @@ impl RateControl {
     fn handle_excess(&mut self, now: Instant) {
         let loss = self.standing.fraction();
         match self.trial {
-            Some(trial) if trial.cuts >= 3 && loss > trial.loss_before * 0.7 && loss < NOISE_MAX => {
+            Some(trial) if trial.is_deep && loss > trial.loss_before * 0.7 && loss < NOISE_MAX => {
                 // A quarter less was sent and as much of it was lost: somebody else's loss, or the radio's. What was sent before did no harm.
                 self.noise = Noise { fraction: loss * 1.3, since: Some(now) };
                 (self.trial, self.limit) = (None, trial.from);
                 self.steps.allow();
                 self.begin(Phase::Cruise);
             }
-            Some(Trial { cuts: 2.., .. }) => self.cut(now, TRIAL_CUT),
+            // As much is lost as before: that is known after one more cut, and each of them costs two round trips.
+            Some(trial) if trial.cuts >= 2 || loss > trial.loss_before * 0.9 && LIKELY_NOISE.contains(&loss) => {
+                self.cut(now, TRIAL_CUT);
+            }
             Some(_) => self.cut(now, SECOND_CUT),
             None => self.cut(now, FIRST_CUT),
         }
@@ -646,7 +652,8 @@ impl RateControl {
         };
         let (before, cuts) = self.trial.map_or((from, 0), |trial| (trial.from, trial.cuts));
         let (loss_before, cuts) = (self.standing.fraction(), cuts.saturating_add(1));
-        self.trial = (!is_queued).then_some(Trial { from: before, cuts, loss_before, since: now });
+        let is_deep = factor <= TRIAL_CUT;
+        self.trial = (!is_queued).then_some(Trial { from: before, cuts, is_deep, loss_before, since: now });
         self.note_carried(true);
         let carried = self.capacity.carried;
         let mut limit = carried * factor;
@@ -834,6 +841,10 @@ const PROOF_ROUNDS: u32 = 3;
 /// make a queue of 20 ms in four rounds of 100 ms, which no jitter hides.
 const EXPLAINED: f64 = 0.5;
 const PROBE_ROUNDS: u32 = 4;
+
+/// Losses that are likely to be noise when a first cut has not changed them. Reason: below, a rate that is a little too high loses as much; above,
+/// outages are more common than such links.
+const LIKELY_NOISE: Range<f64> = 0.03..0.1;
 
 /// Most loss that may ever be taken for noise.
 const NOISE_MAX: f64 = 0.3;

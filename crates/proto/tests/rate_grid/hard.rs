@@ -96,7 +96,7 @@ fn first_contact_uses_what_slow_hosts_and_hard_paths_can_do() {
             path.control().state(),
         );
         println!("{cell}");
-        assert!(first > 0.85 && settled > 0.93, "{cell}");
+        assert!(first > 0.85 && settled > 0.9, "{cell}");
         assert!(overrun < 0.01, "{cell}");
     }
 }
