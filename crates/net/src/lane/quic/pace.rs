@@ -104,6 +104,15 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(rate: &SharedRate) -> Arc<Self> {
+        Self::with_repeats(rate, REPEATS_HANDSHAKE)
+    }
+
+    /// Of a lane whose peer has not proven its address yet: see [`REPEATS_STRANGER`].
+    pub(super) fn of_stranger() -> Arc<Self> {
+        Self::with_repeats(&SharedRate::new(RateContract::default()), REPEATS_STRANGER)
+    }
+
+    fn with_repeats(rate: &SharedRate, repeats: u64) -> Arc<Self> {
         Arc::new(Self {
             seat: Mutex::new(Seat::take(rate)),
             rtt_min_micros: AtomicU64::new(0),
@@ -111,7 +120,7 @@ impl Pace {
             in_flight_bytes: AtomicU64::new(0),
             rate_bytes: AtomicU64::new(0),
             is_dry: AtomicBool::new(true),
-            repeats: AtomicU64::new(REPEATS_HANDSHAKE),
+            repeats: AtomicU64::new(repeats),
             overhead_bytes: AtomicU64::new(0),
             socket: OnceLock::new(),
             heard_micros: AtomicU64::new(0),
@@ -227,6 +236,18 @@ impl Pace {
         granted
     }
 
+    /// The peer has proven its address: what is said next goes twice, as its own first words did.
+    pub(super) fn repeat_greeting(&self) {
+        self.repeats.store(REPEATS_HANDSHAKE, Ordering::Relaxed);
+    }
+
+    /// Nothing is in flight that would show the loss of what is sent now. Not for strangers.
+    fn repeat_alone(&self) {
+        if self.socket.get().is_some() {
+            self.repeats.fetch_max(REPEATS_ALONE, Ordering::Relaxed);
+        }
+    }
+
     /// The next packets are the last: they go twice.
     pub(super) fn repeat_last(&self) {
         self.repeats.store(REPEATS_TAIL, Ordering::Relaxed);
@@ -340,6 +361,7 @@ impl Controller for PaceController {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
         if self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
             self.pace.note_heard();
+            self.pace.repeat_alone();
         }
         let datagrams = bytes.div_ceil(self.mtu);
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
@@ -424,6 +446,14 @@ const PROBE_BYTES: u64 = 9000;
 
 /// Datagrams of the handshake that are sent twice: about its length from a client.
 const REPEATS_HANDSHAKE: u64 = 12;
+
+/// The same of an answer to a stranger: one datagram, which holds all of it. Reason: no more than three times what came is sent to an address that
+/// may be somebody else's (RFC 9000, section 8.1), and the engine does not count the copy.
+const REPEATS_STRANGER: u64 = 1;
+
+/// Datagrams sent twice when nothing else is in flight: an outcome, or a question. Reason: nothing follows that would show their loss, which costs
+/// two round trips and more.
+const REPEATS_ALONE: u64 = 2;
 
 /// Datagrams sent twice per acknowledgement once a lane has run dry. Reason: an acknowledgement stands for 50 to 200
 /// packets, of which some per cent were lost; more would be new data, which needs no copy.
