@@ -12,7 +12,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
 use super::credit::{Credit, CreditPool};
-use super::pace::{Pace, PaceController};
+use super::pace::PaceController;
 use super::socket::{LaneSocket, PortUse, SocketLanes};
 use super::{CLOSE_GRACE, IDLE_TIMEOUT, LaneParts, MEMORY_DEFAULT, PREAMBLE, assemble, fault, transport};
 use crate::handshakes::Handshakes;
@@ -75,7 +75,7 @@ impl Listener {
                 bound,
                 transport::listener_endpoint(identity, index),
                 // Replaced for each lane by settings of its own.
-                server_config(crypto.clone(), options, local_addr, &credit.take(ByteCount(0)), None),
+                server_config(crypto.clone(), options, local_addr, &credit.take(ByteCount(0))),
             )
             .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
             let door = Door {
@@ -151,7 +151,6 @@ fn server_config(
     options: &ListenerOptions,
     peer: SocketAddr,
     credit: &Credit,
-    pace: Option<Arc<Pace>>,
 ) -> ServerConfig {
     let hints = transport::PathHints {
         rate: None,
@@ -165,7 +164,7 @@ fn server_config(
     .through(super::socket::payload_towards(peer));
     let mut config = ServerConfig::with_crypto(crypto);
     config
-        .transport_config(Arc::new(transport::transport(&hints, peer, pace)))
+        .transport_config(Arc::new(transport::transport(&hints, peer, None)))
         // Another address may belong to another of our sockets, which knows nothing of the lane: it is redialled.
         .migration(false)
         .max_incoming(INCOMING_MAX)
@@ -220,9 +219,7 @@ impl Door {
         let peer = incoming.remote_address();
         let (memory, local_addr) = (self.options.memory, self.local_addr);
         let credit = self.credit.take(transport::receive_window_first(1, memory));
-        let pace = Pace::of_stranger();
-        self.socket_lanes.add_stranger(peer, &pace);
-        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer, &credit, Some(pace)));
+        let config = Arc::new(server_config(Arc::clone(&self.crypto), &self.options, peer, &credit));
         runtime.spawn(async move {
             let greet = greet(incoming, config, credit, memory, local_addr);
             let greeted = tokio::select! {
@@ -239,7 +236,6 @@ impl Door {
             };
             let connection = parts.connection.clone();
             socket_lanes.add(&parts.connection, parts.peer_addr, &parts.pace);
-            parts.pace.repeat_greeting();
             let Ok((lane, _pump)) = assemble(parts, runtime_of_lane) else { return };
             if lanes.try_send(Ok(lane)).is_err() {
                 connection.close(super::CODE_FAULT, b"too many lanes wait to be taken");

@@ -90,7 +90,8 @@ pub(super) struct Pace {
     rate_bytes: AtomicU64,
     /// Nobody gives the lane anything to send.
     is_dry: AtomicBool,
-    /// Datagrams that may be sent twice; see [`Pace::repeats`].
+    /// Datagrams that may be sent twice: of the first words of the lane, and of now; see [`Pace::repeats`].
+    greetings: AtomicU64,
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
     /// The socket of the lane once its peer is known, and how many packets it had dropped by then.
@@ -104,15 +105,6 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(rate: &SharedRate) -> Arc<Self> {
-        Self::with_repeats(rate, REPEATS_HANDSHAKE)
-    }
-
-    /// Of a lane whose peer has not proven its address yet: see [`REPEATS_STRANGER`].
-    pub(super) fn of_stranger() -> Arc<Self> {
-        Self::with_repeats(&SharedRate::new(RateContract::default()), REPEATS_STRANGER)
-    }
-
-    fn with_repeats(rate: &SharedRate, repeats: u64) -> Arc<Self> {
         Arc::new(Self {
             seat: Mutex::new(Seat::take(rate)),
             rtt_min_micros: AtomicU64::new(0),
@@ -120,7 +112,8 @@ impl Pace {
             in_flight_bytes: AtomicU64::new(0),
             rate_bytes: AtomicU64::new(0),
             is_dry: AtomicBool::new(true),
-            repeats: AtomicU64::new(repeats),
+            greetings: AtomicU64::new(REPEATS_GREETING),
+            repeats: AtomicU64::new(0),
             overhead_bytes: AtomicU64::new(0),
             socket: OnceLock::new(),
             heard_micros: AtomicU64::new(0),
@@ -223,11 +216,15 @@ impl Pace {
     /// Whether to send a transmit of `datagrams` datagrams and `bytes` payload twice.
     ///
     /// When a lane has run dry nothing follows that would show a loss, and each loss costs two round trips: at 660 ms and
-    /// 1 % the end of a file took 2.5 s. The rate is free then, so what is sent at the end, and the handshake, goes twice;
-    /// the peer drops the second copy unread. Bounded by [`REPEATS_TAIL`] per acknowledgement.
+    /// 1 % the end of a file took 2.5 s. The rate is free then, so what is sent at the end, what is sent alone, and the first words
+    /// of a lane go twice; the peer drops the second copy unread. Not what a listener says to an address that is not proven
+    /// yet: no more than three times what came goes there (RFC 9000, section 8.1), and the engine does not count copies.
+    /// Bounded by [`REPEATS_TAIL`] per acknowledgement.
     pub(super) fn repeats(&self, now: Instant, datagrams: u64, bytes: u64) -> bool {
-        let spend = |left: u64| left.checked_sub(datagrams);
-        let granted = self.repeats.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok();
+        let spend = |budget: &AtomicU64| {
+            budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(datagrams)).is_ok()
+        };
+        let granted = spend(&self.greetings) || spend(&self.repeats);
         if granted {
             let seat = self.seat();
             let wire_bytes = bytes + datagrams * self.overhead_bytes.load(Ordering::Relaxed);
@@ -236,16 +233,9 @@ impl Pace {
         granted
     }
 
-    /// The peer has proven its address: what is said next goes twice, as its own first words did.
-    pub(super) fn repeat_greeting(&self) {
-        self.repeats.store(REPEATS_HANDSHAKE, Ordering::Relaxed);
-    }
-
-    /// Nothing is in flight that would show the loss of what is sent now. Not for strangers.
+    /// Nothing is in flight that would show the loss of what is sent now.
     fn repeat_alone(&self) {
-        if self.socket.get().is_some() {
-            self.repeats.fetch_max(REPEATS_ALONE, Ordering::Relaxed);
-        }
+        self.repeats.fetch_max(REPEATS_ALONE, Ordering::Relaxed);
     }
 
     /// The next packets are the last: they go twice.
@@ -444,12 +434,8 @@ pub(super) const PROBE_EVERY: Duration = Duration::from_millis(250);
 /// Room for a probe: one packet of any size.
 const PROBE_BYTES: u64 = 9000;
 
-/// Datagrams of the handshake that are sent twice: about its length from a client.
-const REPEATS_HANDSHAKE: u64 = 12;
-
-/// The same of an answer to a stranger: one datagram, which holds all of it. Reason: no more than three times what came is sent to an address that
-/// may be somebody else's (RFC 9000, section 8.1), and the engine does not count the copy.
-const REPEATS_STRANGER: u64 = 1;
+/// First datagrams of a lane that are sent twice: handshake, hello and what follows it at once, or the answers to it.
+const REPEATS_GREETING: u64 = 12;
 
 /// Datagrams sent twice when nothing else is in flight: an outcome, or a question. Reason: nothing follows that would show their loss, which costs
 /// two round trips and more.

@@ -122,42 +122,24 @@ pub(super) struct SocketLanes {
 }
 
 struct SocketLane {
-    /// `None` while its handshake is under way.
-    connection: Option<WeakConnectionHandle>,
+    connection: WeakConnectionHandle,
     peer: SocketAddr,
     pace: Weak<Pace>,
-}
-
-impl SocketLane {
-    fn is_alive(&self) -> bool {
-        match &self.connection {
-            Some(connection) => connection.is_alive(),
-            None => self.pace.strong_count() > 0,
-        }
-    }
 }
 
 impl SocketLanes {
     /// Takes note of a lane, whose peer has proven its address.
     pub(super) fn add(&self, lane: &Connection, peer: SocketAddr, pace: &Arc<Pace>) {
         pace.set_socket(&self.socket);
-        let pace = Arc::downgrade(pace);
         let mut lanes = self.lock();
-        lanes.retain(|lane| lane.is_alive() && !lane.pace.ptr_eq(&pace));
-        lanes.push(SocketLane { connection: Some(lane.weak_handle()), peer, pace });
-    }
-
-    /// Takes note of a lane whose handshake begins.
-    pub(super) fn add_stranger(&self, peer: SocketAddr, pace: &Arc<Pace>) {
-        let mut lanes = self.lock();
-        lanes.retain(SocketLane::is_alive);
-        lanes.push(SocketLane { connection: None, peer, pace: Arc::downgrade(pace) });
+        lanes.retain(|lane| lane.connection.is_alive());
+        lanes.push(SocketLane { connection: lane.weak_handle(), peer, pace: Arc::downgrade(pace) });
     }
 
     /// How long packets may gather before they are read: a small part of the shortest round trip; `None` when that is short.
     fn rest(&self) -> Option<Duration> {
         let lanes = self.lock();
-        let rtts = lanes.iter().filter_map(|lane| lane.connection.as_ref()?.upgrade()?.rtt(PathId::ZERO));
+        let rtts = lanes.iter().filter_map(|lane| lane.connection.upgrade()?.rtt(PathId::ZERO));
         rtts.min().filter(|rtt| *rtt >= LONG_RTT).map(|rtt| (rtt / REST_PART).clamp(REST_MIN, REST_MAX))
     }
 
