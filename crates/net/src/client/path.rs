@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::location::HostPort;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
-use sterna_proto::plan::{FoundPath, Via};
+use sterna_proto::plan::{FoundPath, MTU_USUAL, Via};
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::PathNumber;
 use sterna_proto::{BitRate, ByteCount, Error};
@@ -70,8 +70,6 @@ pub(super) struct KeptPath {
     pub(super) lanes_wanted: AtomicU32,
     /// The most that its lanes have carried over some seconds, and what they said last of it.
     pub(super) carried: Mutex<(PeakRate, Option<LaneStats>)>,
-    /// The path MTU in bytes, and when it has last been found to be larger.
-    mtu: Mutex<(u16, Instant)>,
 }
 
 /// How the agent was reached on a path.
@@ -135,7 +133,6 @@ impl KeptPath {
             heard: Mutex::new((None, Instant::now())),
             lanes_wanted: AtomicU32::new(0),
             carried: Mutex::default(),
-            mtu: Mutex::new((0, Instant::now())),
         }
     }
 
@@ -176,13 +173,12 @@ impl KeptPath {
         }
     }
 
-    /// What its lanes have found it to be, once larger packets are not found to pass any more; `lane_memory`: of each of them.
+    /// What its lanes have found it to be; `lane_memory`: of each of them. Path MTU discovery may go on: its first probe is in the middle,
+    /// so that jumbo frames are seen a round trip before any rate is found.
     pub(super) fn found(&self, way: Way, lane_memory: Option<ByteCount>) -> Option<FoundPath> {
         let rate = self.found_rate(way)?;
-        let rtt = lock(&self.carried).1.map(|stats| stats.rtt_min)?;
-        let (mtu, since) = *lock(&self.mtu);
-        let is_settled = since.elapsed() > (rtt * MTU_SETTLES).min(MTU_SETTLES_MOST);
-        is_settled.then_some(FoundPath { rate, mtu, rtt, lane_memory: lane_memory? })
+        let stats = lock(&self.carried).1?;
+        Some(FoundPath { rate, mtu: stats.mtu.max(MTU_USUAL), rtt: stats.rtt_min, lane_memory: lane_memory? })
     }
 
     /// Takes note of what its lanes have carried until now, by the transport that it was reached by: what the other one carries
@@ -207,11 +203,6 @@ impl KeptPath {
             mtu: one.mtu.max(other.mtu),
             ..one
         });
-        let mut mtu = lock(&self.mtu);
-        if let Some(found) = together.map(|lanes| lanes.mtu).filter(|found| *found > mtu.0) {
-            *mtu = (found, Instant::now());
-        }
-        drop(mtu);
         let (peak, stats) = &mut *lock(&self.carried);
         peak.observe(progress.elapsed, bytes);
         *stats = together.or(*stats);
@@ -259,11 +250,6 @@ impl KeptPath {
         file.learn(PathRecord { key, via, rate, is_full, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })
     }
 }
-
-/// Round trips for which the path MTU must not grow to be believed, and the longest that is waited for. Reason: discovery tries a larger
-/// packet each round trip, while they pass.
-const MTU_SETTLES: u32 = 3;
-const MTU_SETTLES_MOST: Duration = Duration::from_secs(1);
 
 /// `text` about the path with this name.
 pub(super) fn named(name: Option<&str>, text: String) -> String {
