@@ -90,6 +90,20 @@ struct Trial {
     since: Instant,
 }
 
+impl Trial {
+    /// Whether `losses` behind the cut show that somebody else makes them, or a radio.
+    fn shows_noise(&self, losses: &Losses) -> bool {
+        let loss = losses.fraction();
+        let is_known = self.is_deep || self.hardly_helps(loss) && losses.packets >= USELESS_PACKETS;
+        is_known && loss > self.loss_before * 0.7 && loss < NOISE_MAX
+    }
+
+    /// Whether a cut has left as much as before of a `loss` that is likely to be noise.
+    fn hardly_helps(&self, loss: f64) -> bool {
+        loss > self.loss_before * 0.9 && LIKELY_NOISE.contains(&loss)
+    }
+}
+
 /// Loss that is taken for noise.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
@@ -626,17 +640,15 @@ impl RateControl {
     fn handle_excess(&mut self, now: Instant) {
         let loss = self.standing.fraction();
         match self.trial {
-            Some(trial) if trial.is_deep && loss > trial.loss_before * 0.7 && loss < NOISE_MAX => {
-                // A quarter less was sent and as much of it was lost: somebody else's loss, or the radio's. What was sent before did no harm.
+            Some(trial) if trial.shows_noise(&self.standing) => {
+                // As much is lost as before: somebody else's loss, or the radio's. What was sent before did no harm.
                 self.noise = Noise { fraction: loss * 1.3, since: Some(now) };
                 (self.trial, self.limit) = (None, trial.from);
                 self.steps.allow();
                 self.begin(Phase::Cruise);
             }
-            // As much is lost as before: that is known after one more cut, and each of them costs two round trips.
-            Some(trial) if trial.cuts >= 2 || loss > trial.loss_before * 0.9 && LIKELY_NOISE.contains(&loss) => {
-                self.cut(now, TRIAL_CUT);
-            }
+            // The first cut has changed little: that is known after one more, and each of them costs two round trips.
+            Some(trial) if trial.cuts >= 2 || trial.hardly_helps(loss) => self.cut(now, TRIAL_CUT),
             Some(_) => self.cut(now, SECOND_CUT),
             None => self.cut(now, FIRST_CUT),
         }
