@@ -6,11 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicServerConfig;
-use noq::{Endpoint, EndpointConfig, Incoming, PathId, ServerConfig, TokioRuntime};
+use noq::{Endpoint, EndpointConfig, Incoming, PathId, ServerConfig};
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
+use super::clock::LaneRuntime;
 use super::credit::{Credit, CreditPool};
 use super::pace::PaceController;
 use super::socket::{LaneSocket, PortUse, SocketLanes};
@@ -141,7 +142,7 @@ fn open(
     let _guard = runtime.enter();
     let socket = LaneSocket::new(bound, None, 1)?;
     let lanes = socket.lanes();
-    let runtime = Arc::new(TokioRuntime);
+    let runtime = Arc::new(LaneRuntime);
     Ok((Endpoint::new_with_abstract_socket(endpoint_config, Some(config), Box::new(socket), runtime)?, lanes))
 }
 

@@ -18,6 +18,7 @@
 //! - Close codes: 0 in order, with a reason for people; 1 the receiver could not go on, with a reason; 2 this end has left for good
 //!   and did not wait for what it had still to say.
 
+mod clock;
 mod credit;
 mod fault;
 mod listener;
@@ -41,9 +42,7 @@ use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicClientConfig;
 use noq::rustls::pki_types::CertificateDer;
-use noq::{
-    Connection, ConnectionError, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, TokioRuntime, VarInt,
-};
+use noq::{Connection, ConnectionError, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, VarInt};
 use sterna_proto::limit::{QuicSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -53,6 +52,7 @@ use crate::identity::{Fingerprint, Identity, peer_fingerprint};
 use crate::lane::{Lane, LaneHandle, LaneStats, ReceiveMemory, Transport};
 use crate::thread_clock::ThreadClock;
 
+use clock::LaneRuntime;
 use credit::Credit;
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedRate;
@@ -179,7 +179,7 @@ async fn dial(
     let socket = socket::LaneSocket::new(bound, Some(Arc::clone(&pace)), options.lanes)
         .map_err(|e| fault::socket_error("set up", local, e))?;
     let (trouble, socket_lanes) = (socket.trouble(), socket.lanes());
-    let endpoint = Endpoint::new_with_abstract_socket(endpoint_config, None, Box::new(socket), Arc::new(TokioRuntime))
+    let endpoint = Endpoint::new_with_abstract_socket(endpoint_config, None, Box::new(socket), Arc::new(LaneRuntime))
         .map_err(|e| fault::socket_error("drive", local, e))?;
     let mut config = noq::ClientConfig::new(Arc::new(crypto));
     config.transport_config(Arc::new(transport::transport(&hints, peer, Some(Arc::clone(&pace)))));

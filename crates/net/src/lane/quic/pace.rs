@@ -307,7 +307,16 @@ impl ControllerFactory for PaceFactory {
         pace.set_packet_bytes(mtu + self.overhead_bytes);
         let control = LaneControl::new(pace.tell(now, News::Nothing));
         let overhead_bytes = self.overhead_bytes;
-        let mut controller = PaceController { pace, control, overhead_bytes, mtu, window: 0, pacing_rate: 0 };
+        let mut controller = PaceController {
+            last_sent: None,
+            pace,
+            control,
+            overhead_bytes,
+            mtu,
+            window: 0,
+            pacing_rate: 0,
+            smoothed: Smoothed::default(),
+        };
         controller.refresh();
         Box::new(controller)
     }
@@ -323,12 +332,53 @@ pub(super) struct PaceController {
     /// In UDP payload, for the engine, which asks for both with each datagram.
     window: u64,
     pacing_rate: u64,
+    smoothed: Smoothed,
+    last_sent: Option<Instant>,
+}
+
+/// The smoothed RTT of the engine, as far as a controller is told: by what it is before each acknowledgement.
+#[derive(Clone, Copy, Debug, Default)]
+struct Smoothed {
+    /// `None` before the first acknowledgement.
+    rtt: Option<Duration>,
+    /// Of the last packet acknowledged: the time since it was sent, and the engine's value.
+    last: Option<(Duration, Duration)>,
+}
+
+impl Smoothed {
+    fn handle_acked(&mut self, sample: Duration, before: Duration) {
+        self.last = Some((sample, before));
+    }
+
+    /// All of an acknowledgement has been told; the engine adds its sample now, the first as it is.
+    fn end_acks(&mut self) {
+        if let Some((sample, before)) = self.last.take() {
+            self.rtt = Some(if self.rtt.is_none() { sample } else { before });
+        }
+    }
+}
+
+/// The window that makes the engine pace at `rate` (bytes/s of payload) in bursts; `None` where it is better told the rate.
+///
+/// Told a rate, the engine (noq-proto 1.4) waits for the credit of one packet. That is less time than it takes to send one from about 300 Mbit/s
+/// on, so that it never rests and sends one or two packets with each system call: 7.5 s of CPU time for 1 GB at 1 Gbit/s. Told a window, it sends
+/// five quarters of one in a smoothed RTT and waits until 1.6 ms of it may go at once. A window of few bytes would be rounded, and the
+/// burst of a very fast lane, of which the engine bounds the packets, is over before a timer ends.
+fn burst_window(rate: u64, rtt: Duration, mtu: u64) -> Option<u64> {
+    let window = (rate as f64 * rtt.as_secs_f64() / REFILL) as u64;
+    (window >= BURST_WINDOW_MIN && rate <= BURST_PACKETS_PER_SECOND * mtu).then_some(window)
 }
 
 impl PaceController {
     /// The lane that this controller paces.
     pub(super) fn pace(&self) -> Arc<Pace> {
         Arc::clone(&self.pace)
+    }
+
+    /// Whether the rate would have let the lane send before: it had nothing to send.
+    fn has_rested(&self, now: Instant) -> bool {
+        let packet = Duration::from_secs_f64(self.mtu as f64 / self.pacing_rate as f64);
+        self.last_sent.is_none_or(|last| now.saturating_duration_since(last) > packet * RESTED_PACKETS)
     }
 
     fn tell(&mut self, now: Instant, news: News<'_>) {
@@ -349,9 +399,13 @@ impl PaceController {
 
 impl Controller for PaceController {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
+        let has_rested = self.has_rested(now);
+        self.last_sent = Some(now);
         if self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
             self.pace.note_heard();
-            self.pace.repeat_alone();
+            if has_rested {
+                self.pace.repeat_alone();
+            }
         }
         let datagrams = bytes.div_ceil(self.mtu);
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
@@ -360,12 +414,14 @@ impl Controller for PaceController {
         self.tell(now, News::Sent { wire_bytes, has_train_paused });
     }
 
-    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, rtt: &RttEstimator) {
+        self.smoothed.handle_acked(now.saturating_duration_since(sent), rtt.get());
         let packet = AckedPacket { number: pn, sent, bytes: bytes + self.overhead_bytes };
         self.control.handle_acked(now, packet);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
+        self.smoothed.end_acks();
         let ran_dry = app_limited && self.pace.is_dry.load(Ordering::Relaxed);
         let batch = self.control.take_batch(ran_dry);
         self.tell(now, News::Heard(&batch));
@@ -408,8 +464,10 @@ impl Controller for PaceController {
 
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = ControllerMetrics::default();
-        metrics.congestion_window = self.window;
-        metrics.pacing_rate = Some(self.pacing_rate);
+        match self.smoothed.rtt.and_then(|rtt| burst_window(self.pacing_rate, rtt, self.mtu)) {
+            Some(window) => metrics.congestion_window = window,
+            None => (metrics.congestion_window, metrics.pacing_rate) = (self.window, Some(self.pacing_rate)),
+        }
         metrics
     }
 
@@ -426,6 +484,16 @@ impl Controller for PaceController {
     }
 }
 
+/// How much of a window the engine sends in a smoothed RTT (noq-proto 1.4, after RFC 9002, section 7.7).
+const REFILL: f64 = 1.25;
+
+/// Least window to pace by: below, whole bytes are more than a thousandth of it.
+const BURST_WINDOW_MIN: u64 = 1000;
+
+/// Packets a second up to which a lane is paced in bursts. Reason: the engine's bursts have 256 packets at most, and waits of less than a
+/// millisecond may end late (`clock`).
+const BURST_PACKETS_PER_SECOND: u64 = 200_000;
+
 /// Time without an acknowledgement, beside two round trips, after which a path is probed, and the time between probes. Reason: a path that is
 /// back is to be used again within a second or so.
 const PROBE_AFTER: Duration = Duration::from_millis(250);
@@ -441,6 +509,60 @@ const REPEATS_GREETING: u64 = 12;
 /// two round trips and more.
 const REPEATS_ALONE: u64 = 2;
 
+/// Packets that could have been sent since the last one, for a lane to have rested. Reason: on a short and slow path each packet finds nothing in
+/// flight, and with its copy takes the time of two; what was sent of 5 Mbit/s over 0.1 ms was half of it for ever.
+const RESTED_PACKETS: u32 = 4;
+
 /// Datagrams sent twice per acknowledgement once a lane has run dry. Reason: an acknowledgement stands for 50 to 200
 /// packets, of which some per cent were lost; more would be new data, which needs no copy.
 const REPEATS_TAIL: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_are_for_lanes_that_a_wait_of_one_packet_would_keep_busy() {
+        let window = |megabits: u64, rtt_ms: f64, mtu| {
+            burst_window(megabits * 125_000, Duration::from_secs_f64(rtt_ms / 1e3), mtu).map(|window| window as f64)
+        };
+        for (megabits, rtt_ms, mtu) in [(50, 660.0, 1472), (250, 0.1, 1472), (1000, 50.0, 1472), (9000, 150.0, 8972)] {
+            let sent = window(megabits, rtt_ms, mtu).unwrap() * REFILL / rtt_ms * 1e3 * 8.0 / 1e6;
+            assert!((sent / megabits as f64 - 1.0).abs() < 0.001, "{sent} of {megabits} Mbit/s over {rtt_ms} ms");
+        }
+        assert_eq!(window(1, 0.1, 1472), None, "a window of ten bytes");
+        assert_eq!(window(10_000, 50.0, 1472), None, "a burst that is over before a timer ends");
+    }
+
+    #[test]
+    fn the_smoothed_rtt_is_the_first_sample_and_then_that_of_the_engine() {
+        let ms = Duration::from_millis;
+        let mut smoothed = Smoothed::default();
+        smoothed.end_acks();
+        assert_eq!(smoothed.rtt, None, "nothing was acknowledged");
+        for (sample, before, known) in [(50, 333, 50), (80, 50, 50), (80, 54, 54)] {
+            smoothed.handle_acked(ms(sample), ms(before));
+            smoothed.end_acks();
+            assert_eq!(smoothed.rtt, Some(ms(known)));
+        }
+    }
+
+    #[test]
+    fn packets_at_the_pace_go_once_although_nothing_else_is_in_flight() {
+        let pace = Pace::new(&SharedRate::new(RateContract::of_rate(Some(BitRate::megabits(5)))));
+        let factory = PaceFactory { pace: Mutex::new(Some(Arc::clone(&pace))), expected_rtt: None, overhead_bytes: 28 };
+        let (mut now, mtu) = (Instant::now(), 1472);
+        let mut controller = Arc::new(factory).build(now, mtu);
+        pace.greetings.store(0, Ordering::Relaxed);
+        let mut goes_twice = |packets: u32, number| {
+            now += Duration::from_micros(2400) * packets;
+            pace.in_flight_bytes.store(0, Ordering::Relaxed);
+            controller.on_sent(now, mtu.into(), number);
+            pace.repeats(now, 1, mtu.into())
+        };
+        assert!(goes_twice(1, 1), "the first");
+        pace.repeats.store(0, Ordering::Relaxed);
+        assert!(!goes_twice(1, 2) && !goes_twice(2, 3), "more follow");
+        assert!(goes_twice(10, 4), "it was alone");
+    }
+}
