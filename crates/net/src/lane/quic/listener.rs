@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicServerConfig;
-use noq::{Endpoint, EndpointConfig, Incoming, PathId, ServerConfig};
+use noq::{Connection, Endpoint, EndpointConfig, Incoming, PathId, ServerConfig};
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
@@ -255,6 +255,7 @@ async fn greet(
     let peer = incoming.remote_address();
     let connection = incoming.accept_with(config).map_err(|e| fault::handshake_error(&e, peer))?;
     let connection = connection.await.map_err(|e| fault::handshake_error(&e, peer))?;
+    let ungreeted = Ungreeted(Some(connection.clone()));
     let (send, mut receive) = connection.accept_bi().await.map_err(|e| fault::handshake_error(&e, peer))?;
     let mut preamble = [0; PREAMBLE.len()];
     let greeted = receive.read_exact(&mut preamble).await;
@@ -268,7 +269,26 @@ async fn greet(
         return Err(Error::new(ErrorKind::Internal, Scope::Path, Phase::Prepare, "a lane has lost its controller"));
     };
     let pace = controller.pace();
+    ungreeted.greeted();
     Ok(LaneParts { connection, send, receive, pace, memory, credit: Some(credit), local_addr, peer_addr: peer })
+}
+
+/// A connection that has not become a lane yet. A peer that is given up meanwhile is told so: to it the handshake was over.
+struct Ungreeted(Option<Connection>);
+
+impl Ungreeted {
+    /// It is a lane now.
+    fn greeted(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Ungreeted {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            connection.close(super::CODE_FAULT, b"the first words of the lane took too long, or too many others knock");
+        }
+    }
 }
 
 /// Sockets on the port. Guess: four cores of packets are more than the path of one agent.

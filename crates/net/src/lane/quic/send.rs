@@ -202,11 +202,8 @@ impl QuicTx {
     }
 
     fn order(&mut self, order: Order) -> Result<(), Error> {
-        // A lane that has ended is told at once, not when the queue is full.
-        if self.shared.connection.close_reason().is_some() || self.orders.blocking_send(order).is_err() {
-            return Err(self.ended());
-        }
-        Ok(())
+        // With the lane its feeding task ends, and the queue. The engine itself is not asked: it holds its lock while it sends.
+        self.orders.blocking_send(order).map_err(|_| self.ended())
     }
 
     /// Why the lane takes nothing more.
@@ -277,10 +274,7 @@ impl LaneTx for QuicTx {
 
     fn flush(&mut self) -> Result<(), Error> {
         // The queue empties by itself; what is left to say is whether the lane lives.
-        match self.shared.connection.close_reason() {
-            Some(reason) => Err(self.shared.lane_error(&reason)),
-            None => Ok(()),
-        }
+        if self.orders.is_closed() { Err(self.ended()) } else { Ok(()) }
     }
 }
 
