@@ -128,6 +128,8 @@ HARD = (
         _path("100Mbit", "320ms", "--outage", "8s+10s"), peers=HARD_PEERS, controls=("bbr",), target="36.7 s"),
     Row("loss-5", "660 ms, 50 Mbit/s, 5 % loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB, _path("50Mbit", "660ms", "--loss", "5%"),
         peers=HARD_PEERS, controls=("bbr",), target="84 %"),
+    Row("udp-policed", "50 ms, 400 Mbit/s, a policer of 50 Mbit/s for UDP alone, 700 MB", 400 * MBIT, 0.05, 1, 700 * MB,
+        _path("400Mbit", "50ms", "--policer", "50Mbit:64KiB:udp"), peers=HARD_PEERS[:-1], controls=("bbr",), target="more than QUIC's 12 %"),
     Row("satellite", "600 ms, 150 Mbit/s and 1 Mbit/s back, 500 MB", 150 * MBIT, 0.6, 1, 500 * MB,
         _path("150Mbit", "600ms", "--reverse-rate", "1Mbit"), peers=HARD_PEERS, controls=("bbr",), target="88 %"),
     Row("satellite-1", "600 ms, 150 Mbit/s and 1 Mbit/s back, 1 % loss both ways, 500 MB", 150 * MBIT, 0.6, 1, 500 * MB,

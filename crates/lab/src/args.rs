@@ -40,11 +40,11 @@ pub struct PathArgs {
     /// Gilbert-Elliott loss, each direction: chance to turn bad, to turn good, and of loss while bad (1 if not given)
     #[arg(long, value_name = "P,R[,LOSS]", value_parser = parse_burst_loss)]
     pub burst_loss: Option<BurstLoss>,
-    /// Token bucket that drops, forward: 30Mbit:64KiB
-    #[arg(long, value_name = "RATE:BURST", value_parser = parse_policer)]
+    /// Token bucket that drops, forward: 30Mbit:64KiB, or 30Mbit:64KiB:udp for UDP alone
+    #[arg(long, value_name = "RATE:BURST[:udp]", value_parser = parse_policer)]
     pub policer: Option<Policer>,
     /// Token bucket that drops, from b to a
-    #[arg(long, value_name = "RATE:BURST", value_parser = parse_policer)]
+    #[arg(long, value_name = "RATE:BURST[:udp]", value_parser = parse_policer)]
     pub reverse_policer: Option<Policer>,
     /// Extra delay of each packet, up to this, each direction; never reorders
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -273,8 +273,9 @@ fn parse_burst_loss(text: &str) -> Result<BurstLoss, String> {
 fn parse_policer(text: &str) -> Result<Policer, String> {
     let (rate, burst) = text.split_once(':').ok_or(format!("\"{text}\" is not a policer such as 30Mbit:64KiB"))?;
     let rate = rate.parse().map_err(|e: sterna_proto::quantity::ParseQuantityError| e.to_string())?;
+    let (burst, udp_only) = burst.strip_suffix(":udp").map_or((burst, false), |burst| (burst, true));
     let burst = burst.parse().map_err(|e: sterna_proto::quantity::ParseQuantityError| e.to_string())?;
-    Ok(Policer { rate, burst })
+    Ok(Policer { rate, burst, udp_only })
 }
 
 fn parse_reorder(text: &str) -> Result<Reorder, String> {
@@ -329,7 +330,7 @@ mod tests {
     fn every_field_of_a_profile_can_be_changed() {
         let changed = model(
             "--profile trollsat --rate 1Gbit --reverse-rate 2Mbit --rtt 7.8ms --queue 0.1bdp --loss 1% --burst-loss 0.1%,25% \
-             --policer 30Mbit:64KiB --reverse-policer 1Mbit:3000 --jitter 2ms --reorder 1%:5ms --duplicate 0.1% --mtu 9000 \
+             --policer 30Mbit:64KiB --reverse-policer 1Mbit:3000:udp --jitter 2ms --reorder 1%:5ms --duplicate 0.1% --mtu 9000 \
              --path-mtu 1400 --no-icmp --ecmp 0ms,4.1ms --strip sack,timestamps --outage 10s+5s/60s --outage 1min+1s --seed 9",
         );
         let expected = LinkModel {
@@ -338,7 +339,7 @@ mod tests {
                 queue: Queue::Bdp(0.1),
                 loss: 0.01,
                 burst_loss: Some(BurstLoss { to_bad: 0.001, to_good: 0.25, loss_bad: 1.0 }),
-                policer: Some(Policer { rate: BitRate(30_000_000), burst: ByteCount(65_536) }),
+                policer: Some(Policer { rate: BitRate(30_000_000), burst: ByteCount(65_536), udp_only: false }),
                 jitter: Duration::from_millis(2),
                 reorder: Some(Reorder { probability: 0.01, delay: Duration::from_millis(5) }),
                 duplicate: 0.001,
@@ -348,7 +349,7 @@ mod tests {
                 queue: Queue::Bdp(0.1),
                 loss: 0.01,
                 burst_loss: Some(BurstLoss { to_bad: 0.001, to_good: 0.25, loss_bad: 1.0 }),
-                policer: Some(Policer { rate: BitRate(1_000_000), burst: ByteCount(3000) }),
+                policer: Some(Policer { rate: BitRate(1_000_000), burst: ByteCount(3000), udp_only: true }),
                 jitter: Duration::from_millis(2),
                 reorder: None,
                 duplicate: 0.001,

@@ -218,7 +218,8 @@ pub(crate) fn flow(packet: &[u8]) -> Flow {
     let fragment = read_u16(packet, 6) & 0x3fff != 0;
     let has_ports = matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP) && !fragment && packet.len() >= network_bytes + 4;
     let ports = if has_ports { read_u32(packet, network_bytes) } else { 0 };
-    Flow(mix(addresses ^ mix((u64::from(ports) << 8) | u64::from(protocol))))
+    let hash = mix(addresses ^ mix((u64::from(ports) << 8) | u64::from(protocol)));
+    Flow { hash, is_udp: protocol == PROTOCOL_UDP }
 }
 
 /// Whether the sender forbids cutting the packet (every modern TCP does).

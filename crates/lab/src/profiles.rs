@@ -90,7 +90,7 @@ pub const PROFILES: &[Profile] = &[
                  policer of 30 Mbit/s with a bucket of 64 KiB; both figures stand for those not reported",
         build: || {
             let mut model = path(100, 320);
-            let bucket = Policer { rate: BitRate::megabits(30), burst: ByteCount(64 << 10) };
+            let bucket = Policer { rate: BitRate::megabits(30), burst: ByteCount(64 << 10), udp_only: false };
             model.forward.policer = Some(bucket);
             model
         },

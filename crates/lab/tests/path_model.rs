@@ -28,7 +28,7 @@ fn delivery(verdict: Verdict) -> Option<Delivery> {
 /// Offers `count` packets exactly at the rate of [`path`] and returns each verdict.
 fn paced(model: &LinkModel, count: u32) -> Vec<Verdict> {
     let mut direction = Direction::forward(model);
-    (0..count).map(|index| direction.offer(PACKET_TIME * index, PACKET, Flow(7))).collect()
+    (0..count).map(|index| direction.offer(PACKET_TIME * index, PACKET, Flow::tcp(7))).collect()
 }
 
 /// Fails when `hits` of `trials` is further from `probability` than five standard deviations of a binomial.
@@ -47,8 +47,10 @@ fn packets_leave_at_the_rate_to_the_nanosecond() {
         let mut model = LinkModel::clean(rate, Duration::from_millis(40));
         model.forward.queue = Queue::Time(Duration::from_secs(3600));
         let mut direction = Direction::forward(&model);
-        let last =
-            (0..packets).filter_map(|_| delivery(direction.offer(Duration::ZERO, PACKET, Flow(1)))).last().unwrap();
+        let last = (0..packets)
+            .filter_map(|_| delivery(direction.offer(Duration::ZERO, PACKET, Flow::tcp(1))))
+            .last()
+            .unwrap();
         let exact = rate.time_for(ByteCount(packets * PACKET as u64)) + Duration::from_millis(20);
         assert_eq!(last.at, exact, "{rate}");
     }
@@ -57,12 +59,12 @@ fn packets_leave_at_the_rate_to_the_nanosecond() {
 #[test]
 fn an_idle_path_takes_half_a_round_trip_and_the_packet_itself() {
     let (mut forward, mut reverse) = Wire::pair(&path());
-    forward.offer(Duration::from_secs(1), PACKET, Flow(1), "data");
+    forward.offer(Duration::from_secs(1), PACKET, Flow::tcp(1), "data");
     let arrival = forward.poll_timeout().unwrap();
     assert_eq!(arrival, Duration::from_secs(1) + Duration::from_millis(20) + PACKET_TIME);
     assert_eq!(forward.poll(arrival - Duration::from_nanos(1)), None);
     assert_eq!(forward.poll(arrival), Some("data"));
-    reverse.offer(arrival, PACKET, Flow(1), "reply");
+    reverse.offer(arrival, PACKET, Flow::tcp(1), "reply");
     assert_eq!(reverse.poll_timeout(), Some(arrival + Duration::from_millis(20) + PACKET_TIME));
 }
 
@@ -74,13 +76,13 @@ fn a_full_queue_drops_and_never_holds_more_than_its_length_and_one_packet() {
         let limit = model.forward.queue_bytes(model.rtt).0;
         assert_eq!(limit, 50_000);
         let mut direction = Direction::forward(&model);
-        let kept = (0..100).filter_map(|_| delivery(direction.offer(Duration::ZERO, PACKET, Flow(1)))).count();
+        let kept = (0..100).filter_map(|_| delivery(direction.offer(Duration::ZERO, PACKET, Flow::tcp(1)))).count();
         assert_eq!(kept as u64, limit / PACKET as u64 + 1);
         let counters = direction.counters();
         assert_eq!(counters.dropped.queue, 100 - kept as u64);
         assert!((limit..=limit + PACKET as u64).contains(&counters.queue_bytes_max), "{}", counters.queue_bytes_max);
         // One packet later there is room for one more.
-        assert!(delivery(direction.offer(PACKET_TIME, PACKET, Flow(1))).is_some());
+        assert!(delivery(direction.offer(PACKET_TIME, PACKET, Flow::tcp(1))).is_some());
     }
 }
 
@@ -131,7 +133,7 @@ fn bursts_last_and_come_as_often_as_gilbert_and_elliott_say() {
 
 #[test]
 fn a_policer_passes_rate_times_time_plus_bucket_and_not_a_packet_more() {
-    let policer = Policer { rate: BitRate::megabits(30), burst: ByteCount(64 << 10) };
+    let policer = Policer { rate: BitRate::megabits(30), burst: ByteCount(64 << 10), udp_only: false };
     let mut model = path();
     model.forward.policer = Some(policer);
     for seconds in [0.1f64, 1.0, 10.0] {
@@ -140,6 +142,21 @@ fn a_policer_passes_rate_times_time_plus_bucket_and_not_a_packet_more() {
         let bound = policer.rate.bytes_in(PACKET_TIME * (count - 1)).0 + policer.burst.0;
         assert!(passed <= bound && passed + PACKET as u64 > bound, "{passed} of {bound} bytes in {seconds} s");
     }
+}
+
+#[test]
+fn a_policer_of_udp_lets_tcp_pass_and_the_packets_of_tcp_empty_no_bucket() {
+    let mut model = path();
+    model.forward.policer = Some(Policer { rate: BitRate::megabits(30), burst: ByteCount(64 << 10), udp_only: true });
+    let mut direction = Direction::forward(&model);
+    let (mut tcp, mut udp) = (0, 0);
+    for index in 0..10_000 {
+        let is_there = |verdict| u32::from(delivery(verdict).is_some());
+        tcp += is_there(direction.offer(PACKET_TIME * (2 * index), PACKET, Flow::tcp(1)));
+        udp += is_there(direction.offer(PACKET_TIME * (2 * index + 1), PACKET, Flow::udp(2)));
+    }
+    // 2.4 s at 30 Mbit/s and the bucket are 9,065,536 bytes: 6043 packets.
+    assert_eq!((tcp, udp), (10_000, 6043));
 }
 
 #[test]
@@ -171,7 +188,7 @@ fn jitter_delays_by_at_most_its_bound_and_never_reorders() {
     assert!(extra.iter().max() > Some(&Duration::from_micros(2900)));
     let mut wire = Wire::new(Direction::forward(&model));
     for index in 0..1000 {
-        wire.offer(PACKET_TIME * index, PACKET, Flow(1), index);
+        wire.offer(PACKET_TIME * index, PACKET, Flow::tcp(1), index);
     }
     let order: Vec<u32> = std::iter::from_fn(|| wire.poll(Duration::from_secs(9))).collect();
     assert!(order.is_sorted());
@@ -183,7 +200,7 @@ fn a_packet_held_back_is_overtaken_by_those_sent_in_the_meantime() {
     model.forward.reorder = Some(Reorder { probability: 0.01, delay: Duration::from_millis(5) });
     let mut wire = Wire::new(Direction::forward(&model));
     for index in 0..100_000u32 {
-        wire.offer(PACKET_TIME * index, PACKET, Flow(1), index);
+        wire.offer(PACKET_TIME * index, PACKET, Flow::tcp(1), index);
     }
     let order: Vec<u32> = std::iter::from_fn(|| wire.poll(Duration::from_secs(99))).collect();
     assert_eq!(order.len(), 100_000);
@@ -209,7 +226,7 @@ fn a_duplicate_comes_right_after_its_original() {
     model.forward.duplicate = 0.1;
     let mut wire = Wire::new(Direction::forward(&model));
     for index in 0..10_000u32 {
-        wire.offer(PACKET_TIME * index, PACKET, Flow(1), index);
+        wire.offer(PACKET_TIME * index, PACKET, Flow::tcp(1), index);
     }
     let order: Vec<u32> = std::iter::from_fn(|| wire.poll(Duration::from_secs(99))).collect();
     assert!(order.is_sorted());
@@ -228,7 +245,7 @@ fn a_flow_keeps_to_its_equal_cost_path_and_flows_spread() {
         let delays: Vec<Duration> = (0..5u32)
             .map(|round| {
                 let now = PACKET_TIME * (flow * 5 + round);
-                delivery(direction.offer(now, PACKET, Flow(u64::from(flow)))).unwrap().at - now - PACKET_TIME
+                delivery(direction.offer(now, PACKET, Flow::tcp(u64::from(flow)))).unwrap().at - now - PACKET_TIME
             })
             .collect();
         assert!(delays.iter().all(|delay| *delay == delays[0]), "flow {flow}: {delays:?}");
@@ -242,8 +259,8 @@ fn a_packet_above_the_path_mtu_is_dropped_and_uses_no_rate() {
     let mut model = path();
     model.path_mtu = Some(1400);
     let mut direction = Direction::forward(&model);
-    assert_eq!(direction.offer(Duration::ZERO, 1401, Flow(1)), Verdict::Drop(DropCause::Mtu));
-    let next = delivery(direction.offer(Duration::ZERO, 1400, Flow(1))).unwrap();
+    assert_eq!(direction.offer(Duration::ZERO, 1401, Flow::tcp(1)), Verdict::Drop(DropCause::Mtu));
+    let next = delivery(direction.offer(Duration::ZERO, 1400, Flow::tcp(1))).unwrap();
     assert_eq!(next.at, Duration::from_millis(20) + Duration::from_micros(112));
 }
 
@@ -277,12 +294,12 @@ fn turning_one_impairment_on_leaves_the_choices_of_the_others() {
 fn every_packet_is_counted_once() {
     let mut model = path();
     model.forward.loss = 0.1;
-    model.forward.policer = Some(Policer { rate: BitRate::megabits(80), burst: ByteCount(10_000) });
+    model.forward.policer = Some(Policer { rate: BitRate::megabits(80), burst: ByteCount(10_000), udp_only: false });
     model.outages = vec![Outage { start: Duration::from_millis(200), length: Duration::from_millis(50), every: None }];
     let mut direction = Direction::forward(&model);
     let mut carried = 0;
     for index in 0..10_000 {
-        carried += u64::from(delivery(direction.offer(PACKET_TIME * index, PACKET, Flow(1))).is_some());
+        carried += u64::from(delivery(direction.offer(PACKET_TIME * index, PACKET, Flow::tcp(1))).is_some());
     }
     let counters = direction.counters();
     assert_eq!(counters.carried_packets, carried);
@@ -299,7 +316,7 @@ fn the_slowest_path_with_the_longest_queue_never_overflows() {
     model.forward.jitter = Duration::from_secs(3600);
     let mut direction = Direction::forward(&model);
     for _ in 0..1_000_000 {
-        direction.offer(Duration::ZERO, 65_535, Flow(1));
+        direction.offer(Duration::ZERO, 65_535, Flow::tcp(1));
     }
     assert_eq!(direction.counters().offered_packets, 1_000_000);
 }

@@ -160,12 +160,14 @@ pub enum CopyEvent {
         /// The address of the agent.
         peer: SocketAddr,
     },
-    /// A lane is down; it is dialled again.
+    /// A lane is down.
     LaneDown {
         /// Its number.
         lane: u32,
         /// Why.
         reason: String,
+        /// It is dialled again.
+        again: bool,
     },
     /// Something happened in the session.
     Session(SessionEvent),

@@ -5,6 +5,7 @@
 //! come in as slices and leave as values; every state machine here can be run in virtual time.
 
 pub mod compress;
+pub mod contest;
 pub mod digest;
 pub mod error;
 pub mod file;

@@ -25,6 +25,16 @@ pub enum Via {
     Quic,
 }
 
+impl Via {
+    /// The one that this is not.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Tcp => Self::Quic,
+            Self::Quic => Self::Tcp,
+        }
+    }
+}
+
 impl fmt::Display for Via {
     /// As `--via` takes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,6 +65,9 @@ const MTU_LEAST: u16 = 1280;
 /// Lanes that auto uses on a long path when the rate is not known. Reason: eight is where the published gains of parallel
 /// streams end (ESnet, mscp), and a single loss then halves an eighth.
 const LONG_PATH_LANES: u32 = 8;
+
+/// TCP lanes that show what TCP carries on a long path (`contest`). Reason: as many as it would have begun with.
+pub const CONTEST_LANES: u32 = LONG_PATH_LANES;
 
 /// Round trip from which a path counts as long. Reason: below it one window refills in the time a disk needs for a block.
 const LONG_PATH_RTT: Duration = Duration::from_millis(10);

@@ -172,7 +172,7 @@ fn told() -> Vec<Told> {
             peer: PeerAddress { ip: IpBytes::V4([10, 0, 0, 7]), port: 7373 },
         },
         Told::LaneUp { lane: 0, via: Via::Quic, peer: PeerAddress { ip: IpBytes::V6([9; 16]), port: 1 } },
-        Told::LaneDown { lane: 3, reason: "reset by peer".to_owned() },
+        Told::LaneDown { lane: 3, reason: "reset by peer".to_owned(), again: true },
         settled(FileOutcome::Skipped),
         Told::Notice("nöthing".to_owned()),
         Told::Restarted,
@@ -325,6 +325,7 @@ fn limit_report() -> LimitReport {
         overrun: 24,
         cpu_at_receiver: true,
         policed_is_least: true,
+        policed_over_quic: true,
     };
     report
 }

@@ -421,7 +421,7 @@ impl Person {
         let mut lines = Vec::new();
         let mut untold = self.untold();
         match event {
-            CopyEvent::LaneDown { lane, reason } if self.speaks() => {
+            CopyEvent::LaneDown { lane, reason, again: true } if self.speaks() => {
                 untold.lanes_down.handle_down(*lane, reason, Instant::now());
             }
             CopyEvent::LaneUp { .. } if self.verbose => lines = untold.lanes_down.take_lines(),

@@ -22,7 +22,7 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
             let (path, transport, peer) = (path.0 + 1, transport.to_string(), peer.to_string());
             json!({"event": "lane_up", "lane": lane, "path": path, "transport": transport, "peer": peer})
         }
-        CopyEvent::LaneDown { lane, reason } => json!({"event": "lane_down", "lane": lane, "reason": reason}),
+        CopyEvent::LaneDown { lane, reason, .. } => json!({"event": "lane_down", "lane": lane, "reason": reason}),
         CopyEvent::Restarted => json!({"event": "restarted"}),
         CopyEvent::Session(SessionEvent::Notice(text)) => json!({"event": "notice", "text": text}),
         CopyEvent::Session(SessionEvent::Unreadable(error)) => {

@@ -6,9 +6,26 @@ use super::counters::{BusiestSecond, DirectionCounters, DropCause};
 use super::random::{Random, mix, threshold};
 use super::{BurstLoss, DirectionModel, LinkModel, Outage, Policer, Reorder};
 
-/// A flow as routers see it: a hash over addresses, protocol and ports.
+/// A flow as routers see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Flow(pub u64);
+pub struct Flow {
+    /// A hash over addresses, protocol and ports.
+    pub hash: u64,
+    /// Its packets are UDP.
+    pub is_udp: bool,
+}
+
+impl Flow {
+    /// A flow of TCP segments, with this hash.
+    pub fn tcp(hash: u64) -> Self {
+        Self { hash, is_udp: false }
+    }
+
+    /// A flow of UDP datagrams, with this hash.
+    pub fn udp(hash: u64) -> Self {
+        Self { hash, is_udp: true }
+    }
+}
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +177,8 @@ impl Direction {
         if len > self.mtu {
             return Err(DropCause::Mtu);
         }
-        if self.policer.as_mut().is_some_and(|bucket| !bucket.take(now_ns, len)) {
+        let policer = self.policer.as_mut().filter(|bucket| flow.is_udp || !bucket.model.udp_only);
+        if policer.is_some_and(|bucket| !bucket.take(now_ns, len)) {
             return Err(DropCause::Policer);
         }
         let sent_ns = self.transmit(now_ns, len).ok_or(DropCause::Queue)?;
@@ -200,7 +218,7 @@ impl Direction {
     fn propagate(&mut self, sent_ns: u64, flow: Flow) -> Delivery {
         let count = self.ways.len() as u64;
         // Most paths have one way: no hash, no division.
-        let index = if count == 1 { 0 } else { (mix(flow.0 ^ self.way_seed) % count) as usize };
+        let index = if count == 1 { 0 } else { (mix(flow.hash ^ self.way_seed) % count) as usize };
         let jitter_ns = if self.jitter_ns == 0 { 0 } else { self.jitter_random.up_to(self.jitter_ns) };
         let way = &mut self.ways[index];
         let arrival_ns = sent_ns.saturating_add(way.delay_ns).saturating_add(jitter_ns);

@@ -100,6 +100,8 @@ pub struct Policer {
     pub rate: BitRate,
     /// Size of the bucket; it starts full.
     pub burst: ByteCount,
+    /// It takes UDP alone, as operators do that fear floods, and lets all else pass.
+    pub udp_only: bool,
 }
 
 /// Packets held back so that later ones overtake them.

@@ -226,7 +226,7 @@ impl CopyObserver for Relay {
             CopyEvent::LaneUp { lane, transport, peer, .. } => {
                 self.log.detail(&format!("lane {lane} to the other agent is up: {transport} to {peer}"));
             }
-            CopyEvent::LaneDown { lane, reason } => {
+            CopyEvent::LaneDown { lane, reason, .. } => {
                 self.log.detail(&format!("lane {lane} to the other agent is down: {reason}"));
             }
             CopyEvent::Restarted => {
@@ -276,7 +276,9 @@ impl Relay {
                 };
                 Told::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
             }
-            CopyEvent::LaneDown { lane, reason } => Told::LaneDown { lane: *lane, reason: reason.clone() },
+            CopyEvent::LaneDown { lane, reason, again } => {
+                Told::LaneDown { lane: *lane, reason: reason.clone(), again: *again }
+            }
             CopyEvent::Restarted => Told::Restarted,
             CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
                 let outcome = match outcome {

@@ -49,6 +49,8 @@ pub(super) struct FirstLane {
     pub(super) rate: SharedRate,
     /// What is known of its path by this transport.
     pub(super) remembered: Option<PathRecord>,
+    /// It is known what the other transport carries.
+    pub(super) is_other_known: bool,
     /// How long the question of trust took.
     pub(super) trusted_after: Duration,
 }
@@ -185,8 +187,10 @@ impl Dialling {
                         let elsewhere = options.remote.as_ref().filter(|named| **named != self.remote.host_port());
                         return Err(elsewhere.map_or(error, |named| self.another_agent(named, &lane.peer)));
                     }
-                    let remembered = remembered.into_iter().find(|record| record.via == via);
-                    return Ok(FirstLane { via, lane, addr, rate, remembered, trusted_after: asked.elapsed() });
+                    let known = |via| remembered.iter().find(|record| record.via == via).copied();
+                    let (remembered, is_other_known) = (known(via), known(via.other()).is_some());
+                    let trusted_after = asked.elapsed();
+                    return Ok(FirstLane { via, lane, addr, rate, remembered, is_other_known, trusted_after });
                 }
                 Err(failed) if failed.iter().any(|error| error.retry == Retry::Never) => {
                     let ends = |error: &Error| error.retry == Retry::Never;
@@ -280,7 +284,7 @@ impl PathDialling<'_> {
             Err(error) if error.retry != Retry::Never => error,
             reached => return reached.map_err(|error| vec![error]),
         };
-        let other = if via == Via::Tcp { Via::Quic } else { Via::Tcp };
+        let other = via.other();
         self.say(&format!("{other}: no {via} to {addr}: {}", failed.chain()));
         stop_if_asked(&self.dialling.observer).map_err(|error| vec![error])?;
         self.dial(other, addr, remembered).map_err(|error| vec![failed, error])

@@ -9,10 +9,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::contest::{Contest, ContestStep};
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::memory::Way;
 use sterna_proto::plan::{self, TcpPath, Via};
+use sterna_proto::rate::Manner;
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
@@ -41,6 +43,9 @@ pub(super) const DEPARTURE: Duration = Duration::from_millis(30);
 
 /// How long the close of a lane gets to leave this host. Reason: it waits for no window and no pace, only for its thread.
 pub(super) const LAST_PACKET: Duration = Duration::from_millis(10);
+
+/// Why a lane is closed whose transport carries less.
+const OTHER_TRANSPORT: &str = "the other transport carries more";
 
 /// What the threads that keep paths and lanes alive share.
 struct Keeper {
@@ -177,6 +182,7 @@ fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, obser
 impl Keeper {
     /// Starts the lanes of a path on which the agent has been reached.
     fn begin_path(self: &Arc<Self>, path: &Arc<KeptPath>, first: FirstLane, lane_count: u32) -> Result<(), Error> {
+        let is_contested = self.may_contest(path, &first);
         let FirstLane { via, addr, rate, lane, remembered, .. } = first;
         let stats = lane.handle.stats();
         let rtt = if stats.rtt_min.is_zero() { stats.rtt } else { stats.rtt_min };
@@ -186,11 +192,24 @@ impl Keeper {
         let is_least = given.target.is_none()
             && remembered.is_some_and(|record| !record.is_full && given.ceiling.is_none_or(|most| record.rate < most));
         let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected, is_least });
+        if is_contested {
+            *lock(&path.contest) = Contest::new();
+        }
         let mut first = Some(lane);
         // Lanes that are asked for wait until the rate is found: among many a rate that begins small is a packet a second for each, and the
         // one that sends trains has too little to send.
         let begins_with = if via == Via::Quic && expected.is_none() { 1 } else { lane_count };
-        (0..begins_with).try_for_each(|_| self.start_lane(path, first.take()))
+        (0..begins_with).try_for_each(|_| self.start_lane(path, via, first.take()))
+    }
+
+    /// Whether TCP may turn out to carry more on a path than QUIC, by which it was reached: the choice was ours, nothing is agreed that
+    /// TCP cannot hold, and it is not known yet. Several paths, or replicas, limit a copy together: which one does cannot be told.
+    fn may_contest(&self, path: &KeptPath, first: &FirstLane) -> bool {
+        let contract = &path.options.contract;
+        let is_free = contract.target.is_none() && contract.minimum.is_none() && contract.manner == Manner::Fair;
+        let is_alone = self.paths.len() == 1 && !self.options.same;
+        let is_ours = path.options.via == ViaChoice::Auto && first.via == Via::Quic && !first.is_other_known;
+        is_free && is_alone && is_ours
     }
 
     /// Begins a path that has been dialled, if the agent was reached on it.
@@ -283,29 +302,35 @@ impl Keeper {
         self.end.is_over() || self.observer.stopped()
     }
 
+    /// Whether lanes by `via` are not to be used on a path, or not yet.
+    fn is_lane_held_back(&self, path: &KeptPath, via: Via) -> bool {
+        self.is_held_back(path) || lock(&path.contest).loser() == Some(via)
+    }
+
     /// Starts the thread of one more lane; the first one of a path comes connected.
-    fn start_lane(self: &Arc<Self>, path: &Arc<KeptPath>, connected: Option<Lane>) -> Result<(), Error> {
+    fn start_lane(self: &Arc<Self>, path: &Arc<KeptPath>, via: Via, connected: Option<Lane>) -> Result<(), Error> {
         let (keeper, on) = (Arc::clone(self), Arc::clone(path));
-        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || keeper.keep(&on, connected));
+        let run = move || keeper.keep(&on, via, connected);
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(run);
         spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
-        path.lanes_wanted.fetch_add(1, Ordering::Relaxed);
+        path.lanes_wanted(via).fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Keeps one lane alive until the session is over. The first one of a path comes connected.
-    fn keep(&self, path: &KeptPath, first: Option<Lane>) {
+    /// Keeps one lane alive until the session is over, by `via` as long as that gets through. The first one of a path comes connected.
+    fn keep(&self, path: &KeptPath, via: Via, first: Option<Lane>) {
         let Some(reached) = path.reached.get() else { return };
         let mut next = first;
         let mut backoff = BACKOFF_MIN;
         while !self.end.is_over() {
-            if next.is_none() && self.is_held_back(path) {
+            if next.is_none() && self.is_lane_held_back(path, via) {
                 self.wait(TICK);
                 continue;
             }
             let born = Instant::now();
             let dialled = match next.take() {
                 Some(lane) => Ok(lane),
-                None => self.dial_again(path, reached),
+                None => self.dial_again(path, reached, via),
             };
             let id = self.lanes.next();
             let was_dialled = dialled.is_ok();
@@ -318,34 +343,42 @@ impl Keeper {
             if self.sends() {
                 path.live.share_rate();
             }
+            let is_retired = lock(&path.contest).loser() == Some(via);
             let reason = match outcome {
-                Ok(()) if path.options.standby && self.is_served() => "another path is up again".to_owned(),
-                Ok(()) => "closed by the agent".to_owned(),
                 // A path whose network is away may come back.
                 Err(error) if ends_session(&error) && (was_dialled || self.paths.len() == 1) => {
                     return self.end.abort(error);
                 }
+                _ if is_retired => OTHER_TRANSPORT.to_owned(),
+                Ok(()) if path.options.standby && self.is_served() => "another path is up again".to_owned(),
+                Ok(()) => "closed by the agent".to_owned(),
                 Err(error) => error.chain(),
             };
-            self.observer.event(CopyEvent::LaneDown { lane: id.0, reason: path.say(reason) });
+            self.observer.event(CopyEvent::LaneDown { lane: id.0, reason: path.say(reason), again: !is_retired });
             backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
             self.wait(backoff);
         }
     }
 
     /// Dials one more lane of a path: by the other transport when its own does not get through any more, and the choice was ours.
-    fn dial_again(&self, path: &KeptPath, reached: &ReachedPath) -> Result<Lane, Error> {
-        let ReachedPath { via, addr, ref rate, lane_count: lanes, .. } = *reached;
+    fn dial_again(&self, path: &KeptPath, reached: &ReachedPath, via: Via) -> Result<Lane, Error> {
+        let ReachedPath { addr, ref rate, lane_count: lanes, .. } = *reached;
         let by = |via| {
             let target = Target { via, addr, rate, lanes };
             // What the first lane was refused was said then.
             dial(&self.options, &path.options, &target, &self.identity).map(|(lane, _)| lane)
         };
         let failed = match by(via) {
-            Err(error) if path.options.via == ViaChoice::Auto && error.retry != Retry::Never => error,
+            Err(error)
+                if path.options.via == ViaChoice::Auto
+                    && error.retry != Retry::Never
+                    && via == path.chosen_via(reached) =>
+            {
+                error
+            }
             dialled => return dialled,
         };
-        let other = if via == Via::Tcp { Via::Quic } else { Via::Tcp };
+        let other = via.other();
         if self.is_ending() {
             return Err(failed);
         }
@@ -429,14 +462,15 @@ impl Keeper {
         let mut stall = StallWatch::of_lanes();
         // What a lane has heard last is done with when this returns: a source that was to go has gone.
         while !self.end.is_over() || !self.end.has_followed_up() {
-            thread::sleep(TICK);
+            self.end.wait_until_over(TICK);
             self.end.tick();
             let progress = self.progress(started);
             self.observer.progress(&progress);
             for path in &self.paths {
                 path.listen();
-                self.adapt(path);
                 path.watch_rate(self.way, &progress);
+                self.compare_transports(path, &progress);
+                self.adapt(path);
             }
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
             // A spool may have nothing to send for days, and a replica nothing while others are faster.
@@ -455,6 +489,24 @@ impl Keeper {
         self.observer.progress(&self.progress(started));
     }
 
+    /// Lets the other transport show whether it carries more on a path, when the session gives cause; and takes the one that does.
+    fn compare_transports(self: &Arc<Self>, path: &Arc<KeptPath>, progress: &CopyProgress) {
+        match path.contest(progress) {
+            None => {}
+            Some(ContestStep::Begin(decision)) => {
+                let lanes = lanes_asked(&self.options, &path.options).map_or(plan::CONTEST_LANES, |lanes| lanes.value);
+                self.decide("transport", path, decision.rationale);
+                self.start_more(path, decision.value, 0, lanes);
+            }
+            Some(ContestStep::Take(decision)) => {
+                let loser = decision.value.other();
+                self.decide("transport", path, decision.rationale);
+                let lanes = path.live.live().into_iter().filter(|lane| Via::from(lane.transport()) == loser);
+                close_all(lanes, OTHER_TRANSPORT);
+            }
+        }
+    }
+
     /// Decides anew what the lanes of a path themselves have taught since.
     fn adapt(self: &Arc<Self>, path: &Arc<KeptPath>) {
         let Some(reached) = path.reached.get() else { return };
@@ -465,12 +517,15 @@ impl Keeper {
             self.decide("congestion", path, rationale);
         }
         let given = &path.options;
-        let wanted = path.lanes_wanted.load(Ordering::Relaxed);
-        let via = path.via(reached);
-        if wanted < reached.lane_count {
+        if lock(&path.contest).is_on() {
+            return;
+        }
+        let (chosen, via) = (path.chosen_via(reached), path.via(reached));
+        let wanted = path.lanes_wanted(chosen).load(Ordering::Relaxed);
+        if chosen == reached.via && wanted < reached.lane_count {
             // Only a search needs to be alone.
             if via == Via::Tcp || path.found_rate(self.way).is_some() {
-                self.start_more(path, wanted, reached.lane_count);
+                self.start_more(path, chosen, wanted, reached.lane_count);
             }
             return;
         }
@@ -493,14 +548,14 @@ impl Keeper {
         };
         if let Some(more) = more {
             self.decide("lanes", path, more.rationale);
-            self.start_more(path, wanted, more.value);
+            self.start_more(path, chosen, wanted, more.value);
         }
     }
 
-    /// Starts the lanes of a path that are missing to `wanted`.
-    fn start_more(self: &Arc<Self>, path: &Arc<KeptPath>, there: u32, wanted: u32) {
+    /// Starts the lanes of a path by `via` that are missing to `wanted`.
+    fn start_more(self: &Arc<Self>, path: &Arc<KeptPath>, via: Via, there: u32, wanted: u32) {
         // A host that gives no more threads keeps the lanes that it has.
-        let _ = (there..wanted).try_for_each(|_| self.start_lane(path, None));
+        let _ = (there..wanted).try_for_each(|_| self.start_lane(path, via, None));
     }
 
     fn decide(&self, subject: &'static str, path: &KeptPath, rationale: String) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use sterna_proto::contest::{Contest, ContestFacts, ContestStep};
 use sterna_proto::location::HostPort;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::{FoundPath, MTU_USUAL, Via};
@@ -66,10 +67,23 @@ pub(super) struct KeptPath {
     pub(super) up: AtomicUsize,
     /// What was heard of its lanes, and when that was more or less than before.
     pub(super) heard: Mutex<(Option<u64>, Instant)>,
-    /// Lanes that are kept; grows when they turn out too few.
-    pub(super) lanes_wanted: AtomicU32,
-    /// The most that its lanes have carried over some seconds, and what they said last of it.
-    pub(super) carried: Mutex<(PeakRate, Option<LaneStats>)>,
+    /// Lanes that are kept by each transport; grows when they turn out too few.
+    lanes_wanted: [AtomicU32; 2],
+    /// What the lanes of each transport have carried.
+    carried: Mutex<[Carried; 2]>,
+    /// Whether the other transport carries more.
+    pub(super) contest: Mutex<Contest>,
+}
+
+/// What lanes of one transport have carried.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    /// The most over some seconds.
+    peak: PeakRate,
+    /// Bytes that they brought to the other end, on the wire; less when one of them ends.
+    bytes: u64,
+    /// What they said last.
+    stats: Option<LaneStats>,
 }
 
 /// How the agent was reached on a path.
@@ -131,8 +145,9 @@ impl KeptPath {
             live: Lanes::default(),
             up: AtomicUsize::new(0),
             heard: Mutex::new((None, Instant::now())),
-            lanes_wanted: AtomicU32::new(0),
+            lanes_wanted: Default::default(),
             carried: Mutex::default(),
+            contest: Mutex::default(),
         }
     }
 
@@ -165,11 +180,21 @@ impl KeptPath {
         self.live.transport().map_or(reached.via, Via::from)
     }
 
-    /// The rate that it was found to carry until now.
+    /// The transport that its lanes are dialled by first: what it was reached by, or what has turned out to carry more.
+    pub(super) fn chosen_via(&self, reached: &ReachedPath) -> Via {
+        lock(&self.contest).loser().map_or(reached.via, Via::other)
+    }
+
+    /// How many lanes are kept by `via`.
+    pub(super) fn lanes_wanted(&self, via: Via) -> &AtomicU32 {
+        &self.lanes_wanted[via as usize]
+    }
+
+    /// The rate that QUIC was found to carry until now.
     pub(super) fn found_rate(&self, way: Way) -> Option<BitRate> {
         match way {
             Way::Out => self.reached.get()?.rate.found(),
-            Way::In => lock(&self.carried).0.value(),
+            Way::In => lock(&self.carried)[Via::Quic as usize].peak.value(),
         }
     }
 
@@ -177,35 +202,46 @@ impl KeptPath {
     /// so that jumbo frames are seen a round trip before any rate is found.
     pub(super) fn found(&self, way: Way, lane_memory: Option<ByteCount>) -> Option<FoundPath> {
         let rate = self.found_rate(way)?;
-        let stats = lock(&self.carried).1?;
+        let stats = lock(&self.carried)[Via::Quic as usize].stats?;
         Some(FoundPath { rate, mtu: stats.mtu.max(MTU_USUAL), rtt: stats.rtt_min, lane_memory: lane_memory? })
     }
 
-    /// Takes note of what its lanes have carried until now, by the transport that it was reached by: what the other one carries
-    /// in its place is not to be remembered of it.
+    /// Takes note of what its lanes have carried until now, by each transport.
     pub(super) fn watch_rate(&self, way: Way, progress: &CopyProgress) {
-        let Some(reached) = self.reached.get() else { return };
         let live = self.live.live();
-        let lanes: Vec<LaneStats> = live
-            .iter()
-            .filter(|handle| Via::from(handle.transport()) == reached.via)
-            .map(|handle| handle.stats())
-            .collect();
-        let carried = |lane: &LaneStats| match way {
-            Way::Out => lane.wire_bytes_sent,
-            Way::In => lane.wire_bytes_received,
-        };
-        let bytes = lanes.iter().map(carried).sum();
-        let together = lanes.into_iter().reduce(|one, other| LaneStats {
-            rtt_min: one.rtt_min.min(other.rtt_min),
-            packets_sent: one.packets_sent + other.packets_sent,
-            packets_lost: one.packets_lost + other.packets_lost,
-            mtu: one.mtu.max(other.mtu),
-            ..one
-        });
-        let (peak, stats) = &mut *lock(&self.carried);
-        peak.observe(progress.elapsed, bytes);
-        *stats = together.or(*stats);
+        for via in [Via::Tcp, Via::Quic] {
+            let lanes = live.iter().filter(|handle| Via::from(handle.transport()) == via).map(|handle| handle.stats());
+            let together = lanes.reduce(|one, other| LaneStats {
+                rtt_min: one.rtt_min.min(other.rtt_min),
+                packets_sent: one.packets_sent + other.packets_sent,
+                packets_lost: one.packets_lost + other.packets_lost,
+                wire_bytes_sent: one.wire_bytes_sent + other.wire_bytes_sent,
+                wire_bytes_received: one.wire_bytes_received + other.wire_bytes_received,
+                mtu: one.mtu.max(other.mtu),
+                ..one
+            });
+            let Carried { peak, bytes, stats } = &mut lock(&self.carried)[via as usize];
+            *bytes = together.map_or(0, |lanes| match way {
+                Way::Out => (lanes.wire_bytes_sent as f64 * (1.0 - loss_of(&lanes))) as u64,
+                Way::In => lanes.wire_bytes_received,
+            });
+            peak.observe(progress.elapsed, *bytes);
+            *stats = together.or(*stats);
+        }
+    }
+
+    /// What the contest of its transports asks for now.
+    pub(super) fn contest(&self, progress: &CopyProgress) -> Option<ContestStep> {
+        let [tcp, quic] = *lock(&self.carried);
+        let session = &progress.session;
+        lock(&self.contest).observe(&ContestFacts {
+            now: progress.elapsed,
+            quic: quic.bytes,
+            tcp: tcp.bytes,
+            left: ByteCount(session.bytes_known.saturating_sub(session.bytes_done)),
+            rtt: quic.stats.or(tcp.stats)?.rtt_min,
+            limits: &progress.limits.report.total,
+        })
     }
 
     /// What is to be used of it, once the agent has been reached on it; `memory`: of its lanes together, if they are QUIC's.
@@ -235,20 +271,27 @@ impl KeptPath {
 
     /// Keeps in `file` what the session has taught about it, which paths held if `is_bound`. Errors: the file cannot be written.
     pub(super) fn learn(&self, way: Way, file: &PathFile, is_bound: bool) -> Result<(), Error> {
-        let (peak, stats) = *lock(&self.carried);
-        let (Some(sent_rate), Some(stats), Some(reached)) = (peak.value(), stats, self.reached.get()) else {
-            return Ok(());
-        };
+        let Some(reached) = self.reached.get() else { return Ok(()) };
         let Ok(key) = memory::key_of(way, self.options.local, reached.addr) else { return Ok(()) };
-        let sent = stats.packets_sent.max(1);
-        let loss_ppm = (stats.packets_lost.min(sent) * 1_000_000 / sent) as u32;
-        // A polite sender yields to others: what it was held to is theirs, and not all that the path carries.
-        let is_full = is_bound && self.options.contract.manner == Manner::Fair;
-        // What was dropped was not carried.
-        let rate = BitRate((sent_rate.0 as f64 * (1.0 - f64::from(loss_ppm) / 1e6)) as u64);
-        let (via, at) = (reached.via, memory::unix_time());
-        file.learn(PathRecord { key, via, rate, is_full, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })
+        let (carried, loser) = (*lock(&self.carried), lock(&self.contest).loser());
+        for via in [Via::Tcp, Via::Quic] {
+            let Carried { peak, stats, .. } = carried[via as usize];
+            let (Some(rate), Some(stats)) = (peak.value(), stats) else { continue };
+            let loss_ppm = (loss_of(&stats) * 1e6) as u32;
+            // A polite sender yields to others: what it was held to is theirs, and not all that the path carries. What has lost against
+            // the other transport carries no more, whatever held it.
+            let is_full = is_bound && self.options.contract.manner == Manner::Fair || loser == Some(via);
+            let at = memory::unix_time();
+            file.learn(PathRecord { key, via, rate, is_full, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })?;
+        }
+        Ok(())
     }
+}
+
+/// The part of what lanes have sent that was lost. Range: 0 to 1.
+fn loss_of(lanes: &LaneStats) -> f64 {
+    let sent = lanes.packets_sent.max(1);
+    lanes.packets_lost.min(sent) as f64 / sent as f64
 }
 
 /// `text` about the path with this name.

@@ -418,7 +418,7 @@ impl CopyObserver for Member {
         let named = |text: String| format!("{}: {text}", self.name);
         self.crew.observer.event(match event {
             CopyEvent::Decision { subject, rationale } => CopyEvent::Decision { subject, rationale: named(rationale) },
-            CopyEvent::LaneDown { lane, reason } => CopyEvent::LaneDown { lane, reason: named(reason) },
+            CopyEvent::LaneDown { lane, reason, again } => CopyEvent::LaneDown { lane, reason: named(reason), again },
             CopyEvent::Session(SessionEvent::Notice(text)) => CopyEvent::Session(SessionEvent::Notice(named(text))),
             other => other,
         });

@@ -659,7 +659,7 @@ fn event_of(told: Told) -> CopyEvent {
             // An agent that is asked uses one path.
             CopyEvent::LaneUp { lane, path: PathNumber(0), transport, peer: SocketAddr::new(ip, peer.port) }
         }
-        Told::LaneDown { lane, reason } => CopyEvent::LaneDown { lane, reason },
+        Told::LaneDown { lane, reason, again } => CopyEvent::LaneDown { lane, reason, again },
         Told::Settled { entry, outcome } => CopyEvent::Session(SessionEvent::Settled { entry, outcome }),
         Told::Notice(text) => CopyEvent::Session(SessionEvent::Notice(text)),
         Told::Unreadable(error) => CopyEvent::Session(SessionEvent::Unreadable(error)),

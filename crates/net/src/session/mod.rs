@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
@@ -162,6 +162,17 @@ pub trait End: Send + Sync + 'static {
     fn block_sink(self: Arc<Self>, lane: LaneId) -> Box<dyn BlockSink>;
     /// Whether the session is over.
     fn is_over(&self) -> bool;
+    /// Waits for `time`, or until it is over and all that follows is done. Reason: a copy that is done does not wait for the next tick.
+    fn wait_until_over(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while !self.is_over() || !self.has_followed_up() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.wait_for_work(left);
+        }
+    }
     /// Whether all that follows is done too, once it is over: its observer has heard everything, and sources are deleted
     /// or moved.
     fn has_followed_up(&self) -> bool;

@@ -455,6 +455,11 @@ impl Accountant {
     /// Keeps what the remedies need; windows and buffers are those at their largest.
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
+        let mut lanes = changes.iter().map(|(_, change)| &change.now.transport).peekable();
+        if lanes.peek().is_some() {
+            facts.is_quic = lanes.any(|transport| matches!(transport, TransportSample::Quic(_)));
+        }
+        let known = facts.policed;
         facts.lost = self.packets.1.saturating_sub(facts.overrun);
         facts.loss_ppm = (facts.lost * 1_000_000).checked_div(self.packets.0).unwrap_or(0);
         facts.destination = self.receiver.rate(facts.lanes);
@@ -478,7 +483,6 @@ impl Accountant {
                     tcp.rtt_min
                 }
                 TransportSample::Quic(quic) => {
-                    facts.is_quic = true;
                     if let (RateState::Policed(rate), false) = (quic.state, cause == WindowCause::Queue) {
                         (facts.policed, facts.policed_is_least) = (rate, false);
                     }
@@ -489,6 +493,9 @@ impl Accountant {
             if facts.rtt.is_zero() || !rtt.is_zero() && rtt < facts.rtt {
                 facts.rtt = rtt;
             }
+        }
+        if facts.policed != known {
+            facts.policed_over_quic = facts.is_quic;
         }
     }
 }

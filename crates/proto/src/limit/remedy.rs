@@ -21,6 +21,8 @@ pub struct Facts {
     pub policed: BitRate,
     /// The policer lets at least that through; its rate may be above.
     pub policed_is_least: bool,
+    /// What it was seen to drop was QUIC's.
+    pub policed_over_quic: bool,
     /// Rate at which the source was read while it was waited for.
     pub source: BitRate,
     /// Rate at which the destination took data.
@@ -74,6 +76,9 @@ const DISORDER_MIN: u64 = 50_000;
 /// Smallest round trip for which is said what a larger buffer would allow. Reason: within a host that is a rate which nothing else allows.
 const RTT_TOLD_MIN: Duration = Duration::from_micros(100);
 
+/// How much more TCP must carry than a policer lets QUIC, for it not to be under the same one. Reason: its bucket, and what is measured.
+const MORE: f64 = 1.1;
+
 /// What is left of a policed rate when packets are to pass without loss. Source: SMART-1 report; the reserve pays for bursts.
 const BELOW_POLICER: f64 = 0.95;
 
@@ -111,6 +116,11 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
 
 /// A rate to give is never below what the copy reached with its losses.
 fn policer(facts: &Facts) -> String {
+    let passes_tcp = facts.policed_over_quic && !facts.is_quic && facts.rate.0 as f64 > facts.policed.0 as f64 * MORE;
+    if passes_tcp {
+        let asked = "TCP passes, and carries the rest; have it lifted for UDP";
+        return format!("drops QUIC above {}; {asked}", facts.policed);
+    }
     if facts.policed_is_least {
         let most = facts.policed.max(facts.reached);
         let paced = if facts.is_quic { "" } else { "; --via quic spreads packets, and finds the rate" };
@@ -293,6 +303,9 @@ mod tests {
             policed, "drops above 30.0 Mbit/s; --via quic --rate 29Mbit avoids the losses",
             "no less than it had"
         );
+        let of_udp = Facts { policed_over_quic: true, is_quic: false, rate: BitRate(facts.policed.0 * 8), ..facts };
+        let words = remedy(Limit::Policer, &of_udp).unwrap();
+        assert!(words.contains("TCP passes") && !words.contains("--rate"), "{words}");
         let least = remedy(Limit::Policer, &Facts { policed_is_least: true, ..facts }).unwrap();
         assert_eq!(
             least,

@@ -109,6 +109,7 @@ impl LimitReport {
             facts.is_unscaled,
             facts.is_web,
             facts.policed_is_least,
+            facts.policed_over_quic,
         ];
         flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
     }
@@ -145,6 +146,7 @@ impl LimitReport {
             is_unscaled: read_flag(r)?,
             is_web: read_flag(r)?,
             policed_is_least: read_flag(r)?,
+            policed_over_quic: read_flag(r)?,
         };
         Ok(Self { recent, total, facts })
     }

@@ -75,7 +75,7 @@ fn loss_above_the_ceiling_that_no_slowing_cures_does_not_stop_the_lane() {
 
 fn policed(rate: BitRate, rtt_ms: u64) -> LinkModel {
     let mut link = clean(1000, rtt_ms);
-    link.forward.policer = Some(Policer { rate, burst: ByteCount(64 << 10) });
+    link.forward.policer = Some(Policer { rate, burst: ByteCount(64 << 10), udp_only: false });
     link
 }
 

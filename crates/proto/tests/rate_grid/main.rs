@@ -51,7 +51,7 @@ fn link(rate: BitRate, rtt: Duration, trouble: Trouble) -> (LinkModel, usize, Bi
         }
         Trouble::Policer(part) => {
             possible = BitRate((rate.0 as f64 * part) as u64);
-            link.forward.policer = Some(Policer { rate: possible, burst: ByteCount(64 << 10) });
+            link.forward.policer = Some(Policer { rate: possible, burst: ByteCount(64 << 10), udp_only: false });
         }
         Trouble::Reordering => {
             link.forward.reorder = Some(Reorder { probability: 0.01, delay: Duration::from_millis(5) });

@@ -352,7 +352,7 @@ impl Path {
                 Packet::Other { flow, number } => {
                     count(&mut self.tally.others, self.now, u64::from(self.setup.link.mtu));
                     let ack = Packet::OtherAck { flow, number };
-                    self.reverse.offer(self.now, ACK_BYTES, Flow(100 + flow as u64), ack);
+                    self.reverse.offer(self.now, ACK_BYTES, Flow::udp(100 + flow as u64), ack);
                 }
                 _ => {}
             }
@@ -407,7 +407,7 @@ impl Path {
         if self.socket.dropped > 0 && self.now >= self.socket.report_at {
             let packets = std::mem::take(&mut self.socket.dropped);
             self.socket.report_at = self.now + REPORT_EVERY;
-            self.reverse.offer(self.now, ACK_BYTES, Flow(0), Packet::Overrun { packets });
+            self.reverse.offer(self.now, ACK_BYTES, Flow::udp(0), Packet::Overrun { packets });
         }
     }
 
@@ -431,7 +431,7 @@ impl Path {
             state.said.pop_front();
         }
         let numbers = state.said.iter().flatten().copied().collect();
-        self.reverse.offer(self.now, ACK_BYTES, Flow(lane as u64), Packet::Ack { lane, numbers });
+        self.reverse.offer(self.now, ACK_BYTES, Flow::udp(lane as u64), Packet::Ack { lane, numbers });
     }
 
     fn handle_ack(&mut self, lane: usize, numbers: &[u64]) {
@@ -516,7 +516,8 @@ impl Path {
             state.next_send = state.next_send.max(now.saturating_sub(BURST)) + gap(&state.control, bytes);
             let is_measured = state.sender == 0;
             count(&mut self.tally.sent, now, if is_measured { bytes } else { 0 });
-            let verdict = self.forward.offer(now, bytes as usize, Flow(lane as u64), Packet::Data { lane, number });
+            let verdict =
+                self.forward.offer(now, bytes as usize, Flow::udp(lane as u64), Packet::Data { lane, number });
             if is_measured && matches!(verdict, Verdict::Drop(_)) {
                 count(&mut self.tally.dropped, now, bytes);
             }
@@ -526,7 +527,7 @@ impl Path {
     fn send_other(&mut self, flow: usize) {
         while let Some(number) = self.others[flow].poll_send(self.now) {
             let packet = Packet::Other { flow, number };
-            self.forward.offer(self.now, usize::from(self.setup.link.mtu), Flow(100 + flow as u64), packet);
+            self.forward.offer(self.now, usize::from(self.setup.link.mtu), Flow::udp(100 + flow as u64), packet);
         }
     }
 }

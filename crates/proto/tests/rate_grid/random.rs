@@ -63,7 +63,7 @@ impl Cell {
             // Two bursts of a pacer at least: less lets nobody through.
             let least = (achievable.0 as f64 / 8.0 * 0.004).max(32e3);
             let burst = ByteCount(between(&mut random, least, least * 30.0) as u64);
-            link.forward.policer = Some(Policer { rate: achievable, burst });
+            link.forward.policer = Some(Policer { rate: achievable, burst, udp_only: false });
             add(format!("policer of {achievable} with {burst}"));
         }
         if random.chance(500) {

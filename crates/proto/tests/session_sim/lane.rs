@@ -93,7 +93,7 @@ impl Pipe {
     }
 
     fn offer(&mut self, now: Duration, stream: u64, place: u64, units: usize) {
-        if let Verdict::Drop(_) = self.wire.offer(now, units, Flow(0), (stream, place)) {
+        if let Verdict::Drop(_) = self.wire.offer(now, units, Flow::udp(0), (stream, place)) {
             // Found missing after a round trip, as a rule.
             self.again.push(Reverse((now + self.model_rtt + self.model_rtt / 2, stream, place)));
         }

@@ -116,7 +116,8 @@ fn a_copy_arrives_with_an_account_through_losses_and_a_policer() {
     let mut lossy = path(500, 20);
     lossy.forward.loss = 0.01;
     let mut policed = path(500, 40);
-    policed.forward.policer = Some(Policer { rate: BitRate::megabits(40), burst: ByteCount(128 << 10) });
+    policed.forward.policer =
+        Some(Policer { rate: BitRate::megabits(40), burst: ByteCount(128 << 10), udp_only: false });
     for (name, model) in [("loss", lossy), ("policer", policed)] {
         let Some(lab) = lab(name, &model, &[]) else { return };
         let site = Site::new();
@@ -125,6 +126,30 @@ fn a_copy_arrives_with_an_account_through_losses_and_a_policer() {
         account(&copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url("f")).succeed());
         assert_same_file(&site.local().join("f"), &site.root().join("f"));
     }
+}
+
+/// Over QUIC alone the policer would let these 250 MB through in seven minutes, and whoever waits for a copy gives up before.
+#[test]
+fn tcp_takes_a_copy_over_in_its_middle_where_a_policer_holds_only_udp() {
+    let _alone = alone();
+    let mut model = path(300, 20);
+    let policer = Policer { rate: BitRate::megabits(5), burst: ByteCount(64 << 10), udp_only: true };
+    (model.forward.policer, model.reverse.policer) = (Some(policer), Some(policer));
+    let Some(lab) = lab("udp", &model, &[]) else { return };
+    let site = Site::new();
+    let agent = agent(&site, &lab);
+    write(&site.local().join("f"), &Seeded::new(5).bytes(250_000_000));
+    let pushed = copy(&site, &lab, &agent, &[]).arg("f").arg(agent.url("f")).succeed();
+    account(&pushed);
+    assert_same_file(&site.local().join("f"), &site.root().join("f"));
+    let chosen: Vec<String> = pushed
+        .events
+        .iter()
+        .filter(|event| event["event"] == "decision" && event["subject"] == "transport")
+        .map(|event| event["rationale"].as_str().unwrap().to_owned())
+        .collect();
+    assert!(chosen.len() >= 3 && chosen[0].starts_with("quic: "), "{chosen:?}");
+    assert!(chosen.iter().any(|rationale| rationale.starts_with("tcp: tcp carried ")), "{chosen:?}");
 }
 
 #[test]

@@ -72,12 +72,14 @@ pub enum Told {
         /// The address of the passive agent.
         peer: PeerAddress,
     },
-    /// A lane is down; it is dialled again.
+    /// A lane is down.
     LaneDown {
         /// Its number.
         lane: u32,
         /// Why.
         reason: String,
+        /// It is dialled again.
+        again: bool,
     },
     /// A file has its outcome.
     Settled {
@@ -109,10 +111,11 @@ impl Told {
                 w.byte(u8::from(*via == Via::Quic));
                 peer.write(w);
             }
-            Self::LaneDown { lane, reason } => {
+            Self::LaneDown { lane, reason, again } => {
                 w.byte(3);
                 w.integer(u64::from(*lane));
                 w.bytes(reason.as_bytes());
+                w.byte(u8::from(*again));
             }
             Self::Settled { entry, outcome } => {
                 w.byte(4);
@@ -154,7 +157,7 @@ impl Told {
                 via: if read_flag(r)? { Via::Quic } else { Via::Tcp },
                 peer: PeerAddress::read(r)?,
             },
-            3 => Self::LaneDown { lane: read_lane(r)?, reason: read_text(r)? },
+            3 => Self::LaneDown { lane: read_lane(r)?, reason: read_text(r)?, again: read_flag(r)? },
             4 => Self::Settled {
                 entry: r.entry()?,
                 outcome: match r.byte()? {
