@@ -88,25 +88,18 @@ mod tests {
     use super::*;
     use crate::error::{ErrorKind, Phase, Scope};
 
+    /// A file of two blocks.
+    fn large(name: &[u8]) -> crate::FileEntry {
+        let mtime = crate::FileTime { seconds: 1, nanoseconds: 0 };
+        let (path, kind, size) = (RelPath::new(name).unwrap(), crate::EntryKind::File, 2 << 20);
+        let (mode, allocated, inode, version) = (0o644, size, 1, 1);
+        crate::FileEntry { path, kind, size, mtime, mode, allocated, inode, version, growth: None }
+    }
+
     #[test]
     fn a_file_that_has_to_wait_is_left_out_until_it_is_wanted() {
-        let entry = |name: &[u8]| {
-            let mtime = crate::FileTime { seconds: 1, nanoseconds: 0 };
-            let (path, kind, size) = (RelPath::new(name).unwrap(), crate::EntryKind::File, 2 << 20);
-            crate::FileEntry {
-                path,
-                kind,
-                size,
-                mtime,
-                mode: 0o644,
-                allocated: size,
-                inode: 1,
-                version: 1,
-                growth: None,
-            }
-        };
         let mut sender = SendSession::new(LINGER_DEFAULT);
-        let (held, other) = (sender.add_file(entry(b"held")), sender.add_file(entry(b"other")));
+        let (held, other) = (sender.add_file(large(b"held")), sender.add_file(large(b"other")));
         let lane = LaneId(0);
         sender.handle_lane_up(lane);
         let next = |sender: &mut SendSession| match sender.next_block(lane) {
@@ -130,6 +123,23 @@ mod tests {
         sender.handle_messages(1, &[have, want].concat()).unwrap();
         assert_eq!([next(&mut sender), next(&mut sender)], [Some((held, 1)), None]);
         assert_eq!((sender.held_bytes(), sender.sent_again_blocks()), (1 << 20, again), "it was never sent");
+    }
+
+    #[test]
+    fn what_arrived_by_a_lane_that_died_is_not_from_an_earlier_run() {
+        let mut sender = SendSession::new(LINGER_DEFAULT);
+        let file = sender.add_file(large(b"file"));
+        for lane in [LaneId(0), LaneId(1)] {
+            sender.handle_lane_up(lane);
+        }
+        assert!(sender.next_block(LaneId(0)).is_some());
+        sender.handle_lane_down(LaneId(0), Instant::now());
+        let have = Message::Have { file, blocks: vec![(0, 1)] }.encode();
+        sender.handle_messages(0, &have).unwrap();
+        assert_eq!((sender.held_bytes(), sender.confirmed_bytes()), (0, 1 << 20));
+        let (before, rest) = (Message::Have { file, blocks: vec![(1, 2)] }.encode(), sender.held_bytes());
+        sender.handle_messages(1, &before).unwrap();
+        assert_eq!(sender.held_bytes() - rest, 1 << 20, "no lane had taken the second");
     }
 
     #[test]

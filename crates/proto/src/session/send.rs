@@ -98,6 +98,8 @@ struct SendFile {
     pending: RangeSet,
     /// Blocks that a lane has taken and the receiver has not confirmed.
     in_flight: BTreeMap<u64, LaneId>,
+    /// Pending blocks that a lane had taken which is dead: they may have arrived all the same.
+    orphaned: RangeSet,
     /// It cannot be sent after all: its blocks stay pending until it settles.
     withdrawn: bool,
     /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
@@ -219,6 +221,9 @@ impl SendSession {
             for index in &lost {
                 file.in_flight.remove(index);
                 file.pending.insert(*index..index + 1);
+                if !file.waits {
+                    file.orphaned.insert(*index..index + 1);
+                }
             }
             if !file.withdrawn {
                 *sent_again_blocks += lost.len() as u64;
@@ -310,11 +315,13 @@ impl SendSession {
                 self.confirmed_bytes = self.confirmed_bytes.saturating_add(unit_bytes(&file.entry, index..index + 1));
             }
             for range in file.pending.within(start..end) {
-                let bytes = unit_bytes(&file.entry, range);
+                let bytes = unit_bytes(&file.entry, range.clone());
+                let ours: u64 = file.orphaned.within(range).map(|range| unit_bytes(&file.entry, range)).sum();
                 self.confirmed_bytes = self.confirmed_bytes.saturating_add(bytes);
-                self.held_bytes = self.held_bytes.saturating_add(bytes);
+                self.held_bytes = self.held_bytes.saturating_add(bytes - ours);
             }
             file.pending.remove(start..end);
+            file.orphaned.remove(start..end);
         }
         let was_asked = !std::mem::replace(&mut file.unasked, false);
         // It was looked up. A file that had no block yet when it had to wait is told so by nothing else.
@@ -434,6 +441,7 @@ impl SendSession {
                 unasked,
                 pending,
                 in_flight,
+                orphaned: RangeSet::default(),
                 withdrawn: false,
                 waits: false,
                 wanted: RangeSet::default(),
