@@ -304,7 +304,7 @@ impl Keeper {
 
     /// Whether lanes by `via` are not to be used on a path, or not yet.
     fn is_lane_held_back(&self, path: &KeptPath, via: Via) -> bool {
-        self.is_held_back(path) || lock(&path.contest).loser() == Some(via)
+        self.is_held_back(path) || path.is_retired(via)
     }
 
     /// Starts the thread of one more lane; the first one of a path comes connected.
@@ -334,7 +334,7 @@ impl Keeper {
             };
             let id = self.lanes.next();
             let was_dialled = dialled.is_ok();
-            let outcome = dialled.and_then(|lane| self.run_lane(id, path, lane));
+            let outcome = dialled.and_then(|lane| self.run_lane(id, path, via, lane));
             // A copy that was stopped needs no more lanes; the agent has heard of it, or sees the last lane end.
             if self.is_ending() {
                 return;
@@ -343,12 +343,11 @@ impl Keeper {
             if self.sends() {
                 path.live.share_rate();
             }
-            let is_retired = lock(&path.contest).loser() == Some(via);
+            let is_retired = path.is_retired(via);
+            // A path whose network is away may come back, and what carries no copy yet, or no more, must not end it.
+            let is_needed = (was_dialled || self.paths.len() == 1) && via == path.chosen_via(reached);
             let reason = match outcome {
-                // A path whose network is away may come back.
-                Err(error) if ends_session(&error) && (was_dialled || self.paths.len() == 1) => {
-                    return self.end.abort(error);
-                }
+                Err(error) if is_needed && ends_session(&error) => return self.end.abort(error),
                 _ if is_retired => OTHER_TRANSPORT.to_owned(),
                 Ok(()) if path.options.standby && self.is_served() => "another path is up again".to_owned(),
                 Ok(()) => "closed by the agent".to_owned(),
@@ -388,10 +387,14 @@ impl Keeper {
         Ok(lane)
     }
 
-    fn run_lane(&self, id: LaneId, path: &KeptPath, lane: Lane) -> Result<(), Error> {
-        self.check_trust(&lane)?;
+    fn run_lane(&self, id: LaneId, path: &KeptPath, via: Via, lane: Lane) -> Result<(), Error> {
         let Some(reached) = path.reached.get() else { return Ok(()) };
+        self.check_trust(&lane, self.paths.len() == 1 && via == path.chosen_via(reached))?;
         path.live.add(&lane.handle, reached.rate.clone(), self.options.congestion.is_some());
+        // Lanes that are seen there when their transport loses are closed then; this one was on its way.
+        if path.is_retired(via) {
+            lane.handle.close(OTHER_TRANSPORT);
+        }
         if self.sends() {
             path.live.share_rate();
         }
@@ -418,14 +421,14 @@ impl Keeper {
         outcome
     }
 
-    /// Every lane must end at the agent that the first one reached.
-    fn check_trust(&self, lane: &Lane) -> Result<(), Error> {
+    /// Every lane must end at the agent that the first one reached; one that the copy needs may be trusted anew.
+    fn check_trust(&self, lane: &Lane, is_needed: bool) -> Result<(), Error> {
         let trusted = *lock(&self.trusted);
         if trusted == Some(lane.peer) {
             return Ok(());
         }
-        if self.paths.len() > 1 {
-            // One path that leads elsewhere must not end what the others carry.
+        if !is_needed {
+            // A path, or a transport, that leads elsewhere must not end what the others carry.
             lane.handle.close("another agent");
             let text = format!("{} is another agent, with the key {}: not used", lane.handle.peer_addr(), lane.peer);
             return Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text).retry(Retry::After));

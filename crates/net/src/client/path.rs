@@ -185,6 +185,11 @@ impl KeptPath {
         lock(&self.contest).loser().map_or(reached.via, Via::other)
     }
 
+    /// Whether lanes by `via` were found to carry less than the other transport.
+    pub(super) fn is_retired(&self, via: Via) -> bool {
+        lock(&self.contest).loser() == Some(via)
+    }
+
     /// How many lanes are kept by `via`.
     pub(super) fn lanes_wanted(&self, via: Via) -> &AtomicU32 {
         &self.lanes_wanted[via as usize]

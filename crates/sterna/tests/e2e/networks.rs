@@ -1,5 +1,7 @@
 //! Several paths in one copy.
 
+use std::net::Ipv4Addr;
+
 use serde_json::{Value, json};
 
 use crate::site::{Agent, Site, wait_until};
@@ -156,7 +158,7 @@ fn a_plan_is_printed_and_nothing_is_copied() {
 #[test]
 fn a_network_that_lets_udp_through_no_more_gets_lanes_over_tcp() {
     let (site, agent) = site_with(16 * MIB);
-    let (tcp, udp) = Strait::tcp_and_udp(&agent);
+    let (tcp, udp) = Strait::tcp_and_udp(Ipv4Addr::LOCALHOST, &agent, &agent);
     udp.mark(4 * MIB as u64, Then::Hold);
     // With a rate given the choice is QUIC.
     let flags = ["--rate", "40Mbit", "--lanes", "1", "--compress", "never", "f"];

@@ -4,7 +4,7 @@
 //! seed gives and not at a time.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -60,7 +60,11 @@ pub struct Strait {
 impl Strait {
     /// A TCP strait in front of `agent`.
     pub fn tcp(agent: &crate::site::Agent) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::tcp_at(Ipv4Addr::LOCALHOST, agent)
+    }
+
+    fn tcp_at(ip: Ipv4Addr, agent: &crate::site::Agent) -> Self {
+        let listener = TcpListener::bind((ip, 0)).unwrap();
         let strait = Self::before(agent, listener.local_addr().unwrap());
         let shared = Arc::clone(&strait.shared);
         thread::spawn(move || {
@@ -81,13 +85,13 @@ impl Strait {
         Self::ferrying(agent, UdpSocket::bind("127.0.0.1:0").unwrap())
     }
 
-    /// One of each, at the same port.
-    pub fn tcp_and_udp(agent: &crate::site::Agent) -> (Self, Self) {
+    /// One of each at the same port of `ip`, each in front of an agent of its own.
+    pub fn tcp_and_udp(ip: Ipv4Addr, by_tcp: &crate::site::Agent, by_udp: &crate::site::Agent) -> (Self, Self) {
         loop {
-            let tcp = Self::tcp(agent);
+            let tcp = Self::tcp_at(ip, by_tcp);
             // Another test may have the port for UDP.
             let Ok(socket) = UdpSocket::bind(tcp.addr) else { continue };
-            return (tcp, Self::ferrying(agent, socket));
+            return (tcp, Self::ferrying(by_udp, socket));
         }
     }
 

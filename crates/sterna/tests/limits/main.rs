@@ -12,6 +12,9 @@ mod web;
 #[path = "../e2e/site.rs"]
 mod site;
 #[allow(dead_code)]
+#[path = "../e2e/strait.rs"]
+mod strait;
+#[allow(dead_code)]
 #[path = "../e2e/tree.rs"]
 mod tree;
 #[allow(dead_code)]
@@ -30,7 +33,8 @@ use sterna_proto::limit::trace::{Input, read_trace};
 use sterna_proto::limit::{Accountant, Limit};
 use sterna_proto::{BitRate, ByteCount};
 
-use site::{Agent, BINARY, CopyCommand, Outcome, Site};
+use site::{Agent, BINARY, CopyCommand, Outcome, Site, wait_until};
+use strait::Strait;
 use tree::{Seeded, assert_same_file, write};
 
 /// Held by the one lab that is up.
@@ -150,6 +154,36 @@ fn tcp_takes_a_copy_over_in_its_middle_where_a_policer_holds_only_udp() {
         .collect();
     assert!(chosen.len() >= 3 && chosen[0].starts_with("quic: "), "{chosen:?}");
     assert!(chosen.iter().any(|rationale| rationale.starts_with("tcp: tcp carried ")), "{chosen:?}");
+}
+
+/// What one transport reaches at a port need not be what the other does: TCP may be forwarded elsewhere, or answered by a device.
+#[test]
+fn another_agent_that_answers_by_tcp_does_not_end_what_quic_carries() {
+    let _alone = alone();
+    let mut model = path(300, 20);
+    model.forward.policer = Some(Policer { rate: BitRate::megabits(5), burst: ByteCount(64 << 10), udp_only: true });
+    let Some(lab) = lab("stranger", &model, &[]) else { return };
+    let (site, elsewhere) = (Site::new(), Site::new());
+    let (ours, other) = (agent(&site, &lab), agent(&elsewhere, &lab));
+    let (address, host) = (lab.host_b().address(), lab.host_b());
+    let (tcp, udp) = host.inside(|| Ok(Strait::tcp_and_udp(address, &other, &ours))).unwrap();
+    write(&site.local().join("f"), &Seeded::new(6).bytes(250_000_000));
+    let mut copying = copy(&site, &lab, &ours, &[]).arg("f").arg(udp.url("f")).start();
+    copying.wait_for("a lane that met another agent", |event| {
+        event["event"] == "lane_down" && event["reason"].as_str().unwrap().contains(&other.fingerprint)
+    });
+    copying.wait_for("the end of the contest", |event| {
+        event["rationale"].as_str().is_some_and(|rationale| rationale.starts_with("quic: tcp carried 0 "))
+    });
+    let before = udp.passed().0;
+    wait_until("QUIC to go on", || udp.passed().0 > before + (1 << 20));
+    copying.kill();
+    // They say goodbye to sockets of that host.
+    host.inside(|| {
+        drop((tcp, udp));
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
