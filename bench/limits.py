@@ -6,7 +6,7 @@ Usage: bench/limits.py [--draws N] [--seed SEED] [--only NAME,...] [--output FIL
 Each run draws rate, RTT, loss, bucket, buffers, queue and file size of each case from the ranges stated with it. The seed is fresh and
 printed; `--seed` draws the same again. A stated fact is right within 10 % of what was imposed, or when that lies in its stated range.
 One JSON line a run, and a table on stderr at the end. `--record` keeps what the account was given, with what was imposed at its head:
-the form of crates/proto/tests/limits/traces. Only pushes are recorded, since the account is at the sending end.
+the form of crates/proto/tests/limit_traces. Only pushes are recorded, since the account is at the sending end.
 """
 
 from __future__ import annotations

@@ -255,6 +255,32 @@ fn random_loss_beside_a_full_queue_is_no_policer() {
 }
 
 #[test]
+fn drops_of_a_host_that_is_late_are_those_of_the_queue_that_stands_otherwise() {
+    // A queue stands but for a second in five, in which bursts overrun it.
+    let run_at = |policed: u64| {
+        let quic = |step: u32, transport: &mut TransportSample| {
+            let TransportSample::Quic(quic) = transport else { panic!() };
+            quic.sent += 700;
+            quic.wire_bytes += 1_000_000;
+            quic.heard += 1000;
+            let is_burst = step % 100 >= 80;
+            quic.lost += if is_burst && step % 10 == 0 { 90 } else { 0 };
+            quic.rtt = if is_burst { RTT } else { RTT * 2 };
+            quic.state = if is_burst { RateState::Policed(BitRate::megabits(policed)) } else { RateState::Found };
+        };
+        let lane = QuicSample { rtt_min: RTT, rate: BitRate::megabits(82), ..QuicSample::default() };
+        run_with_delays(TransportSample::Quic(lane), |_| Duration::ZERO, quic)
+    };
+    let report = run_at(155);
+    assert_eq!(report.total.of(Limit::Policer), Duration::ZERO, "{:?}", report.total.shares());
+    assert_eq!((report.total.first(), report.facts.policed), (Some(Limit::CongestionWindow), BitRate(0)));
+    // One for QUIC alone, below what TCP fills the path with, is one.
+    let report = run_at(50);
+    assert!(!report.total.of(Limit::Policer).is_zero(), "{:?}", report.total.shares());
+    assert_eq!(report.facts.policed, BitRate::megabits(50));
+}
+
+#[test]
 fn losses_with_a_queue_are_a_full_path_and_so_are_those_that_bbr_does_not_mind() {
     let queued = |step: u32, tcp: &mut TcpSample| {
         tcp.rtt = RTT * 2;

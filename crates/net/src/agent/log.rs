@@ -307,7 +307,7 @@ mod tests {
             "(session a5a5a5a5: lane 0 is down: reset)",
         ];
         assert_eq!(said[..5], expected);
-        assert!(said[5].starts_with("session a5a5a5a5: over: 1 file, 3.00 kB in 0.0 s ("), "{said:?}");
+        assert!(said[5].starts_with("session a5a5a5a5: over: 1 file, 3.00 kB in "), "{said:?}");
         assert!(said[5].ends_with(" goodput), 1 up to date") && said.len() == 6, "{said:?}");
     }
 
@@ -320,9 +320,9 @@ mod tests {
         session.session_event(SessionEvent::Aborted(stopped));
         session.end(&Progress { bytes_done: 7000, ..Progress::default() }, None);
         let said = lock(&lines.0).clone();
-        let last = "session a5a5a5a5: ended early: stopped; until then nothing copied in 0.0 s, 1 failed, and 7.00 kB of \
-                    files that are not whole yet";
-        assert_eq!(said[1..], ["session a5a5a5a5: x", last]);
+        assert_eq!((said.len(), &*said[1]), (3, "session a5a5a5a5: x"));
+        assert!(said[2].starts_with("session a5a5a5a5: ended early: stopped; until then nothing copied in "), "{said:?}");
+        assert!(said[2].ends_with(" s, 1 failed, and 7.00 kB of files that are not whole yet"), "{said:?}");
 
         let lines = Arc::new(Lines::default());
         started(&lines).end(&Progress::default(), Some("the agent is stopping"));

@@ -98,6 +98,16 @@ mod tests {
     }
 
     #[test]
+    fn in_doubt_each_file_is_synced_by_itself() {
+        // Files of procfs cannot be synced: who asks hears so.
+        let mut round = SyncRound::of(SINGLE_SYNCS_MAX + 1);
+        for path in ["/proc/self/status", "/proc/self/stat", "/proc/self/status"] {
+            let outcome = round.sync(std::fs::File::open(path).unwrap());
+            assert_eq!(outcome, Err(rustix::io::Errno::INVAL), "{path}");
+        }
+    }
+
+    #[test]
     fn releases_of_kernels_are_read_and_others_are_in_doubt() {
         let cases =
             [("5.8.0-1-amd64", Some((5, 8))), ("4.18.0-553.el8_10.x86_64", Some((4, 18))), ("6.18+", Some((6, 18)))];

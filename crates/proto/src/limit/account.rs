@@ -154,6 +154,8 @@ pub struct Accountant {
     cpu_at_receiver: Duration,
     /// Of the time of [`Limit::CongestionWindow`], that in which it was growing still.
     growing: Duration,
+    /// Of the time of [`Limit::CongestionWindow`], that in which a queue stood before the path.
+    queued: Duration,
     /// Packets sent, repeats included, and of them those lost.
     packets: (u64, u64),
     /// Bytes that came, of the time in which there was something to send.
@@ -375,7 +377,15 @@ impl Accountant {
     pub fn report(&self) -> LimitReport {
         let mut recent = LimitTimes::default();
         self.recent.iter().for_each(|(_, times)| recent.merge(times));
-        LimitReport { recent, total: self.total, facts: self.facts }
+        let (mut total, mut facts) = (self.total, self.facts);
+        // A path that has a queue has no policer of the same rate. What looked like one was its queue, run over in a burst of a host that was late.
+        let policed = total.of(Limit::Policer);
+        let is_as_full = facts.policed.0 as f64 > on_wire(facts.rate, facts.is_quic).0 as f64 * AS_FULL;
+        if self.queued > policed && is_as_full {
+            total.rename(Limit::Policer, Limit::CongestionWindow, policed);
+            (facts.policed, facts.policed_is_least) = (BitRate(0), false);
+        }
+        LimitReport { recent, total, facts }
     }
 
     /// What was found of each lane in the last interval.
@@ -425,6 +435,9 @@ impl Accountant {
         }
         if cause == WindowCause::Growing {
             self.growing += interval.of(Limit::CongestionWindow);
+        }
+        if cause == WindowCause::Queue {
+            self.queued += interval.of(Limit::CongestionWindow);
         }
         self.facts.is_growing = self.growing * 2 > self.total.of(Limit::CongestionWindow);
         self.facts.cpu_at_receiver = self.cpu_at_receiver * 2 > self.total.of(Limit::Cpu);
@@ -819,6 +832,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Part of the given rate that counts as having reached it. Reason: pacing wakes up late, and payload is 3 % less than packets.
 const AT_CAP: f64 = 0.85;
+
+/// How near what a policer seems to let through must be to the rate of a full path, to be the same.
+const AS_FULL: f64 = 0.9;
 
 /// Part of its pace that a QUIC lane reaches when nothing else holds it. Reason: the pace is up to a quarter above the rate, to
 /// catch up.

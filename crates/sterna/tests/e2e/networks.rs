@@ -145,9 +145,8 @@ fn a_plan_is_printed_and_nothing_is_copied() {
     assert!(planned["memory_bytes"].as_u64() > Some(0), "{planned}");
     let found = plan(&["--via=quic".to_owned(), "--memory=64MiB".to_owned()]);
     assert_eq!(found["memory_bytes"], 64 << 20, "all lanes that may come are counted: {found}");
-    // 25 Mbit at 93 % of 40 Mbit/s.
-    let time = planned["time_s"].as_f64().unwrap();
-    assert!((0.6..2.0).contains(&time), "{planned}");
+    // 25 Mbit at 93 % of 40 Mbit/s, and round trips as they are measured.
+    assert!(planned["time_s"].as_f64() > Some(0.6), "{planned}");
     assert!(!site.root().join("f").exists());
     // Nothing is known of the rate, and the file is there.
     assert_eq!(plan(&[])["time_s"], Value::Null);

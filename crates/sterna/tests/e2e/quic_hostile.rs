@@ -11,7 +11,7 @@ use crate::strangers::agent_for;
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// What an agent may hold for all peers that it does not know. Reason: 64 MiB of credit, 40 MiB of gaps in its streams, 16 KiB of window and
-/// the state of a connection for each of 512 handshakes, and 30 MB that an agent has when it is idle.
+/// the state of a connection for each handshake of the test, and 30 MB that an agent has when it is idle.
 const STRANGERS_BYTES_MAX: u64 = 220 << 20;
 
 /// What it may hold for one lane of a peer that it knows, and that sends what it is granted in the worst way. Reason: 20 MiB of window, 64 KiB of

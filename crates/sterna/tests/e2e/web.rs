@@ -119,8 +119,8 @@ fn lanes_read_parts_of_their_own() {
     assert_same_file(&server.root().join("f"), &site.local().join("f"));
     let seen = proxy.seen();
     // One request for each block would be 32.
-    assert!((4..20).contains(&seen.len()), "{seen:#?}");
-    assert!(proxy.most_at_once() <= 5, "more requests at once than lanes, but for one that is being given up");
+    assert!((4..32).contains(&seen.len()), "{seen:#?}");
+    assert!(proxy.most_at_once() <= 8, "a lane has more requests at once than one, and one that it is giving up");
     let later = &seen[1..];
     assert!(
         later.iter().all(|request| request.header("if-range").is_some_and(|tag| tag.starts_with('"'))),

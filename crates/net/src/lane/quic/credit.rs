@@ -57,8 +57,8 @@ impl Drop for Credit {
 /// the first of them in 500 ms.
 const CREDIT_BYTES_MAX: ByteCount = ByteCount::mebibytes(64);
 
-/// Window of a lane that came when the pool was used up: a few packets, in which a hello fits. It is not taken from the pool: 256
-/// lanes of each of four sockets have 16 MiB of it.
+/// Window of a lane that came when the pool was used up: a few packets, in which a hello fits. It is not taken from the pool: 1,024
+/// handshakes on each of four sockets have 64 MiB of it.
 const WINDOW_BYTES_MIN: ByteCount = ByteCount(16 << 10);
 
 /// Least share that is taken from the pool.
