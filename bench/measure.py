@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Memory is sampled this often; VmHWM is a high-water mark, so that only what grows in the last interval is missed.
-SAMPLE_S = 0.1
+# Memory is sampled this often at first, and then with twice the time in between up to the other; VmHWM is a high-water mark, so that only
+# what grows in the last interval is missed. Reason: a look at all processes takes milliseconds, and what is measured needs all cores.
+SAMPLE_S, SAMPLE_MAX_S = 0.1, 2.0
 # What a program gets to end by itself after SIGTERM.
 GRACE_S = 3.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -107,8 +108,10 @@ class Program:
         self._ended.set()
 
     def _watch(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
+        pause = SAMPLE_S
+        while not self._ended.wait(pause):
             self._sample()
+            pause = min(pause * 2, SAMPLE_MAX_S)
 
     def _sample(self) -> None:
         for pid, cpu_s in self._session():
