@@ -17,16 +17,8 @@ else
     targets=(
         "limits=-p sterna --test limits"
         "lab=-p sterna-lab --test two_hosts"
-        "lanes=-p sterna-net --lib lane::"
-        "session=-p sterna-net --lib session::"
-        "faults=-p sterna --test e2e faults::"
-        "follow=-p sterna --test e2e follow::"
-        "networks=-p sterna --test e2e networks::"
-        "paths=-p sterna --test e2e paths::"
-        "replicas=-p sterna --test e2e replicas::"
-        "resume=-p sterna --test e2e resume::"
-        "third_party=-p sterna --test e2e third_party::"
-        "web=-p sterna --test e2e web::"
+        "net=-p sterna-net --lib"
+        "e2e=-p sterna --test e2e"
     )
 fi
 mkdir -p "$directory"

@@ -264,7 +264,7 @@ fn drops_of_a_host_that_is_late_are_those_of_the_queue_that_stands_otherwise() {
             quic.wire_bytes += 1_000_000;
             quic.heard += 1000;
             let is_burst = step % 100 >= 80;
-            quic.lost += if is_burst && step % 10 == 0 { 90 } else { 0 };
+            quic.lost += if is_burst && step.is_multiple_of(10) { 90 } else { 0 };
             quic.rtt = if is_burst { RTT } else { RTT * 2 };
             quic.state = if is_burst { RateState::Policed(BitRate::megabits(policed)) } else { RateState::Found };
         };

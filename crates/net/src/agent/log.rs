@@ -321,7 +321,10 @@ mod tests {
         session.end(&Progress { bytes_done: 7000, ..Progress::default() }, None);
         let said = lock(&lines.0).clone();
         assert_eq!((said.len(), &*said[1]), (3, "session a5a5a5a5: x"));
-        assert!(said[2].starts_with("session a5a5a5a5: ended early: stopped; until then nothing copied in "), "{said:?}");
+        assert!(
+            said[2].starts_with("session a5a5a5a5: ended early: stopped; until then nothing copied in "),
+            "{said:?}"
+        );
         assert!(said[2].ends_with(" s, 1 failed, and 7.00 kB of files that are not whole yet"), "{said:?}");
 
         let lines = Arc::new(Lines::default());

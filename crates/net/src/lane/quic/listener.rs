@@ -292,7 +292,7 @@ impl Drop for Ungreeted {
 }
 
 /// Sockets on the port. Guess: four cores of packets are more than the path of one agent.
-const SOCKETS_MAX: usize = 4;
+pub(super) const SOCKETS_MAX: usize = 4;
 
 /// Handshakes under way on a socket before an address has to prove itself, and at all. Reason: beyond the first, who floods
 /// does so under its own address; beyond the second, one of its own makes room (`crowd`). An honest lane needs a round trip

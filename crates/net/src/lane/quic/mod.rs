@@ -21,6 +21,8 @@
 mod clock;
 mod credit;
 mod fault;
+#[cfg(test)]
+mod floods;
 mod listener;
 mod pace;
 mod receive;

@@ -1,13 +1,12 @@
 //! Lanes over loopback, both ends in this process.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, mpsc};
-use std::{iter, thread};
+use std::thread;
 
 use bytes::Bytes;
 use noq::crypto::rustls::QuicClientConfig;
-use noq::{ClientConfig, Connection, Endpoint};
+use noq::{ClientConfig, Endpoint};
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
@@ -314,65 +313,6 @@ fn a_peer_that_never_answers_is_given_up_in_time() {
     let error = connect(&options, &identity).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Unreachable);
     assert!(error.text().contains("no answer"), "{error}");
-}
-
-/// Knocks `count` times from one socket, goes through the handshakes that the listener takes, and opens no control stream.
-async fn knock_and_say_nothing(from: &str, listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>) {
-    let endpoint = Endpoint::client(SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
-    let identity = Identity::ephemeral().unwrap();
-    let crypto = Arc::new(QuicClientConfig::try_from(identity.client_config()).unwrap());
-    let dial = || endpoint.connect_with(ClientConfig::new(crypto.clone()), listener, super::SERVER_NAME).unwrap();
-    let mut taken = Vec::new();
-    for connecting in (0..count).map(|_| dial()).collect::<Vec<_>>() {
-        // Some are ended in favour of others.
-        taken.extend(connecting.await.ok());
-    }
-    (endpoint, taken)
-}
-
-#[test]
-fn who_holds_its_control_streams_back_makes_room_itself_and_keeps_nobody_out() {
-    const MOST: usize = 4;
-    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
-    let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
-    let runtime = super::lane_runtime().unwrap();
-    // The kernel deals client sockets to those of the listener: so many that each of these has its share.
-    let mute: Vec<_> = (0..24)
-        .map(|_| runtime.block_on(knock_and_say_nothing("127.0.0.1", listener.local_addr(), MOST + 1)))
-        .collect();
-    let honest = QuicOptions {
-        local: Some("127.0.0.2:0".parse().unwrap()),
-        ..QuicOptions::new(listener.local_addr(), SharedRate::new(RateContract::default()))
-    };
-    let lane = connect(&honest, &ours).unwrap();
-    let accepted = iter::from_fn(|| listener.accept()).find_map(Result::ok).unwrap();
-    assert_eq!((accepted.peer, lane.peer), (ours.fingerprint(), theirs.fingerprint()));
-    drop(mute);
-}
-
-#[test]
-fn silent_connections_from_many_networks_keep_nobody_out() {
-    const MOST: usize = 16;
-    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
-    let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
-    let runtime = super::lane_runtime().unwrap();
-    // Each from another /24, more of them than the places of every socket.
-    let knock = |network| {
-        let from = format!("127.1.{network}.1");
-        let (endpoint, connections) = runtime.block_on(knock_and_say_nothing(&from, listener.local_addr(), 1));
-        (endpoint, connections)
-    };
-    let mute: Vec<_> = (0..160).map(knock).collect();
-    let honest = QuicOptions {
-        local: Some("127.200.0.1:0".parse().unwrap()),
-        ..QuicOptions::new(listener.local_addr(), SharedRate::new(RateContract::default()))
-    };
-    let lane = connect(&honest, &ours).unwrap();
-    let accepted = iter::from_fn(|| listener.accept()).find_map(Result::ok).unwrap();
-    assert_eq!((accepted.peer, lane.peer), (ours.fingerprint(), theirs.fingerprint()));
-    drop(mute);
 }
 
 #[test]

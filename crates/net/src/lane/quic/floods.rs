@@ -1,0 +1,185 @@
+//! Strangers that shake hands, from one network or from many, and then say nothing: who is honest gets in all the same.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::{iter, thread};
+
+use noq::crypto::rustls::QuicClientConfig;
+use noq::{ClientConfig, Connection, Endpoint};
+use sterna_proto::rate::RateContract;
+
+use super::{Listener, ListenerOptions, QuicOptions, SharedRate, connect};
+use crate::identity::Identity;
+
+/// Knocks `count` times from one socket, goes through the handshakes that the listener takes, and opens no control stream.
+async fn knock_and_say_nothing(from: &str, listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>) {
+    let endpoint = Endpoint::client(SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
+    let identity = Identity::ephemeral().unwrap();
+    let crypto = Arc::new(QuicClientConfig::try_from(identity.client_config()).unwrap());
+    let dial = || endpoint.connect_with(ClientConfig::new(crypto.clone()), listener, super::SERVER_NAME).unwrap();
+    let mut taken = Vec::new();
+    for connecting in (0..count).map(|_| dial()).collect::<Vec<_>>() {
+        // Some are ended in favour of others.
+        taken.extend(connecting.await.ok());
+    }
+    (endpoint, taken)
+}
+
+#[test]
+fn who_holds_its_control_streams_back_makes_room_itself_and_keeps_nobody_out() {
+    const MOST: usize = 4;
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
+    let runtime = super::lane_runtime().unwrap();
+    // The kernel deals client sockets to those of the listener: so many that each of these has its share.
+    let mute: Vec<_> = (0..24)
+        .map(|_| runtime.block_on(knock_and_say_nothing("127.0.0.1", listener.local_addr(), MOST + 1)))
+        .collect();
+    let honest = QuicOptions {
+        local: Some("127.0.0.2:0".parse().unwrap()),
+        ..QuicOptions::new(listener.local_addr(), SharedRate::new(RateContract::default()))
+    };
+    let lane = connect(&honest, &ours).unwrap();
+    let accepted = iter::from_fn(|| listener.accept()).find_map(Result::ok).unwrap();
+    assert_eq!((accepted.peer, lane.peer), (ours.fingerprint(), theirs.fingerprint()));
+    drop(mute);
+}
+
+#[test]
+fn silent_connections_from_many_networks_keep_nobody_out() {
+    const MOST: usize = 16;
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
+    let runtime = super::lane_runtime().unwrap();
+    // Each from another /24, more of them than the places of every socket.
+    let knock = |network| {
+        let from = format!("127.1.{network}.1");
+        let (endpoint, connections) = runtime.block_on(knock_and_say_nothing(&from, listener.local_addr(), 1));
+        (endpoint, connections)
+    };
+    let mute: Vec<_> = (0..160).map(knock).collect();
+    let honest = QuicOptions {
+        local: Some("127.200.0.1:0".parse().unwrap()),
+        ..QuicOptions::new(listener.local_addr(), SharedRate::new(RateContract::default()))
+    };
+    let lane = connect(&honest, &ours).unwrap();
+    let accepted = iter::from_fn(|| listener.accept()).find_map(Result::ok).unwrap();
+    assert_eq!((accepted.peer, lane.peer), (ours.fingerprint(), theirs.fingerprint()));
+    drop(mute);
+}
+
+/// A flood that goes on, in which time is counted.
+#[derive(Default)]
+struct Flood {
+    knocks: Mutex<u64>,
+    more: Condvar,
+    over: AtomicBool,
+}
+
+impl Flood {
+    /// Knocks from one network after the other until it is over.
+    fn run(&self, listener: SocketAddr, open_max: usize) {
+        let runtime = super::lane_runtime().unwrap();
+        let mut open = VecDeque::new();
+        for network in (0..=u8::MAX).cycle() {
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
+            open.push_back(runtime.block_on(knock_and_say_nothing(&format!("127.1.{network}.1"), listener, 1)));
+            // Whoever leaves makes room: those that leave are the ones that have been ended long ago.
+            if open.len() > open_max {
+                open.pop_front();
+            }
+            *self.knocks.lock().unwrap() += 1;
+            self.more.notify_all();
+        }
+    }
+
+    /// Waits for the knock of that number, or for the end of the flood.
+    fn wait_until(&self, number: u64) {
+        let mut now = self.knocks.lock().unwrap();
+        while *now < number && !self.over.load(Ordering::Relaxed) {
+            now = self.more.wait(now).unwrap();
+        }
+    }
+
+    /// Lets a client hear each datagram of the listener `late` knocks later.
+    fn keep_far(self: &Arc<Self>, listener: SocketAddr, late: u64) -> SocketAddr {
+        let near = Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap());
+        let far = Arc::new(UdpSocket::bind("127.200.0.1:0").unwrap());
+        far.connect(listener).unwrap();
+        let addr = near.local_addr().unwrap();
+        let client: Arc<Mutex<Option<SocketAddr>>> = Arc::default();
+        let (answers, on_their_way) = mpsc::channel::<(u64, Vec<u8>)>();
+        let (from, heard_of, out) = (Arc::clone(&near), Arc::clone(&client), Arc::clone(&far));
+        thread::spawn(move || {
+            let mut data = [0; 1 << 16];
+            while let Ok((count, client)) = from.recv_from(&mut data) {
+                *heard_of.lock().unwrap() = Some(client);
+                // The listener may be gone at the end.
+                let _ = out.send(&data[..count]);
+            }
+        });
+        let flood = Arc::clone(self);
+        thread::spawn(move || {
+            let mut data = [0; 1 << 16];
+            while let Ok(count) = far.recv(&mut data) {
+                let due = *flood.knocks.lock().unwrap() + late;
+                if answers.send((due, data[..count].to_vec())).is_err() {
+                    return;
+                }
+            }
+        });
+        let flood = Arc::clone(self);
+        thread::spawn(move || {
+            for (due, data) in on_their_way {
+                flood.wait_until(due);
+                if let Some(client) = *client.lock().unwrap() {
+                    let _ = near.send_to(&data, client);
+                }
+            }
+        });
+        addr
+    }
+}
+
+/// Ends the flood whatever happens.
+struct Ending(Arc<Flood>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+        self.0.more.notify_all();
+    }
+}
+
+#[test]
+fn a_flood_that_fills_every_place_within_a_round_trip_does_not_lock_a_far_client_out() {
+    const MOST: usize = 8;
+    let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
+    let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
+    let listener = Arc::new(Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap());
+    let places = (MOST * thread::available_parallelism().unwrap().get().min(super::listener::SOCKETS_MAX)) as u64;
+    let flood = Arc::new(Flood::default());
+    let (flooding, to) = (Arc::clone(&flood), listener.local_addr());
+    let _ending = Ending(Arc::clone(&flood));
+    thread::spawn(move || flooding.run(to, 4 * places as usize));
+    flood.wait_until(2 * places);
+    // Who ended the oldest would end it each time.
+    let far = flood.keep_far(to, places + places / 8);
+    let (accepting, expected, is_in) = (Arc::clone(&listener), ours.fingerprint(), Arc::new(AtomicBool::new(false)));
+    let got_in = Arc::clone(&is_in);
+    thread::spawn(move || {
+        let mut peers = iter::from_fn(|| accepting.accept()).filter_map(Result::ok);
+        got_in.store(peers.any(|lane| lane.peer == expected), Ordering::Relaxed);
+    });
+    let mut dialled = Vec::new();
+    while !is_in.load(Ordering::Relaxed) {
+        let honest = QuicOptions::new(far, SharedRate::new(RateContract::default()));
+        dialled.extend(connect(&honest, &ours).ok());
+    }
+}
