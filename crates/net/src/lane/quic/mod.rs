@@ -231,7 +231,6 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
     let shared = Arc::new(Shared {
         connection: connection.clone(),
         control: Arc::new(Mutex::new(send)),
-        undelivered: Arc::default(),
         pace: Arc::clone(&pace),
         peer_addr,
         local_addr: SocketAddr::new(local_ip, local_addr.port()),
@@ -249,7 +248,7 @@ fn assemble(parts: LaneParts, runtime: Handle) -> Result<(Lane, tokio::task::Joi
     runtime.spawn(windows.keep(shared.admitted.subscribe(), credit));
     runtime.spawn(probe_silence(connection.clone(), Arc::clone(&shared.pace)));
     let (orders, queue) = send::queue();
-    runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.undelivered), Arc::clone(&shared.pace)));
+    runtime.spawn(send::feed(connection.clone(), queue, Arc::clone(&shared.pace)));
     let pump = runtime.spawn(receive::pump(connection, receive, inbox));
     let tx = send::QuicTx::new(Arc::clone(&shared), orders);
     let lane = Lane { peer, tx: Box::new(tx), rx: Box::new(rx), handle: Arc::new(QuicHandle(shared)) };
@@ -364,7 +363,6 @@ async fn probe_silence(connection: Connection, pace: Arc<pace::Pace>) {
 struct Shared {
     connection: Connection,
     control: send::ControlStream,
-    undelivered: Arc<send::Undelivered>,
     pace: Arc<pace::Pace>,
     peer_addr: SocketAddr,
     local_addr: SocketAddr,
@@ -475,7 +473,7 @@ impl LaneHandle for QuicHandle {
                 let mut control = shared.control.lock().await;
                 let _ = control.finish();
                 let _ = control.stopped().await;
-                shared.undelivered.none().await;
+                shared.pace.undelivered.none().await;
             };
             let _ = tokio::time::timeout(CLOSE_GRACE + rtt, delivered).await;
             shared.connection.close(CODE_ORDERLY, &reason);

@@ -16,6 +16,7 @@ use sterna_proto::{BitRate, ByteCount};
 use crate::lane::ReceiveMemory;
 use crate::sys;
 
+use super::send::Undelivered;
 use super::share::PathShare;
 
 /// The rate of one path, for all QUIC lanes that share it; clones are the same.
@@ -90,6 +91,9 @@ pub(super) struct Pace {
     rate_bytes: AtomicU64,
     /// Nobody gives the lane anything to send.
     is_dry: AtomicBool,
+    /// A control frame goes to the engine.
+    is_asked: AtomicBool,
+    pub(super) undelivered: Undelivered,
     /// Datagrams that may be sent twice: of the first words of the lane, and of now; see [`Pace::repeats`].
     greetings: AtomicU64,
     repeats: AtomicU64,
@@ -112,6 +116,8 @@ impl Pace {
             in_flight_bytes: AtomicU64::new(0),
             rate_bytes: AtomicU64::new(0),
             is_dry: AtomicBool::new(true),
+            is_asked: AtomicBool::new(false),
+            undelivered: Undelivered::default(),
             greetings: AtomicU64::new(REPEATS_GREETING),
             repeats: AtomicU64::new(0),
             overhead_bytes: AtomicU64::new(0),
@@ -217,8 +223,9 @@ impl Pace {
     ///
     /// When a lane has run dry nothing follows that would show a loss, and each loss costs two round trips: at 660 ms and
     /// 1 % the end of a file took 2.5 s. The rate is free then, so what is sent at the end, what is sent alone, and the first words
-    /// of a lane go twice; the peer drops the second copy unread. Not what a listener says to an address that is not proven
-    /// yet: no more than three times what came goes there (RFC 9000, section 8.1), and the engine does not count copies.
+    /// of a lane go twice; the peer drops the second copy unread. Not acknowledgements: each says again what the ones before it
+    /// said, and a return path that is a thousand times narrower is full of them. Not what a listener says to an address that is not
+    /// proven yet: no more than three times what came goes there (RFC 9000, section 8.1), and the engine does not count copies.
     /// Bounded by [`REPEATS_TAIL`] per acknowledgement.
     pub(super) fn repeats(&self, now: Instant, datagrams: u64, bytes: u64) -> bool {
         let spend = |budget: &AtomicU64| {
@@ -231,6 +238,11 @@ impl Pace {
             seat.rate.lock().handle_sent(seat.key, now, wire_bytes);
         }
         granted
+    }
+
+    /// A control frame goes to the engine now. The engine alone cannot tell the packet that carries it from an acknowledgement.
+    pub(super) fn note_control(&self) {
+        self.is_asked.store(true, Ordering::Relaxed);
     }
 
     /// Nothing is in flight that would show the loss of what is sent now.
@@ -403,9 +415,12 @@ impl Controller for PaceController {
         self.last_sent = Some(now);
         if self.pace.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
             self.pace.note_heard();
-            if has_rested {
+            if has_rested && self.pace.undelivered.any() {
                 self.pace.repeat_alone();
             }
+        }
+        if self.pace.is_asked.swap(false, Ordering::Relaxed) && self.pace.is_dry.load(Ordering::Relaxed) {
+            self.pace.repeat_alone();
         }
         let datagrams = bytes.div_ceil(self.mtu);
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
@@ -429,7 +444,8 @@ impl Controller for PaceController {
         self.pace.rtt_min_micros.store(rtt_min, Ordering::Relaxed);
         self.pace.in_flight_bytes.store(in_flight, Ordering::Relaxed);
         self.pace.note_heard();
-        self.pace.repeats.store(if ran_dry && in_flight > 0 { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
+        let is_tail = ran_dry && in_flight > 0 && self.pace.undelivered.any();
+        self.pace.repeats.store(if is_tail { REPEATS_TAIL } else { 0 }, Ordering::Relaxed);
     }
 
     fn on_packet_lost(&mut self, _lost_bytes: u16, pn: u64, _now: Instant) {
@@ -554,6 +570,7 @@ mod tests {
         let (mut now, mtu) = (Instant::now(), 1472);
         let mut controller = Arc::new(factory).build(now, mtu);
         pace.greetings.store(0, Ordering::Relaxed);
+        pace.undelivered.add();
         let mut goes_twice = |packets: u32, number| {
             now += Duration::from_micros(2400) * packets;
             pace.in_flight_bytes.store(0, Ordering::Relaxed);

@@ -46,7 +46,7 @@ pub(super) struct Undelivered {
 }
 
 impl Undelivered {
-    fn add(&self) {
+    pub(super) fn add(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -56,13 +56,17 @@ impl Undelivered {
         }
     }
 
+    pub(super) fn any(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
     /// Waits until everything is acknowledged.
     pub(super) async fn none(&self) {
         loop {
             let mut delivered = std::pin::pin!(self.all_delivered.notified());
             // Listens before it looks, so that the last delivery is not missed in between.
             delivered.as_mut().enable();
-            if self.count.load(Ordering::SeqCst) == 0 {
+            if !self.any() {
                 return;
             }
             delivered.await;
@@ -78,13 +82,8 @@ pub(super) fn queue() -> (mpsc::Sender<Order>, mpsc::Receiver<Order>) {
 /// Carries orders out until the lane ends or nobody gives any.
 ///
 /// Started with the lane on its runtime; woken by orders and by room in the engine's window; a turn is one order.
-pub(super) async fn feed(
-    connection: Connection,
-    mut orders: mpsc::Receiver<Order>,
-    undelivered: Arc<Undelivered>,
-    pace: Arc<Pace>,
-) {
-    let mut feeder = Feeder { connection: connection.clone(), undelivered, next_block: 0, open: None };
+pub(super) async fn feed(connection: Connection, mut orders: mpsc::Receiver<Order>, pace: Arc<Pace>) {
+    let mut feeder = Feeder { connection: connection.clone(), pace: Arc::clone(&pace), next_block: 0, open: None };
     let mut ended = std::pin::pin!(connection.closed());
     loop {
         pace.set_dry(orders.is_empty());
@@ -112,7 +111,7 @@ pub(super) async fn feed(
 /// The block that is being sent, cut into stretches.
 struct Feeder {
     connection: Connection,
-    undelivered: Arc<Undelivered>,
+    pace: Arc<Pace>,
     next_block: u64,
     open: Option<OpenBlock>,
 }
@@ -148,7 +147,7 @@ impl Feeder {
                 let _ = stream.reset(CODE_ABANDONED);
                 let notice = Prefix { index: ABANDONED, header_len: 0, ..prefix };
                 let notice = self.start(notice, Bytes::new()).await?;
-                self.undelivered.add();
+                self.pace.undelivered.add();
                 self.end_stretch(notice.stream);
                 Ok(())
             }
@@ -169,7 +168,7 @@ impl Feeder {
             let Some(mut block) = self.open.take() else { return Ok(()) };
             if block.left == 0 {
                 let next = Prefix { index: block.prefix.index + 1, header_len: 0, ..block.prefix };
-                self.undelivered.add();
+                self.pace.undelivered.add();
                 self.end_stretch(block.stream);
                 block = self.start(next, Bytes::new()).await?;
             }
@@ -184,11 +183,11 @@ impl Feeder {
     /// Ends the stream of a stretch, which has been added to the undelivered.
     fn end_stretch(&self, mut stream: SendStream) {
         let _ = stream.finish();
-        let undelivered = Arc::clone(&self.undelivered);
+        let pace = Arc::clone(&self.pace);
         tokio::spawn(async move {
             // Acknowledged, refused or lost with the lane: either way it is no longer waited for.
             let _ = stream.stopped().await;
-            undelivered.remove();
+            pace.undelivered.remove();
         });
     }
 }
@@ -227,6 +226,7 @@ impl LaneTx for QuicTx {
         let runtime: &Handle = &self.shared.runtime;
         let written = runtime.block_on(async {
             let mut control = self.shared.control.lock().await;
+            self.shared.pace.note_control();
             control.write_chunk(bytes.freeze()).await
         });
         written.map_err(|error| match error {
@@ -261,7 +261,7 @@ impl LaneTx for QuicTx {
             return Err(misuse("the block is not complete, or its trailer is too long"));
         }
         self.left = None;
-        self.shared.undelivered.add();
+        self.shared.pace.undelivered.add();
         self.order(Order::End(Bytes::copy_from_slice(trailer)))
     }
 

@@ -44,7 +44,7 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(hints.stretches))
-        .stream_receive_window(varint(STREAM_BYTES_MAX))
+        .stream_receive_window(varint(STREAM_WINDOW))
         .receive_window(varint(hints.window.0))
         .send_window(SEND_AHEAD.min(hints.memory.max(SEND_AHEAD)).0)
         // One block after the other: they become complete earlier and fewer are open.
@@ -207,10 +207,14 @@ pub(super) fn varint(value: u64) -> VarInt {
 /// Largest UDP payload that is tried and taken: jumbo Ethernet (9000) less IPv6 and UDP headers.
 pub(super) const PAYLOAD_MAX: u16 = 8952;
 
-/// Window of one stream: the longest stretch, so that it never waits for the window, and no more: see `stretch`.
+/// Window of one stream. Reason: the engine announces more of it whenever an eighth was read, which for a stretch is a frame in vain; six of them a
+/// stretch were a third of what a receiving end sent. What a lane holds is bounded by its own window, and what is said of a stream by `stretch`.
+const STREAM_WINDOW: u64 = 9 * STREAM_BYTES_MAX;
+
+/// The longest stretch on its stream: see `stretch`.
 const STREAM_BYTES_MAX: u64 = STRETCH_BYTES + (PREFIX_BYTES + BLOCK_HEADER_BYTES_MAX + BLOCK_TRAILER_BYTES_MAX) as u64;
 
-/// Least memory of a lane: one stretch as a whole, so that the window of the lane is never below that of a stream.
+/// Least memory of a lane: one stretch as a whole.
 pub const MEMORY_MIN: ByteCount = ByteCount(STREAM_BYTES_MAX);
 
 /// Stretches that a peer may have open at once on a lane: one for so many bytes of its window, within these bounds. Reason: the
