@@ -58,7 +58,7 @@ use clock::LaneRuntime;
 use credit::Credit;
 pub use listener::{Listener, ListenerOptions};
 pub use pace::SharedRate;
-use share::{Arriving, PathShare};
+use share::{Arriving, PathShare, RoundTrip};
 pub(crate) use stretch::{FuzzStep, fuzz as fuzz_stretches};
 pub use transport::MEMORY_MIN;
 
@@ -287,12 +287,13 @@ impl Windows {
     /// Started with the lane; woken forty times a second, and when the peer is admitted; ends with the connection.
     async fn keep(mut self, mut admitted: watch::Receiver<bool>, mut credit: Option<Credit>) {
         let mut sending = ByteCount(0);
-        let (mut at, mut received) = (Instant::now(), self.connection.stats().udp_rx.bytes);
+        let mut brought = RoundTrip::new(Instant::now(), self.connection.stats().udp_rx.bytes);
         let mut arriving = Arriving::new(self.pace.share());
-        // Of a whole interval: what came in an instant is no rate.
-        let mut rate = BitRate(0);
         loop {
             let share = self.pace.share();
+            // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
+            let rtt = self.pace.rtt_min();
+            let rate = brought.rate(Instant::now(), self.connection.stats().udp_rx.bytes, rtt);
             arriving.report(Arc::clone(&share), rate);
             self.room.resize(transport::inbox_bytes(share.lanes()));
             let wanted = transport::send_window(&self.pace.state(), share.lanes(), self.memory);
@@ -304,8 +305,6 @@ impl Windows {
             if is_admitted && credit.take().is_some() {
                 self.grant(transport::receive_window_first(share.lanes(), self.memory));
             }
-            // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
-            let rtt = self.pace.rtt_min();
             if is_admitted && !rtt.is_zero() {
                 self.size_receive_window(rate, &share, rtt);
             }
@@ -314,11 +313,6 @@ impl Windows {
                 () = tokio::time::sleep(WINDOWS_EVERY) => {}
                 // It cannot change back, and a lane that is dropped closes its connection.
                 Ok(()) = admitted.changed() => {}
-            }
-            let (now, bytes) = (Instant::now(), self.connection.stats().udp_rx.bytes);
-            if now - at >= WINDOWS_EVERY {
-                rate = BitRate::mean(ByteCount(bytes - received), now - at);
-                (at, received) = (now, bytes);
             }
         }
     }

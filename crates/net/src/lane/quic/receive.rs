@@ -54,14 +54,21 @@ pub(super) struct Inbox {
 struct Gone;
 
 impl Inbox {
+    /// Puts something into the inbox, once that has room for its `bytes`.
     async fn put(&self, content: Content, bytes: usize) -> Result<(), Gone> {
-        // No more than there is at the least, or it would never fit.
-        let wanted = u32::try_from(bytes.min(INBOX_BYTES_MIN)).unwrap_or(u32::MAX);
-        let room = match wanted {
-            0 => None,
-            _ => Some(Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(|_| Gone)?),
-        };
+        let room = if bytes == 0 { None } else { Some(self.reserve(bytes).await?) };
+        self.put_in(content, room).await
+    }
+
+    /// Puts something into the inbox, in the room that it has there.
+    async fn put_in(&self, content: Content, room: Option<OwnedSemaphorePermit>) -> Result<(), Gone> {
         self.parcels.send(Parcel { content, _room: room }).await.map_err(|_| Gone)
+    }
+
+    /// Waits for room for so many bytes, but for no more than there is at the least: that would never fit.
+    async fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Gone> {
+        let wanted = u32::try_from(bytes.min(INBOX_BYTES_MIN)).unwrap_or(u32::MAX);
+        Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(|_| Gone)
     }
 
     /// Accounts for bytes that wait for the end of their header or trailer; the peer decides how many, so there is an end to it.
@@ -212,17 +219,22 @@ async fn read_stretch(stream: RecvStream, inbox: Inbox) {
 }
 
 /// Reads one stretch, in order: what lies behind a lost packet waits in the engine for its repeat, and other stretches do not.
+///
+/// What was read of the engine gives the peer credit for more. So a stretch reads no more than a packet before it has room in the inbox:
+/// with a sink that is slow, each of a thousand stretches would else hold a batch that no window counts.
 async fn receive_stretch(mut stream: RecvStream, inbox: &Inbox) -> Result<(), StretchEnd> {
     let mut reading = StretchReading::default();
     let mut known = None;
     let mut held: Option<OwnedSemaphorePermit> = None;
     let mut pieces = Vec::new();
-    loop {
-        let ended = read_batch(&mut stream, &mut reading, &mut pieces).await?;
+    while let Some(chunk) = stream.read_chunk(CHUNK_BYTES).await? {
+        let read = reading.take(chunk, &mut pieces)?;
+        let mut room = inbox.reserve(BATCH_BYTES).await?;
+        read_batch(&mut stream, &mut reading, &mut pieces, read).await?;
         if let Some((prefix, header)) = reading.take_front() {
             known = Some(prefix);
-            let bytes = header.len();
-            inbox.put(Content::Block(Arrival::Front(prefix, header)), bytes).await?;
+            let taken = room.split(header.len().min(room.num_permits()));
+            inbox.put_in(Content::Block(Arrival::Front(prefix, header)), taken).await?;
         }
         drop(held.take());
         match reading.held_bytes() {
@@ -230,30 +242,30 @@ async fn receive_stretch(mut stream: RecvStream, inbox: &Inbox) -> Result<(), St
             bytes => held = Some(inbox.hold(bytes)?),
         }
         if let (Some(prefix), false) = (known, pieces.is_empty()) {
-            let bytes = pieces.iter().map(|(_, data): &(u64, Bytes)| data.len()).sum();
-            inbox.put(Content::Block(Arrival::Data(prefix.block, std::mem::take(&mut pieces))), bytes).await?;
-        }
-        if ended {
-            let trailer = reading.finish()?;
-            let bytes = trailer.len();
-            let Some(prefix) = known else { return Ok(()) };
-            return Ok(inbox.put(Content::Block(Arrival::End(prefix, trailer)), bytes).await?);
+            let bytes: usize = pieces.iter().map(|(_, data): &(u64, Bytes)| data.len()).sum();
+            let rest = room.num_permits();
+            drop(room.split(rest.saturating_sub(bytes)));
+            let data = Arrival::Data(prefix.block, std::mem::take(&mut pieces));
+            inbox.put_in(Content::Block(data), Some(room)).await?;
         }
     }
+    let trailer = reading.finish()?;
+    let bytes = trailer.len();
+    let Some(prefix) = known else { return Ok(()) };
+    Ok(inbox.put(Content::Block(Arrival::End(prefix, trailer)), bytes).await?)
 }
 
-/// Waits for data, then takes all that comes within [`GATHER`], up to [`BATCH_BYTES`]; whether the stream has ended.
+/// Takes all that comes within [`GATHER`], so that the batch, of which `bytes` are there, has up to [`BATCH_BYTES`].
 async fn read_batch(
     stream: &mut RecvStream,
     rest: &mut StretchReading,
     pieces: &mut Vec<(u64, Bytes)>,
-) -> Result<bool, StretchEnd> {
-    let Some(chunk) = stream.read_chunk(BATCH_BYTES).await? else { return Ok(true) };
-    let mut bytes = rest.take(chunk, pieces)?;
+    mut bytes: usize,
+) -> Result<(), StretchEnd> {
     let mut gathered = false;
     while bytes < BATCH_BYTES {
         let next = poll_fn(|cx| {
-            Poll::Ready(match pin!(stream.read_chunk(BATCH_BYTES)).poll(cx) {
+            Poll::Ready(match pin!(stream.read_chunk(BATCH_BYTES - bytes)).poll(cx) {
                 Poll::Ready(read) => Some(read),
                 Poll::Pending => None,
             })
@@ -264,13 +276,13 @@ async fn read_batch(
                 tokio::time::sleep(GATHER).await;
                 gathered = true;
             }
-            None => break,
             Some(Ok(Some(chunk))) => bytes += rest.take(chunk, pieces)?,
-            Some(Ok(None)) => return Ok(true),
+            // The end of the stream is read once more.
+            None | Some(Ok(None)) => break,
             Some(Err(error)) => return Err(error.into()),
         }
     }
-    Ok(false)
+    Ok(())
 }
 
 /// Parcels in the inbox; each is at least one wake-up of the sink's thread.
@@ -285,5 +297,8 @@ const GATHER: Duration = Duration::from_millis(1);
 /// A parcel of this size goes at once. Reason: beside its bytes a wake-up of the sink's thread costs nothing.
 const GATHER_BYTES: usize = 128 << 10;
 
-/// Most data in one parcel, so that the sink starts before a whole block is there.
-const BATCH_BYTES: usize = 256 << 10;
+/// Most data in one parcel, so that the sink starts before a whole block is there; the least inbox has room for one.
+const BATCH_BYTES: usize = INBOX_BYTES_MIN;
+
+/// Most data that a stretch reads before it has room. Reason: the engine hands over what came in one packet, which is no more.
+const CHUNK_BYTES: usize = 16 << 10;

@@ -1,9 +1,11 @@
 //! Lanes of one path at this end: how many share it, and what they receive together.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use sterna_proto::BitRate;
+use sterna_proto::{BitRate, ByteCount};
 
 /// Lanes of one path, for those that deal out memory.
 #[derive(Debug, Default)]
@@ -71,9 +73,68 @@ impl Drop for Arriving {
     }
 }
 
+/// Bytes that a lane receives in a round trip.
+///
+/// Reason for a whole round trip: a host that was busy for a moment reads in milliseconds what its socket gathered meanwhile, at several times
+/// the rate of the path.
+pub(super) struct RoundTrip {
+    /// Times, and the bytes that had come by then, at least [`SAMPLE_EVERY`] apart; the first is older than a round trip.
+    samples: VecDeque<(Instant, u64)>,
+}
+
+impl RoundTrip {
+    /// Begins at `now`, when `bytes` have come.
+    pub(super) fn new(now: Instant, bytes: u64) -> Self {
+        Self { samples: VecDeque::from([(now, bytes)]) }
+    }
+
+    /// Mean rate over the last round trip, of which `rtt` is the length; a shorter one counts as [`SAMPLE_EVERY`].
+    pub(super) fn rate(&mut self, now: Instant, bytes: u64, rtt: Duration) -> BitRate {
+        let rtt = rtt.clamp(SAMPLE_EVERY, ROUND_TRIP_MAX);
+        let is_old = |at: Instant, least| now.saturating_duration_since(at) >= least;
+        while self.samples.get(1).is_some_and(|&(at, _)| is_old(at, rtt)) {
+            self.samples.pop_front();
+        }
+        let &(first, before) = self.samples.front().unwrap_or(&(now, bytes));
+        if self.samples.back().is_none_or(|&(at, _)| is_old(at, SAMPLE_EVERY)) {
+            self.samples.push_back((now, bytes));
+        }
+        BitRate::mean(ByteCount(bytes - before), now.saturating_duration_since(first).max(rtt))
+    }
+}
+
+/// Least time between samples. Reason: a timer of the runtime ends by a millisecond or two late.
+const SAMPLE_EVERY: Duration = Duration::from_millis(25);
+
+/// Longest round trip that is looked at. Reason: bounds the samples at 40.
+const ROUND_TRIP_MAX: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_busy_host_reads_at_once_is_no_rate_of_the_path() {
+        let start = Instant::now();
+        let (rtt, each) = (Duration::from_millis(150), 625_000);
+        let mut trip = RoundTrip::new(start, 0);
+        let mut most = BitRate(0);
+        // 200 Mbit/s, of which 100 ms at a time are read in one go.
+        for step in 1..=80_u32 {
+            let bytes = u64::from(step / 4 * 4) * each;
+            most = most.max(trip.rate(start + step * Duration::from_millis(25), bytes, rtt));
+        }
+        assert!(most >= BitRate::megabits(200) && most <= BitRate::megabits(300), "{most}");
+        assert!(trip.samples.len() <= 9);
+    }
+
+    #[test]
+    fn a_lane_that_is_younger_than_a_round_trip_has_not_its_rate_yet() {
+        let start = Instant::now();
+        let mut trip = RoundTrip::new(start, 0);
+        let rate = trip.rate(start + Duration::from_millis(50), 1_000_000, Duration::from_millis(100));
+        assert_eq!(rate, BitRate::megabits(80));
+    }
 
     #[test]
     fn what_lanes_receive_is_added_up_and_goes_with_them() {
