@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What lanes cost by themselves, memory to memory, over a path of the kernel's own (two namespaces, veth, MTU 1500): CPU
-# seconds per GB of each end. Usage, as root: bench/lanes.sh [OUTPUT.jsonl]
+# What lanes cost by themselves, memory to memory, over a path of the kernel's own (two namespaces, veth, MTU 1500 and
+# 9000): CPU seconds per GB of each end. Usage, as root: bench/lanes.sh [OUTPUT.jsonl]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
@@ -24,9 +24,14 @@ cargo build --release --locked -p sterna-net --bench lanes
 lanes=$(cargo build --release --locked -p sterna-net --bench lanes --message-format json 2>/dev/null |
     sed -n 's/.*"name":"lanes".*"executable":"\([^"]*\)".*/\1/p')
 # VIA LANES RATE_MBIT SIZE_MB; a rate of 0 is none.
-for run in "quic 1 1000 1000" "quic 1 10000 4000" "quic 2 10000 4000" "tcp 1 0 8000" "tcp 2 0 8000"; do
-    for _ in 1 2 3; do
-        # shellcheck disable=SC2086 # four words
-        ip netns exec "$near" env LANES_ADDR=$address "$lanes" $run "ip netns exec $far env LANES_ADDR=$address"
+for mtu in 1500 9000; do
+    ip -n "$near" link set v0 mtu $mtu
+    ip -n "$far" link set v0 mtu $mtu
+    for run in "quic 1 1000 1000" "quic 1 10000 4000" "quic 2 10000 4000" "tcp 1 0 8000" "tcp 2 0 8000"; do
+        for _ in 1 2 3; do
+            # shellcheck disable=SC2086 # four words
+            ip netns exec "$near" env LANES_ADDR=$address "$lanes" $run "ip netns exec $far env LANES_ADDR=$address" |
+                sed "s/^{/{\"mtu\": $mtu, /"
+        done
     done
 done >>"$output"

@@ -144,8 +144,8 @@ def thin_return(draw: random.Random, least: float, most: float) -> tuple[int, li
 
 def ack_path(draw: random.Random) -> Case:
     """TCP acknowledges every second packet in 52 bytes, 1.7 % of the rate; what does not fit is thinned."""
-    mbit, path = thin_return(draw, 0.0008, 0.002)
-    return Case("ack_path", path, TCP1, size_of(mbit / 3))
+    mbit, path = thin_return(draw, 0.0008, 0.0035)
+    return Case("ack_path", path, TCP1, size_of(mbit))
 
 
 def carried_return(draw: random.Random) -> Case:
