@@ -1,4 +1,5 @@
-//! The file of authorized peers never panics, grants nothing to a peer that no line begins with, and no line of another peer changes a grant.
+//! Fuzzes the file of authorized peers. The parser never panics, and grants nothing to a peer without a line. A line of
+//! another peer never changes a grant.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

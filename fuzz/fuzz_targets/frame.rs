@@ -1,4 +1,5 @@
-//! A control frame never panics, and one that was read is written as bytes that read as the same frame; its messages too.
+//! Fuzzes control frames. The decoder never panics. A decoded frame and its messages encode to bytes that decode to
+//! equal values.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! A journal never panics, whatever a disk has made of it, and its header and records read back as they were.
+//! Fuzzes the journal as read from a damaged disk. The decoder never panics, and decoded headers and records
+//! round-trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The file of known hosts never panics, and a host whose line is added matches that key and no other.
+//! Fuzzes the file of known hosts. The parser never panics. A host whose line is added matches its key and no other.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,10 +1,11 @@
-//! What a TCP lane carries never panics the decoder, and gives the same events however it is cut.
+//! Fuzzes the frame decoder of a TCP lane. The decoder never panics, and its events do not depend on how the input is
+//! split.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use sterna_net::lane::frame::FrameDecoder;
 
-/// Every event as text, and whether the stream broke the protocol.
+/// Returns every event as text, and true if the stream violated the protocol.
 fn events(pieces: &[&[u8]]) -> (String, bool) {
     let mut decoder = FrameDecoder::new();
     let mut seen = String::new();
@@ -14,7 +15,7 @@ fn events(pieces: &[&[u8]]) -> (String, bool) {
             match decoder.next(&mut rest) {
                 Ok(Some(event)) => {
                     let shown = format!("{event:?};");
-                    // Data comes in pieces of any size: only that it comes counts.
+                    // Data arrives in fragments of any size, so the number of data events is not compared.
                     if !shown.contains("Data") {
                         seen.push_str(&shown);
                     }

@@ -1,4 +1,4 @@
-//! A location never panics, and one that was read shows as a text that reads as the same location.
+//! Fuzzes locations. The parser never panics, and the text of a parsed location parses to an equal location.
 #![no_main]
 
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! The file of paths never panics, and what was read of it is written as text that reads as the same.
+//! Fuzzes the file of learned paths. The parser never panics, and its records round-trip through their text form.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! The head of a web server's answer never panics, and what is read of it does not contradict itself; a redirect never leaves encryption.
+//! Fuzzes the response head of a web server. The parser never panics and its result is consistent. A redirect never
+//! downgrades from HTTPS.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! The decoder of slabs never panics and never writes beyond the room it is given, and what is encoded decodes to what it was.
+//! Fuzzes the slab decoder. The decoder never panics and never writes beyond its output buffer. Encoded data decodes to
+//! the original.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +9,7 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
     let (code, length, bytes) = input;
     let Ok(encoding) = SlabEncoding::from_code(code) else { return };
     let mut decoder = Decoder::default();
-    // Whatever a peer sends, in a room of any size.
+    // Any input from a peer, into a buffer of any size.
     let mut room = vec![0x5a; usize::from(length) + 16];
     let _ = decoder.decode(encoding, bytes, &mut room[..usize::from(length)]);
     assert!(room[usize::from(length)..].iter().all(|byte| *byte == 0x5a), "written beyond its room");

@@ -1,4 +1,4 @@
-//! The flags that describe a path, and the texts they take.
+//! The flags that describe a path, and the parsers of their values.
 
 use std::time::Duration;
 
@@ -13,70 +13,70 @@ use crate::model::{
 };
 use crate::profiles::Profile;
 
-/// Flags that choose a path and change it. "Forward" is from host `a` to host `b`.
+/// Flags that select and change a path. "Forward" is from host `a` to host `b`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct PathArgs {
-    /// Path to start from (see `profiles`); a clean 1 Gbit/s over 100 ms without one
+    /// Path to start from (see `profiles`) [default: a clean path, 1 Gbit/s over 100 ms]
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
-    /// Rate, both directions; counts whole IP packets
+    /// Rate of both directions; counts whole IP packets
     #[arg(long, value_name = "RATE")]
     pub rate: Option<BitRate>,
-    /// Rate from b to a, where it differs
+    /// Rate from b to a, if it differs
     #[arg(long, value_name = "RATE")]
     pub reverse_rate: Option<BitRate>,
-    /// Round-trip time of the empty path
+    /// Round-trip time of the path without queueing
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub rtt: Option<Duration>,
-    /// Queue before the bottleneck, both directions: 0.1bdp, 64KiB or 20ms [default: 1bdp]
+    /// Length of the queue before the bottleneck, both directions: 0.1bdp, 64KiB or 20ms [default: 1bdp]
     #[arg(long, value_name = "LENGTH", value_parser = parse_queue)]
     pub queue: Option<Queue>,
-    /// Random loss, each direction: 1% or 0.01
+    /// Random loss in each direction: 1% or 0.01
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub loss: Option<f64>,
-    /// Random loss from b to a, where it differs
+    /// Random loss from b to a, if it differs
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub reverse_loss: Option<f64>,
-    /// Gilbert-Elliott loss, each direction: chance to turn bad, to turn good, and of loss while bad (1 if not given)
+    /// Gilbert-Elliott loss in each direction: probability of good to bad, of bad to good, of loss in bad [default: 1]
     #[arg(long, value_name = "P,R[,LOSS]", value_parser = parse_burst_loss)]
     pub burst_loss: Option<BurstLoss>,
-    /// Token bucket that drops, forward: 30Mbit:64KiB, or 30Mbit:64KiB:udp for UDP alone
+    /// Policer (token bucket that drops), forward: 30Mbit:64KiB, or 30Mbit:64KiB:udp for UDP only
     #[arg(long, value_name = "RATE:BURST[:udp]", value_parser = parse_policer)]
     pub policer: Option<Policer>,
-    /// Token bucket that drops, from b to a
+    /// Policer (token bucket that drops), from b to a
     #[arg(long, value_name = "RATE:BURST[:udp]", value_parser = parse_policer)]
     pub reverse_policer: Option<Policer>,
-    /// Extra delay of each packet, up to this, each direction; never reorders
+    /// Largest extra delay of a packet, each direction; jitter never reorders packets
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub jitter: Option<Duration>,
-    /// Packets held back so that later ones overtake, forward: 1%:5ms
+    /// Share of packets to delay so that later packets overtake them, and the delay; forward: 1%:5ms
     #[arg(long, value_name = "SHARE:TIME", value_parser = parse_reorder)]
     pub reorder: Option<Reorder>,
-    /// Packets that arrive twice, each direction
+    /// Share of packets that arrive twice, each direction
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub duplicate: Option<f64>,
-    /// Nothing passes from START for LENGTH, again each EVERY: 10s+5s/60s; may be given several times
+    /// Drop all packets from START for LENGTH, again every EVERY: 10s+5s/60s; can be repeated
     #[arg(long, value_name = "START+LENGTH[/EVERY]", value_parser = parse_outage)]
     pub outage: Vec<Outage>,
     /// MTU of both hosts
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(i64::from(MTU_BYTES_MIN)..=i64::from(MTU_BYTES_MAX)))]
     pub mtu: Option<u16>,
-    /// Smaller MTU in the middle of the path
+    /// Smaller MTU inside the path
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..=i64::from(MTU_BYTES_MAX)))]
     pub path_mtu: Option<u16>,
-    /// Drop packets that are too large without a word (a PMTU black hole)
+    /// Drop packets that are too large without an ICMP answer (PMTU black hole)
     #[arg(long)]
     pub no_icmp: bool,
-    /// Equal-cost paths by what each adds to the round trip: 0ms,4ms; a flow keeps to one
+    /// Equal-cost paths, each given by its extra round-trip time: 0ms,4ms; a flow stays on one of them
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = parse_time)]
     pub ecmp: Vec<Duration>,
-    /// TCP options that a middle box removes from SYN packets: sack, wscale, timestamps
+    /// TCP options that a middlebox removes from SYN packets: sack, wscale, timestamps
     #[arg(long, value_name = "OPTION,…", value_delimiter = ',')]
     pub strip: Vec<TcpOption>,
-    /// Seed of every random choice
+    /// Seed of all random choices
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
-    /// A second network between the hosts, by such flags in quotes: '--rate 30Mbit --rtt 60ms'
+    /// Second network between the hosts, described by these flags in quotes: '--rate 30Mbit --rtt 60ms'
     #[arg(long, value_name = "FLAGS", value_parser = parse_second, allow_hyphen_values = true)]
     pub second: Option<Box<PathArgs>>,
 }
@@ -87,7 +87,7 @@ pub struct HostArgs {
     /// Name of the lab, for `exec` and `down`
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Kernel setting of both hosts; may be given several times
+    /// Kernel setting of both hosts; can be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_sysctl)]
     pub sysctl: Vec<(String, String)>,
     /// TCP congestion control of both hosts
@@ -110,9 +110,9 @@ pub enum TcpOption {
 }
 
 impl PathArgs {
-    /// The path that the flags describe.
+    /// Returns the path that the flags describe.
     ///
-    /// Errors: a profile that does not exist; the text lists those that do.
+    /// Errors: unknown profile; the text lists the existing ones.
     pub fn model(&self) -> Result<LinkModel, Error> {
         let mut model = match &self.profile {
             None => clean(),
@@ -122,8 +122,8 @@ impl PathArgs {
         Ok(model)
     }
 
-    /// Changes the first network of `model` to what the flags say; `--seed`, `--outage`, `--mtu` and `--no-icmp` do so
-    /// for the second one too, unless that has flags of its own.
+    /// Applies the flags to the first network of `model`. `--seed`, `--outage`, `--mtu` and `--no-icmp` also change the
+    /// second network, unless `--second` gives it separate flags.
     fn change(&self, model: &mut LinkModel) {
         self.change_direction(&mut model.forward);
         self.change_direction(&mut model.reverse);
@@ -152,7 +152,7 @@ impl PathArgs {
             model.second = Some(second);
         } else if let Some(second) = &mut model.second {
             self.change_both_networks(second);
-            // The two networks must not lose the same packets.
+            // The two networks must not drop the same packets.
             second.seed = model.seed.wrapping_add(1);
         }
     }
@@ -177,7 +177,7 @@ impl PathArgs {
 }
 
 impl HostArgs {
-    /// The settings that the flags describe.
+    /// Returns the settings that the flags describe.
     pub fn options(&self) -> LabOptions {
         LabOptions {
             name: self.name.clone(),
@@ -188,7 +188,7 @@ impl HostArgs {
     }
 }
 
-/// A path of which nothing is said.
+/// Returns the default path, used when no profile is given.
 fn clean() -> LinkModel {
     LinkModel::clean(BitRate::megabits(1000), Duration::from_millis(100))
 }
@@ -205,7 +205,7 @@ fn unknown_profile(name: &str) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
 }
 
-/// Reads the flags of a second network.
+/// Parses the flags of a second network.
 fn parse_second(text: &str) -> Result<Box<PathArgs>, String> {
     let command = PathArgs::augment_args(clap::Command::new("--second").no_binary_name(true).disable_help_flag(true));
     let parsed = command.try_get_matches_from(text.split_whitespace());
@@ -217,7 +217,7 @@ fn parse_second(text: &str) -> Result<Box<PathArgs>, String> {
     }
 }
 
-/// Reads `660ms`, `1.5s`, `200us`.
+/// Parses `660ms`, `1.5s`, `200us`.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || format!("\"{text}\" is not a time such as 660ms, 1.5s or 200us");
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
@@ -230,12 +230,12 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let number: f64 = number.parse().map_err(|_| wrong())?;
-    // To the nanosecond: 7.8 ms must not become 7.799999 ms.
+    // Rounds to the nanosecond: 7.8 ms must not become 7.799999 ms.
     let nanos = (number * scale * 1e9).round();
     if nanos > TIME_NANOS_MAX { Err(wrong()) } else { Ok(Duration::from_nanos(nanos as u64)) }
 }
 
-/// Reads `1%` or `0.01`.
+/// Parses `1%` or `0.01`.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let wrong = || format!("\"{text}\" is not a share such as 1% or 0.01");
     let (number, scale) = match text.strip_suffix('%') {
@@ -298,10 +298,10 @@ fn parse_sysctl(text: &str) -> Result<(String, String), String> {
     Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// An hour: longer than any path, short enough that sums of times never overflow.
+/// One hour: longer than any path, and short enough that sums of times never overflow.
 const TIME_NANOS_MAX: f64 = 3600e9;
 
-/// A queue above this only asks for memory.
+/// A longer queue only uses memory.
 const QUEUE_BDP_MAX: f64 = 20.0;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What `sterna lab up|exec|down|run|profiles` do; the binary only reads the flags.
+//! Implementation of `sterna lab up|exec|down|run|profiles`; the binary only parses the flags.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ use crate::record::{self, Content, NAME_VARIABLE};
 use crate::router::Counters;
 use crate::sys;
 
-/// What the help of `lab` ends with.
+/// Examples at the end of `lab --help`.
 pub const EXAMPLES: &str = "Examples:
   sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
   sterna lab up --name x --rate 50Mbit --rtt 660ms
@@ -52,7 +52,7 @@ const PROFILES_EXAMPLES: &str = "Examples:
 /// The sub-commands of `lab`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum LabCommand {
-    /// Run a command on host a, with both hosts up, and end with its exit code
+    /// Run a command on host a while both hosts are up, and exit with the command's exit code
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Bring up a lab in the background
@@ -64,7 +64,7 @@ pub enum LabCommand {
     /// Take down a lab that is up
     #[command(after_help = DOWN_EXAMPLES)]
     Down(DownArgs),
-    /// List the paths that have a name, with their source
+    /// List the named paths and their sources
     #[command(after_help = PROFILES_EXAMPLES)]
     Profiles,
 }
@@ -72,16 +72,16 @@ pub enum LabCommand {
 /// Flags of `lab run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// The path.
+    /// Flags of the path.
     #[command(flatten)]
     pub path: PathArgs,
-    /// The hosts.
+    /// Flags of the hosts.
     #[command(flatten)]
     pub host: HostArgs,
-    /// Write what the path did to the packets here as JSON when the command ends
+    /// Write the packet counters of the path to FILE as JSON when the command ends
     #[arg(long, value_name = "FILE")]
     pub counters: Option<PathBuf>,
-    /// The command; STERNA_LAB_A and STERNA_LAB_B hold the addresses, `lab exec b -- …` inside it works on host b
+    /// Command to run on host a; `lab exec b -- …` inside it runs on host b. Addresses: STERNA_LAB_A, STERNA_LAB_B
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
@@ -89,13 +89,13 @@ pub struct RunArgs {
 /// Flags of `lab up`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// The path.
+    /// Flags of the path.
     #[command(flatten)]
     pub path: PathArgs,
-    /// The hosts.
+    /// Flags of the hosts.
     #[command(flatten)]
     pub host: HostArgs,
-    /// Write what the path did to the packets here as JSON when the lab goes down
+    /// Write the packet counters of the path to FILE as JSON when the lab goes down
     #[arg(long, value_name = "FILE")]
     pub counters: Option<PathBuf>,
 }
@@ -103,12 +103,12 @@ pub struct UpArgs {
 /// Flags of `lab exec`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExecArgs {
-    /// Name of the lab [default: the one this runs in, or the only one that is up]
+    /// Name of the lab [default: the lab of the calling command, or the only lab that is up]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// The host
+    /// Host to run the command on
     pub host: HostName,
-    /// The command
+    /// Command to run
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
@@ -116,7 +116,7 @@ pub struct ExecArgs {
 /// Flags of `lab down`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DownArgs {
-    /// Name of the lab [default: the only one that is up]
+    /// Name of the lab [default: the only lab that is up]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 }
@@ -124,13 +124,13 @@ pub struct DownArgs {
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum HostName {
-    /// Where data comes from.
+    /// Source of the data.
     A,
-    /// Where data goes to.
+    /// Destination of the data.
     B,
 }
 
-/// Does what the sub-command says and returns the exit code for the process.
+/// Executes the sub-command and returns the exit code of the process.
 pub fn execute(command: &LabCommand) -> Result<u8, Error> {
     match command {
         LabCommand::Run(args) => run(args),
@@ -144,10 +144,10 @@ pub fn execute(command: &LabCommand) -> Result<u8, Error> {
     }
 }
 
-/// Runs a command on host `a` of a lab of its own; returns the command's exit code (128 + N after signal N).
+/// Runs a command on host `a` of a new lab and returns the command's exit code (128 + N after signal N).
 ///
-/// An interrupt from the terminal reaches the command by itself; SIGTERM is handed on to it. Either way the lab is taken
-/// down after the command has ended.
+/// The terminal sends SIGINT to the command directly; this process forwards SIGTERM. In both cases the lab goes down
+/// after the command ends.
 pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let lab = Lab::start(&args.path.model()?, &args.host.options())?;
     let mut command = lab.host_a().command(&args.command[0]);
@@ -161,22 +161,23 @@ pub fn run(args: &RunArgs) -> Result<u8, Error> {
     let handle = signals.handle();
     let forwarder = std::thread::spawn(move || {
         for signal in signals.forever().filter(|signal| *signal == signal_hook::consts::SIGTERM) {
-            // A command that has ended already is as good.
+            // A command that has already ended needs no signal.
             let _ = rustix::process::Signal::from_named_raw(signal).map(|s| rustix::process::kill_process(pid, s));
         }
     });
     let status = child.wait().map_err(|e| cannot(&format!("wait for {name}"), e));
     handle.close();
-    // The thread only forwards signals; what it might say of itself changes nothing.
+    // The thread only forwards signals, so its result does not matter.
     drop(forwarder.join());
     let counters = lab.finish()?;
     write_counters(&counters, args.counters.as_deref())?;
     Ok(exit_code(status?))
 }
 
-/// Brings up a lab in a process of its own and returns when it is ready.
+/// Brings up a lab in a separate process and returns when the lab is ready.
 ///
-/// The process is this very program with the same arguments and [`ROUTER_VARIABLE`] set, which makes `up` keep the lab.
+/// The process is this program with the same arguments and [`ROUTER_VARIABLE`] set. The variable makes `up` keep the
+/// lab.
 pub fn up(args: &UpArgs) -> Result<u8, Error> {
     if std::env::var_os(ROUTER_VARIABLE).is_some() {
         return keep(args);
@@ -195,16 +196,16 @@ pub fn up(args: &UpArgs) -> Result<u8, Error> {
         BufReader::new(stdout).read_line(&mut line).map_err(|e| cannot("hear from the lab's process", e))?;
     }
     if line.is_empty() {
-        // It has said on stderr what is wrong.
+        // The process has already reported the error on stderr.
         return Ok(exit_code(child.wait().map_err(|e| cannot("wait for the lab's process", e))?));
     }
     print(&line)?;
     Ok(0)
 }
 
-/// Keeps a lab until SIGTERM or SIGINT.
+/// Keeps a lab up until SIGTERM or SIGINT.
 fn keep(args: &UpArgs) -> Result<u8, Error> {
-    // Fails only for a process that leads its session already, which is what we want.
+    // Fails only for a process that already leads its session, which is the desired state.
     let _ = rustix::process::setsid();
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
         .map_err(|e| cannot("wait for signals", e))?;
@@ -212,7 +213,7 @@ fn keep(args: &UpArgs) -> Result<u8, Error> {
     options.name.get_or_insert_with(|| DEFAULT_NAME.to_owned());
     let lab = Lab::start(&args.path.model()?, &options)?;
     print(&format!("lab {} is up: a {} b {}\n", lab.name(), lab.host_a().address(), lab.host_b().address()))?;
-    // Whoever reads what `up` prints must see its end although this process lives on.
+    // A reader of the output of `up` must see end of file although this process continues to run.
     let nowhere = std::fs::File::options().write(true).open("/dev/null").map_err(|e| cannot("open /dev/null", e))?;
     rustix::stdio::dup2_stdout(&nowhere)
         .and_then(|()| rustix::stdio::dup2_stderr(&nowhere))
@@ -223,13 +224,13 @@ fn keep(args: &UpArgs) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Replaces this process by a command on a host of a lab that is up; returns only what went wrong.
+/// Replaces this process by a command on a host of a running lab. Returns only on error.
 pub fn exec(args: &ExecArgs) -> Error {
     let content = match find(args.name.as_deref()) {
         Ok(content) => content,
         Err(error) => return error,
     };
-    // Within the lab of `lab run` it is clear which one is meant, and the output is that of the command alone.
+    // A command of `lab run` belongs to one lab, so no message is needed, and the output is that of the command alone.
     if args.name.is_none() && std::env::var_os(NAME_VARIABLE).is_none() {
         tell(&format!("in lab {}, the only one that is up", content.name));
     }
@@ -244,7 +245,7 @@ pub fn exec(args: &ExecArgs) -> Error {
     cannot(&format!("run {} in the lab", args.command[0].display()), command.exec())
 }
 
-/// Takes down a lab that is up and waits until it is gone.
+/// Takes down a running lab and waits until it is gone.
 pub fn down(args: &DownArgs) -> Result<u8, Error> {
     record::sweep();
     let content = find(args.name.as_deref())?;
@@ -255,7 +256,8 @@ pub fn down(args: &DownArgs) -> Result<u8, Error> {
     }
     for _ in 0..DOWN_ROUNDS {
         if !content.is_alive() {
-            // By its name, which may have been given by nobody: it is the only one that was up, and may be somebody else's.
+            // The message names the lab: without `--name` the choice was automatic, and the lab may belong to another
+            // user.
             tell(&format!("lab {} is down", content.name));
             return Ok(0);
         }
@@ -265,7 +267,7 @@ pub fn down(args: &DownArgs) -> Result<u8, Error> {
     Err(Error::new(ErrorKind::Busy, Scope::Client, Phase::Finalise, text))
 }
 
-/// The profiles as text.
+/// Returns the list of profiles as text.
 pub fn profiles() -> String {
     let mut text = String::new();
     for profile in PROFILES {
@@ -299,11 +301,11 @@ fn find(name: Option<&str>) -> Result<Content, Error> {
 
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    // Both are below 256 on Linux.
+    // Both values are below 256 on Linux.
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(70)
 }
 
-/// Writes the counters where they are wanted. Only there: the output of the lab's command is for whoever reads that.
+/// Writes the counters to `path`, if given. Stdout belongs to the lab's command.
 fn write_counters(counters: &Counters, path: Option<&Path>) -> Result<(), Error> {
     let Some(path) = path else { return Ok(()) };
     let mut text = serde_json::to_string(counters).map_err(|e| cannot("write the lab's counters", e.into()))?;
@@ -311,7 +313,7 @@ fn write_counters(counters: &Counters, path: Option<&Path>) -> Result<(), Error>
     std::fs::write(path, text).map_err(|e| cannot(&format!("write the lab's counters to {}", path.display()), e))
 }
 
-/// Says a line on stderr; when nobody can read it, what was done is done all the same.
+/// Writes a line to stderr. A write error is ignored, because the action itself is complete.
 fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -321,12 +323,12 @@ fn print(text: &str) -> Result<(), Error> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|e| cannot("write to stdout", e))
 }
 
-/// Set for the process that keeps a lab which `up` started.
+/// Environment variable of the process that keeps a lab for `up`.
 const ROUTER_VARIABLE: &str = "STERNA_LAB_ROUTER";
 
-/// Name of a lab that `up` was given none for.
+/// Name of a lab that `up` starts without `--name`.
 const DEFAULT_NAME: &str = "default";
 
-/// A lab gives the programs inside two seconds to end; `down` waits for five.
+/// A lab gives its programs two seconds to end; `down` waits five seconds.
 const DOWN_ROUNDS: u32 = 100;
 const DOWN_ROUND: std::time::Duration = std::time::Duration::from_millis(50);

@@ -1,8 +1,8 @@
-//! Who computes where: the router keeps to one processor, what the hosts receive is worked on by the others.
+//! Processor placement: the router has one processor, and the other processors run the hosts' receive path.
 //!
 //! A write to a TUN device runs the receiving host's TCP on the writer's processor. With tens of megabytes out of order
-//! that takes up to 100 ms (measured: 1 Gbit/s, 260 ms, cubic's first overshoot), in which the router would pass on
-//! nothing; receive packet steering moves that work away.
+//! this takes up to 100 ms (measured: 1 Gbit/s, 260 ms, first overshoot of cubic). The router would forward nothing
+//! during this time. Receive packet steering (RPS) moves this work to other processors.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::sys;
 
-/// Keeps the calling thread, the router's, on one processor; does nothing where there is only one.
+/// Pins the calling thread, which is the router's, to one processor. Does nothing on a single-processor machine.
 pub(crate) fn keep_to_one() -> io::Result<()> {
     let Some(Split { router, .. }) = split()? else { return Ok(()) };
     let mut own = CpuSet::new();
@@ -19,7 +19,7 @@ pub(crate) fn keep_to_one() -> io::Result<()> {
     Ok(sched_setaffinity(None, &own)?)
 }
 
-/// Has the devices `lab0`… of the calling thread's host receive on the processors that the router leaves alone.
+/// Makes the devices `lab0`… of the calling thread's host receive on the processors that the router does not use.
 pub(crate) fn spare_the_router(device_count: usize) -> io::Result<()> {
     let Some(Split { others, .. }) = split()? else { return Ok(()) };
     sys::show_own_sysfs()?;
@@ -31,7 +31,7 @@ pub(crate) fn spare_the_router(device_count: usize) -> io::Result<()> {
 
 struct Split {
     router: usize,
-    /// The other processors as a mask.
+    /// Bit mask of the other processors.
     others: u32,
 }
 
@@ -44,5 +44,5 @@ fn split() -> io::Result<Option<Split>> {
     Ok((mask != 0).then_some(Split { router: *router, others: mask }))
 }
 
-/// One word of the kernel's mask; no lab needs more processors to receive on.
+/// Size of one word of the kernel's mask. A lab does not need more processors for receiving.
 const CPUS_MAX: usize = 32;

@@ -1,8 +1,10 @@
-//! A lab in operation: two hosts in network namespaces of their own and the router between them.
+//! A running lab: two hosts, each in its own network namespace, and the router between them.
 //!
-//! What it does: makes the hosts, gives them addresses and kernel settings, starts the router, runs programs inside.
-//! What it refuses to do: leave anything behind. Namespaces and TUN devices have no name in the system: they live by the
-//! descriptors of this process and die with it, even by SIGKILL; what else a lab changes is in its [`crate::record`].
+//! Creates the hosts, assigns addresses and kernel settings, starts the router and runs programs on the hosts.
+//!
+//! Refuses to leave anything behind. Namespaces and TUN devices have no name in the system. They exist only as
+//! descriptors of this process, and the kernel removes them when the process ends, even by SIGKILL. [`crate::record`]
+//! lists the other changes that a lab makes.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -19,21 +21,21 @@ use crate::record::{self, Record};
 use crate::router::{self, Attachment, Counters, RouterHandle};
 use crate::sys;
 
-/// Settings of a lab beside the path itself.
+/// Settings of a lab, except for the path.
 #[derive(Clone, Debug, Default)]
 pub struct LabOptions {
-    /// Name by which `sterna lab exec` finds it; made up when empty.
+    /// Name of the lab for `sterna lab exec`; `lab-PID` when `None`.
     pub name: Option<String>,
-    /// Kernel settings (`net.ipv4.tcp_rmem`, value) of both hosts. A setting that the kernel has only once for the whole
-    /// machine (`net.core.rmem_max`) is set there and put back at the end.
+    /// Kernel settings (`net.ipv4.tcp_rmem`, value) of both hosts. Some settings exist only once for the whole machine
+    /// (`net.core.rmem_max`). The lab changes them there and restores them at the end.
     pub sysctls: Vec<(String, String)>,
     /// TCP congestion control of both hosts (`cubic`, `bbr`, `reno`); the kernel's default when `None`.
     pub congestion_control: Option<String>,
-    /// Largest TCP buffers of both hosts, for sending and receiving, by autotuning and by hand.
+    /// Largest TCP send and receive buffers of both hosts, for autotuning and for `setsockopt`.
     pub buffers: Option<ByteCount>,
 }
 
-/// Two hosts and the path between them; dropping it ends the programs inside and removes everything.
+/// Two hosts and the path between them. Dropping the lab ends the programs on the hosts and removes everything.
 pub struct Lab {
     router: RouterHandle,
     hosts: [Host; 2],
@@ -49,9 +51,9 @@ pub struct Host {
 }
 
 impl Lab {
-    /// Makes the hosts and starts the router.
+    /// Creates the hosts and starts the router.
     ///
-    /// Errors: one sentence that says what is missing (root, `/dev/net/tun`), or which setting the kernel refused.
+    /// Errors: one sentence that names what is missing (root, `/dev/net/tun`) or the setting that the kernel refused.
     pub fn start(model: &LinkModel, options: &LabOptions) -> Result<Self, Error> {
         record::sweep();
         let networks: Vec<LinkModel> =
@@ -82,29 +84,29 @@ impl Lab {
         Ok(Self { router, hosts, record })
     }
 
-    /// The name of this lab.
+    /// Returns the name of this lab.
     pub fn name(&self) -> &str {
         self.record.name()
     }
 
-    /// Host `a`: where data comes from in every profile.
+    /// Returns host `a`, the source of the data in every profile.
     pub fn host_a(&self) -> &Host {
         &self.hosts[0]
     }
 
-    /// Host `b`: where data goes to.
+    /// Returns host `b`, the destination of the data in every profile.
     pub fn host_b(&self) -> &Host {
         &self.hosts[1]
     }
 
-    /// Figures of the path, at most 100 ms old.
+    /// Returns counters of the path, at most 100 ms old.
     pub fn counters(&self) -> Counters {
         self.router.counters()
     }
 
-    /// Ends the programs inside, stops the router and returns its last figures.
+    /// Ends the programs on the hosts, stops the router and returns the final counters.
     ///
-    /// Errors: a router that ended by itself (a device failed) says why.
+    /// Errors: the cause, if the router ended early because a device failed.
     pub fn finish(mut self) -> Result<Counters, Error> {
         self.record.end_programs();
         self.router.stop().map_err(|e| cannot("keep the lab's router going", e))
@@ -118,7 +120,8 @@ impl Drop for Lab {
 }
 
 impl Host {
-    /// A command that will run on this host, with the `STERNA_LAB…` variables that name the lab and its addresses.
+    /// Returns a command that runs on this host. The `STERNA_LAB…` variables in its environment name the lab and its
+    /// addresses.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         sys::start_inside(&mut command, self.namespace.as_raw_fd());
@@ -126,10 +129,10 @@ impl Host {
         command
     }
 
-    /// Does `work` on a thread of this host and returns what it makes: sockets stay on the host that they were made on.
+    /// Runs `work` on a thread of this host and returns the result. Sockets stay on the host that created them.
     ///
     /// Example: `lab.host_b().inside(|| TcpListener::bind("0.0.0.0:7373"))?`. Errors: those of `work`, and the kernel's
-    /// when it does not let the thread in.
+    /// error when the thread may not enter the namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let done = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -141,18 +144,18 @@ impl Host {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Its address on the first network.
+    /// Returns the host's address on the first network.
     pub fn address(&self) -> Ipv4Addr {
         self.addresses[0]
     }
 
-    /// Its addresses, one for each network.
+    /// Returns the host's addresses, one for each network.
     pub fn addresses(&self) -> &[Ipv4Addr] {
         &self.addresses
     }
 }
 
-/// What both hosts are built from.
+/// Description from which both hosts are built.
 struct Plan<'a> {
     networks: &'a [LinkModel],
     options: &'a LabOptions,
@@ -163,11 +166,12 @@ impl Plan<'_> {
         (0..self.networks.len()).map(|index| network_address(index, host, 1)).collect()
     }
 
-    /// Settings in the order in which they are applied: what was asked for by name comes last and wins.
+    /// Returns the settings in the order in which they are applied. Settings requested by name come last and override
+    /// others.
     fn sysctls(&self) -> Vec<(String, String)> {
         let mut settings: Vec<(String, String)> = Vec::new();
         let mut set = |key: &str, value: String| settings.push((key.into(), value));
-        // Each run stands for itself: the kernel must not remember the window of the one before.
+        // Runs are independent: the kernel must not reuse the window of the previous run.
         set("net.ipv4.tcp_no_metrics_save", "1".into());
         if let Some(bytes) = self.options.buffers {
             let most = bytes.0.min(BUFFER_BYTES_MAX);
@@ -183,7 +187,7 @@ impl Plan<'_> {
         settings
     }
 
-    /// Applies the settings: machine-wide ones here, which hosts may depend on, then the others on each host.
+    /// Applies machine-wide settings first, because hosts may depend on them, then the other settings on each host.
     fn apply_settings(&self, record: &mut Record, namespaces: &[Arc<OwnedFd>; 2]) -> Result<(), Error> {
         let settings = self.sysctls();
         if let Some(name) = &self.options.congestion_control {
@@ -202,12 +206,12 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Makes a host and moves the calling thread into it.
+    /// Creates a host and moves the calling thread into it.
     fn build_inside(&self, host: u8) -> Result<(OwnedFd, Vec<OwnedFd>), Error> {
         sys::unshare_network().map_err(needs_root)?;
         let namespace =
             std::fs::File::open("/proc/thread-self/ns/net").map_err(|e| cannot("open a network namespace", e))?;
-        // IPv6 would add router and neighbour chatter to the counters; kernels without it have no such setting.
+        // IPv6 would add router and neighbour discovery to the counters. Kernels without IPv6 do not have this setting.
         drop(record::write_setting("net.ipv6.conf.all.disable_ipv6", "1"));
         sys::bring_up("lo", None).map_err(|e| cannot("bring up lo on a host of the lab", e))?;
         let mut tuns = Vec::new();
@@ -225,7 +229,7 @@ impl Plan<'_> {
             ready.map_err(|e| cannot(&format!("bring up {device} ({address}) on a host of the lab"), e))?;
             tuns.push(tun);
         }
-        // Without it the lab works too, a little less punctually.
+        // The lab also works without this step, with slightly less exact timing.
         drop(cpus::spare_the_router(self.networks.len()));
         Ok((namespace.into(), tuns))
     }
@@ -242,7 +246,7 @@ fn refuse_beyond_memory(model: &LinkModel) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
 }
 
-/// Runs `work` on a thread that may change its namespace and ends.
+/// Runs `work` on a temporary thread, which may change its namespace.
 fn on_host_thread<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     let done = std::thread::scope(|scope| scope.spawn(work).join());
     done.map_err(|_| cannot("set up a host of the lab", io::Error::other("its thread panicked")))?
@@ -259,12 +263,13 @@ fn environment(name: &str, addresses: &[Vec<Ipv4Addr>; 2]) -> Vec<(String, Strin
     environment
 }
 
-/// 10.77.x.y on the first network, 10.78.x.y on the second.
+/// Returns 10.77.x.y for the first network, 10.78.x.y for the second.
 fn network_address(network: usize, third: u8, fourth: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77 + network as u8, third, fourth)
 }
 
-/// Settings that Linux has once for all namespaces (they are seen in each but can be written in the first one only).
+/// Returns true for settings that Linux keeps once for all namespaces. Every namespace can read them, but only the
+/// first one can write them.
 fn is_machine_wide(key: &str) -> bool {
     [
         "net.core.rmem_max",
@@ -299,5 +304,6 @@ fn needs_tun(error: io::Error) -> Error {
 /// Linux keeps buffer sizes in a signed 32-bit number.
 const BUFFER_BYTES_MAX: u64 = i32::MAX as u64;
 
-/// Most that one direction may hold: 10 Gbit/s over 1 s with a queue of one BDP fit, and so does the machine's memory.
+/// Memory limit for the packets in flight in one direction. 10 Gbit/s over 1 s with a queue of one BDP fits, and this
+/// amount still fits into the machine's memory.
 const PATH_BYTES_MAX: usize = 2 << 30;

@@ -1,8 +1,9 @@
 //! The emulated long fat network: a path model in virtual time, and the same model as a router between two hosts.
 //!
-//! What it does: [`LinkModel`] describes a path; [`model::Wire`] carries packets by it in virtual time, for tests;
-//! [`Lab`] carries the packets of real programs by it, between two network namespaces. [`profiles`] names paths that
-//! exist. What it refuses to do: know anything of Sterna's protocol, or need anything but root and `/dev/net/tun`.
+//! [`LinkModel`] describes a path. [`model::Wire`] carries packets over this path in virtual time, for tests. [`Lab`]
+//! carries the packets of real programs over it, between two network namespaces. [`profiles`] names existing paths.
+//!
+//! Refuses: any knowledge of Sterna's protocol, and any requirement beyond root and `/dev/net/tun`.
 
 pub mod args;
 pub mod command;

@@ -1,8 +1,10 @@
-//! IPv4 packets as a router between two hosts sees them: reading, cutting, answering, editing; never more than that.
+//! IPv4 packet handling of a router between two hosts: parse, segment, answer and edit packets, and nothing else.
 //!
-//! Kernels hand over TCP and UDP in super-packets of up to 64 KiB with one header (segmentation offload). The router
-//! decides over each segment by itself and hands on what arrives together as one super-packet again, so this module
-//! knows how to make the header of any run of segments. Input may be garbage: every function refuses it, none panics.
+//! Kernels pass TCP and UDP in super-packets of up to 64 KiB with one header (segmentation offload). The router decides
+//! separately about each segment. It forwards segments that arrive together as one super-packet again, so this module
+//! builds the header of any run of segments.
+//!
+//! Input may be garbage. Every function rejects garbage, and no function panics.
 
 use crate::model::random::mix;
 use crate::model::{Flow, StrippedOptions};
@@ -10,20 +12,20 @@ use crate::model::{Flow, StrippedOptions};
 /// Length of the header that the kernel puts before each packet on a TUN device (`struct virtio_net_hdr`).
 pub(crate) const OFFLOAD_HEADER_BYTES: usize = 10;
 
-/// Longest IPv4 packet, super-packets included.
+/// Length of the longest IPv4 packet, super-packets included.
 pub(crate) const PACKET_BYTES_MAX: usize = 65_535;
 
-/// Longest run of headers that a segment can carry: 60 bytes of IPv4 and 60 of TCP.
+/// Longest headers of a segment: 60 bytes of IPv4 and 60 bytes of TCP.
 pub(crate) const HEADERS_BYTES_MAX: usize = 120;
 
-/// How a packet is put together.
+/// Layout of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Bytes of the IPv4 header.
     pub(crate) network_bytes: u16,
     /// Bytes of all headers that every segment repeats.
     pub(crate) header_bytes: u16,
-    /// Payload bytes in each segment but the last; zero when the packet is whole.
+    /// Payload bytes in each segment except the last; zero when the packet is not a super-packet.
     pub(crate) segment_bytes: u16,
     /// Payload bytes of all segments together.
     pub(crate) payload_bytes: u16,
@@ -31,7 +33,7 @@ pub(crate) struct Shape {
     pub(crate) transport: Transport,
 }
 
-/// What the router knows how to cut.
+/// Transport protocols that the router can segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp,
@@ -39,7 +41,7 @@ pub(crate) enum Transport {
     Other,
 }
 
-/// What the kernel says of a packet in the header before it (`struct virtio_net_hdr`, native byte order).
+/// Offload metadata that the kernel puts before a packet (`struct virtio_net_hdr`, native byte order).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OffloadHeader {
     pub(crate) flags: u8,
@@ -50,7 +52,7 @@ pub(crate) struct OffloadHeader {
     pub(crate) checksum_offset: u16,
 }
 
-/// The checksum field holds the sum over the pseudo-header only; the rest is left to the device.
+/// Flag: the checksum field holds the sum over the pseudo-header only. The device computes the rest.
 pub(crate) const FLAG_PARTIAL_CHECKSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
 const GSO_TCP4: u8 = 1;
@@ -91,7 +93,7 @@ impl OffloadHeader {
 }
 
 impl Shape {
-    /// Reads the headers of `packet`; `None` when it is no IPv4 packet that holds together.
+    /// Parses the headers of `packet`. Returns `None` when this is not a consistent IPv4 packet.
     pub(crate) fn read(offload: &OffloadHeader, packet: &[u8]) -> Option<Self> {
         let network_bytes = ipv4_header_bytes(packet)?;
         let whole = Self {
@@ -121,12 +123,12 @@ impl Shape {
         })
     }
 
-    /// How many packets there will be on the wire.
+    /// Returns the number of packets on the wire.
     pub(crate) fn segment_count(&self) -> u16 {
         if self.segment_bytes == 0 { 1 } else { self.payload_bytes.div_ceil(self.segment_bytes) }
     }
 
-    /// Where the payload of segments `[first, end)` lies in the super-packet.
+    /// Returns the position of the payload of segments `[first, end)` in the super-packet.
     pub(crate) fn payload_range(&self, first: u16, end: u16) -> std::ops::Range<usize> {
         let header = usize::from(self.header_bytes);
         let payload = usize::from(self.payload_bytes);
@@ -137,23 +139,23 @@ impl Shape {
         at(first)..at(end)
     }
 
-    /// Bytes of the IP packet that segment `index` is on the wire.
+    /// Returns the size of segment `index` as an IP packet on the wire, in bytes.
     pub(crate) fn wire_bytes(&self, index: u16) -> usize {
         usize::from(self.header_bytes) + self.payload_range(index, index + 1).len()
     }
 
-    /// The shape of segments `[first, end)` as a packet by themselves.
+    /// Returns the shape of segments `[first, end)` as a separate packet.
     pub(crate) fn part(&self, first: u16, end: u16) -> Self {
         let payload_bytes = self.payload_range(first, end).len() as u16;
         let segment_bytes = if end - first > 1 { self.segment_bytes } else { 0 };
         Self { segment_bytes, payload_bytes, ..*self }
     }
 
-    /// Writes into `out` the headers of segments `[first, end)` of the super-packet `packet`, as one packet by
-    /// themselves, and returns their length and what the kernel must know of them.
+    /// Writes into `out` the headers of segments `[first, end)` of the super-packet `packet`, as a separate packet.
+    /// Returns the length of the headers and the metadata for the kernel.
     ///
-    /// As a segmenting device does: the identification counts, the sequence number moves on, FIN and PSH stay with the
-    /// last segment and CWR with the first. The checksum stays partial, over the new length.
+    /// Works like a segmenting device. The identification counts up and the sequence number advances. FIN and PSH stay
+    /// on the last segment, CWR on the first. The checksum stays partial and covers the new length.
     pub(crate) fn run_header(
         &self,
         packet: &[u8],
@@ -210,7 +212,7 @@ impl Shape {
     }
 }
 
-/// The flow that a packet belongs to, from the headers that `Shape::read` accepted; the same for every fragment.
+/// Returns the flow of a packet whose headers `Shape::read` accepted. All fragments of a packet have the same flow.
 pub(crate) fn flow(packet: &[u8]) -> Flow {
     let Some(network_bytes) = ipv4_header_bytes(packet) else { return Flow::default() };
     let addresses = (u64::from(read_u32(packet, 12)) << 32) | u64::from(read_u32(packet, 16));
@@ -222,14 +224,14 @@ pub(crate) fn flow(packet: &[u8]) -> Flow {
     Flow { hash, is_udp: protocol == PROTOCOL_UDP }
 }
 
-/// Whether the sender forbids cutting the packet (every modern TCP does).
+/// Returns true if the sender sets "don't fragment" (all modern TCP implementations do).
 pub(crate) fn forbids_fragments(packet: &[u8]) -> bool {
     packet.get(6).is_some_and(|flags| flags & 0x40 != 0)
 }
 
-/// Removes options from the SYN of a TCP connection, as a middle box does: no-operations take their place.
+/// Replaces options in the SYN of a TCP connection by no-operations, as a middlebox does.
 ///
-/// Returns whether the packet was changed. A complete checksum is kept right; a partial one covers no option.
+/// Returns true if the packet changed. Updates a complete checksum; a partial checksum does not cover options.
 pub(crate) fn strip_syn_options(offload: &OffloadHeader, packet: &mut [u8], strip: StrippedOptions) -> bool {
     let Some(network_bytes) = ipv4_header_bytes(packet) else { return false };
     if packet[9] != PROTOCOL_TCP || read_u16(packet, 6) & 0x1fff != 0 {
@@ -267,16 +269,17 @@ pub(crate) fn strip_syn_options(offload: &OffloadHeader, packet: &mut [u8], stri
     }
     if changed && !offload.has_partial_checksum() {
         let after = sum(&tcp[TCP_HEADER_BYTES_MIN..], 0);
-        // RFC 1624, equation 3: the new checksum from the old one and the two sums.
+        // RFC 1624, equation 3: computes the new checksum from the old checksum and the two sums.
         let old = !read_u16(tcp, TCP_CHECKSUM_OFFSET);
         write_u16(tcp, TCP_CHECKSUM_OFFSET, !fold(u64::from(old) + u64::from(!fold(before)) + u64::from(fold(after))));
     }
     changed
 }
 
-/// ICMP "fragmentation needed" for `packet` from a router at `router`, announcing `mtu` (RFC 1191).
+/// Builds the ICMP "fragmentation needed" answer to `packet` from a router at `router`, with next-hop MTU `mtu` (RFC
+/// 1191).
 ///
-/// `None` for what is never answered (RFC 1812, 4.3.2.7): garbage, ICMP errors, later fragments.
+/// Returns `None` for packets that a router never answers (RFC 1812, 4.3.2.7): garbage, ICMP errors, later fragments.
 pub(crate) fn fragmentation_needed(packet: &[u8], wire_bytes: usize, router: [u8; 4], mtu: u16) -> Option<Vec<u8>> {
     let network_bytes = ipv4_header_bytes(packet)?;
     let is_error =
@@ -298,7 +301,7 @@ pub(crate) fn fragmentation_needed(packet: &[u8], wire_bytes: usize, router: [u8
     reply[21] = 4;
     write_u16(&mut reply, 26, mtu);
     reply[28..].copy_from_slice(&packet[..quoted_bytes]);
-    // The quoted header is that of the segment, not of the super-packet it came in.
+    // The answer quotes the header of the segment, not of its super-packet.
     write_u16(&mut reply, 30, wire_bytes as u16);
     refresh_network_checksum(&mut reply[28..28 + network_bytes]);
     let checksum = !fold(sum(&reply[20..], 0));
@@ -306,7 +309,7 @@ pub(crate) fn fragmentation_needed(packet: &[u8], wire_bytes: usize, router: [u8
     Some(reply)
 }
 
-/// Bytes of the IPv4 header, when the packet has one and is exactly as long as it says.
+/// Returns the length of the IPv4 header, if `packet` has one and its total length field matches.
 fn ipv4_header_bytes(packet: &[u8]) -> Option<usize> {
     let first = *packet.first()?;
     let header_bytes = usize::from(first & 0x0f) * 4;
@@ -328,12 +331,13 @@ fn refresh_network_checksum(header: &mut [u8]) {
     write_u16(header, 10, checksum);
 }
 
-/// The folded sum over the pseudo-header of a transport of `transport_bytes` in the IPv4 packet with this `header`.
+/// Returns the folded sum over the pseudo-header for `transport_bytes` of transport data in a packet with this
+/// `header`.
 fn pseudo_header_sum(header: &[u8], transport_bytes: u16) -> u16 {
     fold(sum(&header[12..20], u64::from(header[9]) + u64::from(transport_bytes)))
 }
 
-/// The ones' complement sum of RFC 1071, not folded.
+/// Returns the ones' complement sum of RFC 1071, not folded.
 fn sum(bytes: &[u8], start: u64) -> u64 {
     let pairs = bytes.chunks_exact(2);
     let odd = pairs.remainder().first().map_or(0, |last| u64::from(*last) << 8);
@@ -372,9 +376,9 @@ const OPTION_NOP: u8 = 1;
 const OPTION_WINDOW_SCALE: u8 = 3;
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_TIMESTAMPS: u8 = 8;
-/// Destination unreachable, source quench, redirect, time exceeded, parameter problem.
+/// ICMP error types: destination unreachable, source quench, redirect, time exceeded, parameter problem.
 const ICMP_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
-/// RFC 792: the internet header plus the first 64 bits of the data.
+/// RFC 792: an ICMP error quotes the IP header and the first 64 bits of the data.
 const ICMP_QUOTED_PAYLOAD_BYTES: usize = 8;
 
 #[cfg(test)]
@@ -395,7 +399,7 @@ mod tests {
         packet
     }
 
-    /// A TCP packet with these option bytes (a multiple of 4) and payload, checksum complete.
+    /// Builds a TCP packet with these option bytes (a multiple of 4), this payload and a complete checksum.
     fn tcp(flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut segment =
             vec![0x9c, 0x40, 0x14, 0x51, 0xff, 0xff, 0xfe, 0, 0, 0, 0, 1, 0, flags, 0xff, 0xff, 0, 0, 0, 0];
@@ -408,7 +412,7 @@ mod tests {
         packet
     }
 
-    /// The complete checksum of the transport, as if its field were zero; fields must be zero on entry.
+    /// Returns the complete checksum of the transport. The checksum field must be zero on entry.
     fn transport_checksum(packet: &[u8]) -> u16 {
         let length = (packet.len() - 20) as u16;
         !fold(sum(&packet[20..], u64::from(pseudo_header_sum(packet, length))))
@@ -418,7 +422,7 @@ mod tests {
         fold(sum(&packet[..20], 0)) == 0xffff
     }
 
-    /// What a device does with a partial checksum: sums from the transport header on and puts the complement in place.
+    /// Completes a partial checksum as a device does: sums from the transport header on and writes the complement.
     fn completed(offload: &OffloadHeader, packet: &[u8]) -> Vec<u8> {
         let mut packet = packet.to_vec();
         let start = usize::from(offload.checksum_start);
@@ -440,7 +444,7 @@ mod tests {
         (0..len).map(|index| (index * 7 % 251) as u8).collect()
     }
 
-    /// Segments `[first, end)` as the router writes them, headers and payload.
+    /// Returns segments `[first, end)`, headers and payload, as the router writes them.
     fn cut(shape: &Shape, packet: &[u8], first: u16, end: u16) -> (OffloadHeader, Vec<u8>) {
         let mut header = [0; HEADERS_BYTES_MAX];
         let (header_bytes, offload) = shape.run_header(packet, first, end, &mut header);
@@ -451,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_known_header_has_the_checksum_of_the_textbook() {
-        // The example of RFC 1071 turned into a header; the expected value is that of Wikipedia's "IPv4 header checksum".
+        // Example of RFC 1071 as a header. The expected value is from Wikipedia's "IPv4 header checksum".
         let mut header = [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
         refresh_network_checksum(&mut header);
         assert_eq!(read_u16(&header, 10), 0xb861);
@@ -489,7 +493,7 @@ mod tests {
         let (offload, part) = cut(&shape, &packet, 2, 5);
         assert_eq!((offload.gso_type, offload.segment_bytes, offload.header_bytes), (GSO_TCP4, 1460, 40));
         assert_eq!(part.len(), 40 + 3 * 1460);
-        // It reads again as what it is, and its parts are the parts of the whole.
+        // The run parses as a packet again, and its parts equal the parts of the original super-packet.
         let again = Shape::read(&offload, &part).unwrap();
         assert_eq!(again, shape.part(2, 5));
         assert_eq!(cut(&again, &part, 1, 2), cut(&shape, &packet, 3, 4));
@@ -515,7 +519,7 @@ mod tests {
 
     #[test]
     fn stripped_options_become_no_operations_and_the_checksum_stays_right() {
-        // MSS, SACK permitted, timestamps, no-operation, window scale: what Linux sends.
+        // MSS, SACK permitted, timestamps, no-operation, window scale: the options that Linux sends.
         let options = [2, 4, 5, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 14];
         let strip = StrippedOptions { sack: true, window_scale: true, timestamps: false };
         let mut packet = tcp(TCP_SYN, &options, &[]);
@@ -553,7 +557,7 @@ mod tests {
             write_u16(&mut packet, 6, offset);
             packet
         };
-        // First fragment (more to come), then a later one with other bytes where the ports were.
+        // First fragment (more follow), then a later fragment with other bytes at the position of the ports.
         assert_eq!(flow(&fragment(one, 0x2000)), flow(&fragment(other_port, 0x00b9)));
     }
 
@@ -570,7 +574,7 @@ mod tests {
             }
             packet.truncate(random.up_to(packet.len() as u64) as usize);
             if random.up_to(1) == 0 && packet.len() >= 4 {
-                // Let more of them past the first check.
+                // A correct total length lets more packets pass the first check.
                 let total = packet.len() as u16;
                 write_u16(&mut packet, 2, total);
             }

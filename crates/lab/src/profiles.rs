@@ -1,4 +1,4 @@
-//! Paths by name, each with the source of its figures.
+//! Named paths, each with the source of its figures.
 
 use std::time::Duration;
 
@@ -6,28 +6,28 @@ use sterna_proto::{BitRate, ByteCount};
 
 use crate::model::{LinkModel, Policer, Queue, Reorder};
 
-/// A path that exists, or that a benchmark measures.
+/// A path that exists, or that a benchmark uses.
 pub struct Profile {
-    /// What `--profile` takes.
+    /// Value for `--profile`.
     pub name: &'static str,
-    /// What it is and where its figures come from.
+    /// Description of the path and source of its figures.
     pub source: &'static str,
     build: fn() -> LinkModel,
 }
 
 impl Profile {
-    /// The path.
+    /// Returns the model of the path.
     pub fn model(&self) -> LinkModel {
         (self.build)()
     }
 
-    /// The profile of this name.
+    /// Returns the profile with this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         PROFILES.iter().find(|profile| profile.name == name)
     }
 }
 
-/// All profiles, in the order in which they are shown.
+/// All profiles, in display order.
 pub const PROFILES: &[Profile] = &[
     Profile { name: "lan", source: "two hosts of one site: 1 Gbit/s, 0.2 ms", build: || path_us(1000, 200) },
     Profile {
@@ -44,7 +44,7 @@ pub const PROFILES: &[Profile] = &[
         build: || {
             let mut closed = path(60, 80);
             let mut open = path(150, 60);
-            // The two networks must not lose the same packets.
+            // The two networks must not drop the same packets.
             open.seed = closed.seed + 1;
             closed.second = Some(Box::new(open));
             closed

@@ -1,8 +1,9 @@
-//! What the system must remember of a lab: a small file for each, so that others find it and what it changed is undone.
+//! Record files of running labs: one small file for each lab. Other processes find the lab by its file, and cleanup
+//! uses it.
 //!
-//! `sterna lab exec` finds the hosts through it (`/proc/PID/fd/N` of the lab's process are the namespaces). When that
-//! process died without a chance to clean up, the next lab's start does: it ends the programs that still run inside,
-//! puts the machine-wide settings back and removes the file.
+//! `sterna lab exec` finds the hosts through this file (`/proc/PID/fd/N` of the lab's process are the namespaces). If
+//! that process died before it could clean up, the start of the next lab cleans up instead. It ends the programs that
+//! still run on the hosts, restores the machine-wide settings and removes the file.
 
 use std::fs;
 use std::io;
@@ -18,30 +19,31 @@ use sterna_proto::{Error, Phase, Scope};
 
 use crate::lab::cannot;
 
-/// The variable that names the lab inside its hosts.
+/// Environment variable that names the lab on its hosts.
 pub const NAME_VARIABLE: &str = "STERNA_LAB";
 
-/// Where records are: gone after a restart, as labs are.
+/// Directory of the records. Like the labs, its content disappears at a reboot.
 const DIRECTORY: &str = "/run/sterna-lab";
 
-/// A lab as the system remembers it. Dropping it undoes machine-wide settings and removes the file.
+/// A lab's record file. Dropping the record restores machine-wide settings and removes the file.
 pub(crate) struct Record {
     content: Content,
     path: PathBuf,
 }
 
-/// The content of a record's file.
+/// Content of a record file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Content {
     pub(crate) name: String,
     pub(crate) pid: u32,
-    /// Start of the process in clock ticks since boot: tells it from a later one with the same number.
+    /// Start time of the process in clock ticks since boot. Distinguishes the process from a later one with the same
+    /// PID.
     started: u64,
     /// Descriptors of the two namespaces in that process, and their inodes.
     namespaces: [(i32, u64); 2],
     pub(crate) addresses: [Vec<Ipv4Addr>; 2],
     pub(crate) environment: Vec<(String, String)>,
-    /// Machine-wide settings with the value they had before any lab.
+    /// Machine-wide settings and their values before the first lab changed them.
     settings: Vec<(String, String)>,
 }
 
@@ -88,9 +90,9 @@ impl Record {
         &self.content.name
     }
 
-    /// Changes a setting of the whole machine and remembers what it was before any lab changed it.
+    /// Changes a machine-wide setting and records its value from before the first lab changed it.
     ///
-    /// While another lab has raised the same setting, it is never lowered.
+    /// Never lowers a setting that another running lab has raised.
     pub(crate) fn set_machine_wide(&mut self, key: &str, value: &str) -> Result<(), Error> {
         let now = read_setting(key)?;
         let others = all().into_iter().filter(|other| other.name != self.content.name && other.is_alive());
@@ -107,9 +109,9 @@ impl Record {
         write_setting(key, value)
     }
 
-    /// Lets hosts use a congestion control that the machine keeps for privileged programs.
+    /// Allows hosts to use a congestion control that the machine reserves for privileged programs.
     ///
-    /// Linux refuses such a one as the default of any namespace but the first, root or not.
+    /// Linux refuses such an algorithm as the default of any namespace except the first, even for root.
     pub(crate) fn allow_congestion_control(&mut self, name: &str) -> Result<(), Error> {
         let allowed = read_setting(ALLOWED_CONGESTION_CONTROL)?;
         if allowed.split_whitespace().any(|known| known == name) {
@@ -135,18 +137,18 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         self.content.undo_settings();
-        // A record that stays is removed by the next lab's start.
+        // The start of the next lab removes a record that remains.
         drop(fs::remove_file(&self.path));
     }
 }
 
 impl Content {
-    /// Whether the lab's process still runs.
+    /// Returns true if the lab's process still runs.
     pub(crate) fn is_alive(&self) -> bool {
         started(self.pid) == Some(self.started)
     }
 
-    /// The file through which another process enters host 0 (`a`) or 1 (`b`).
+    /// Returns the file through which another process enters host 0 (`a`) or 1 (`b`).
     pub(crate) fn namespace_path(&self, host: usize) -> PathBuf {
         format!("/proc/{}/fd/{}", self.pid, self.namespaces[host].0).into()
     }
@@ -157,13 +159,13 @@ impl Content {
         for (key, before) in &self.settings {
             let held = others.iter().any(|other| other.settings.iter().any(|(held, _)| held == key));
             if !held {
-                // Nobody is left to tell; the setting was written before, so it can be again.
+                // An error cannot be reported here. It is unlikely, because the same setting was written before.
                 drop(write_setting(key, before));
             }
         }
     }
 
-    /// Ends every process in one of the namespaces that carries the lab's name in its environment.
+    /// Ends every process that runs in one of the namespaces and has the lab's name in its environment.
     fn end_programs(&self) {
         for round in 0..END_ROUNDS {
             let programs = self.programs();
@@ -174,7 +176,7 @@ impl Content {
                 if round < END_ROUNDS / 2 { rustix::process::Signal::TERM } else { rustix::process::Signal::KILL };
             if round == 0 || round == END_ROUNDS / 2 {
                 for pid in programs.iter().filter_map(|pid| rustix::process::Pid::from_raw(*pid as i32)) {
-                    // One that has ended by itself meanwhile is as good.
+                    // An error means that the process has already ended.
                     let _ = rustix::process::kill_process(pid, signal);
                 }
             }
@@ -192,7 +194,7 @@ impl Content {
     fn is_inside(&self, pid: u32) -> bool {
         let inode = fs::metadata(format!("/proc/{pid}/ns/net")).map(|meta| meta.ino());
         let inside = inode.is_ok_and(|inode| self.namespaces.iter().any(|(_, own)| *own == inode));
-        // Inode numbers of namespaces are used again: the name in the environment makes sure.
+        // The kernel reuses inode numbers of namespaces. The name in the environment confirms the match.
         let marker = format!("{NAME_VARIABLE}={}", self.name);
         inside
             && fs::read(format!("/proc/{pid}/environ"))
@@ -200,7 +202,7 @@ impl Content {
     }
 }
 
-/// Undoes what labs left whose process is gone.
+/// Cleans up after labs whose process is gone.
 pub(crate) fn sweep() {
     for content in all().into_iter().filter(|content| !content.is_alive()) {
         content.end_programs();
@@ -209,7 +211,7 @@ pub(crate) fn sweep() {
     }
 }
 
-/// Every lab on record, alive or not.
+/// Returns all recorded labs, alive or not.
 pub(crate) fn all() -> Vec<Content> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
     let paths =
@@ -221,10 +223,10 @@ fn read(path: &Path) -> Option<Content> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// When a process started, in clock ticks since boot; `None` when there is none or it only waits to be collected.
+/// Returns the start time of a process in clock ticks since boot; `None` if the process does not exist or is a zombie.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, so fields are counted from the last parenthesis (proc(5)).
+    // The name in parentheses may contain any character, so fields are counted from the last parenthesis (proc(5)).
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     if state == "Z" { None } else { fields.nth(18)?.parse().ok() }
@@ -235,7 +237,7 @@ fn read_setting(key: &str) -> Result<String, Error> {
     Ok(value.trim().to_owned())
 }
 
-/// Writes a kernel setting as seen from the calling thread's network namespace.
+/// Writes a kernel setting in the calling thread's network namespace.
 pub(crate) fn write_setting(key: &str, value: &str) -> Result<(), Error> {
     let known = key.starts_with("net.") && !key.contains('/');
     let result = if known { fs::write(setting_path(key), value) } else { Err(io::ErrorKind::InvalidInput.into()) };
@@ -253,6 +255,6 @@ const ALLOWED_CONGESTION_CONTROL: &str = "net.ipv4.tcp_allowed_congestion_contro
 
 const NAME_BYTES_MAX: usize = 40;
 
-/// Programs inside get half of these rounds to end on SIGTERM before SIGKILL: one second.
+/// Number of rounds: programs on the hosts get the first half (one second) to end on SIGTERM, then follows SIGKILL.
 const END_ROUNDS: u32 = 40;
 const END_ROUND: std::time::Duration = std::time::Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! The path model in virtual time: every promise of [`sterna_lab::model`], with figures.
+//! The path model in virtual time: tests of every promise of [`sterna_lab::model`], with figures.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -11,7 +11,7 @@ use sterna_lab::model::{
 use sterna_proto::{BitRate, ByteCount};
 
 const PACKET: usize = 1500;
-/// 1500 bytes at 100 Mbit/s.
+/// Transmission time of 1500 bytes at 100 Mbit/s.
 const PACKET_TIME: Duration = Duration::from_micros(120);
 
 fn path() -> LinkModel {
@@ -25,13 +25,13 @@ fn delivery(verdict: Verdict) -> Option<Delivery> {
     }
 }
 
-/// Offers `count` packets exactly at the rate of [`path`] and returns each verdict.
+/// Offers `count` packets exactly at the rate of [`path`] and returns the verdicts.
 fn paced(model: &LinkModel, count: u32) -> Vec<Verdict> {
     let mut direction = Direction::forward(model);
     (0..count).map(|index| direction.offer(PACKET_TIME * index, PACKET, Flow::tcp(7))).collect()
 }
 
-/// Fails when `hits` of `trials` is further from `probability` than five standard deviations of a binomial.
+/// Fails if `hits` of `trials` deviates from `probability` by more than five standard deviations of a binomial.
 fn assert_binomial(hits: usize, trials: usize, probability: f64) {
     let expected = trials as f64 * probability;
     let deviation = (expected * (1.0 - probability)).sqrt();
@@ -81,7 +81,7 @@ fn a_full_queue_drops_and_never_holds_more_than_its_length_and_one_packet() {
         let counters = direction.counters();
         assert_eq!(counters.dropped.queue, 100 - kept as u64);
         assert!((limit..=limit + PACKET as u64).contains(&counters.queue_bytes_max), "{}", counters.queue_bytes_max);
-        // One packet later there is room for one more.
+        // After one packet time there is room for one more packet.
         assert!(delivery(direction.offer(PACKET_TIME, PACKET, Flow::tcp(1))).is_some());
     }
 }
@@ -122,7 +122,7 @@ fn bursts_last_and_come_as_often_as_gilbert_and_elliott_say() {
         model.seed = seed;
         lost.extend(paced(&model, 1_000_000).iter().map(|v| *v == Verdict::Drop(DropCause::BurstLoss)));
     }
-    // Some 9900 bursts of 10 ± 9.5 packets: the mean is within 0.48 of 10 with five standard deviations.
+    // About 9900 bursts of 10 ± 9.5 packets: the mean is within 0.48 of 10 at five standard deviations.
     let bursts: Vec<usize> = lost.chunk_by(|a, b| a == b).filter(|run| run[0]).map(<[bool]>::len).collect();
     let mean = bursts.iter().sum::<usize>() as f64 / bursts.len() as f64;
     assert!((9.52..10.48).contains(&mean), "{} bursts of {mean} packets", bursts.len());
@@ -155,7 +155,7 @@ fn a_policer_of_udp_lets_tcp_pass_and_the_packets_of_tcp_empty_no_bucket() {
         tcp += is_there(direction.offer(PACKET_TIME * (2 * index), PACKET, Flow::tcp(1)));
         udp += is_there(direction.offer(PACKET_TIME * (2 * index + 1), PACKET, Flow::udp(2)));
     }
-    // 2.4 s at 30 Mbit/s and the bucket are 9,065,536 bytes: 6043 packets.
+    // The bucket plus 2.4 s at 30 Mbit/s are 9,065,536 bytes: 6043 packets.
     assert_eq!((tcp, udp), (10_000, 6043));
 }
 
@@ -206,7 +206,7 @@ fn a_packet_held_back_is_overtaken_by_those_sent_in_the_meantime() {
     assert_eq!(order.len(), 100_000);
     let held = wire.counters().reordered_packets as usize;
     assert_binomial(held, order.len(), 0.01);
-    // 5 ms are 41.7 packets: each one that was held back comes after the 41 that followed it.
+    // 5 ms are 41.7 packets: each delayed packet arrives after the 41 packets that followed it.
     let mut newest = 0;
     let behind: Vec<u32> = order
         .iter()

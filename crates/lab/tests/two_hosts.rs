@@ -1,4 +1,4 @@
-//! The lab itself: real programs on two hosts. Needs root and `/dev/net/tun`; says so and passes where they are missing.
+//! Tests of the lab with real programs on two hosts. Without root or `/dev/net/tun` each test prints a note and passes.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -10,7 +10,7 @@ use sterna_lab::model::{Outage, Queue};
 use sterna_lab::{Counters, Lab, LabOptions, LinkModel};
 use sterna_proto::BitRate;
 
-/// Names are unique to the test, so that they may run at the same time.
+/// Starts a lab. Names are unique to the test, so that tests may run at the same time.
 fn start(name: &str, model: &LinkModel) -> Option<Lab> {
     if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
         println!("skipped: the lab needs root and /dev/net/tun");
@@ -33,7 +33,7 @@ fn connect(lab: &Lab, port: u16) -> TcpStream {
     lab.host_a().inside(move || TcpStream::connect(address)).unwrap()
 }
 
-/// Sends `data` over one TCP connection from `a` to `b` and compares what arrives.
+/// Sends `data` over one TCP connection from `a` to `b` and compares the received data.
 fn transfer(lab: &Lab, data: &[u8]) {
     let listener = listen(lab);
     let mut sender = connect(lab, listener.local_addr().unwrap().port());
@@ -55,7 +55,7 @@ fn payload(len: usize) -> Vec<u8> {
     (0..len as u32).flat_map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()).take(len).collect()
 }
 
-/// What every run must show: nothing refused by a kernel, nothing malformed, no memory short.
+/// Checks the conditions of every run: no packet refused by a kernel or malformed, and enough memory.
 fn assert_sound(counters: &Counters) {
     let router = &counters.router;
     assert_eq!((router.refused, router.malformed, router.memory_full), (0, 0, 0), "{counters:?}");
@@ -69,7 +69,7 @@ fn a_tcp_transfer_arrives_byte_for_byte() {
     assert_sound(&counters);
     let forward = &counters.networks[0].forward;
     assert!(forward.carried_bytes > 20_000_000, "{forward:?}");
-    // Super-packets were taken apart: on the wire no packet is larger than the MTU.
+    // The router split super-packets: on the wire no packet is larger than the MTU.
     assert!(forward.carried_packets > 20_000_000 / 1460, "{forward:?}");
 }
 
@@ -87,7 +87,7 @@ fn a_tcp_transfer_survives_every_impairment_at_once() {
     transfer(&lab, &payload(3_000_000));
     let counters = lab.finish().unwrap();
     assert_sound(&counters);
-    // A SYN-ACK never offers what its SYN did not.
+    // A SYN-ACK never offers an option that its SYN did not offer.
     assert!(counters.router.options_stripped >= 1);
     assert!(counters.networks[0].forward.dropped.loss > 0 && counters.networks[0].forward.duplicated_packets > 0);
 }
@@ -112,10 +112,10 @@ fn datagrams_arrive_whole_on_both_networks() {
     for (a, b) in lab.host_a().addresses().iter().zip(lab.host_b().addresses()) {
         let receiver = lab.host_b().inside(|| UdpSocket::bind((*b, 0))).unwrap();
         let sender = lab.host_a().inside(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
-        // Ends a test that hangs; no promise is made of it.
+        // Ends a test that hangs. The test makes no promise about time.
         receiver.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         let mut buffer = [0; 65_536];
-        // 1 byte, the largest that is not cut, and one that the sender's kernel cuts into fragments.
+        // 0 and 1 byte, the largest datagram without fragments, and two that the sender's kernel fragments.
         for len in [0, 1, 1472, 1473, 20_000] {
             let data = payload(len);
             sender.send_to(&data, receiver.local_addr().unwrap()).unwrap();

@@ -1,10 +1,12 @@
-//! What this host could do at best: one file to another over loopback, with nothing around the bytes.
+//! Upper bound of this host: copies one file to another over loopback with minimal work per byte.
 //!
-//! `cargo bench -p sterna-net --bench floor -- STEPS LANES FROM TO` copies FROM to TO over LANES TCP connections to itself. There
-//! is no session, no journal, no resume and no other file: each lane reads a piece, sends it, receives it and writes it, with the
-//! steps that STEPS names done at both ends: `copy` (none), `hash` (BLAKE3), `seal` (AES-128-GCM in records of 16 KiB, as in
-//! TLS 1.3) or `both`. The distance of `sterna copy` from `both` is what Sterna itself costs; that of `both` from `copy` is the
-//! price of encryption and verification, whoever pays it.
+//! `cargo bench -p sterna-net --bench floor -- STEPS LANES FROM TO` copies FROM to TO over LANES TCP connections to the
+//! same process. There is no session, no journal, no resume and no second file. Each lane reads a buffer, sends,
+//! receives and writes it. STEPS names the steps that both ends add: `copy` (none), `hash` (BLAKE3), `seal`
+//! (AES-128-GCM in records of 16 KiB, as in TLS 1.3) or `both`.
+//!
+//! The difference between `sterna copy` and `both` is the cost of Sterna. The difference between `both` and `copy` is
+//! the cost of encryption and verification in any tool.
 
 #![allow(clippy::print_stdout, reason = "it prints figures")]
 
@@ -19,9 +21,9 @@ use std::time::Instant;
 
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-/// As large as the blocks of a file of 4 GB.
+/// Block size that Sterna uses for a file of 4 GB.
 const BLOCK_BYTES: u64 = 16 << 20;
-/// Stays in a core's second-level cache, as in the lanes.
+/// Fits into a core's second-level cache, as the buffers of the lanes do.
 const PIECE_BYTES: usize = 128 << 10;
 const RECORD_BYTES: usize = 16 << 10;
 const TAG_BYTES: usize = 16;
@@ -33,7 +35,7 @@ struct Steps {
 }
 
 fn main() -> io::Result<()> {
-    // `cargo bench` and `cargo test` add flags of the standard harness; this has none.
+    // `cargo bench` and `cargo test` add flags for the standard harness, which this program does not use.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     let [steps, lanes, from, to] = &args[..] else {
         println!("floor: nothing measured; give copy|hash|seal|both LANES FROM TO");
@@ -68,7 +70,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// A key and its next nonce; both ends count alike.
+/// A key and its last nonce. Both ends count nonces in the same way.
 struct Key(LessSafeKey, u64);
 
 impl Key {
@@ -84,12 +86,12 @@ impl Key {
     }
 }
 
-/// Length of `plain` bytes when they are sealed.
+/// Returns the length of `plain` bytes after encryption.
 fn sealed_bytes(plain: usize) -> usize {
     plain + plain.div_ceil(RECORD_BYTES) * TAG_BYTES
 }
 
-/// Sends blocks until there are none: offset and length, the sealed pieces, the digest.
+/// Sends blocks until none remain: offset and length, the data (encrypted if `seal` is on), the digest.
 fn send(steps: Steps, address: SocketAddr, from: &File, bytes: u64, next: &AtomicU64) -> io::Result<()> {
     let mut stream = TcpStream::connect(address)?;
     let mut key = Key::new();
@@ -129,7 +131,7 @@ fn send(steps: Steps, address: SocketAddr, from: &File, bytes: u64, next: &Atomi
     }
 }
 
-/// Receives blocks until the sender ends.
+/// Receives blocks until the sender closes the connection.
 fn receive(steps: Steps, mut stream: TcpStream, to: &File) -> io::Result<()> {
     let mut key = Key::new();
     let mut buffer = vec![0; sealed_bytes(PIECE_BYTES)];
@@ -151,7 +153,7 @@ fn receive(steps: Steps, mut stream: TcpStream, to: &File) -> io::Result<()> {
                 for (index, start) in (0..plain_bytes).step_by(RECORD_BYTES).enumerate() {
                     let record = RECORD_BYTES.min(plain_bytes - start) + TAG_BYTES;
                     let nonce = key.nonce();
-                    // Opened right behind the record before it, so that the plaintext lies in one piece.
+                    // Decrypts directly behind the previous record, so that the plaintext is contiguous.
                     let sealed_at = index * TAG_BYTES;
                     let in_out = &mut piece[start..start + sealed_at + record];
                     key.0.open_within(nonce, Aad::empty(), in_out, sealed_at..).expect("an unchanged record");

@@ -1,8 +1,8 @@
-//! What a lane costs by itself: bytes from memory to memory, no files and no hashing, each end a process of its own.
+//! Cost of a lane alone: sends bytes from memory to memory, without files and hashing. Each end is a separate process.
 //!
-//! `cargo bench -p sterna-net --bench lanes -- VIA LANES RATE_MBIT SIZE_MB [PREFIX]` sends SIZE_MB over LANES lanes and prints
-//! one line of JSON for each end. PREFIX is put before the command of the receiving end (`ip netns exec b`), whose address is
-//! then the environment's `LANES_ADDR` (default 127.0.0.1).
+//! `cargo bench -p sterna-net --bench lanes -- VIA LANES RATE_MBIT SIZE_MB [PREFIX]` sends SIZE_MB over LANES lanes and
+//! prints one line of JSON for each end. PREFIX (`ip netns exec b`) precedes the command of the receiving end. The
+//! environment variable `LANES_ADDR` then gives the address of this end (default 127.0.0.1).
 
 #![allow(clippy::print_stdout, reason = "it prints figures")]
 
@@ -23,7 +23,7 @@ use sterna_proto::{BitRate, Error};
 const BLOCK_BYTES: u64 = 4 << 20;
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Counts what comes and drops it.
+/// Counts received bytes and discards them.
 #[derive(Default)]
 struct Count {
     bytes: u64,
@@ -56,7 +56,7 @@ struct Job {
 }
 
 fn main() {
-    // `cargo bench` and `cargo test` add flags of the standard harness; this has none.
+    // `cargo bench` and `cargo test` add flags for the standard harness, which this program does not use.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     let Some([via, lanes, rate, size]) = args.first_chunk() else {
         println!("lanes: nothing measured; give VIA LANES RATE_MBIT SIZE_MB");
@@ -76,7 +76,7 @@ fn address() -> IpAddr {
     std::env::var("LANES_ADDR").map_or([127, 0, 0, 1].into(), |text| text.parse().expect("an address"))
 }
 
-/// Prints its port, takes the lanes, and reads them to their end.
+/// Prints the port, accepts the lanes and reads each to its end.
 fn receive(job: &Job) {
     let identity = Arc::new(Identity::ephemeral().expect("an identity"));
     let any = SocketAddr::new(address(), 0);
@@ -162,7 +162,7 @@ fn send_share(lane: Lane, bytes: u64) {
     }
     tx.flush().expect("a live lane");
     handle.close("sent");
-    // How it ends is the receiving end's to judge, which counts the bytes.
+    // The reader's result is not needed: the receiving end counts the bytes and checks the end of the lane.
     let _ = reader.join();
 }
 

@@ -1,9 +1,12 @@
-//! Whether the other transport carries more: measured in mid-transfer, beside the one in use.
+//! Comparison of the two transports during a session: TCP lanes run beside QUIC's, to measure which carries more.
 //!
-//! What it does: finds a session that QUIC holds back (a processor, or a device that drops what exceeds a rate) and that lasts
-//! long enough, asks for TCP lanes beside QUIC's, and decides by what both have carried. What it refuses to do: dial,
-//! close, read a clock. A path that is full whoever fills it needs no contest, and a lane that takes TCP's place in an
-//! outage is none. What was found is remembered of the path, so that it is asked once.
+//! What it does: finds a long session that QUIC limits, by a processor or by a device that drops packets above a rate.
+//! It requests TCP lanes beside QUIC's, and decides by the bytes that both have carried.
+//! What it refuses to do: dial, close, read a clock.
+//! Where time and bytes enter and leave: time and byte counts come in as [`ContestFacts`], a [`ContestStep`] leaves.
+//!
+//! A path that is full with any transport needs no contest. A QUIC lane that replaces TCP's in an outage starts none.
+//! The result is stored with the path, so that it is measured once.
 
 use std::time::Duration;
 
@@ -12,33 +15,33 @@ use crate::plan::{Decision, Via};
 use crate::quantity::readable_time;
 use crate::{BitRate, ByteCount};
 
-/// What is known of a session with one path at some time.
+/// Measurements of a session with one path at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct ContestFacts<'a> {
     /// Time since the session began.
     pub now: Duration,
-    /// Bytes that QUIC lanes have brought to the other end, on the wire.
+    /// Bytes that QUIC lanes have delivered to the other end, on the wire.
     pub quic: u64,
-    /// Bytes that TCP lanes have.
+    /// Bytes that TCP lanes have delivered to the other end, on the wire.
     pub tcp: u64,
-    /// Bytes of files that are still to come, at least.
+    /// Bytes of files still to come, at least.
     pub left: ByteCount,
     /// Smallest round-trip time seen.
     pub rtt: Duration,
-    /// What has limited the session until now.
+    /// Limits of the session until now.
     pub limits: &'a LimitTimes,
 }
 
-/// What is to be done now.
+/// Action to take now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContestStep {
-    /// TCP lanes are to come beside QUIC's.
+    /// Open TCP lanes beside QUIC's.
     Begin(Decision<Via>),
-    /// The lanes of the other transport are to end, and those of this one to be there.
+    /// Close the lanes of the other transport, and open those of this one.
     Take(Decision<Via>),
 }
 
-/// A contest between QUIC, which a path has begun with, and TCP.
+/// Contest between QUIC, with which a path began, and TCP.
 #[derive(Clone, Debug, Default)]
 pub struct Contest {
     phase: Phase,
@@ -46,22 +49,22 @@ pub struct Contest {
 
 #[derive(Clone, Debug, Default)]
 enum Phase {
-    /// None is held: the person, the contract of the path or what is remembered of it has decided.
+    /// No contest: the user, the contract of the path or the path record has decided.
     #[default]
     Off,
-    /// Nothing has been seen.
+    /// No measurement yet.
     New,
-    /// QUIC alone, and what it carried over the stretch before this one.
+    /// QUIC alone; `before`: its rate over the previous stretch.
     Alone { since: Mark, before: Option<BitRate> },
-    /// Both, since then; QUIC alone had carried this much.
+    /// Both since `begun`; `alone`: rate of QUIC alone.
     Both { begun: Duration, since: Option<Mark>, alone: BitRate },
-    /// TCP alone: what it carries without QUIC is looked at once more.
+    /// TCP alone: its rate without QUIC is measured once more.
     Proof { begun: Duration, since: Option<Mark>, alone: BitRate },
-    /// It is over, and this transport is the path's.
+    /// The contest is over, and the path uses this transport.
     Over(Via),
 }
 
-/// A point in time from which a rate is taken.
+/// Start of a rate measurement.
 #[derive(Clone, Debug)]
 struct Mark {
     at: Duration,
@@ -71,17 +74,17 @@ struct Mark {
 }
 
 impl Contest {
-    /// One that is held when the session gives cause.
+    /// Returns a contest that begins when the session gives a reason.
     pub fn new() -> Self {
         Self { phase: Phase::New }
     }
 
-    /// Whether both transports are being compared.
+    /// Returns true if both transports are being compared.
     pub fn is_on(&self) -> bool {
         matches!(self.phase, Phase::Both { .. } | Phase::Proof { .. })
     }
 
-    /// The transport that carries less, as far as that was found, and whose lanes are not wanted.
+    /// Returns the transport that carries less, as far as it is known; its lanes are not wanted.
     pub fn loser(&self) -> Option<Via> {
         match self.phase {
             Phase::Off | Phase::New | Phase::Alone { .. } | Phase::Both { .. } => None,
@@ -90,7 +93,7 @@ impl Contest {
         }
     }
 
-    /// Looks at the session again; called several times a second.
+    /// Evaluates the session; call it several times a second.
     pub fn observe(&mut self, facts: &ContestFacts<'_>) -> Option<ContestStep> {
         let stretch = (facts.rtt * STRETCH_ROUND_TRIPS).max(STRETCH_MIN);
         let mark = Mark { at: facts.now, quic: facts.quic, tcp: facts.tcp, limits: *facts.limits };
@@ -152,12 +155,12 @@ impl Mark {
         self.rate(facts.now, self.tcp, facts.tcp)
     }
 
-    /// A lane that has ended took its count with it: what is less than before is nothing.
+    /// Computes a rate. The count falls when a lane ends: then the rate is zero.
     fn rate(&self, now: Duration, before: u64, bytes: u64) -> BitRate {
         BitRate::mean(ByteCount(bytes.saturating_sub(before)), now.saturating_sub(self.at))
     }
 
-    /// What has held QUIC for most of the time since, if TCP may do without it.
+    /// Returns the limit of QUIC for most of the time since the mark, if TCP may avoid that limit.
     fn held_by(&self, facts: &ContestFacts<'_>) -> Option<&'static str> {
         let grown = |limit| facts.limits.of(limit).saturating_sub(self.limits.of(limit)).as_secs_f64();
         let total = facts.limits.total().saturating_sub(self.limits.total()).as_secs_f64();
@@ -169,34 +172,35 @@ impl Mark {
     }
 }
 
-/// Time in which TCP lanes come up, grow and are measured. Reason: three round trips to be welcomed, and a window that
-/// doubles in each reaches a product of 80 MB over eight lanes in ten.
+/// Round trips in which TCP lanes open, grow and are measured. Reason: three to be accepted by the agent. A window that
+/// doubles in each reaches a bandwidth-delay product of 80 MB over eight lanes in ten.
 const STRETCH_ROUND_TRIPS: u32 = 20;
 
-/// The least of it. Reason: a host stalls for tenths of a second.
+/// Shortest such stretch. Reason: hosts stall for tenths of a second.
 const STRETCH_MIN: Duration = Duration::from_secs(3);
 
-/// The part of a stretch in which lanes grow, and nothing is measured.
+/// Part of a stretch in which lanes grow, and nothing is measured.
 const GROWING: f64 = 0.6;
 
-/// How many stretches the copy must still take. Reason: a contest that TCP loses costs a fraction of one; a tenth of it is a per cent of
-/// what is left.
+/// Stretches that the copy must still take. Reason: a contest that TCP loses costs a fraction of one stretch; a tenth
+/// of a stretch is one per cent of the rest.
 const WORTH_STRETCHES: f64 = 10.0;
 
-/// The part of a stretch that must have been lost to one cause.
+/// Part of a stretch that must be lost to one limit.
 const HELD: f64 = 0.5;
 
-/// How much more QUIC may have carried than the stretch before, and not be growing.
+/// Growth of QUIC's rate since the previous stretch, as a factor, up to which it counts as steady.
 const STEADY: f64 = 1.15;
 
-/// How much more both must carry than QUIC alone had. Reason: rates of two stretches differ by some per cent by themselves.
+/// Ratio of both transports' rate to that of QUIC alone, from which TCP can win. Reason: rates of two stretches differ
+/// by some per cent by chance.
 const GAIN: f64 = 1.1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A session seen every 50 ms: what each transport carries in Mbit/s, and what limits it.
+    /// Session observed every 50 ms: the rate of each transport in Mbit/s, and its limit.
     struct Session {
         contest: Contest,
         now: Duration,
@@ -211,7 +215,7 @@ mod tests {
             Self { contest: Contest::new(), now, carried: [0.0; 2], limits, left: ByteCount(10 << 30) }
         }
 
-        /// Runs for `seconds`, or to the first step; returns that, and when it came.
+        /// Runs for `seconds`, or until the first step; returns that step and its time.
         fn run(&mut self, seconds: u32, [quic, tcp]: [f64; 2], limit: Limit) -> Option<(ContestStep, f64)> {
             let tick = Duration::from_millis(50);
             for _ in 0..seconds * 20 {

@@ -1,13 +1,14 @@
 //! Digests of blocks that combine into digests of files.
 //!
-//! What it does: hashes each block on its own, in any order and on any thread, and merges the results into the ordinary
-//! digest of the whole file: the BLAKE3 that `b3sum` prints, the Adler-32 of zlib and RFC 1950, the CRC-32C of RFC 3720.
-//! MD5 and SHA-256 do not combine; [`InOrder`] computes them in one pass over a finished file when a caller asks.
-//! What it refuses to do: read files. Bytes come in as slices; there is no clock.
+//! What it does: hashes each block separately, in any order and on any thread. Merges the results into the ordinary
+//! digest of the whole file. These are the BLAKE3 that `b3sum` prints, the Adler-32 of zlib and RFC 1950, and the
+//! CRC-32C of RFC 3720. MD5 and SHA-256 do not combine; [`InOrder`] computes them in one pass over a finished file when
+//! a caller asks. What it refuses to do: read files. Bytes come in as slices; there is no clock.
 //!
-//! BLAKE3 is a binary tree over chunks of 1024 bytes. A block is an aligned power of two of them, so its subtree occurs in the
-//! tree of the file as it is, and merging the chaining values of all blocks pairwise gives the root. A file of one block
-//! has no node above that block, and its root is finalised in another way: there the block's value *is* the file's hash.
+//! BLAKE3 is a binary tree over chunks of 1024 bytes. A block is an aligned group of chunks, their number a power of
+//! two, so its subtree is a subtree of the file. Merging the chaining values of all blocks pairwise gives the root. A
+//! file of one block has no node above that block, and its root is finalised differently. There the value of the block
+//! *is* the hash of the file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +20,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::BlockMap;
 
-/// A way to compute a digest of a file.
+/// Algorithm for the digest of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// Adler-32 as in zlib (RFC 1950); combines.
@@ -35,10 +36,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Every algorithm, as `--checksum` lists them.
+    /// All algorithms, in the order in which `--checksum` lists them.
     pub const ALL: [Self; 5] = [Self::Adler32, Self::Crc32c, Self::Md5, Self::Sha256, Self::Blake3];
 
-    /// Its name in `--checksum`, `--expect` and reports.
+    /// Returns the name used in `--checksum`, `--expect` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Adler32 => "adler32",
@@ -49,7 +50,7 @@ impl Algorithm {
         }
     }
 
-    /// Size of its value in bytes.
+    /// Returns the size of a digest in bytes.
     pub const fn value_bytes(self) -> usize {
         match self {
             Self::Adler32 | Self::Crc32c => 4,
@@ -76,24 +77,24 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Which digests are wanted beside BLAKE3, which is always computed.
+/// Digests to compute in addition to BLAKE3, which is always computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Adler-32, from blocks.
+    /// Adler-32, combined from blocks.
     pub adler32: bool,
-    /// CRC-32C, from blocks.
+    /// CRC-32C, combined from blocks.
     pub crc32c: bool,
-    /// MD5, by one pass over the finished file.
+    /// MD5, in one pass over the finished file.
     pub md5: bool,
-    /// SHA-256, by one pass over the finished file.
+    /// SHA-256, in one pass over the finished file.
     pub sha256: bool,
 }
 
 impl Checks {
-    /// BLAKE3 alone.
+    /// BLAKE3 only.
     pub const NONE: Self = Self { adler32: false, crc32c: false, md5: false, sha256: false };
 
-    /// These checks and `algorithm`.
+    /// Returns these checks plus `algorithm`.
     #[must_use]
     pub fn with(mut self, algorithm: Algorithm) -> Self {
         match algorithm {
@@ -106,7 +107,7 @@ impl Checks {
         self
     }
 
-    /// Whether nothing but BLAKE3 is wanted.
+    /// Returns true if only BLAKE3 is requested.
     pub fn is_none(self) -> bool {
         self == Self::NONE
     }
@@ -118,19 +119,20 @@ impl FromIterator<Algorithm> for Checks {
     }
 }
 
-/// What is kept of one block.
+/// Digest of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockDigest {
-    /// The chaining value of the block's subtree at its offset; in a file of one block, the BLAKE3 of the file.
+    /// Chaining value of the block's subtree at its offset. In a file of one block, the BLAKE3 of the file.
     pub chaining_value: [u8; 32],
-    /// Adler-32 of the block's bytes, when it was asked for.
+    /// Adler-32 of the block, if requested.
     pub adler32: Option<u32>,
-    /// CRC-32C of the block's bytes, when it was asked for.
+    /// CRC-32C of the block, if requested.
     pub crc32c: Option<u32>,
 }
 
 impl BlockDigest {
-    /// The digest of block `index`, all of whose bytes are `data`. Range: `index < blocks.count()`, `data` its length.
+    /// Returns the digest of block `index` with the content `data`. Range: `index < blocks.count()`; `data` has the
+    /// length of the block.
     pub fn of(blocks: &BlockMap, index: u64, checks: Checks, data: &[u8]) -> Self {
         let mut hasher = BlockHasher::new(blocks, index, checks);
         hasher.update(data);
@@ -138,9 +140,9 @@ impl BlockDigest {
     }
 }
 
-/// Computes the digest of one block, in slices that come in order.
+/// Computes the digest of one block from consecutive slices.
 ///
-/// Cost: 250 bytes to 2 kB of state; BLAKE3 uses the widest SIMD there is for slices of 16 KiB and more.
+/// Cost: 250 bytes to 2 kB of state. BLAKE3 uses the widest available SIMD for slices of 16 KiB and more.
 pub struct BlockHasher {
     blake3: blake3::Hasher,
     adler32: Option<simd_adler32::Adler32>,
@@ -150,7 +152,7 @@ pub struct BlockHasher {
 }
 
 impl BlockHasher {
-    /// Begins block `index` of a file cut as `blocks` says. Range: `index < blocks.count()`.
+    /// Starts block `index` of a file cut as in `blocks`. Range: `index < blocks.count()`.
     pub fn new(blocks: &BlockMap, index: u64, checks: Checks) -> Self {
         assert!(index < blocks.count(), "block {index} of {}", blocks.count());
         let mut blake3 = blake3::Hasher::new();
@@ -164,12 +166,12 @@ impl BlockHasher {
         }
     }
 
-    /// How many bytes of the block have not come yet.
+    /// Returns the number of bytes of the block that are still missing.
     pub fn left_bytes(&self) -> u64 {
         self.left_bytes
     }
 
-    /// Takes the next bytes of the block. Range: at most [`BlockHasher::left_bytes`] of them.
+    /// Adds the next bytes of the block. Range: at most [`BlockHasher::left_bytes`].
     pub fn update(&mut self, data: &[u8]) {
         assert!(data.len() as u64 <= self.left_bytes, "{} bytes more, {} left", data.len(), self.left_bytes);
         self.left_bytes -= data.len() as u64;
@@ -182,7 +184,7 @@ impl BlockHasher {
         }
     }
 
-    /// The digest of the block. Range: all its bytes have come.
+    /// Returns the digest of the block. Range: all bytes of the block were added.
     pub fn finish(self) -> BlockDigest {
         assert!(self.left_bytes == 0, "{} bytes of the block have not come", self.left_bytes);
         let chaining_value = match self.is_whole_file {
@@ -193,39 +195,39 @@ impl BlockHasher {
     }
 }
 
-/// Merges the digests of a file's blocks, given in order, into the digests of the file.
+/// Merges the digests of a file's blocks, added in order, into the digests of the file.
 ///
-/// Cost: memory is O(log n) in the number of blocks, under 2 kB for the largest file.
+/// Cost: memory is O(log n) in the number of blocks, below 2 kB for the largest file.
 #[derive(Clone, Debug)]
 pub struct FileDigester {
     blocks: BlockMap,
     next: u64,
-    /// Subtrees that wait for their right sibling, left to right, each smaller than the one before.
+    /// Subtrees whose right sibling is missing, left to right, each smaller than the previous one.
     subtrees: Vec<[u8; 32]>,
     adler32: Option<u32>,
     crc32c: Option<u32>,
 }
 
 impl FileDigester {
-    /// Begins a file cut as `blocks` says.
+    /// Starts a file cut as in `blocks`.
     pub fn new(blocks: BlockMap) -> Self {
         Self { blocks, next: 0, subtrees: Vec::new(), adler32: Some(ADLER32_EMPTY), crc32c: Some(0) }
     }
 
-    /// Takes note that the file has grown. Range: cut into blocks of the same size.
+    /// Updates the cut of a file that has grown. Range: `blocks` has the same block size.
     pub fn grow(&mut self, blocks: BlockMap) {
         self.blocks = blocks;
     }
 
-    /// The index of the block whose digest comes next.
+    /// Returns the index of the next block.
     pub fn next_index(&self) -> u64 {
         self.next
     }
 
-    /// Takes the digest of block [`FileDigester::next_index`]. Range: it is less than the count of blocks.
+    /// Adds the digest of block [`FileDigester::next_index`]. Range: that index is below the number of blocks.
     pub fn push(&mut self, digest: &BlockDigest) {
         assert!(self.next < self.blocks.count(), "the file has {} blocks", self.blocks.count());
-        // Merging is put off until a block follows: only then is a full subtree known not to be the root.
+        // A merge waits until a block follows. Only then is it certain that a full subtree is not the root.
         while self.subtrees.len() > self.next.count_ones() as usize {
             self.merge_last_two();
         }
@@ -233,13 +235,14 @@ impl FileDigester {
         let length = self.blocks.length(self.next);
         let both = |left: Option<u32>, right: Option<u32>| Some((left?, right?));
         self.adler32 = both(self.adler32, digest.adler32).map(|(left, right)| adler32_combine(left, right, length));
-        // A block is at most 16 MiB, so its length fits usize everywhere.
+        // A block is at most 16 MiB, so its length fits usize on every platform.
         self.crc32c =
             both(self.crc32c, digest.crc32c).map(|(left, right)| crc32c::crc32c_combine(left, right, length as usize));
         self.next += 1;
     }
 
-    /// The digests of the file: Adler-32 and CRC-32C when every block had them. Range: every block has been pushed.
+    /// Returns the digests of the file, with Adler-32 and CRC-32C if every block had them. Range: every block was
+    /// added.
     pub fn finish(mut self) -> FileDigests {
         assert!(self.next == self.blocks.count(), "{} of {} blocks", self.next, self.blocks.count());
         while self.subtrees.len() > 2 {
@@ -260,23 +263,23 @@ impl FileDigester {
     }
 }
 
-/// The digests of a whole file.
+/// Digests of a whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileDigests {
     /// BLAKE3, as `b3sum` prints it.
     pub blake3: [u8; 32],
-    /// Adler-32, when it was asked for.
+    /// Adler-32, if computed.
     pub adler32: Option<u32>,
-    /// CRC-32C, when it was asked for.
+    /// CRC-32C, if computed.
     pub crc32c: Option<u32>,
-    /// MD5, when it was asked for.
+    /// MD5, if computed.
     pub md5: Option<[u8; 16]>,
-    /// SHA-256, when it was asked for.
+    /// SHA-256, if computed.
     pub sha256: Option<[u8; 32]>,
 }
 
 impl FileDigests {
-    /// The digests of a file whose bytes are `data`.
+    /// Returns the digests of a file with the content `data`.
     pub fn of(data: &[u8], checks: Checks) -> Self {
         let mut rest = InOrder::new(checks);
         rest.update(data);
@@ -286,7 +289,7 @@ impl FileDigests {
         digests
     }
 
-    /// The digest by `algorithm`, if it was computed.
+    /// Returns the digest by `algorithm`, if it was computed.
     pub fn digest(&self, algorithm: Algorithm) -> Option<Digest> {
         match algorithm {
             Algorithm::Adler32 => self.adler32.map(Digest::Adler32),
@@ -297,12 +300,12 @@ impl FileDigests {
         }
     }
 
-    /// Every digest that was computed.
+    /// Iterates over the computed digests.
     pub fn iter(&self) -> impl Iterator<Item = Digest> + '_ {
         Algorithm::ALL.into_iter().filter_map(|algorithm| self.digest(algorithm))
     }
 
-    /// The checks of `wanted` that are not here yet.
+    /// Returns the checks of `wanted` whose digests are missing here.
     pub fn missing(&self, wanted: Checks) -> Checks {
         Checks {
             adler32: wanted.adler32 && self.adler32.is_none(),
@@ -313,7 +316,8 @@ impl FileDigests {
     }
 }
 
-/// Computes digests over the bytes of a file in order: for those that do not combine, or that a resumed file lacks.
+/// Computes digests over the bytes of a file in order: digests that do not combine, or that are missing for a resumed
+/// file.
 #[derive(Clone)]
 pub struct InOrder {
     adler32: Option<simd_adler32::Adler32>,
@@ -323,7 +327,7 @@ pub struct InOrder {
 }
 
 impl InOrder {
-    /// Begins the digests that `checks` names.
+    /// Starts the digests requested in `checks`.
     pub fn new(checks: Checks) -> Self {
         Self {
             adler32: checks.adler32.then(simd_adler32::Adler32::new),
@@ -333,7 +337,7 @@ impl InOrder {
         }
     }
 
-    /// Takes the next bytes of the file.
+    /// Adds the next bytes of the file.
     pub fn update(&mut self, data: &[u8]) {
         if let Some(adler32) = &mut self.adler32 {
             adler32.write(data);
@@ -349,7 +353,7 @@ impl InOrder {
         }
     }
 
-    /// Writes what was computed into `digests`, and leaves the rest of it.
+    /// Writes the computed digests into `digests` and keeps the others.
     pub fn finish_into(self, digests: &mut FileDigests) {
         digests.adler32 = self.adler32.map(|a| a.finish()).or(digests.adler32);
         digests.crc32c = self.crc32c.or(digests.crc32c);
@@ -358,7 +362,7 @@ impl InOrder {
     }
 }
 
-/// One digest of a file, with the algorithm that made it; written `ALG:HEX`.
+/// One digest of a file, with its algorithm; written as `ALG:HEX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Digest {
     /// Adler-32.
@@ -374,7 +378,7 @@ pub enum Digest {
 }
 
 impl Digest {
-    /// The algorithm that made it.
+    /// Returns the algorithm of the digest.
     pub const fn algorithm(&self) -> Algorithm {
         match self {
             Self::Adler32(_) => Algorithm::Adler32,
@@ -385,7 +389,7 @@ impl Digest {
         }
     }
 
-    /// The value in lower-case hexadecimal, as the usual tools print it (checksums of 32 bits as 8 digits).
+    /// Returns the digest in lower-case hexadecimal, as common tools print it (32-bit checksums with 8 digits).
     pub fn hex(&self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         match self {
@@ -395,10 +399,11 @@ impl Digest {
         }
     }
 
-    /// Compares with what was computed for the file `name`.
+    /// Compares this digest with the digests computed for the file `name`.
     ///
-    /// Errors: `Corrupt` of the source, other replica, when they differ: the path is already ruled out, since each block
-    /// is checked against what the sender read. `Internal` when this algorithm was not computed.
+    /// Errors: `Corrupt` at the source, with retry from another replica, if they differ. The path is not the cause,
+    /// because each block was checked against the bytes that the sender read. `Internal` if this algorithm was not
+    /// computed.
     pub fn check(&self, computed: &FileDigests, name: &dyn fmt::Display) -> Result<(), Error> {
         let algorithm = self.algorithm();
         match computed.digest(algorithm) {
@@ -428,7 +433,8 @@ impl fmt::Display for Digest {
 impl FromStr for Digest {
     type Err = Error;
 
-    /// Reads `ALG:HEX`, such as `adler32:1c2b3a4f`; checksums of 32 bits may lack leading zeros, as some catalogues print.
+    /// Reads `ALG:HEX`, such as `adler32:1c2b3a4f`. Leading zeros of 32-bit checksums are optional, because some
+    /// catalogues omit them.
     fn from_str(text: &str) -> Result<Self, Error> {
         let Some((name, digits)) = text.split_once(':') else {
             return Err(usage(format!("digest {:?} is not ALG:HEX, such as blake3:af13…", shortened(text))));
@@ -445,7 +451,7 @@ impl FromStr for Digest {
         }
         let mut bytes = [0u8; 32];
         for (place, digit) in digits.bytes().rev().enumerate() {
-            // Every byte of `digits` was found to be a hexadecimal digit above.
+            // Every byte of `digits` was checked above to be a hexadecimal digit.
             let value = (digit as char).to_digit(16).unwrap_or(0) as u8;
             bytes[expected / 2 - 1 - place / 2] |= value << (4 * (place % 2));
         }
@@ -464,23 +470,23 @@ impl FromStr for Digest {
     }
 }
 
-/// Adler-32 of no bytes (RFC 1950 section 8.2).
+/// Adler-32 of the empty string (RFC 1950 section 8.2).
 const ADLER32_EMPTY: u32 = 1;
 
-/// Largest prime below 2^16, the modulus of Adler-32 (RFC 1950 section 8.2).
+/// Modulus of Adler-32: the largest prime below 2^16 (RFC 1950 section 8.2).
 const ADLER32_BASE: u64 = 65521;
 
-/// Adler-32 of two strings in a row, from that of each and the length of the second.
+/// Returns the Adler-32 of two concatenated strings, from the checksum of each and the length of the second.
 ///
-/// The low half is 1 plus the sum of the bytes, the high half the sum of all low halves: the second string's low halves
-/// each begin at `left`'s low half in place of 1.
+/// The low half is 1 plus the sum of the bytes; the high half is the sum of all low halves. In the concatenation, the
+/// low halves of the second string start from the low half of `left` instead of 1.
 fn adler32_combine(left: u32, right: u32, right_bytes: u64) -> u32 {
     let (left_low, left_high) = (u64::from(left & 0xffff), u64::from(left >> 16));
     let (right_low, right_high) = (u64::from(right & 0xffff), u64::from(right >> 16));
     let carried = left_low + ADLER32_BASE - 1;
     let low = (carried + right_low) % ADLER32_BASE;
     let high = (left_high + right_high + right_bytes % ADLER32_BASE * (carried % ADLER32_BASE)) % ADLER32_BASE;
-    // Both halves are below 65521 and fit 16 bits.
+    // Both halves are below 65521 and fit in 16 bits.
     (high as u32) << 16 | low as u32
 }
 
@@ -488,7 +494,7 @@ fn usage(text: String) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
 }
 
-/// At most 80 characters of what a person or a peer gave, for an error text.
+/// Returns at most 80 characters of a text from a user or a peer, for an error text.
 fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -499,7 +505,7 @@ mod tests {
 
     const ALL_CHECKS: Checks = Checks { adler32: true, crc32c: true, md5: true, sha256: true };
 
-    /// Bytes that differ from block to block and chunk to chunk.
+    /// Returns bytes that differ between all blocks and all chunks.
     fn pattern(length: usize) -> Vec<u8> {
         let mut state = 0x2545_f491_4f6c_dd1du64;
         let mut bytes = Vec::with_capacity(length + 8);
@@ -513,7 +519,7 @@ mod tests {
         bytes
     }
 
-    /// Digests from blocks that are hashed in an order that `seed` gives, each in slices.
+    /// Returns digests merged from blocks. The order of hashing follows from `seed`; each block is hashed in slices.
     fn from_blocks(data: &[u8], seed: u64) -> FileDigests {
         let blocks = BlockMap::new(data.len() as u64);
         let mut order: Vec<u64> = (0..blocks.count()).collect();
@@ -541,7 +547,7 @@ mod tests {
     #[test]
     fn blocks_in_any_order_give_the_digests_of_the_whole_file() {
         let mib = 1 << 20;
-        // One byte around a block, around powers of two of blocks, and the first file with larger blocks.
+        // Sizes one byte around a block, around powers of two of blocks, and the first file with larger blocks.
         let sizes =
             [0, 1, mib - 1, mib, mib + 1, 2 * mib, 2 * mib + 1, 3 * mib, 4 * mib + 5, 7 * mib + 1024, 33 * mib - 1];
         let data = pattern(1025 * mib);
@@ -557,7 +563,7 @@ mod tests {
     fn reference_values_are_met() {
         let digests = FileDigests::of(b"123456789", ALL_CHECKS);
         let hex = |algorithm| digests.digest(algorithm).unwrap().hex();
-        // The check values of RFC 3720 and the zlib manual; md5sum, sha256sum and b3sum of the same nine bytes.
+        // Check values of RFC 3720 and the zlib manual; output of md5sum, sha256sum and b3sum for the same nine bytes.
         assert_eq!(hex(Algorithm::Crc32c), "e3069283");
         assert_eq!(hex(Algorithm::Adler32), "091e01de");
         assert_eq!(hex(Algorithm::Md5), "25f9e794323b453885f5181f1b624d0b");

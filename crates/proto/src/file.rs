@@ -1,4 +1,7 @@
-//! What a session knows of a file: its path beneath the destination, its size and times, and its cut into blocks.
+//! Description of a file in a session: its path beneath the destination, its size and times, and its cut into blocks.
+//!
+//! What it does: checks paths and texts, and computes blocks. What it refuses to do: open a file, or accept a path that
+//! could leave its root. Values come in as arguments; there is no clock.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,31 +9,32 @@ use std::fmt;
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::growth::Growth;
 
-/// Longest relative path, in bytes: Linux's PATH_MAX.
+/// Maximum length of a relative path, in bytes: Linux's PATH_MAX.
 pub const PATH_BYTES_MAX: usize = 4096;
 
-/// Longest name in a path, in bytes: Linux's NAME_MAX.
+/// Maximum length of a name in a path, in bytes: Linux's NAME_MAX.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Largest file, in bytes: keeps every offset and sum below 2^63 (Linux's `off_t`).
+/// Maximum size of a file, in bytes: keeps every offset and sum below 2^63 (Linux's `off_t`).
 pub const FILE_BYTES_MAX: u64 = 1 << 62;
 
-/// Largest mode of an entry: read, write and execute for owner, group and others. Reason: setuid, setgid and sticky bits
-/// are never copied, since they would act with the rights of the receiving user.
+/// Maximum mode of an entry: read, write and execute for owner, group and others. Reason: setuid, setgid and sticky
+/// bits are never copied, because they would act with the rights of the receiving user.
 pub const MODE_MAX: u16 = 0o777;
 
-/// Files up to this size travel packed, many to a block. Reason: a block of 1 MiB then holds at least four files, so the
-/// cost of a block is shared; larger files fill a block well enough alone.
+/// Maximum size of a file that travels in a packed block, in bytes. Reason: a block of 1 MiB then holds at least four
+/// files, which share the cost of the block. Larger files fill a block well enough alone.
 pub const PACKED_FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// A path beneath a root: names joined by `/`, any bytes but NUL, never empty, `.`, `..` or absolute.
+/// A path beneath a root: names joined by `/`, of any bytes except NUL. Never empty or absolute, and without `.` and
+/// `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelPath(Box<[u8]>);
 
 impl RelPath {
-    /// Takes `bytes` as a relative path.
+    /// Checks that `bytes` is a relative path.
     ///
-    /// Errors: `Usage` for an absolute path, an empty name, `.` or `..`, a NUL byte, or one that is too long.
+    /// Errors: `Usage` for an absolute path, an empty name, `.` or `..`, a NUL byte, or excessive length.
     pub fn new(bytes: &[u8]) -> Result<Self, Error> {
         let wrong = |why: &str| {
             let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
@@ -56,23 +60,23 @@ impl RelPath {
         Ok(Self(bytes.into()))
     }
 
-    /// The path as bytes.
+    /// Returns the path as bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The last name.
+    /// Returns the last name of the path.
     pub fn name(&self) -> &[u8] {
         self.0.rsplit(|&b| b == b'/').next().unwrap_or(&self.0)
     }
 
-    /// The path of the directory that holds it; `None` at the root.
+    /// Returns the path of the parent directory; `None` at the root.
     pub fn parent(&self) -> Option<Self> {
         let end = self.0.iter().rposition(|&b| b == b'/')?;
         Some(Self(self.0[..end].into()))
     }
 
-    /// This path with `name` beneath it. Errors: as [`RelPath::new`].
+    /// Returns this path with `name` appended. Errors: as [`RelPath::new`].
     pub fn join(&self, name: &[u8]) -> Result<Self, Error> {
         let mut joined = self.0.to_vec();
         joined.push(b'/');
@@ -87,7 +91,7 @@ impl fmt::Display for RelPath {
     }
 }
 
-/// A text of somebody else as people are shown it: on one line, with what would drive their terminal escaped.
+/// Returns an untrusted text for display: on one line, with terminal control characters escaped.
 pub fn plain(text: &str) -> Cow<'_, str> {
     if !text.chars().any(drives_terminal) {
         return Cow::Borrowed(text);
@@ -99,8 +103,8 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character in a name or text of somebody else must not reach a terminal: a control character (C0, DEL, C1), one that
-/// ends a line, or one that changes the direction of what follows, so that `txt.exe` reads as `exe.txt`.
+/// Returns true if a character in an untrusted name or text must not reach a terminal. These are control characters
+/// (C0, DEL, C1), line ends, and characters that change the text direction, with which `txt.exe` can read as `exe.txt`.
 ///
 /// Source: Unicode Standard Annex 9, table of the explicit formatting characters and marks.
 pub fn drives_terminal(c: char) -> bool {
@@ -114,7 +118,7 @@ impl fmt::Debug for RelPath {
     }
 }
 
-/// A moment of a file system: seconds since the epoch (negative before it) and nanoseconds in [0, 10^9).
+/// Timestamp of a file system: seconds since the epoch (negative before it) and nanoseconds in [0, 10^9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileTime {
     /// Seconds since 1970-01-01 UTC.
@@ -123,51 +127,52 @@ pub struct FileTime {
     pub nanoseconds: u32,
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// A regular file.
     File,
-    /// A directory, sent so that empty ones arrive too.
+    /// A directory; sent so that empty directories arrive too.
     Directory,
 }
 
 /// One entry of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FileEntry {
-    /// Where it goes beneath the destination.
+    /// Path beneath the destination.
     pub path: RelPath,
-    /// What it is.
+    /// Kind of the entry.
     pub kind: EntryKind,
     /// Size in bytes; 0 for a directory.
     pub size: u64,
-    /// Modification time at the source, kept at the destination.
+    /// Modification time at the source, preserved at the destination.
     pub mtime: FileTime,
     /// Permission bits at the source, at most [`MODE_MAX`].
     pub mode: u16,
-    /// Bytes that it occupies at the source; less than its size when it has holes.
+    /// Allocated bytes at the source; less than the size if the file has holes.
     pub allocated: u64,
-    /// Inode at the source: tells a replaced source from a resumed one when size and time agree.
+    /// Inode at the source: distinguishes a replaced source from a resumed one if size and time are equal.
     pub inode: u64,
-    /// Version at the source, only compared: its change time, which tells bytes that were written under a modification time
-    /// that was set back. Of a growing file, whose change time changes all the time, when it was made; 0 where that is not known.
+    /// Version at the source, used only for comparison. For most files the change time: it reveals bytes written under
+    /// a modification time that was set back. For a growing file, whose change time keeps changing, the creation time;
+    /// 0 if unknown.
     pub version: u64,
-    /// That it is sent while it grows, and how it is cut; `None` for a file that is cut by its size.
+    /// State and block size of a file that is sent while it grows. `None`: the block size follows from the file size.
     pub growth: Option<Growth>,
 }
 
 impl FileEntry {
-    /// The cut of this file into blocks.
+    /// Returns the cut of this file into blocks.
     pub fn blocks(&self) -> BlockMap {
         self.growth.map_or_else(|| BlockMap::new(self.size), |growth| BlockMap::growing(self.size, growth))
     }
 
-    /// Whether this file travels packed with others in one block.
+    /// Returns true if this file travels in a packed block.
     pub fn is_packed(&self) -> bool {
         self.kind == EntryKind::Directory || self.growth.is_none() && self.size <= PACKED_FILE_BYTES_MAX
     }
 
-    /// Whether `other` is the same version of the same file, so that blocks of the one may complete the other.
+    /// Returns true if `other` is the same version of the same file, so that blocks of one may complete the other.
     pub fn same_version(&self, other: &Self) -> bool {
         if self.growth.is_some() || other.growth.is_some() {
             return self.same_growing_file(other);
@@ -177,23 +182,24 @@ impl FileEntry {
     }
 }
 
-/// How a file of a given size is cut: equal blocks of a power of two, the last one shorter.
+/// Cut of a file into blocks of equal size, a power of two; the last block is shorter.
 ///
-/// A pure function of the size, or of the rate for a file that grows, so that a later run cuts the same file in the same way.
+/// A pure function of the size, or of the rate for a growing file, so that a later run cuts the same file in the same
+/// way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockMap {
     size: u64,
     block_bytes: u64,
-    /// More blocks follow.
+    /// True if more blocks follow.
     grows: bool,
 }
 
 impl BlockMap {
-    /// The cut of a file of `size` bytes.
+    /// Returns the cut of a file of `size` bytes.
     ///
-    /// 1 MiB blocks while a file has at most 1024 of them, doubling from there, at most 16 MiB: small enough that a lane cut
-    /// off costs little, and that 16 lanes end within a sixtieth of the time of each other; large enough that a 5 TB file has
-    /// 300,000 of them and not five million.
+    /// Blocks have 1 MiB while a file has at most 1024 of them. Then the size doubles, up to 16 MiB. Such blocks are
+    /// small enough that a lost lane costs little, and that 16 lanes finish within a sixtieth of the total time of each
+    /// other. They are large enough that a 5 TB file has 300,000 blocks instead of five million.
     pub fn new(size: u64) -> Self {
         let mut block_bytes = 1u64 << 20;
         while block_bytes < 16 << 20 && size > block_bytes * 1024 {
@@ -202,37 +208,38 @@ impl BlockMap {
         Self { size, block_bytes, grows: false }
     }
 
-    /// The cut of a growing file, of which there are `size` bytes in whole blocks, or in all when it has ended.
+    /// Returns the cut of a growing file. `size` is the bytes in complete blocks, or the final size once the file has
+    /// ended.
     pub fn growing(size: u64, growth: Growth) -> Self {
         Self { size, block_bytes: growth.block_bytes(), grows: !growth.has_ended() }
     }
 
-    /// Whether the first block is the whole file, so that its digest is the file's.
+    /// Returns true if the first block is the whole file, so that its digest is the digest of the file.
     pub fn is_one_block(&self) -> bool {
         self.count() == 1 && !self.grows
     }
 
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Size of every block but the last, in bytes.
+    /// Returns the size of every block except the last, in bytes.
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// How many blocks there are; an empty file has none.
+    /// Returns the number of blocks; an empty file has none.
     pub fn count(&self) -> u64 {
         self.size.div_ceil(self.block_bytes)
     }
 
-    /// Offset of block `index` in the file, in bytes. Range: `index < count()`.
+    /// Returns the offset of block `index` in the file, in bytes. Range: `index < count()`.
     pub fn offset(&self, index: u64) -> u64 {
         index * self.block_bytes
     }
 
-    /// Length of block `index` in bytes. Range: `index < count()`.
+    /// Returns the length of block `index` in bytes. Range: `index < count()`.
     pub fn length(&self, index: u64) -> u64 {
         self.block_bytes.min(self.size - self.offset(index))
     }
@@ -266,7 +273,7 @@ mod tests {
     #[test]
     fn blocks_cover_a_file_exactly_once() {
         let mib = 1 << 20;
-        // One byte around each edge of a block, and the largest files.
+        // Sizes one byte around each block boundary, and the largest files.
         for size in [0, 1, mib - 1, mib, mib + 1, 1024 * mib, 1024 * mib + 1, 5_000_000_000_000, FILE_BYTES_MAX] {
             let map = BlockMap::new(size);
             let count = map.count();

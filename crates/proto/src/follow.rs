@@ -1,44 +1,45 @@
-//! When a file that is followed is to be sent, and when it has ended: decisions from looks at it.
+//! Decisions for a followed file: when to send it, and when it has ended.
 //!
-//! Nothing here looks at a file or reads a clock: looks, events and time come in, a [`FollowStep`] leaves. One [`Followed`] is kept for each file
-//! that has not ended.
+//! What it does: turns observations of a file into a [`FollowStep`]. One [`Followed`] is kept for each file that has
+//! not ended. What it refuses to do: look at a file or read a clock. Observations, events and time come in as
+//! arguments.
 
 use std::time::{Duration, Instant};
 
 use crate::file::FileTime;
 
-/// How long a file that was closed by its writer must stay as it is. Reason: a writer that appends by opening anew does so at once; what is left of the second that
-/// the last byte has is for reading and sending it.
+/// Time that a closed file must stay unchanged to count as ended. Reason: a writer that appends by reopening does so at
+/// once. The rest of the one-second budget for the last byte is for reading and sending it.
 pub const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
-/// How long a writer must have paused before the part of a block that it has written is sent. Reason: half of the second that the last byte has.
+/// Pause of a writer after which the incomplete block is sent. Reason: half of the one-second budget for the last byte.
 pub const PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a file must stay as it is to have ended, unless an idle time is given. Reason: what other tools that follow
-/// files wait; a capture that writes once a second does not end by chance.
+/// Time that a file must stay unchanged to count as ended, unless the user gives an idle time. Reason: other tools that
+/// follow files wait as long, and a capture that writes once a second does not end by chance.
 pub const IDLE_DEFAULT: Duration = Duration::from_secs(10);
 
-/// How long a file must stay as it is to have ended.
+/// Time that a file must stay unchanged to count as ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndRule {
-    /// Whoever has it open.
+    /// Time for any file, open or closed.
     pub idle: Duration,
-    /// Once every writer that was noticed has closed it.
+    /// Time after every known writer has closed the file.
     pub closed: Duration,
 }
 
 impl EndRule {
-    /// The rule where nothing is given: a close ends a file sooner than silence does.
+    /// Default rule: a closed file ends sooner than a silent one.
     pub const DEFAULT: Self = Self { idle: IDLE_DEFAULT, closed: CLOSE_GRACE };
 
-    /// The rule where an idle time is given: it holds for files that were closed too, since their writer may open them
-    /// again.
+    /// Returns the rule for a given idle time. The idle time also holds for closed files, because their writer may
+    /// reopen them.
     pub const fn after(idle: Duration) -> Self {
         Self { idle, closed: idle }
     }
 }
 
-/// What was seen of a file at one look.
+/// Observation of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     /// Size in bytes.
@@ -49,54 +50,54 @@ pub struct Look {
     pub inode: u64,
 }
 
-/// How a file came to be followed.
+/// Way in which a file came to be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It was there, and was last changed so long ago: it may be one that an earlier run has sent.
+    /// The file existed and was last changed this long ago. An earlier run may have sent it.
     There(Duration),
-    /// It was named, and was last changed so long ago.
+    /// The user named the file; it was last changed this long ago.
     Named(Duration),
-    /// It has appeared.
+    /// The file has appeared.
     Appeared,
 }
 
-/// Why a file counts as ended.
+/// Reason why a file counts as ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileEnd {
-    /// Its writer has closed it.
+    /// The writer has closed the file.
     Closed,
-    /// It has stayed as it is for the idle time.
+    /// The file has not changed for the idle time.
     Idle,
-    /// There is a marker.
+    /// The marker of the file exists.
     Marked,
 }
 
-/// What to do about a followed file.
+/// Action for a followed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FollowStep {
-    /// Nothing is to be sent.
+    /// Send nothing.
     Wait,
-    /// What it has in whole blocks is to be sent, if that is more than before.
+    /// Send the complete blocks of the file, if there are new ones.
     Grow,
-    /// Its writer pauses: the part of a block that it has written is to be sent too.
+    /// The writer pauses: also send the incomplete block.
     Pause,
-    /// It is whole.
+    /// The file is complete.
     End(FileEnd),
 }
 
-/// A file that has not ended.
+/// A followed file that has not ended.
 #[derive(Clone, Debug)]
 pub struct Followed {
     look: Look,
     changed_at: Instant,
     closed_at: Option<Instant>,
     is_marked: bool,
-    /// It has appeared, was named, or was seen growing: one that was only there may be an old one.
+    /// True if it has appeared, was named, or was seen growing. A file that only existed may be an old one.
     is_live: bool,
 }
 
 impl Followed {
-    /// A file at its first look.
+    /// Returns the state after the first observation.
     pub fn new(now: Instant, look: Look, found: Found) -> Self {
         let (is_live, age) = match found {
             Found::There(age) => (false, age),
@@ -107,34 +108,34 @@ impl Followed {
         Self { look, changed_at, closed_at: None, is_marked: false, is_live }
     }
 
-    /// What was seen of it last.
+    /// Returns the last observation.
     pub fn look(&self) -> Look {
         self.look
     }
 
-    /// It was looked at again. What was closed and changes is open again.
+    /// Records a new observation. A closed file that changes counts as open again.
     pub fn handle_look(&mut self, now: Instant, look: Look) {
         if look != self.look {
             (self.look, self.changed_at, self.closed_at, self.is_live) = (look, now, None, true);
         }
     }
 
-    /// It is open: it was written to, or a writer is known to have it. Whoever had closed it, that was not the end.
+    /// Records that the file is open: it was written to, or a writer has it open. An earlier close does not count.
     pub fn handle_open(&mut self) {
         (self.closed_at, self.is_live) = (None, true);
     }
 
-    /// Its writer has closed it, or it was moved here; the caller has looked at it since.
+    /// Records that its writer has closed it, or that it was moved here. The caller must have observed it since.
     pub fn handle_closed(&mut self, now: Instant) {
         self.closed_at = Some(now);
     }
 
-    /// There is a marker.
+    /// Records that its marker exists.
     pub fn handle_marked(&mut self) {
         self.is_marked = true;
     }
 
-    /// What to do about it now.
+    /// Returns the action at time `now`.
     pub fn step(&self, now: Instant, rule: EndRule) -> FollowStep {
         let unchanged_for = |since: Instant, time: Duration| now.saturating_duration_since(since) >= time;
         if self.is_marked {
@@ -174,12 +175,12 @@ mod tests {
         file.handle_closed(start);
         assert_eq!(file.step(start, RULE), FollowStep::Grow, "another may open it");
         assert_eq!(file.step(start + CLOSE_GRACE, RULE), FollowStep::End(FileEnd::Closed));
-        // Opened again, and it still looks as it did.
+        // Reopened, with no visible change.
         file.handle_open();
         assert_eq!(file.step(start + CLOSE_GRACE, RULE), FollowStep::Grow);
         file.handle_closed(start + CLOSE_GRACE);
         assert_eq!(file.step(start + CLOSE_GRACE * 2, RULE), FollowStep::End(FileEnd::Closed));
-        // Opened again and written to.
+        // Reopened and written to.
         file.handle_look(start + CLOSE_GRACE, look(6));
         assert_eq!(file.step(start + CLOSE_GRACE + PAUSE, RULE), FollowStep::Pause);
         assert_eq!(file.step(start + CLOSE_GRACE + IDLE, RULE), FollowStep::End(FileEnd::Idle));
@@ -192,7 +193,7 @@ mod tests {
         file.handle_closed(start);
         assert_eq!(file.step(start + IDLE - Duration::from_millis(1), rule), FollowStep::Pause);
         assert_eq!(file.step(start + IDLE, rule), FollowStep::End(FileEnd::Closed));
-        // One that is closed late, unchanged.
+        // A file that is closed late and unchanged.
         file.handle_closed(start + IDLE / 2);
         assert_eq!(file.step(start + IDLE, rule), FollowStep::End(FileEnd::Idle));
         file.handle_marked();
@@ -215,7 +216,7 @@ mod tests {
         let start = Instant::now() + IDLE;
         let old = Followed::new(start, look(1), Found::There(IDLE));
         assert_eq!(old.step(start, RULE), FollowStep::End(FileEnd::Idle));
-        // Sent by an earlier run perhaps, and about to be found up to date: it is not sent as a growing one.
+        // An earlier run may have sent this file, and it may prove up to date: it is not sent as a growing file.
         let mut young = Followed::new(start, look(1), Found::There(IDLE / 2));
         assert_eq!(young.step(start, RULE), FollowStep::Wait);
         assert_eq!(young.step(start + IDLE / 2, RULE), FollowStep::End(FileEnd::Idle));

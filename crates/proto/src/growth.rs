@@ -1,30 +1,32 @@
-//! Files that are sent while they grow: how they are cut, and which entry may follow which.
+//! Files that are sent while they grow: their cut into blocks, and the valid order of their entries.
 //!
-//! A growing file's blocks appear as they are complete. Its cut is fixed when it is first offered, since its size is not
-//! known then; its entry says how far it is, in whole blocks, until the last one says its size. Nothing here reads a file or a clock.
+//! The blocks of a growing file appear when they are complete. Its block size is fixed at the first offer, because its
+//! size is unknown then. Its entry contains the size of the complete blocks; the last entry contains the final size.
+//! What it refuses to do: read a file or a clock. Sizes and rates come in as arguments.
 
 use crate::error::Error;
 use crate::file::{BlockMap, FileEntry};
 use crate::quantity::BitRate;
 
-/// Smallest block of a growing file. Reason: 50 Mbit/s carry it in 0.17 s, and its last block has a second.
+/// Minimum block size of a growing file. Reason: 50 Mbit/s carry it in 0.17 s, within the one-second budget for the
+/// last block.
 pub const GROWING_BLOCK_BYTES_MIN: u64 = 1 << 20;
 
-/// Largest block of a growing file: that of any file.
+/// Maximum block size of a growing file, equal to the maximum for any file.
 pub const GROWING_BLOCK_BYTES_MAX: u64 = 16 << 20;
 
-/// The part of a second, as a divisor, in which the path carries a block of a growing file. Reason: what is left of the second that the
-/// last byte has is for noticing the end, reading and verifying.
+/// Divisor of a second that gives the time in which the path carries a block of a growing file. Reason: the rest of the
+/// one-second budget for the last byte is for detecting the end, reading and verifying.
 const BLOCK_TIME_DIVISOR: u64 = 4;
 
-/// That a file is, or was first, sent while it grows.
+/// State and block size of a file that is, or was at its first offer, sent while it grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Growth {
     block_bytes: u64,
     stage: Stage,
 }
 
-/// How far a growing file is.
+/// Stage of a growing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Stage {
     Grows,
@@ -32,8 +34,9 @@ enum Stage {
 }
 
 impl Growth {
-    /// Of a file that grows, cut for a path of `rate`: a block is what it carries in a quarter of a second, from 1 MiB (also when the rate is not
-    /// known) to 16 MiB. A pure function of the rate, so that a later run cuts the same file in the same way.
+    /// Returns the growth of a growing file on a path of `rate`. A block is the amount that the path carries in a
+    /// quarter of a second, from 1 MiB (also for an unknown rate) to 16 MiB. A pure function of the rate, so that a
+    /// later run cuts the same file in the same way.
     pub fn for_rate(rate: Option<BitRate>) -> Self {
         let bytes = rate.map_or(0, |rate| rate.0 / 8 / BLOCK_TIME_DIVISOR);
         let mut block_bytes = GROWING_BLOCK_BYTES_MIN;
@@ -43,40 +46,42 @@ impl Growth {
         Self { block_bytes, stage: Stage::Grows }
     }
 
-    /// Of a file that has ended before it was offered, with `size` bytes: cut as any file of this size.
+    /// Returns the growth of a file that ended with `size` bytes before its first offer; it is cut as any file of this
+    /// size.
     pub fn of_complete(size: u64) -> Self {
         Self { block_bytes: BlockMap::new(size).block_bytes(), stage: Stage::Ended }
     }
 
-    /// The same of a file that has ended.
+    /// Returns the same growth for a file that has ended.
     pub fn end(self) -> Self {
         Self { stage: Stage::Ended, ..self }
     }
 
-    /// Whether the file has ended: its entry says its size.
+    /// Returns true if the file has ended, so that its entry contains its size.
     pub fn has_ended(self) -> bool {
         self.stage == Stage::Ended
     }
 
-    /// Size of every block but the last, in bytes.
+    /// Returns the size of every block except the last, in bytes.
     pub fn block_bytes(self) -> u64 {
         self.block_bytes
     }
 
-    /// The bytes of whole blocks that can be sent of a file that has `size` bytes and grows on.
+    /// Returns the bytes in complete blocks that can be sent of a file that has `size` bytes and still grows.
     ///
-    /// A block is whole once a byte follows it: the digest of a file of one block is another than that of its first of two, so a
-    /// block must not go before it is known which it is.
+    /// A block is complete once a byte follows it. Reason: the digest of a file of one block differs from the digest of
+    /// the first of two blocks. So a block must not be sent before the case is known.
     pub fn whole_bytes(self, size: u64) -> u64 {
         size.saturating_sub(1) / self.block_bytes * self.block_bytes
     }
 
-    /// As on the wire: 0 or 1 for whether it has ended, and the block size as a power of two.
+    /// Returns the codes on the wire: 1 if the file has ended, otherwise 0; and the block size as a power of two.
     pub(crate) fn to_codes(self) -> (u8, u8) {
         (u8::from(self.has_ended()), self.block_bytes.trailing_zeros() as u8)
     }
 
-    /// Reads what [`Growth::to_codes`] wrote, of a file of `size`. Errors: no size of blocks that there is, or part of a block of a file that has not ended.
+    /// Reads the codes written by [`Growth::to_codes`], of a file of `size`. Errors: an invalid block size, or an
+    /// incomplete block in a file that has not ended.
     pub(crate) fn from_codes(ended: bool, log2: u8, size: u64) -> Result<Self, Error> {
         let block_bytes = 1u64.checked_shl(u32::from(log2)).unwrap_or(0);
         let growth = Self { block_bytes, stage: if ended { Stage::Ended } else { Stage::Grows } };
@@ -91,19 +96,19 @@ impl Growth {
 }
 
 impl FileEntry {
-    /// Whether the file may still grow.
+    /// Returns true if the file may still grow.
     pub fn is_growing(&self) -> bool {
         self.growth.is_some_and(|growth| !growth.has_ended())
     }
 
-    /// Whether `other` is the same growing file, at any time: its blocks are blocks of this one.
+    /// Returns true if `other` is the same growing file at any stage, so that the blocks of both are the same.
     pub fn same_growing_file(&self, other: &Self) -> bool {
         let (Some(ours), Some(theirs)) = (self.growth, other.growth) else { return false };
         let identity = |entry: &Self| (entry.kind, entry.inode, entry.version);
         ours.block_bytes == theirs.block_bytes && identity(self) == identity(other)
     }
 
-    /// Whether `later` may follow this entry of a growing file: it has grown on, or has ended.
+    /// Returns true if `later` may follow this entry of a growing file: it has grown or has ended.
     pub fn grows_into(&self, later: &Self) -> bool {
         self.is_growing() && self.path == later.path && self.same_growing_file(later) && self.size <= later.size
     }

@@ -1,9 +1,10 @@
-//! The journal: what a receiver holds durably of a file, so that a crash sends again at most what was in flight.
+//! The journal: the blocks of a file that a receiver holds durably. After a crash, at most the blocks in flight are
+//! sent again.
 //!
-//! What it does: encodes and decodes the bytes of a journal file. What it refuses to do: read or write files, or trust what it
-//! reads: the decoder never panics, needs no memory beyond one record, and takes any bytes.
+//! What it does: encodes and decodes the bytes of a journal file. What it refuses to do: read or write files, or trust
+//! what it reads. The decoder never panics, needs no memory beyond one record, and accepts any bytes.
 //!
-//! A journal is one header and then records, in the order in which blocks became durable. All numbers are little-endian.
+//! A journal is one header, then records in the order in which blocks became durable. All numbers are little-endian.
 //!
 //! Header, 88 bytes:
 //!
@@ -11,12 +12,12 @@
 //! |---|---|---|
 //! | 0 | 8 | magic `STERNAJN` |
 //! | 8 | 2 | version of this format, 1 |
-//! | 10 | 1 | kind of the source: 1 file, 2 file that grows |
+//! | 10 | 1 | kind of the source: 1 file, 2 growing file |
 //! | 11 | 5 | zero |
-//! | 16 | 8 | size of the file; 0 for one that grows |
+//! | 16 | 8 | size of the file; 0 for a growing file |
 //! | 24 | 8 | size of a block |
-//! | 32 | 8 | modification time at the source, seconds; 0 for one that grows |
-//! | 40 | 4 | modification time at the source, nanoseconds; 0 for one that grows |
+//! | 32 | 8 | modification time at the source, seconds; 0 for a growing file |
+//! | 40 | 4 | modification time at the source, nanoseconds; 0 for a growing file |
 //! | 44 | 4 | zero |
 //! | 48 | 8 | inode at the source |
 //! | 56 | 8 | inode of the data file at the destination |
@@ -30,21 +31,22 @@
 //! | offset | size | field |
 //! |---|---|---|
 //! | 0 | 8 | index of the block |
-//! | 8 | 1 | bit 0: Adler-32 is kept; bit 1: CRC-32C is kept |
+//! | 8 | 1 | bit 0: Adler-32 is present; bit 1: CRC-32C is present |
 //! | 9 | 3 | zero |
-//! | 12 | 32 | BLAKE3 chaining value of the block (the hash of the file, when it has one block) |
+//! | 12 | 32 | BLAKE3 chaining value of the block (hash of the file if it has one block) |
 //! | 44 | 4 | Adler-32, or zero |
 //! | 48 | 4 | CRC-32C, or zero |
 //! | 52 | 8 | zero |
 //! | 60 | 4 | CRC-32C of bytes 0 to 60, continued from the header's CRC |
 //!
-//! A record stands alone: a torn tail or a flipped bit loses that record and no other, and its block is sent again. A flipped
-//! bit in the header loses everything: nothing says any more which version of which file the records speak of. Since a
-//! record's CRC continues the header's, which covers the nonce, a record that an earlier journal left in the same disk
-//! blocks is not taken for one of this journal.
+//! Each record is independent: a torn tail or a flipped bit loses only that record, and its block is sent again. A
+//! flipped bit in the header loses everything, because nothing else identifies the file and the version of the records.
+//! The CRC of a record continues the header's CRC, which covers the nonce. So a record that an earlier journal left in
+//! the same disk blocks is not accepted.
 //!
-//! Of a file that is sent while it grows, size and times change all the time: its journal speaks of the file by its inode and by when it was made,
-//! and says how it is cut. Whether its blocks are still those of the source is told by the digest that the sender gives at the end.
+//! The size and times of a growing file change all the time. Its journal therefore identifies the file by inode and
+//! creation time, and contains its block size. The digest that the sender gives at the end decides if the blocks still
+//! match the source.
 //!
 //! A 5 TB file has 298,024 records, 19 MB.
 
@@ -56,10 +58,11 @@ use crate::growth::Growth;
 /// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 88;
 
-/// Where its CRC is.
+/// Offset of the header's CRC.
 const CRC_OFFSET: usize = HEADER_BYTES - 4;
 
-/// Size of a record in bytes: a power of two, so that a record that starts a disk sector never straddles one.
+/// Size of a record in bytes. Records are not aligned to disk sectors, because the header has 88 bytes. The CRC detects
+/// a record that a crash has torn.
 pub const RECORD_BYTES: usize = 64;
 
 const MAGIC: &[u8; 8] = b"STERNAJN";
@@ -69,27 +72,27 @@ const KIND_GROWING: u8 = 2;
 const HAS_ADLER32: u8 = 1;
 const HAS_CRC32C: u8 = 2;
 
-/// The first bytes of a journal: whose blocks its records speak of.
+/// Header of a journal: identifies the file of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalHeader {
-    /// How the source grows, if it is sent while it does.
+    /// Growth of the source, if it is sent while it grows.
     pub growth: Option<Growth>,
-    /// Size of the source in bytes; 0 when it grows.
+    /// Size of the source in bytes; 0 if it grows.
     pub size: u64,
-    /// Modification time of the source; zero when it grows.
+    /// Modification time of the source; zero if it grows.
     pub mtime: FileTime,
     /// Inode of the source.
     pub source_inode: u64,
     /// Version of the source.
     pub source_version: u64,
-    /// Inode of the hidden file that holds the data: a journal whose data file was replaced speaks of nothing.
+    /// Inode of the hidden file that holds the data. If the data file was replaced, the journal is void.
     pub data_inode: u64,
     /// Differs between any two journals.
     pub nonce: u64,
 }
 
 impl JournalHeader {
-    /// The header of a new journal for the version of a file that `entry` names. Range: `entry` is a file.
+    /// Returns the header of a new journal for the file version in `entry`. Range: `entry` is a file.
     pub fn new(entry: &FileEntry, data_inode: u64, nonce: u64) -> Self {
         assert!(entry.kind == EntryKind::File, "only files have a journal");
         let FileEntry { inode: source_inode, version: source_version, growth, .. } = *entry;
@@ -97,7 +100,7 @@ impl JournalHeader {
         Self { growth, size, mtime, source_inode, source_version, data_inode, nonce }
     }
 
-    /// Whether its blocks may complete the version of the file that `entry` names.
+    /// Returns true if the blocks of this journal may complete the file version in `entry`.
     pub fn same_version(&self, entry: &FileEntry) -> bool {
         let same_file = (self.source_inode, self.source_version) == (entry.inode, entry.version);
         let same_state = match (self.growth, entry.growth) {
@@ -108,13 +111,13 @@ impl JournalHeader {
         entry.kind == EntryKind::File && same_file && same_state
     }
 
-    /// The cut of the file into blocks.
+    /// Returns the cut of the file into blocks.
     pub fn blocks(&self) -> BlockMap {
-        // A growing file has as many blocks as it will have.
+        // A growing file may still get as many blocks as the largest file has.
         self.growth.map_or_else(|| BlockMap::new(self.size), |growth| BlockMap::growing(FILE_BYTES_MAX, growth))
     }
 
-    /// The bytes of this header.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0u8; HEADER_BYTES];
         bytes[0..8].copy_from_slice(MAGIC);
@@ -133,10 +136,10 @@ impl JournalHeader {
         bytes
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
-    /// Errors: `Corrupt` when it is short, damaged, of another version, or cut into other blocks than this version cuts;
-    /// the text is the reason why the file starts over.
+    /// Errors: `Corrupt` if the header is short, damaged, of another version, or for other block sizes than this
+    /// version uses. The text is the reason why the file starts over.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let wrong = |why: &str| {
             Err(Error::new(ErrorKind::Corrupt, Scope::Destination, Phase::Prepare, format!("the journal {why}")))
@@ -177,22 +180,22 @@ impl JournalHeader {
         Ok(header)
     }
 
-    /// The codec of this journal's records.
+    /// Returns the codec for the records of this journal.
     pub fn records(&self) -> RecordCodec {
         RecordCodec { header_crc: word(&self.encode(), CRC_OFFSET), block_count: self.blocks().count() }
     }
 }
 
-/// One block that is durable at the destination.
+/// Record of one block that is durable at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalRecord {
     /// Index of the block.
     pub index: u64,
-    /// Digests of its bytes.
+    /// Digests of the block.
     pub digest: BlockDigest,
 }
 
-/// Encodes and decodes the records of one journal; see [`JournalHeader::records`].
+/// Codec for the records of one journal; see [`JournalHeader::records`].
 #[derive(Clone, Copy, Debug)]
 pub struct RecordCodec {
     header_crc: u32,
@@ -200,7 +203,7 @@ pub struct RecordCodec {
 }
 
 impl RecordCodec {
-    /// The bytes of `record`.
+    /// Encodes `record`.
     pub fn encode(&self, record: &JournalRecord) -> [u8; RECORD_BYTES] {
         let mut bytes = [0u8; RECORD_BYTES];
         let digest = &record.digest;
@@ -215,7 +218,7 @@ impl RecordCodec {
         bytes
     }
 
-    /// Reads one record; `None` when it is torn, damaged, of another journal, or of a block that the file does not have.
+    /// Decodes one record. `None` if it is torn, damaged, of another journal, or of a block beyond the end of the file.
     pub fn decode(&self, bytes: &[u8]) -> Option<JournalRecord> {
         let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
         if word(bytes, 60) != crc32c::crc32c_append(self.header_crc, &bytes[..60]) {
@@ -232,7 +235,7 @@ impl RecordCodec {
         Some(JournalRecord { index, digest: BlockDigest { chaining_value, adler32, crc32c } })
     }
 
-    /// Where the next record goes in a journal of `journal_bytes` bytes: a torn tail is written over.
+    /// Returns the offset of the next record in a journal of `journal_bytes` bytes; a torn tail is overwritten.
     pub fn append_offset(journal_bytes: u64) -> u64 {
         let header = HEADER_BYTES as u64;
         let records = journal_bytes.saturating_sub(header) / RECORD_BYTES as u64;
@@ -240,14 +243,14 @@ impl RecordCodec {
     }
 }
 
-/// The little-endian number of 4 bytes at `offset`. Range: it lies inside `bytes`.
+/// Reads a little-endian number of 4 bytes at `offset`. Range: it lies inside `bytes`.
 fn word(bytes: &[u8], offset: usize) -> u32 {
     let mut value = [0u8; 4];
     value.copy_from_slice(&bytes[offset..offset + 4]);
     u32::from_le_bytes(value)
 }
 
-/// The little-endian number of 8 bytes at `offset`. Range: it lies inside `bytes`.
+/// Reads a little-endian number of 8 bytes at `offset`. Range: it lies inside `bytes`.
 fn long(bytes: &[u8], offset: usize) -> u64 {
     let mut value = [0u8; 8];
     value.copy_from_slice(&bytes[offset..offset + 8]);
@@ -280,7 +283,7 @@ mod tests {
         JournalRecord { index, digest: BlockDigest { chaining_value, adler32, crc32c } }
     }
 
-    /// A journal of `count` records, and its header.
+    /// Returns a header and a journal of `count` records.
     fn journal(count: u64) -> (JournalHeader, Vec<u8>) {
         let header = JournalHeader::new(&entry(count << 20), 42, 0x1234_5678_9abc_def0);
         let mut bytes = header.encode().to_vec();
@@ -372,7 +375,7 @@ mod tests {
             assert!(JournalHeader::decode(&garbage).is_err());
             assert_eq!(journal(3).0.records().decode(&garbage), None);
         }
-        // A header whose sum is right but whose size is beyond any file.
+        // A header with a correct CRC and a size beyond any file.
         let mut bytes = journal(1).1;
         bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);

@@ -1,4 +1,7 @@
-//! Where a file is: a local path, `sterna://host[:port]/path`, or a URL of a web server.
+//! Locations of files: a local path, `sterna://host[:port]/path`, or a URL of a web server.
+//!
+//! What it does: reads and writes locations as text. What it refuses to do: resolve a name or open a file. There is no
+//! clock.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,13 +12,13 @@ use std::str::FromStr;
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::web::WebLocation;
 
-/// The port of an agent, TCP and UDP, when a location names none.
+/// Default port of an agent, TCP and UDP.
 pub const DEFAULT_PORT: u16 = 7373;
 
-/// The longest location taken, in bytes: a path of Linux's PATH_MAX with every byte percent-encoded, and a host.
+/// Maximum length of a location, in bytes: a path of Linux's PATH_MAX with every byte percent-encoded, and a host.
 pub const LOCATION_BYTES_MAX: usize = 4096 * 3 + 512;
 
-/// One end of a copy.
+/// Source or destination of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
     /// A path on this host.
@@ -33,11 +36,11 @@ pub struct RemoteLocation {
     pub host: String,
     /// Port, TCP and UDP.
     pub port: u16,
-    /// Path beneath the agent's root, percent-decoded, without the leading slash; any bytes but NUL.
+    /// Path beneath the agent's root, percent-decoded, without the leading slash. Any bytes except NUL.
     pub path: Vec<u8>,
 }
 
-/// A host and a port of it.
+/// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPort {
     /// Host name or address; an IPv6 address without its brackets.
@@ -49,7 +52,7 @@ pub struct HostPort {
 impl FromStr for HostPort {
     type Err = &'static str;
 
-    /// Reads `host`, `host:port`, `[::1]` or `[::1]:port`; the port is [`DEFAULT_PORT`] when there is none.
+    /// Reads `host`, `host:port`, `[::1]` or `[::1]:port`. The default port is [`DEFAULT_PORT`].
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const NO_HOST: &str = "the host is not well formed";
         let (host, port) = split_authority(text).ok_or(NO_HOST)?;
@@ -68,7 +71,7 @@ impl FromStr for HostPort {
 }
 
 impl HostPort {
-    /// Whether this can be the name or address of a host.
+    /// Returns true if `host` can be a host name or address.
     pub fn is_host(host: &str) -> bool {
         let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b"@/".contains(&b);
         !host.is_empty() && !host.bytes().any(is_odd)
@@ -87,8 +90,8 @@ impl fmt::Display for HostPort {
 impl Location {
     /// Reads a location from the command line.
     ///
-    /// Anything that does not start with a scheme (`xyz://`) is a local path, byte for byte.
-    /// Errors: `Usage` for another scheme, a missing host, a bad port or a bad percent escape.
+    /// Anything that does not start with a scheme (`xyz://`) is a local path, byte for byte. Errors: `Usage` for an
+    /// unknown scheme, a missing host, a bad port or a bad percent escape.
     pub fn parse(text: &OsStr) -> Result<Self, Error> {
         let bytes = text.as_bytes();
         if bytes.is_empty() {
@@ -112,7 +115,7 @@ impl Location {
 }
 
 impl RemoteLocation {
-    /// Where its agent is.
+    /// Returns host and port of the agent.
     pub fn host_port(&self) -> HostPort {
         HostPort { host: self.host.clone(), port: self.port }
     }
@@ -138,7 +141,7 @@ impl RemoteLocation {
     }
 }
 
-/// The length of the scheme in front of `://`, if `bytes` starts with one (RFC 3986, section 3.1).
+/// Returns the length of the scheme in front of `://`, if `bytes` starts with one (RFC 3986, section 3.1).
 fn find_scheme(bytes: &[u8]) -> Option<usize> {
     let end = bytes.windows(3).position(|w| w == b"://")?;
     let scheme = &bytes[..end];
@@ -157,7 +160,7 @@ fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
     }
     match authority.split_once(':') {
         None => Some((authority, None)),
-        // A second colon is an IPv6 address without brackets, where the port cannot be told.
+        // A second colon means an IPv6 address without brackets, where the port is ambiguous.
         Some((host, port)) => (!port.contains(':')).then_some((host, Some(port))),
     }
 }

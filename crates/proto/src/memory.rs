@@ -1,8 +1,11 @@
-//! What earlier sessions have learnt about paths: a few lines of text, and how far they are believed.
+//! Path records of earlier sessions: a few lines of text, with an age limit.
 //!
-//! What it does: reads, writes and ages records. What it refuses to do: touch the file that holds them, read a clock; the
-//! time comes in as seconds since 1970. A record is a hint and never a promise: a session that begins near a remembered
-//! rate looks whether the path still carries it before it goes on.
+//! What it does: reads, writes and ages records.
+//! What it refuses to do: access the file that contains them, read a clock.
+//! Where time and bytes enter and leave: time comes in as seconds since 1970, records come in and leave as text.
+//!
+//! A record is a hint and never a promise. A session that begins near a remembered rate first tests whether the path
+//! still carries that rate.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,18 +16,18 @@ use std::time::Duration;
 use crate::plan::Via;
 use crate::{BitRate, ByteCount};
 
-/// Which path: data that goes from here to there, or back, by the networks that these addresses belong to.
+/// Identity of a path: the direction of the data, and the addresses of both ends, which stand for their networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathKey {
-    /// Which way the data goes.
+    /// Direction of the data.
     pub way: Way,
-    /// The address of this host that the system chose.
+    /// Address of this host, as chosen by the system.
     pub local: IpAddr,
-    /// The address of the agent.
+    /// Address of the agent.
     pub remote: SocketAddr,
 }
 
-/// Which way data goes on a path.
+/// Direction of the data on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From this host.
@@ -33,52 +36,52 @@ pub enum Way {
     In,
 }
 
-/// What one session has learnt about a path by one transport.
+/// Measurements of one session about a path over one transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathRecord {
-    /// The path.
+    /// Path.
     pub key: PathKey,
-    /// The transport.
+    /// Transport.
     pub via: Via,
-    /// The most that was carried over some seconds, on the wire.
+    /// Highest rate over some seconds, on the wire.
     pub rate: BitRate,
-    /// The path was what held the session, so that it carries no more; else it carries this at least.
+    /// True if the path was the limit of the session, so its capacity is `rate`. False: `rate` is a lower bound.
     pub is_full: bool,
     /// Smallest round-trip time.
     pub rtt: Duration,
     /// Packets lost, in parts per million.
     pub loss_ppm: u32,
-    /// Path MTU, bytes of an IP packet; 0 when the transport does not say.
+    /// Path MTU, bytes of an IP packet; 0 if the transport does not report it.
     pub mtu: u16,
-    /// When that was, in seconds since 1970.
+    /// Time of the record, in seconds since 1970.
     pub at: u64,
 }
 
 impl PathRecord {
-    /// Its rate, for people.
+    /// Returns the rate for people.
     pub fn shown_rate(&self) -> String {
         if self.is_full { self.rate.to_string() } else { format!("at least {}", self.rate) }
     }
 
-    /// How old it is at `now`, seconds since 1970; zero for one that seems to come from the future.
+    /// Returns the age at `now`, seconds since 1970; zero for a record from the future.
     pub fn age(&self, now: u64) -> Duration {
         Duration::from_secs(now.saturating_sub(self.at))
     }
 }
 
-/// All records of this host.
+/// All path records of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathMemory {
     records: Vec<PathRecord>,
 }
 
 impl PathMemory {
-    /// Reads what [`PathMemory::to_text`] wrote. Lines that cannot be read are left out: memory is worth no error.
+    /// Reads the text that [`PathMemory::to_text`] wrote. Invalid lines are skipped: a record is not worth an error.
     pub fn parse(text: &str) -> Self {
         Self { records: text.lines().filter_map(|line| line.parse().ok()).take(RECORDS_MAX).collect() }
     }
 
-    /// The records as text, one a line.
+    /// Returns the records as text, one a line.
     pub fn to_text(&self) -> String {
         let mut text = String::from(HEADING);
         for record in &self.records {
@@ -87,7 +90,7 @@ impl PathMemory {
         text
     }
 
-    /// What is known of a path and young enough at `now`, the newest first.
+    /// Returns the records of a path that are young enough at `now`, the newest first.
     pub fn recall(&self, key: &PathKey, now: u64) -> Vec<PathRecord> {
         let mut found: Vec<PathRecord> =
             self.records.iter().filter(|record| record.key == *key && record.age(now) <= KEPT).copied().collect();
@@ -95,8 +98,8 @@ impl PathMemory {
         found
     }
 
-    /// Takes a new record in, instead of the one of the same path and transport. Of one that is not full a higher one of before stays,
-    /// and one that is worth nothing is not taken.
+    /// Adds a record, which replaces the one of the same path and transport. If the path was not the limit, a record
+    /// below the known rate is dropped. If no rate is known, such a record is dropped below `RATE_WORTH`.
     pub fn learn(&mut self, record: PathRecord) {
         let is_same = |old: &&PathRecord| (old.key, old.via) == (record.key, record.via) && old.age(record.at) <= KEPT;
         let known = self.records.iter().find(is_same).map(|old| old.rate);
@@ -113,7 +116,7 @@ impl PathMemory {
 }
 
 impl fmt::Display for PathRecord {
-    /// A line of the file; see [`HEADING`].
+    /// Writes a line of the file; see [`HEADING`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, via, rate, is_full, rtt, loss_ppm, mtu, at } = self;
         let extent = if *is_full { FULL } else { LEAST };
@@ -161,9 +164,9 @@ impl FromStr for PathRecord {
     }
 }
 
-/// The most that was carried over some seconds of a session.
+/// Highest rate over some seconds of a session.
 ///
-/// Told how many bytes have been carried from time to time. Cost: O(1).
+/// Its input is the byte count of the session, from time to time. Cost: O(1).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeakRate {
     since: Option<(Duration, u64)>,
@@ -171,7 +174,8 @@ pub struct PeakRate {
 }
 
 impl PeakRate {
-    /// At `now` after the start, `bytes` have been carried. Fewer than before: somebody who carried is gone, and it begins anew.
+    /// Records that `bytes` have been carried at `now` after the start. A lower count than before means that a lane has
+    /// ended: the measurement restarts.
     pub fn observe(&mut self, now: Duration, bytes: u64) {
         let (since, before) = *self.since.get_or_insert((now, bytes));
         let elapsed = now.saturating_sub(since);
@@ -185,26 +189,26 @@ impl PeakRate {
         }
     }
 
-    /// The most; `None` when nothing lasted long enough to tell.
+    /// Returns the highest rate; `None` if the session was too short for a measurement.
     pub fn value(&self) -> Option<BitRate> {
         self.peak
     }
 }
 
-/// Over how long a rate is taken. Reason: longer than the buffers of two hosts and the queue of a path let pass at once.
+/// Period of a rate measurement. Reason: longer than the buffers of two hosts and the queue of a path can pass at once.
 const PEAK_OVER: Duration = Duration::from_secs(2);
 
-/// How long a record is believed. Guess: contracts and routes change within months, and a session that begins at a rate that
-/// is no more costs one queue.
+/// Time for which a record is valid. Guess: contracts and routes change within months. A session that begins at an old
+/// rate which is too high costs one queue.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Most records. Reason: a line each, as many sites as one host deals with.
+/// Most records. Reason: one line for each site that a host communicates with.
 const RECORDS_MAX: usize = 512;
 
-/// Least rate that is worth something where the path was not what held the session. Reason: a copy that knows nothing begins there.
+/// Lowest rate that is recorded if the path was not the limit. Reason: a copy without a record begins there.
 const RATE_WORTH: BitRate = BitRate::megabits(1);
 
-/// What no path is: below or above, a record is damaged.
+/// Bounds of a valid record: outside them it is damaged.
 const RATE_MIN: BitRate = BitRate(1000);
 const RTT_MAX: Duration = Duration::from_secs(60);
 
@@ -213,7 +217,7 @@ const HEADING: &str = "# What sterna has learnt about paths, to begin the next c
 # way local remote transport rate_bps full|least rtt_us loss_ppm mtu unix_time
 ";
 
-/// Whether a rate is all that the path carries.
+/// Meaning of a rate: capacity of the path, or lower bound.
 const FULL: &str = "full";
 const LEAST: &str = "least";
 
@@ -240,7 +244,7 @@ mod tests {
         let more = PathRecord { rate: BitRate(known.rate.0 * 2), is_full: false, at: 1_030, ..known };
         memory.learn(more);
         assert_eq!(PathMemory::parse(&memory.to_text()).recall(&known.key, 1_040), [more]);
-        // A path that was full says itself how little it carries.
+        // A full path shows its low capacity.
         memory.learn(PathRecord { is_full: true, at: 1_050, ..trickle });
         assert_eq!(memory.recall(&known.key, 1_060)[0].rate, trickle.rate);
     }

@@ -1,4 +1,4 @@
-//! Decisions about a session before and while it runs: transport, number of lanes. Pure functions of what is known.
+//! Decisions about a session, before and during it: transport, number of lanes. Pure functions of measurements.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use crate::memory::PathRecord;
 use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product, readable_time};
 use crate::rate::{Manner, RateContract};
 
-/// A value and why it was chosen; the rationale is shown to the person.
+/// A value with the reason for it; the rationale is shown to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision<T> {
-    /// What was chosen.
+    /// The chosen value.
     pub value: T,
-    /// Why, in words.
+    /// Reason in words.
     pub rationale: String,
 }
 
-/// The transport that lanes use.
+/// Transport of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Via {
     /// TLS over TCP.
@@ -26,7 +26,7 @@ pub enum Via {
 }
 
 impl Via {
-    /// The one that this is not.
+    /// Returns the other transport.
     pub fn other(self) -> Self {
         match self {
             Self::Tcp => Self::Quic,
@@ -36,7 +36,7 @@ impl Via {
 }
 
 impl fmt::Display for Via {
-    /// As `--via` takes it.
+    /// Writes the name in the format of `--via`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
@@ -48,9 +48,11 @@ impl fmt::Display for Via {
 /// Most lanes of a session. Reason: a lane costs two threads and a socket at each end; 64 fill any path that we know.
 pub const LANES_MAX: u32 = 64;
 
-/// Rate that one QUIC lane is given at most when the number is chosen, in packets of `mtu` bytes. Reason: the engine drops packets that
-/// come more than 128 behind the newest as duplicates; at 21,000 a second (250 Mbit/s of 1500 bytes) that is 6 ms of reordering, and each
-/// further lane costs wake-ups: 3 Gbit/s in packets of 9000 bytes took two cores 9.6 s by two lanes and 13.7 s by twelve.
+/// Returns the highest rate planned for one QUIC lane when the number of lanes is chosen, in packets of `mtu` bytes.
+///
+/// Reason: the engine drops packets more than 128 behind the newest one as duplicates. At 21,000 packets a second (250
+/// Mbit/s of 1500 bytes) that is 6 ms of reordering. More lanes cost wake-ups: 3 Gbit/s in packets of 9000 bytes took
+/// two cores 9.6 s with two lanes and 13.7 s with twelve.
 pub fn quic_lane_rate(mtu: u16) -> BitRate {
     BitRate(QUIC_LANE_RATE.0 * u64::from(mtu.max(MTU_LEAST)) / u64::from(MTU_USUAL))
 }
@@ -58,34 +60,36 @@ pub fn quic_lane_rate(mtu: u16) -> BitRate {
 /// The same for packets of [`MTU_USUAL`] bytes.
 const QUIC_LANE_RATE: BitRate = BitRate::megabits(250);
 
-/// Path MTU in bytes that is assumed where none is known, and the least there is (RFC 8200; QUIC needs as much).
+/// Path MTU in bytes that is assumed if none is known.
 pub const MTU_USUAL: u16 = 1500;
+/// Smallest path MTU in bytes (RFC 8200; QUIC requires as much).
 const MTU_LEAST: u16 = 1280;
 
-/// Lanes that auto uses on a long path when the rate is not known. Reason: eight is where the published gains of parallel
-/// streams end (ESnet, mscp), and a single loss then halves an eighth.
+/// Default number of lanes on a long path whose rate is unknown. Reason: above eight the published gains of parallel
+/// streams end (ESnet, mscp). A single loss then halves the rate of an eighth.
 const LONG_PATH_LANES: u32 = 8;
 
-/// TCP lanes that show what TCP carries on a long path (`contest`). Reason: as many as it would have begun with.
+/// TCP lanes that measure TCP's rate on a long path (`contest`). Reason: TCP alone would have begun with as many.
 pub const CONTEST_LANES: u32 = LONG_PATH_LANES;
 
-/// Round trip from which a path counts as long. Reason: below it one window refills in the time a disk needs for a block.
+/// Round-trip time from which a path counts as long. Reason: below it one window refills in the time a disk needs for a
+/// block.
 const LONG_PATH_RTT: Duration = Duration::from_millis(10);
 
-/// What is known of a path when its transport is chosen.
+/// Facts about a path for the choice of its transport.
 #[derive(Clone, Copy, Debug)]
 pub struct TransportFacts<'a> {
-    /// What is agreed about its rate.
+    /// Contract of the path's rate.
     pub contract: &'a RateContract,
-    /// What earlier sessions have learnt, the newest first.
+    /// Records of earlier sessions, the newest first.
     pub remembered: &'a [PathRecord],
-    /// Round-trip time, once a handshake has told it.
+    /// Round-trip time, once a handshake has measured it.
     pub rtt: Option<Duration>,
     /// Seconds since 1970.
     pub now: u64,
 }
 
-/// Chooses the transport when the person leaves it to us; `None` while only a round-trip time would tell.
+/// Chooses the transport if the user has not; `None` if only a round-trip time can decide.
 pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
     let quic = |rationale: String| Some(Decision { value: Via::Quic, rationale: format!("quic: {rationale}") });
     if let Some(rate) = facts.contract.target {
@@ -97,7 +101,7 @@ pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
     let carried = |via| facts.remembered.iter().find(|record| record.via == via);
     if let (Some(tcp), Some(quic)) = (carried(Via::Tcp), carried(Via::Quic)) {
         let (best, other) = if tcp.rate > quic.rate { (tcp, quic) } else { (quic, tcp) };
-        // One that was held by something else might have carried more than the other.
+        // A rate that something else limited might have been higher than the other transport's.
         if other.is_full {
             let (most, age) = (best.shown_rate(), ago(best.age(facts.now)));
             let rationale = format!("{}: it carried {most} here {age}, {} {}", best.via, other.via, other.rate);
@@ -115,35 +119,35 @@ pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
     Some(Decision { value: Via::Tcp, rationale: format!("tcp: on a short path (RTT {time}) it costs the least CPU") })
 }
 
-/// How long ago something was, in words. What is remembered is dated to the second.
+/// Returns an age in words. Records have a resolution of one second.
 fn ago(age: Duration) -> String {
     if age < Duration::from_secs(1) { "just now".to_owned() } else { format!("{} ago", readable_time(age)) }
 }
 
-/// Most QUIC lanes while the rate is not known from the start, on a host with so many `cores`. Reason: each gets its part of the memory at
-/// once, and is a thread.
+/// Returns the most QUIC lanes while the rate is not known from the start, on a host with `cores`. Reason: each lane
+/// takes its part of the memory at once, and a thread.
 pub fn quic_lanes_found_most(cores: u32) -> u32 {
     cores.clamp(4, 8)
 }
 
-/// What is known of a QUIC path whose rate was found.
+/// Facts about a QUIC path whose rate was found.
 #[derive(Clone, Copy, Debug)]
 pub struct FoundPath {
-    /// The rate.
+    /// Rate of the path.
     pub rate: BitRate,
     /// Path MTU in bytes.
     pub mtu: u16,
     /// Smallest round-trip time seen.
     pub rtt: Duration,
-    /// What one lane may hold.
+    /// Memory that one lane may hold.
     pub lane_memory: ByteCount,
 }
 
-/// How many QUIC lanes a running session should have on `path`, if more than `lanes`; at most `most`.
+/// Chooses the number of QUIC lanes of a running session on `path`, if more than `lanes`; at most `most`.
 pub fn choose_more_quic_lanes(lanes: u32, path: &FoundPath, most: u32) -> Option<Decision<u32>> {
     let (rate, lane_rate) = (path.rate, quic_lane_rate(path.mtu));
     let by_packets = rate.0.div_ceil(lane_rate.0);
-    // A window for what is on its way, and as much for what waits behind a loss.
+    // A window for the data in flight, and as much for the data that waits behind a loss.
     let by_memory = (bandwidth_delay_product(rate, path.rtt).0 * 2).div_ceil(path.lane_memory.0.max(1));
     let value = by_packets.max(by_memory).min(u64::from(most)) as u32;
     let each = match by_memory > by_packets {
@@ -154,7 +158,7 @@ pub fn choose_more_quic_lanes(lanes: u32, path: &FoundPath, most: u32) -> Option
     (value > lanes).then_some(Decision { value, rationale })
 }
 
-/// Chooses the number of QUIC lanes for a rate that is given or remembered, in packets of `mtu` bytes.
+/// Chooses the number of QUIC lanes for a given or remembered rate, in packets of `mtu` bytes.
 pub fn choose_quic_lanes(rate: Option<BitRate>, mtu: u16) -> Decision<u32> {
     let Some(rate) = rate else {
         return Decision { value: 1, rationale: "1, until the rate of the path is found".into() };
@@ -165,33 +169,33 @@ pub fn choose_quic_lanes(rate: Option<BitRate>, mtu: u16) -> Decision<u32> {
     Decision { value: lanes, rationale }
 }
 
-/// How long `bytes` of files should take over paths that carry these rates on the wire, the longest of which has this round trip.
+/// Returns the expected time of `bytes` of files over paths with these rates on the wire; `rtt`: of the longest path.
 ///
-/// Never less than the handshake, the request and the last answer: three round trips.
+/// Never less than three round trips: handshake, request and last answer.
 pub fn expect_time(bytes: ByteCount, rates: &[BitRate], rtt: Duration) -> Duration {
     let rate: f64 = rates.iter().map(|rate| rate.0 as f64).sum();
     rtt * ROUND_TRIPS_MIN + Duration::from_secs_f64((bytes.0 as f64 * 8.0 / (rate * FILE_SHARE).max(1.0)).min(TIME_MAX))
 }
 
-/// Round trips of a copy of nothing: handshake, request, the last answer.
+/// Round trips of an empty copy: handshake, request, last answer.
 const ROUND_TRIPS_MIN: u32 = 3;
 
-/// The part of a path's rate that is bytes of files. Reason: headers and repeats; 91 to 93 % is what the benchmarks show over the
-/// length of a copy (bench/runs/2026-11-22-vm-late).
+/// Part of a path's rate that is file data. Reason: headers and repeats. Benchmarks show 91 to 93 % over the length of
+/// a copy (bench/runs/2026-11-22-vm-late).
 const FILE_SHARE: f64 = 0.93;
 
-/// Longest time that is expected, in seconds: a hundred years, which any clock can hold.
+/// Longest expected time, in seconds: a hundred years, which any clock can represent.
 const TIME_MAX: f64 = 3.2e9;
 
-/// What is known of a TCP path when its lanes are counted.
+/// Facts about a TCP path for the choice of its lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpPath {
     /// Round-trip time of the first lane.
     pub rtt: Duration,
-    /// The rate of the path, if given.
+    /// Given rate of the path.
     pub rate: Option<BitRate>,
-    /// Most bytes that one connection can have in flight: the smaller of what our send buffer and the peer's window may
-    /// grow to, as measured; `None` when the kernel does not say.
+    /// Most bytes that one connection can have in flight, as measured: the smaller of the limits of our send buffer and
+    /// of the peer's window. `None` if the kernel does not report them.
     pub window_max: Option<ByteCount>,
     /// Processor cores of this host.
     pub cores: u32,
@@ -199,7 +203,7 @@ pub struct TcpPath {
 
 /// Chooses the number of TCP lanes.
 pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
-    // Encryption and hashing of one lane keep one core busy, so a short path wants a lane for each.
+    // Encryption and hashing of one lane keep one core busy, so a short path needs a lane for each core.
     let floor = path.cores.clamp(1, 4);
     let by_window = match (path.rate, path.window_max) {
         (Some(rate), Some(window)) if window.0 > 0 => {
@@ -223,8 +227,8 @@ pub fn choose_tcp_lanes(path: &TcpPath) -> Decision<u32> {
     Decision { value: LONG_PATH_LANES, rationale }
 }
 
-/// Connections to a web server unless told otherwise. Reason: a loss then slows a sixteenth; it is what aria2 takes at most, and
-/// administrators of archives know it.
+/// Default number of connections to a web server. Reason: one loss then slows a sixteenth. aria2 uses at most as many,
+/// and administrators of archives are used to it.
 pub const WEB_LANES: u32 = 16;
 
 /// Chooses the number of lanes that read from web servers.
@@ -236,21 +240,21 @@ pub fn choose_web_lanes() -> Decision<u32> {
     Decision { value: WEB_LANES, rationale }
 }
 
-/// TCP lanes of a running session, all of them held back by their window.
+/// TCP lanes of a running session that are all limited by their window.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldLanes {
-    /// How many there are.
+    /// Number of lanes.
     pub lanes: u32,
-    /// Window that one of them is held to, as measured while it was.
+    /// Window that limits one of them, as measured meanwhile.
     pub window: ByteCount,
     /// Smallest round-trip time seen.
     pub rtt: Duration,
-    /// The rate of the path, if given.
+    /// Given rate of the path.
     pub rate: Option<BitRate>,
 }
 
-/// How many TCP lanes a running session should have, if more than it has: as many as their measured windows must be to fill
-/// the path; twice as many when nobody said what fills it.
+/// Chooses the number of TCP lanes of a running session, if more than now: as many as fill the path with their measured
+/// windows. Without a given rate the number doubles.
 pub fn choose_more_tcp_lanes(held: &HeldLanes) -> Option<Decision<u32>> {
     let wanted = match held.rate {
         Some(rate) => bandwidth_delay_product(rate, held.rtt).0.div_ceil(held.window.0.max(1)),
@@ -262,17 +266,17 @@ pub fn choose_more_tcp_lanes(held: &HeldLanes) -> Option<Decision<u32>> {
     (value > held.lanes).then_some(Decision { value, rationale })
 }
 
-/// Segments after which the loss of a lane means something. Reason: at the loss from which we act, some are lost by then.
+/// Segments from which the loss of a lane is significant. Reason: at the loss from which we act, some are lost by then.
 const LOSS_SAMPLE_SEGMENTS: u64 = 5_000;
 
-/// Share of segments sent again from which a long path counts as lossy. Reason: at 10^-4 and 100 ms one cubic flow is held
-/// to 20 Mbit/s by its response function (RFC 9438), whatever the path could carry.
+/// Share of segments sent again from which a long path counts as lossy. Reason: at 10^-4 and 100 ms the response
+/// function of cubic (RFC 9438) limits one flow to 20 Mbit/s on any path.
 const LOSSY: f64 = 1e-4;
 
-/// The congestion control that a TCP lane should change to, if any: bbr on a long path that loses packets.
+/// Chooses another congestion control for a TCP lane: bbr on a long path that loses packets, otherwise `None`.
 ///
-/// `sent` and `sent_again` count segments of the lane. Source: on 660 ms and 1 % of loss, curl with cubic reached 1 % of the
-/// link and with bbr 65 %.
+/// `sent` and `sent_again` count segments of the lane. Source: at 660 ms and 1 % of loss, curl with cubic reached 1 %
+/// of the link and with bbr 65 %.
 pub fn choose_congestion(rtt: Duration, sent: u64, sent_again: u64) -> Option<Decision<&'static str>> {
     if rtt < LONG_PATH_RTT || sent < LOSS_SAMPLE_SEGMENTS || (sent_again as f64) < sent as f64 * LOSSY {
         return None;

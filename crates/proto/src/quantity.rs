@@ -1,4 +1,4 @@
-//! Quantities with their unit in the type: bytes and bits per second, and their spelling for people.
+//! Quantities with their unit in the type (bytes, bits per second), and their format for people.
 
 use std::fmt;
 use std::iter::Sum;
@@ -6,41 +6,41 @@ use std::ops::{Add, AddAssign, Sub};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// An amount of data in bytes.
+/// Amount of data in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteCount(pub u64);
 
-/// A data rate in bits per second.
+/// Data rate in bits per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitRate(pub u64);
 
 impl ByteCount {
-    /// The largest amount that can be expressed.
+    /// Largest amount.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// `count` mebibytes (2^20 bytes).
+    /// Returns `count` mebibytes (2^20 bytes).
     pub const fn mebibytes(count: u64) -> Self {
         Self(count << 20)
     }
 }
 
 impl BitRate {
-    /// `count` Mbit/s (10^6 bit/s).
+    /// Returns `count` Mbit/s (10^6 bit/s).
     pub const fn megabits(count: u64) -> Self {
         Self(count * 1_000_000)
     }
 
-    /// The rate in whole bytes per second, rounded down.
+    /// Returns the rate in whole bytes per second, rounded down.
     pub const fn bytes_per_second(self) -> u64 {
         self.0 / 8
     }
 
-    /// The rate of `bytes` bytes per second; saturates.
+    /// Returns the rate of `bytes` bytes per second; saturates.
     pub const fn from_bytes_per_second(bytes: u64) -> Self {
         Self(bytes.saturating_mul(8))
     }
 
-    /// The mean rate of `bytes` in `elapsed`; zero when no time has passed.
+    /// Returns the mean rate of `bytes` in `elapsed`; zero if no time has passed.
     pub fn mean(bytes: ByteCount, elapsed: Duration) -> Self {
         if elapsed.is_zero() {
             return Self(0);
@@ -48,7 +48,7 @@ impl BitRate {
         Self((bytes.0 as f64 * 8.0 / elapsed.as_secs_f64()) as u64)
     }
 
-    /// Several rates together, as far as all of them are known; saturates.
+    /// Returns the sum of several rates; `None` if one of them is unknown. Saturates.
     pub fn sum(rates: impl Iterator<Item = Option<Self>>) -> Option<Self> {
         let mut total = Self(0);
         for rate in rates {
@@ -57,7 +57,7 @@ impl BitRate {
         Some(total)
     }
 
-    /// Time to put `bytes` on a wire of this rate; saturates at `Duration::MAX` for a rate of zero.
+    /// Returns the time to put `bytes` on a wire of this rate; saturates at `Duration::MAX`, as for a rate of zero.
     pub fn time_for(self, bytes: ByteCount) -> Duration {
         if self.0 == 0 {
             return Duration::MAX;
@@ -66,17 +66,17 @@ impl BitRate {
         u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
     }
 
-    /// Bytes that pass at this rate in `elapsed`, rounded down; saturates.
+    /// Returns the bytes that pass at this rate in `elapsed`, rounded down; saturates.
     pub fn bytes_in(self, elapsed: Duration) -> ByteCount {
         let bytes = u128::from(self.0).saturating_mul(elapsed.as_nanos()) / 8_000_000_000;
         ByteCount(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }
 
-/// Window that keeps a path of rate `rate` and round-trip time `rtt` full.
+/// Returns the window that keeps a path of rate `rate` and round-trip time `rtt` full.
 ///
-/// Units: bytes, rounded up; saturates at `ByteCount::MAX`. Source: bandwidth-delay product, RFC 7323.
-/// Example: 10 Gbit/s over 180 ms needs 225 MB.
+/// Units: bytes, rounded up; saturates at `ByteCount::MAX`. Source: bandwidth-delay product, RFC 7323. Example: 10
+/// Gbit/s over 180 ms needs 225 MB.
 pub fn bandwidth_delay_product(rate: BitRate, rtt: Duration) -> ByteCount {
     let bytes = u128::from(rate.0).saturating_mul(rtt.as_nanos()).div_ceil(8_000_000_000);
     ByteCount(u64::try_from(bytes).unwrap_or(u64::MAX))
@@ -108,12 +108,12 @@ impl Sum for ByteCount {
     }
 }
 
-/// Three significant digits with a decimal prefix, as in `225 MB` or `48.1 Mbit/s`.
+/// Writes three significant digits with a decimal prefix, as in `225 MB` or `48.1 Mbit/s`.
 fn write_decimal(f: &mut fmt::Formatter<'_>, value: u64, unit: &str) -> fmt::Result {
     const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let mut scaled = value as f64;
     let mut prefix = 0;
-    // 999.5 would be shown as 1000 with three digits: move on to the next prefix there.
+    // 999.5 would appear as 1000 with three digits: the next prefix is used from there.
     while scaled >= 999.5 && prefix + 1 < PREFIXES.len() {
         scaled /= 1000.0;
         prefix += 1;
@@ -127,10 +127,11 @@ fn write_decimal(f: &mut fmt::Formatter<'_>, value: u64, unit: &str) -> fmt::Res
     f.pad(&format!("{scaled:.decimals$} {}{unit}", PREFIXES[prefix]))
 }
 
-/// A time as people say it, two or three digits with the unit that fits: `10 µs`, `1.5 ms`, `660 ms`, `12 s`, `3 h`, `20 d`.
+/// Returns a time for people, two or three digits with a suitable unit: `10 µs`, `1.5 ms`, `660 ms`, `12 s`, `3 h`, `20
+/// d`.
 pub fn readable_time(time: Duration) -> String {
     let micros = time.as_secs_f64() * 1e6;
-    // 999.5 would be shown as 1000: the next unit takes over there.
+    // 999.5 would appear as 1000: the next unit is used from there.
     let (value, unit) = match micros {
         m if m < 999.5 => (m, "µs"),
         m if m < 999_500.0 => (m / 1e3, "ms"),
@@ -158,7 +159,7 @@ impl fmt::Display for BitRate {
     }
 }
 
-/// A quantity could not be read; the text says what was given and what is taken.
+/// Error of a quantity that cannot be read; the text contains the input and the accepted format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseQuantityError(String);
 
@@ -170,7 +171,7 @@ impl fmt::Display for ParseQuantityError {
 
 impl std::error::Error for ParseQuantityError {}
 
-/// Splits `text` into a number and its unit and scales the one by the other.
+/// Splits `text` into a number and its unit, and multiplies them.
 fn parse_scaled(text: &str, units: &[(&str, u64)], expected: &str) -> Result<u64, ParseQuantityError> {
     let wrong = || ParseQuantityError(format!("\"{text}\" is not {expected}"));
     let trimmed = text.trim();

@@ -1,7 +1,7 @@
-//! Sets of `u64` that are mostly long runs: blocks held, blocks wanted, bytes covered.
+//! Sets of `u64` with mostly long ranges: blocks held, blocks wanted, bytes covered.
 //!
-//! What it does: insert and remove half-open ranges, find gaps. What it refuses to do: grow without bound when a peer feeds
-//! it; use [`RangeSet::insert_from_peer`] there.
+//! What it does: inserts and removes half-open ranges, finds gaps. What it refuses to do: grow without limit on input
+//! from a peer; use [`RangeSet::insert_from_peer`] there. It reads no clock and does no I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,30 +9,30 @@ use std::ops::Range;
 
 use crate::error::Error;
 
-/// Most separate ranges that a set fed by a peer may hold.
+/// Maximum number of separate ranges in a set fed by a peer.
 ///
-/// Reason: lanes pull blocks nearly in order, so a set has a few ranges a lane; 65,536 leaves room for a thousand lanes, is
-/// 1 MiB on the wire and about 3 MB in memory.
+/// Reason: lanes pull blocks nearly in order, so a set has a few ranges per lane. 65,536 ranges leave room for a
+/// thousand lanes, and take 1 MiB on the wire and about 3 MB in memory.
 pub const PEER_RANGES_MAX: usize = 1 << 16;
 
-/// A set of `u64`, kept as sorted half-open ranges that neither touch nor overlap.
+/// A set of `u64`, stored as sorted half-open ranges that neither touch nor overlap.
 ///
-/// Cost: every operation is O(log n) in the number of ranges, plus the ranges that it swallows or yields.
+/// Cost: every operation is O(log n) in the number of ranges, plus the number of ranges that it merges or returns.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
-    /// Start of each range to its end.
+    /// Map from the start of each range to its end.
     ends: BTreeMap<u64, u64>,
-    /// How many values there are in all ranges.
+    /// Number of values in all ranges.
     len: u64,
 }
 
 impl RangeSet {
-    /// The empty set.
+    /// Returns the empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds every value of `range`; an empty or reversed range adds nothing.
+    /// Adds every value of `range`. An empty or reversed range adds nothing.
     pub fn insert(&mut self, range: Range<u64>) {
         if range.start >= range.end {
             return;
@@ -46,7 +46,7 @@ impl RangeSet {
                 start = before;
             }
         }
-        // Everything that begins inside or right behind the new range becomes part of it.
+        // Merges every range that starts inside the new range or at its end.
         while let Some((&next, &next_end)) = self.ends.range(start..=end).next() {
             self.ends.remove(&next);
             self.len -= next_end - next;
@@ -56,9 +56,9 @@ impl RangeSet {
         self.len += end - start;
     }
 
-    /// As [`RangeSet::insert`], for ranges that a peer names.
+    /// Inserts like [`RangeSet::insert`], for ranges sent by a peer.
     ///
-    /// Errors: `Protocol` for an empty or reversed range, and when the set would hold more than [`PEER_RANGES_MAX`]
+    /// Errors: `Protocol` for an empty or reversed range, and if the set would hold more than [`PEER_RANGES_MAX`]
     /// ranges.
     pub fn insert_from_peer(&mut self, range: Range<u64>) -> Result<(), Error> {
         if range.start >= range.end {
@@ -71,7 +71,7 @@ impl RangeSet {
         Ok(())
     }
 
-    /// Takes every value of `range` out; an empty or reversed range takes nothing.
+    /// Removes every value of `range`. An empty or reversed range removes nothing.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.start >= range.end {
             return;
@@ -97,28 +97,28 @@ impl RangeSet {
         }
     }
 
-    /// Whether `value` is in the set.
+    /// Returns true if `value` is in the set.
     pub fn contains(&self, value: u64) -> bool {
         self.ends.range(..=value).next_back().is_some_and(|(_, &end)| value < end)
     }
 
-    /// Whether every value of `range` is in the set; true for an empty range.
+    /// Returns true if every value of `range` is in the set; true for an empty range.
     pub fn contains_range(&self, range: Range<u64>) -> bool {
         range.start >= range.end
             || self.ends.range(..=range.start).next_back().is_some_and(|(_, &end)| range.end <= end)
     }
 
-    /// Whether every value of this set is in `other`.
+    /// Returns true if every value of this set is in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.iter().all(|range| other.contains_range(range))
     }
 
-    /// The ranges, rising; no two touch.
+    /// Iterates over the ranges in ascending order; no two of them touch.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Range<u64>> + '_ {
         self.ends.iter().map(|(&start, &end)| start..end)
     }
 
-    /// The parts of the set that lie inside `bound`, rising.
+    /// Iterates over the parts of the set inside `bound`, in ascending order.
     pub fn within(&self, bound: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let first = self.ends.range(..bound.start).next_back().map_or(bound.start, |(&start, _)| start);
         // A reversed bound would panic in `BTreeMap::range`.
@@ -128,7 +128,7 @@ impl RangeSet {
             .filter(|range| range.start < range.end)
     }
 
-    /// The first stretch of `bound` that is not in the set; `None` when all of `bound` is.
+    /// Returns the first range of `bound` that is not in the set; `None` if all of `bound` is.
     pub fn first_gap(&self, bound: Range<u64>) -> Option<Range<u64>> {
         let mut start = bound.start;
         if let Some((_, &end)) = self.ends.range(..=start).next_back() {
@@ -141,7 +141,7 @@ impl RangeSet {
         Some(start..end)
     }
 
-    /// Every stretch of `bound` that is not in the set, rising.
+    /// Iterates over the ranges of `bound` that are not in the set, in ascending order.
     pub fn gaps(&self, bound: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut start = bound.start;
         std::iter::from_fn(move || {
@@ -151,22 +151,22 @@ impl RangeSet {
         })
     }
 
-    /// How many values the set holds.
+    /// Returns the number of values in the set.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the set holds nothing.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// How many separate ranges it takes to write the set down.
+    /// Returns the number of separate ranges.
     pub fn range_count(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether `range` overlaps or touches a range of the set, so that inserting it adds none.
+    /// Returns true if `range` overlaps or touches a range of the set, so that inserting it adds no range.
     fn touches(&self, range: &Range<u64>) -> bool {
         self.ends.range(..=range.end).next_back().is_some_and(|(_, &end)| end >= range.start)
     }
@@ -208,7 +208,7 @@ mod tests {
 
     const UNIVERSE: u64 = 120;
 
-    /// The ranges of a plain set of numbers, found one number at a time.
+    /// Returns the ranges of a plain set of numbers, found one number at a time.
     fn model_ranges(model: &BTreeSet<u64>, wanted: bool, bound: Range<u64>) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for value in bound.filter(|value| model.contains(value) == wanted) {

@@ -1,4 +1,7 @@
-//! Where a file on a web server is: `http://` or `https://host[:port]/path[?query]`.
+//! Location of a file on a web server: `http://` or `https://host[:port]/path[?query]`.
+//!
+//! What it does: reads URLs, resolves redirects, and derives file names. What it refuses to do: send a request, or show
+//! a signed query in full. There is no clock.
 
 use std::fmt;
 
@@ -6,34 +9,34 @@ use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::{RelPath, drives_terminal};
 use crate::location::percent_decode;
 
-/// The longest URL taken, in bytes. Reason: signed URLs have some 2,000; servers take 8,000 and no more.
+/// Maximum length of a URL, in bytes. Reason: signed URLs have about 2,000 bytes; servers accept at most 8,000.
 pub const URL_BYTES_MAX: usize = 8192;
 
-/// Characters of a query that are shown. Reason: a signed URL is a secret, and so few of one are none.
+/// Number of query characters shown to users. Reason: a signed URL is a secret; this prefix of a query is not.
 const QUERY_SHOWN: usize = 6;
 
 /// A file on a web server.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct WebLocation {
-    /// Whether it is `https`.
+    /// True for `https`.
     pub is_encrypted: bool,
-    /// Host name or address, in lower case; an IPv6 address in its brackets.
+    /// Host name or address, in lower case; an IPv6 address in brackets.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// Path and query as they are sent, from the first slash on.
+    /// Path and query as sent, from the first slash.
     pub target: String,
 }
 
 impl WebLocation {
-    /// Whether `text` begins as such a location does.
+    /// Returns true if `text` starts like a web location.
     pub fn is_meant(text: &[u8]) -> bool {
         let begins = |scheme: &[u8]| text.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
         begins(b"http://") || begins(b"https://")
     }
 
-    /// Reads a URL. Errors: `Usage`, when it is not well formed, or names a user: credentials on a command line are read by
-    /// everybody on the host.
+    /// Reads a URL. Errors: `Usage` if the URL is malformed or contains a user. Reason: everybody on the host can read
+    /// credentials on a command line.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = |why: &str| {
             let shown: String = text.chars().take(100).take_while(|c| !matches!(c, '?' | '#')).collect();
@@ -48,7 +51,7 @@ impl WebLocation {
         let rest = rest.split('#').next().unwrap_or_default();
         let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         if authority.contains('@') {
-            // Without the URL: what stands before the @ is a secret.
+            // The text omits the URL, because the part before the @ is a secret.
             let text = "a URL with a user in it: give the password in ~/.netrc, or a token with --http-token-file";
             return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         }
@@ -78,9 +81,9 @@ impl WebLocation {
         Ok(Self { is_encrypted, host: host.to_ascii_lowercase(), port, target })
     }
 
-    /// The name that the file gets: the last name of the path, percent-decoded.
+    /// Returns the name for the file: the last name of the path, percent-decoded.
     ///
-    /// Errors: `Usage` when there is none, or it is not a name that a file can have.
+    /// Errors: `Usage` if there is none, or if it is no valid file name.
     pub fn name(&self) -> Result<RelPath, Error> {
         let wrong = |why: &str| {
             let text = format!("{self}: {why}; name a file at the destination (DIR/NAME), or another URL");
@@ -100,7 +103,7 @@ impl WebLocation {
         RelPath::new(&name).map_err(|_| wrong("its last name is none that a file can have"))
     }
 
-    /// The location that a `Location:` header of an answer from here means (RFC 3986, section 5). Errors: as
+    /// Resolves the `Location:` header of a response from this location (RFC 3986, section 5). Errors: as
     /// [`WebLocation::parse`].
     pub fn join(&self, reference: &str) -> Result<Self, Error> {
         if has_scheme(reference) {
@@ -123,17 +126,17 @@ impl WebLocation {
         Ok(Self { target: without_dots(&encoded(&joined)), ..self.clone() })
     }
 
-    /// The URL as it is asked for. A secret when it is signed: see [`fmt::Display`] for people.
+    /// Returns the URL for requests. A signed URL is a secret: for users, use [`fmt::Display`].
     pub fn url(&self) -> String {
         format!("{}{}", self.origin(), self.target)
     }
 
-    /// Scheme, host and port: whom credentials belong to (RFC 6454).
+    /// Returns scheme, host and port: the origin to which credentials belong (RFC 6454).
     pub fn origin(&self) -> String {
         format!("{}://{}{}", self.scheme(), self.host, self.shown_port())
     }
 
-    /// Path without query: what stays the same when a URL is signed anew.
+    /// Returns the path without the query: the part that stays the same if a URL is signed again.
     pub fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
@@ -151,7 +154,7 @@ impl WebLocation {
 }
 
 impl fmt::Display for WebLocation {
-    /// For people: a query may be a signature, and is cut.
+    /// Writes the URL for users: the query is cut, because it may be a signature.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.origin(), self.path())?;
         match self.target.split_once('?') {
@@ -163,7 +166,7 @@ impl fmt::Display for WebLocation {
 }
 
 impl fmt::Debug for WebLocation {
-    /// As it is shown: a log is no place for a signature either.
+    /// Writes the same as [`fmt::Display`]: a signature must not reach a log either.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
@@ -174,13 +177,14 @@ trait AddressText {
 }
 
 impl AddressText for str {
-    /// Whether it is an IPv6 address and a closing bracket.
+    /// Returns true if the text is an IPv6 address followed by a closing bracket.
     fn parse_address(&self) -> bool {
         self.strip_suffix(']').is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok())
     }
 }
 
-/// Path and query with what no request may hold percent-encoded: people write names with blanks and accents.
+/// Percent-encodes characters of path and query that are invalid in a request: users write names with blanks and
+/// accents.
 fn encoded(target: &str) -> String {
     let mut out = String::with_capacity(target.len());
     for c in target.chars() {
@@ -195,7 +199,7 @@ fn encoded(target: &str) -> String {
     out
 }
 
-/// A path without `.` and `..` (RFC 3986, section 5.2.4); what follows a `?` stays.
+/// Removes `.` and `..` from a path (RFC 3986, section 5.2.4); keeps the part after a `?`.
 fn without_dots(target: &str) -> String {
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path, Some(query)),
@@ -217,7 +221,7 @@ fn without_dots(target: &str) -> String {
     out
 }
 
-/// Whether a reference begins with a scheme (RFC 3986, section 3.1), and so is of no path here.
+/// Returns true if a reference starts with a scheme (RFC 3986, section 3.1) and is therefore absolute.
 fn has_scheme(reference: &str) -> bool {
     let Some((scheme, _)) = reference.split_once(':') else { return false };
     let is_allowed = |c: u8| c.is_ascii_alphanumeric() || b"+-.".contains(&c);

@@ -1,43 +1,45 @@
-//! Reading and writing of bytes on the wire: variable-length integers, byte strings, and entries of a manifest.
+//! Encoding of values on the wire: variable-length integers, byte strings, and entries of a manifest.
 //!
-//! Integers are unsigned LEB128 (7 bits a byte, lowest first, at most 10 bytes). A byte string is its length and its
-//! bytes. Every read is bounded by the frame it stands in, so a peer cannot make us allocate more than it has sent.
+//! Integers are unsigned LEB128 (7 bits per byte, lowest first, at most 10 bytes). A byte string is its length, then
+//! its bytes. What it refuses to do: read beyond the frame that contains the value, so a peer cannot cause an
+//! allocation larger than the data it has sent. There is no clock.
 
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, MODE_MAX, RelPath, drives_terminal};
 use crate::growth::Growth;
 
-/// Longest text of an error on the wire, in bytes; a longer one is cut. Reason: enough for two paths and a sentence.
+/// Maximum length of an error text on the wire, in bytes; longer texts are cut. Reason: room for two paths and a
+/// sentence.
 pub const ERROR_TEXT_BYTES_MAX: usize = 10_000;
 
-/// Writes values behind one another.
+/// Writes consecutive values.
 #[derive(Default)]
 pub struct Writer {
     bytes: Vec<u8>,
 }
 
 impl Writer {
-    /// What has been written.
+    /// Returns the written bytes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// How many bytes have been written.
+    /// Returns the number of written bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing has been written.
+    /// Returns true if nothing has been written.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// One byte.
+    /// Writes one byte.
     pub fn byte(&mut self, value: u8) {
         self.bytes.push(value);
     }
 
-    /// An integer.
+    /// Writes an integer.
     pub fn integer(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.bytes.push(value as u8 | 0x80);
@@ -46,18 +48,18 @@ impl Writer {
         self.bytes.push(value as u8);
     }
 
-    /// A byte string with its length in front.
+    /// Writes a byte string, preceded by its length.
     pub fn bytes(&mut self, value: &[u8]) {
         self.integer(value.len() as u64);
         self.bytes.extend_from_slice(value);
     }
 
-    /// Bytes whose length the reader knows.
+    /// Writes bytes whose length the reader knows.
     pub fn raw(&mut self, value: &[u8]) {
         self.bytes.extend_from_slice(value);
     }
 
-    /// An entry of a manifest.
+    /// Writes an entry of a manifest.
     pub fn entry(&mut self, entry: &FileEntry) {
         self.byte(match entry.kind {
             EntryKind::File => 0,
@@ -81,7 +83,7 @@ impl Writer {
         }
     }
 
-    /// An error: its four codes and its words with those of its causes.
+    /// Writes an error: its four codes, then its text with the texts of its causes.
     pub fn error(&mut self, error: &Error) {
         for code in [error.kind.code(), error.scope.code(), error.phase.code(), error.retry.code()] {
             self.byte(code);
@@ -95,18 +97,18 @@ impl Writer {
     }
 }
 
-/// Reads values behind one another; every read fails with a protocol error when the bytes do not hold it.
+/// Reads consecutive values. Every read returns a protocol error if the bytes do not contain the value.
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Reads from `bytes`.
+    /// Returns a reader of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// Whether all has been read.
+    /// Returns true if everything has been read.
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
@@ -119,12 +121,12 @@ impl<'a> Reader<'a> {
         Err(Error::protocol(format!("frame from the peer: {} bytes left over", self.rest.len())))
     }
 
-    /// All that is left.
+    /// Returns all remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 
-    /// `count` bytes.
+    /// Reads `count` bytes.
     pub fn raw(&mut self, count: usize) -> Result<&'a [u8], Error> {
         let (head, tail) =
             self.rest.split_at_checked(count).ok_or_else(|| Error::protocol("frame from the peer: cut short"))?;
@@ -132,19 +134,19 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// An array of known length.
+    /// Reads an array of known length.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let mut out = [0; N];
         out.copy_from_slice(self.raw(N)?);
         Ok(out)
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub fn byte(&mut self) -> Result<u8, Error> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    /// An integer. Errors: longer than 10 bytes, or above 2^64 - 1.
+    /// Reads an integer. Errors: longer than 10 bytes, or above 2^64 - 1.
     pub fn integer(&mut self) -> Result<u64, Error> {
         let mut value = 0u64;
         for shift in (0..70).step_by(7) {
@@ -161,7 +163,7 @@ impl<'a> Reader<'a> {
         Err(Error::protocol("frame from the peer: an integer above 2^64"))
     }
 
-    /// An integer of at most `max`.
+    /// Reads an integer. Errors: above `max`.
     pub fn integer_up_to(&mut self, max: u64) -> Result<u64, Error> {
         let value = self.integer()?;
         if value > max {
@@ -170,14 +172,14 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// A byte string.
+    /// Reads a byte string.
     pub fn bytes(&mut self) -> Result<&'a [u8], Error> {
         let len = self.integer()?;
-        // A length above usize is above any frame, so the cut below reports it.
+        // A length above usize exceeds any frame, so the read below reports the error.
         self.raw(usize::try_from(len).unwrap_or(usize::MAX))
     }
 
-    /// An entry of a manifest.
+    /// Reads an entry of a manifest.
     pub fn entry(&mut self) -> Result<FileEntry, Error> {
         let kind = match self.byte()? {
             0 => EntryKind::File,
@@ -201,9 +203,10 @@ impl<'a> Reader<'a> {
         Ok(FileEntry { path, kind, size, mtime, mode, allocated, inode, version, growth })
     }
 
-    /// Permission bits of the entry `path`.
+    /// Reads the permission bits of the entry `path`.
     ///
-    /// Errors: `Protocol` above [`MODE_MAX`]. A setuid file of a peer would run as the user that receives it.
+    /// Errors: `Protocol` above [`MODE_MAX`]. A setuid file from a peer would run with the rights of the receiving
+    /// user.
     fn mode(&mut self, path: &RelPath) -> Result<u16, Error> {
         let mode = self.integer()?;
         if mode > u64::from(MODE_MAX) {
@@ -216,7 +219,7 @@ impl<'a> Reader<'a> {
         Ok(mode as u16)
     }
 
-    /// How an entry of `size` grows, if it does.
+    /// Reads the growth of an entry of `size`, if any.
     fn growth(&mut self, kind: EntryKind, size: u64) -> Result<Option<Growth>, Error> {
         let code = self.byte()?;
         match (code, kind) {
@@ -226,7 +229,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An error of the peer.
+    /// Reads an error of the peer.
     pub fn error(&mut self) -> Result<Error, Error> {
         let unknown = || Error::protocol("error from the peer: unknown code");
         let kind = ErrorKind::from_code(self.byte()?).ok_or_else(unknown)?;
@@ -237,7 +240,7 @@ impl<'a> Reader<'a> {
         if text.len() > ERROR_TEXT_BYTES_MAX {
             return Err(Error::protocol("error from the peer: its text is too long"));
         }
-        // The words come from the peer and go to a terminal: no control characters.
+        // The text comes from the peer and goes to a terminal: replace control characters.
         let text: String =
             String::from_utf8_lossy(text).chars().map(|c| if drives_terminal(c) { '\u{fffd}' } else { c }).collect();
         Ok(Error::new(kind, scope, phase, text).retry(retry))

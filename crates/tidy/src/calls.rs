@@ -1,4 +1,4 @@
-//! Rules on what code may call: sans-IO code reads no clock and opens nothing, `unsafe` stays in `sys`, tests never sleep.
+//! Rules on calls: sans-IO code reads no clock and opens nothing, `unsafe` stays in `sys`, tests never sleep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use crate::Finding;
 use crate::source::{Source, Token};
 use crate::tree::Tree;
 
-/// Where code is sans-IO: time is an argument, bytes come in as slices and leave as values.
+/// Locations of sans-IO code: time is an argument, bytes enter as slices and leave as values.
 const SANS_IO: [&str; 3] = ["crates/proto/src/", "crates/lab/src/model/", "crates/lab/src/model.rs"];
 
-/// Paths that sans-IO code may not name, each with what to do instead; see [`PLAIN_VALUES`].
+/// Paths banned in sans-IO code, each with the alternative; see [`PLAIN_VALUES`].
 const BANNED_PATHS: [(&str, &str); 25] = [
     ("std::time::Instant::now", "take `now: Instant` as an argument"),
     ("std::time::SystemTime::now", "take the time as an argument"),
@@ -40,7 +40,7 @@ const BANNED_PATHS: [(&str, &str); 25] = [
     ("rand::random", "take a seed as an argument"),
 ];
 
-/// Paths beneath the banned ones that are plain values and therefore allowed.
+/// Paths below the banned ones that are plain values and therefore allowed.
 const PLAIN_VALUES: [&str; 9] = [
     "std::net::IpAddr",
     "std::net::Ipv4Addr",
@@ -53,11 +53,11 @@ const PLAIN_VALUES: [&str; 9] = [
     "std::env::consts",
 ];
 
-/// The one banned call that tests of sans-IO code may make: an `Instant` has no constructor, so that virtual time needs
-/// one reading as its origin. Reading the time that passed since (`elapsed`) stays banned.
+/// The only banned call that tests of sans-IO code may make. `Instant` has no constructor, so virtual time needs one
+/// clock reading as its origin. Reading the elapsed time (`elapsed`) stays banned.
 const ORIGIN_OF_VIRTUAL_TIME: &str = "std::time::Instant::now";
 
-/// Sans-IO code names no clock, socket, file, thread or runtime, is not async, and prints nothing.
+/// Finds clocks, sockets, files, threads, runtimes, async code and prints in sans-IO code.
 pub fn sans_io(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| SANS_IO.iter().any(|place| source.path.starts_with(place))) {
@@ -68,7 +68,7 @@ pub fn sans_io(tree: &Tree) -> Vec<Finding> {
             }
             findings.push(Finding::new(&source.path, line, format!("`{path}` in sans-IO code: {advice}")));
         }
-        // A type of ours may measure between two instants that came in, and call it that.
+        // A type of this workspace may have an `elapsed` method that subtracts two instants given as arguments.
         let has_own_elapsed = source.functions.iter().any(|function| function.name.ends_with("::elapsed"));
         for (index, token) in source.tokens.iter().enumerate() {
             let text = |ahead: usize| source.tokens.get(index + ahead).map_or("", |token| token.text.as_str());
@@ -84,7 +84,7 @@ pub fn sans_io(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// `unsafe` is written only beneath `crates/*/src/sys/`.
+/// Finds `unsafe` outside `crates/*/src/sys/`.
 pub fn unsafe_only_in_sys(tree: &Tree) -> Vec<Finding> {
     let in_sys = |source: &&Source| {
         let mut folders = source.path.split('/').skip(2);
@@ -103,7 +103,7 @@ pub fn unsafe_only_in_sys(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Test code does not call `sleep`.
+/// Finds calls of `sleep` in test code.
 pub fn no_sleep_in_tests(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &tree.sources {
@@ -117,7 +117,8 @@ pub fn no_sleep_in_tests(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Test code asserts no time that the clock measured, but for `proto`, whose tests have virtual time alone: neither `elapsed` nor what a `let` took from it stands in an assertion.
+/// Finds assertions on measured time in test code: on `elapsed`, or on a variable whose `let` statement calls it.
+/// Excludes `proto`, whose tests use virtual time only.
 pub fn no_measured_time_in_asserts(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| !source.path.starts_with("crates/proto/")) {
@@ -140,7 +141,7 @@ pub fn no_measured_time_in_asserts(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Names that a `let` binds to something with a call of `elapsed`.
+/// Returns the names of variables whose `let` statement contains a call of `elapsed`.
 fn measured_names(tokens: &[Token]) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for (index, _) in tokens.iter().enumerate().filter(|(_, token)| token.text == "let") {
@@ -165,7 +166,7 @@ fn is_call(pair: &[Token], names: &[&str]) -> bool {
     names.contains(&pair[0].text.as_str()) && pair[1].text == "("
 }
 
-/// What to do instead of naming `path`, if sans-IO code may not name it.
+/// Returns the alternative to `path`, if sans-IO code may not use this path.
 fn banned(path: &str) -> Option<&'static str> {
     let beneath = |path: &str, top: &str| path.strip_prefix(top).is_some_and(|r| r.is_empty() || r.starts_with("::"));
     if PLAIN_VALUES.iter().any(|plain| beneath(path, plain)) {
@@ -175,7 +176,8 @@ fn banned(path: &str) -> Option<&'static str> {
     Some(hit.1)
 }
 
-/// Every path that `source` names, in full where a `use` tells, with its line; the insides of macros included.
+/// Returns all paths in `source` with their lines, also those inside macros. Paths are expanded by the `use`
+/// declarations.
 fn paths(source: &Source) -> Vec<(String, usize)> {
     let mut uses = Uses::default();
     uses.visit_file(&source.file);
@@ -205,13 +207,13 @@ fn paths(source: &Source) -> Vec<(String, usize)> {
         if let Some(full) = uses.full.get(first) {
             path = format!("{full}{}", &path[first.len()..]);
         }
-        // A glob import (`use super::*`) may have brought these two in.
+        // A glob import (`use super::*`) may import these two names.
         if matches!(path.as_str(), "Instant::now" | "SystemTime::now") {
             path = format!("std::time::{path}");
         }
         found.push((path.replacen("core::", "std::", 1), tokens[start].line));
     }
-    // A module of ours may carry the name of a banned crate.
+    // A module of this workspace may have the same name as a banned crate.
     found.retain(|(path, _)| path.split("::").next().is_none_or(|first| !uses.modules.contains(first)));
     found.sort();
     found.dedup();
@@ -222,14 +224,14 @@ fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// What the `use` lines of a file bring in.
+/// Names that the `use` declarations of a file import.
 #[derive(Default)]
 struct Uses {
-    /// Full path by local name.
+    /// Full path, keyed by local name.
     full: BTreeMap<String, String>,
-    /// Full path and line of each.
+    /// Full path and line of each declaration.
     lines: Vec<(String, usize)>,
-    /// Modules that the file declares.
+    /// Modules declared in the file.
     modules: BTreeSet<String>,
 }
 

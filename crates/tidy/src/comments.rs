@@ -1,13 +1,13 @@
-//! Rules on comments: debts have an issue, and what must hold says why.
+//! Rules on comments: a debt names its issue, and an `unwrap` has a reason.
 
 use crate::Finding;
 use crate::tree::Tree;
 
-// Spelled in two halves so that this file keeps its own rule.
+// Spelled in two halves so that this file complies with the rule.
 const DEBT: &str = concat!("TO", "DO");
 const DEFECT: &str = concat!("FIX", "ME");
 
-/// A debt names its issue as `(#12)`; a known defect does not land; neither does a debugging print.
+/// Finds debts without an issue such as `(#12)`, known defects, and debugging prints.
 pub fn debts(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in &tree.texts {
@@ -32,7 +32,7 @@ pub fn debts(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// `unwrap` and `expect` outside tests have a comment directly above that says why they hold.
+/// Finds `unwrap` and `expect` outside tests without a comment directly above that gives the reason why they hold.
 pub fn unwraps(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| source.path.starts_with("crates/")) {

@@ -1,4 +1,4 @@
-//! Rules on dependencies: crates look in one direction only, and features add nothing yet.
+//! Rules on dependencies: crates depend only on lower layers, and crates have no features yet.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::Finding;
 
-/// What each of our crates may depend on. Whoever adds a crate gives it a place here.
+/// Dependencies that each crate of this workspace may have. A new crate needs an entry here.
 const LAYERS: [(&str, &[&str]); 7] = [
     ("sterna-proto", &[]),
     ("sterna-net", &["sterna-proto"]),
@@ -18,16 +18,16 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("sterna-tidy", &[]),
 ];
 
-/// What any crate may use besides in its tests (`[dev-dependencies]`), but for the crates that it is made of.
+/// Additional dependencies that every crate may use in its tests (`[dev-dependencies]`), except for the crate itself.
 const FOR_TESTS: [&str; 1] = ["sterna-lab"];
 
-/// Dependencies that would bring a socket, a runtime or a kernel call within reach of the sans-IO core.
+/// Dependencies that would give the sans-IO core access to sockets, a runtime or kernel calls.
 const BANNED_IN_PROTO: [&str; 11] =
     ["tokio", "futures", "async-std", "smol", "mio", "socket2", "rustix", "libc", "nix", "log", "tracing"];
 
-/// The answer of `cargo metadata` about the workspace at `root`, without its dependencies' own.
+/// Returns the output of `cargo metadata` for the workspace at `root`, without external dependencies.
 ///
-/// Errors: cargo could not be run or did not answer with JSON; the message carries its words.
+/// Errors: cargo could not run or did not print JSON; the message includes cargo's output.
 pub fn metadata(root: &Path) -> Result<Value, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -39,7 +39,7 @@ pub fn metadata(root: &Path) -> Result<Value, String> {
     serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))
 }
 
-/// Each crate of ours depends only on crates beneath it; only the binary, and tests, use the lab.
+/// Finds dependencies that are not on a lower layer. Only the binary and tests may use the lab.
 pub fn layers(metadata: &Value) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in list(metadata, "packages") {
@@ -75,7 +75,7 @@ pub fn layers(metadata: &Value) -> Vec<Finding> {
     findings
 }
 
-/// No crate of ours has a feature: a feature may add an API and never change behaviour, and none has been needed.
+/// Finds crates with features. A feature may add an API but never change behaviour, and so far none is needed.
 pub fn features(metadata: &Value) -> Vec<Finding> {
     let has_features = |package: &&Value| package["features"].as_object().is_some_and(|features| !features.is_empty());
     let finding = |package: &Value| {

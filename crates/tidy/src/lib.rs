@@ -1,10 +1,10 @@
-//! The house style as a test: what `CONTRIBUTING.md` marks as checked is checked here.
+//! The house style as a test: checks every rule that `CONTRIBUTING.md` marks as checked.
 //!
-//! What it does: reads every Rust source of the workspace and the answer of `cargo metadata`, and returns a [`Finding`]
-//! for each place that breaks a rule. What it refuses to do: format, fix, or judge taste; clippy and rustfmt keep theirs.
-//! Files enter in [`tree::Tree::read`], `cargo` is called in [`layering::metadata`]; nothing is written.
+//! Reads all Rust sources of the workspace and the output of `cargo metadata`. Returns a [`Finding`] for each
+//! violation. Refuses to format, to fix and to judge taste; rustfmt and clippy have separate checks.
+//! [`tree::Tree::read`] reads the files and [`layering::metadata`] calls `cargo`. Nothing is written.
 //!
-//! It is a crate of its own so that it builds and runs in seconds without the rest: `cargo test -p sterna-tidy`.
+//! A separate crate, so that it builds and runs in seconds without the rest: `cargo test -p sterna-tidy`.
 
 use std::fmt;
 
@@ -16,19 +16,19 @@ pub mod sizes;
 pub mod source;
 pub mod tree;
 
-/// A place that breaks a rule.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Path from the root of the workspace.
     pub path: String,
-    /// Line, from 1; 0 when the finding is about the file as a whole.
+    /// Line number, from 1; 0 if the finding concerns the whole file.
     pub line: usize,
-    /// What is wrong and what to do about it.
+    /// Description of the problem and how to fix it.
     pub text: String,
 }
 
 impl Finding {
-    /// A finding at `line` of `path`.
+    /// Creates a finding at `line` of `path`.
     pub fn new(path: &str, line: usize, text: impl Into<String>) -> Self {
         Self { path: path.to_owned(), line, text: text.into() }
     }

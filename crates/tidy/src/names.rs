@@ -1,4 +1,4 @@
-//! Rules on names: one word per idea, and none that says nothing.
+//! Rules on names: one word per idea, and no empty words.
 
 use syn::visit::{self, Visit};
 
@@ -6,23 +6,23 @@ use crate::Finding;
 use crate::source::Source;
 use crate::tree::Tree;
 
-/// Words that say nothing about what a thing is; nothing of ours carries them.
+/// Words without meaning, banned in all names.
 const EMPTY_WORDS: [&str; 7] = ["util", "utils", "helper", "helpers", "misc", "manager", "mgr"];
 
-/// Words that say nothing as the name of a crate, module or type, but may describe a function (`common_prefix`).
+/// Words without meaning as the name of a crate, module or type. They may describe a function (`common_prefix`).
 const EMPTY_WORDS_OF_THINGS: [&str; 2] = ["common", "stuff"];
 
-/// Abbreviations that no textbook uses.
+/// Abbreviations that textbooks do not use.
 const ABBREVIATIONS: [&str; 3] = ["xfer", "cfg", "ep"];
 
-/// Words that other tools use for what we call a block.
+/// Words that other tools use for a block.
 const SYNONYMS_OF_BLOCK: [&str; 8] = ["chunk", "chunks", "part", "parts", "segment", "segments", "piece", "pieces"];
 
-/// Names that carry such a word in its own meaning: TCP's segments, segmentation offload, the standard library's idiom.
+/// Words that permit such a synonym: TCP segments, segmentation offload, names in the style of the standard library.
 const SYNONYMS_ALLOWED_WITH: [&str; 7] = ["tcp", "mss", "gso", "gro", "udp", "from", "into"];
 
-/// No crate, file, module, type, trait or function is named by a word that says nothing or by a private abbreviation;
-/// functions do not start with `get_`, tests do not start with `test_`.
+/// Finds crates, files, modules, types, traits and functions named by an empty word or a private abbreviation. Also
+/// finds functions that start with `get_` and tests that start with `test_`.
 pub fn empty_names(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &tree.sources {
@@ -42,7 +42,7 @@ pub fn empty_names(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Public items of our crates call a block a block.
+/// Finds public items that use a synonym of "block".
 pub fn synonyms_of_block(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in
@@ -94,7 +94,7 @@ fn first_of(name: &str, lists: &[&[&str]]) -> Option<String> {
     words(name).into_iter().find(|word| lists.iter().any(|list| list.contains(&word.as_str())))
 }
 
-/// The words of a name in snake, kebab or camel case, in lower case.
+/// Splits a name in snake, kebab or camel case into words in lower case.
 fn words(name: &str) -> Vec<String> {
     let mut words: Vec<String> = vec![String::new()];
     for c in name.chars() {
@@ -143,7 +143,7 @@ impl<'ast> Visit<'ast> for Walk {
     }
 
     fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        // The functions of a trait are named by the trait, which may not be ours.
+        // The trait names the functions of its implementations, and the trait may be external.
         if item.trait_.is_none() {
             visit::visit_item_impl(self, item);
         }

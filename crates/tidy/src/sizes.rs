@@ -1,23 +1,23 @@
-//! Rules on size: a function fits on a screen, a file in a head. The list of exceptions may only shrink.
+//! Rules on size: limits for functions and files. The list of exceptions may only shrink.
 
 use std::collections::BTreeMap;
 
 use crate::Finding;
 use crate::tree::Tree;
 
-/// Most lines of code of a function, blank and comment lines not counted.
-/// Reason: one screen; longer functions hide a decision among effects.
+/// Most lines of code in a function, without blank and comment lines. Reason: one screen. A longer function mixes
+/// decisions with effects.
 pub const FUNCTION_LINES_MAX: usize = 70;
 
-/// Most lines of a file, all counted. Reason: beyond it a file holds two ideas; look again at 600.
+/// Most lines of a file, all lines counted. Reason: a longer file holds two ideas. Review a file at 600 lines.
 pub const FILE_LINES_MAX: usize = 1000;
 
-/// Where the exceptions stand: one a line, `function LINES PATH NAME reason` or `file LINES PATH reason`.
+/// List of exceptions: one per line, `function LINES PATH NAME reason` or `file LINES PATH reason`.
 pub const EXCEPTIONS_PATH: &str = "crates/tidy/exceptions.txt";
 
-/// Every function and file is within its limit or at exactly the size that `exceptions` grants it.
+/// Finds functions and files that exceed their limit or the size granted in `exceptions`.
 ///
-/// An exception that grants more than is used fails too, so that the list only ever shrinks.
+/// Also finds exceptions that grant more than is used, so that the list only shrinks.
 pub fn sizes(tree: &Tree, exceptions: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut granted: BTreeMap<String, Granted> = BTreeMap::new();
@@ -89,7 +89,7 @@ struct Measured {
     limit: usize,
 }
 
-/// Every file and function by its key; of functions of one name in one file, the longest.
+/// Returns all files and functions by key. Of functions with the same name in one file, the longest counts.
 fn measure(tree: &Tree) -> BTreeMap<String, Measured> {
     let mut measured: BTreeMap<String, Measured> = BTreeMap::new();
     for source in &tree.sources {
@@ -114,7 +114,7 @@ mod tests {
 
     const PATH: &str = "crates/x/src/a.rs";
 
-    /// A function of exactly `count` lines of code.
+    /// Returns a function of exactly `count` lines of code.
     fn function_of(count: usize) -> String {
         format!("fn f() {{\n{}}}\n", "    g();\n\n    // why\n".repeat(count - 2))
     }

@@ -1,4 +1,4 @@
-//! One Rust file, parsed: its lines, its tokens, its functions, and which of its lines are test code.
+//! A parsed Rust file: lines, tokens, functions, and the lines that are test code.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -11,27 +11,27 @@ use syn::visit::{self, Visit};
 pub struct Source {
     /// Path from the root of the workspace, with forward slashes.
     pub path: String,
-    /// Its lines; line `n` of the file is `lines[n - 1]`.
+    /// Lines of the file; line number `n` is `lines[n - 1]`.
     pub lines: Vec<String>,
-    /// Its tokens in order, delimiters and the insides of macros included, comments left out.
+    /// Tokens in order, including delimiters and the content of macros, without comments.
     pub tokens: Vec<Token>,
-    /// Its syntax tree.
+    /// Syntax tree.
     pub file: syn::File,
-    /// Its functions.
+    /// Functions of the file.
     pub functions: Vec<Function>,
-    /// First line and all lines of each statement, the inner after the outer.
+    /// Lines of each statement; inner statements follow outer ones.
     statements: Vec<RangeInclusive<usize>>,
     test_lines: Vec<RangeInclusive<usize>>,
 }
 
-/// A word or a mark of the language.
+/// A token of the language: a word, a literal or a punctuation mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Its spelling; a literal keeps its quotes.
+    /// Spelling of the token; a literal keeps its quotes.
     pub text: String,
-    /// The line on which it starts, from 1.
+    /// First line of the token, from 1.
     pub line: usize,
-    /// The line on which it ends.
+    /// Last line of the token.
     pub line_end: usize,
 }
 
@@ -40,16 +40,16 @@ pub struct Token {
 pub struct Function {
     /// `name`, or `Type::name` inside an `impl` or a `trait`.
     pub name: String,
-    /// The line of its `fn`, from 1.
+    /// Line of the `fn` keyword, from 1.
     pub line: usize,
-    /// Lines that hold code, from `fn` to the closing brace: neither blank nor only a comment.
+    /// Lines with code from `fn` to the closing brace, without blank and comment lines.
     pub code_lines: usize,
 }
 
 impl Source {
-    /// Parses `text`. `in_tests` says that the whole file is test code (another file said `#[cfg(test)] mod`).
+    /// Parses `text`. `in_tests` marks the whole file as test code (another file declares it with `#[cfg(test)] mod`).
     ///
-    /// Errors: the text is not Rust; the message names the line.
+    /// Errors: the text is not valid Rust; the message names the line.
     pub fn parse(path: &str, text: &str, in_tests: bool) -> Result<Self, String> {
         let wrong = |line: usize, why: String| format!("{path}:{line}: {why}");
         let file = syn::parse_file(text).map_err(|e| wrong(e.span().start().line, e.to_string()))?;
@@ -80,19 +80,19 @@ impl Source {
         Ok(source)
     }
 
-    /// Whether `line` is test code: in a file of tests, or in an item marked `#[test]` or `#[cfg(test)]`.
+    /// Returns true if `line` is test code: in a test file, or in an item with `#[test]` or `#[cfg(test)]`.
     pub fn is_test_line(&self, line: usize) -> bool {
         self.test_lines.iter().any(|lines| lines.contains(&line))
     }
 
-    /// Whether `line` has a comment directly above it, or directly above the statement that it belongs to.
+    /// Returns true if a comment is directly above `line`, or directly above the statement that contains `line`.
     pub fn has_comment_above(&self, line: usize) -> bool {
         let statement = self.statements.iter().rev().find(|lines| lines.contains(&line));
         let starts = [Some(line), statement.map(|lines| *lines.start())];
         starts.into_iter().flatten().any(|start| start >= 2 && is_plain_comment(&self.lines[start - 2]))
     }
 
-    /// The files, as path without extension, of the modules that this file declares for tests only.
+    /// Returns the files (paths without extension) of the modules that this file declares only for tests.
     pub fn test_modules(&self) -> Vec<String> {
         let stem = self.path.trim_end_matches(".rs");
         let folder = match stem.rsplit_once('/') {
@@ -115,12 +115,12 @@ impl Source {
         }
         code.sort_unstable();
         code.dedup();
-        // A doc comment is a token too (an attribute), but not a line of code.
+        // A doc comment is also a token (an attribute), but not a line of code.
         code.iter().filter(|&&line| !self.lines[line - 1].trim_start().starts_with("//")).count()
     }
 }
 
-/// Whether everything beneath this path is test code by its place.
+/// Returns true if the location of this path makes everything below it test code.
 fn is_test_path(path: &str) -> bool {
     path.split('/').any(|folder| folder == "tests" || folder == "benches")
 }
@@ -154,7 +154,7 @@ fn flatten(stream: TokenStream, tokens: &mut Vec<Token>) {
     }
 }
 
-/// Whether one of `attributes` is `#[test]`, `#[cfg(test)]` or another `…::test`.
+/// Returns true if one of `attributes` is `#[test]`, `#[cfg(test)]` or another `…::test`.
 fn has_test_attribute(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::Path(path) => path.segments.last().is_some_and(|last| last.ident == "test"),

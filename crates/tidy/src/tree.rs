@@ -1,4 +1,4 @@
-//! The sources of the workspace.
+//! The source files of the workspace.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,30 +6,30 @@ use std::path::{Path, PathBuf};
 
 use crate::source::Source;
 
-/// Folders of the workspace that hold our code.
+/// Folders with source code.
 const CODE_FOLDERS: [&str; 5] = ["crates", "fuzz", "bench", "scripts", "python"];
 
-/// Folders that hold what was built or fetched, at any depth.
+/// Folders with build results or downloads, at any depth.
 const BUILT_FOLDERS: [&str; 6] = ["target", "artifacts", "corpus", "node_modules", "__pycache__", "runs"];
 
-/// Endings of the text files that the rules on comments read.
+/// Extensions of the text files that the comment rules read.
 const TEXT_ENDINGS: [&str; 7] = ["rs", "toml", "py", "sh", "ts", "cpp", "conf"];
 
-/// Most folders beneath each other that are entered. Reason: our deepest is 6; a loop of links must end.
+/// Largest folder depth. Reason: the deepest folder today is 6, and a loop of links must end.
 const DEPTH_MAX: usize = 16;
 
-/// Everything that the rules read.
+/// All files that the rules read.
 pub struct Tree {
-    /// Every Rust file.
+    /// All Rust files.
     pub sources: Vec<Source>,
-    /// Every text file, Rust included, by its path from the root.
+    /// All text files, Rust included, keyed by the path from the workspace root.
     pub texts: BTreeMap<String, String>,
 }
 
 impl Tree {
     /// Reads the workspace at `root`.
     ///
-    /// Errors: a file that cannot be read or is not Rust; the message names it.
+    /// Errors: a file that is unreadable or not valid Rust; the message names the file.
     pub fn read(root: &Path) -> Result<Self, String> {
         let mut texts = BTreeMap::new();
         for name in ["Cargo.toml", "Makefile", ".ci/run", "deny.toml", "clippy.toml", "rustfmt.toml"] {
@@ -41,7 +41,7 @@ impl Tree {
             let mut paths = Vec::new();
             collect(&root.join(folder), DEPTH_MAX, &mut paths)?;
             for path in paths {
-                // Every path collected starts with the root that it was collected from.
+                // Every collected path starts with the root from which it was collected.
                 let relative = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
                 texts.insert(relative, read_text(&path)?);
             }
@@ -49,7 +49,7 @@ impl Tree {
         Self::from_texts(texts)
     }
 
-    /// The tree of these texts; what the tests of the rules use.
+    /// Builds a tree from these texts. The tests of the rules use it.
     pub fn from_texts(texts: BTreeMap<String, String>) -> Result<Self, String> {
         let is_rust = |path: &&String| path.ends_with(".rs");
         let mut sources = Vec::new();
@@ -90,7 +90,7 @@ fn collect(folder: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<(), 
     Ok(())
 }
 
-/// A tree of these files; for the tests of the rules.
+/// Builds a tree from these files, for the tests of the rules.
 #[cfg(test)]
 pub(crate) fn sample(files: &[(&str, &str)]) -> Tree {
     Tree::from_texts(files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect()).unwrap()

@@ -1,4 +1,4 @@
-//! The rules, run over this workspace. Each rule proves in its own module that it fires.
+//! Runs all rules on this workspace. The unit tests of each module prove that its rules work.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn tree() -> Tree {
     Tree::read(&root()).unwrap()
 }
 
-/// Fails with every finding on a line of its own.
+/// Fails if there are findings, and prints each finding on a separate line.
 fn assert_none(findings: &[Finding]) {
     let lines = findings.iter().fold(String::new(), |mut lines, finding| {
         let _ = writeln!(lines, "  {finding}");

@@ -1,8 +1,8 @@
-//! What happened on a path, as figures that go to JSON.
+//! Counters of a path, for the JSON output.
 
 use serde::Serialize;
 
-/// Why a packet never arrives.
+/// Cause of a packet's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DropCause {
@@ -37,40 +37,40 @@ pub struct Dropped {
     pub burst_loss: u64,
 }
 
-/// Figures of one direction since its start.
+/// Counters of one direction since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DirectionCounters {
     /// Packets that were sent into the path.
     pub offered_packets: u64,
-    /// Their bytes, IP headers included.
+    /// Bytes of these packets, IP headers included.
     pub offered_bytes: u64,
-    /// Packets that the path carries to the other end, copies not counted.
+    /// Packets that the path delivers to the other end, without duplicates.
     pub carried_packets: u64,
-    /// Their bytes, IP headers included.
+    /// Bytes of these packets, IP headers included.
     pub carried_bytes: u64,
-    /// Copies made on the way.
+    /// Duplicates that the path created.
     pub duplicated_packets: u64,
     /// Packets held back.
     pub reordered_packets: u64,
     /// Packets dropped, by cause.
     pub dropped: Dropped,
-    /// Fullest that the queue was, bytes.
+    /// Largest length of the queue, bytes.
     pub queue_bytes_max: u64,
-    /// Most bytes that were sent into the path within one second (any, not only whole ones), to a millisecond.
+    /// Most bytes sent into the path within any second, to a millisecond. The second need not start on a whole second.
     pub busiest_second_bytes: u64,
 }
 
-/// Finds the busiest second: bytes by the millisecond, of the last second.
+/// Sliding window that finds the busiest second: bytes per millisecond of the last second.
 #[derive(Clone, Debug)]
 pub(super) struct BusiestSecond {
     bytes: Box<[u64; MILLISECONDS]>,
-    /// Number of the millisecond that is being counted.
+    /// Number of the current millisecond.
     now: u64,
     sum: u64,
     max: u64,
 }
 
-/// Milliseconds of the window that slides.
+/// Length of the sliding window, milliseconds.
 const MILLISECONDS: usize = 1000;
 
 impl BusiestSecond {
@@ -78,7 +78,7 @@ impl BusiestSecond {
         Self { bytes: Box::new([0; MILLISECONDS]), now: 0, sum: 0, max: 0 }
     }
 
-    /// Takes note of `bytes` sent at `now_ns`; the most of any second until now. Cost: constant, over all calls.
+    /// Records `bytes` sent at `now_ns`. Returns the most bytes of any second so far. Cost: amortised constant.
     pub(super) fn add(&mut self, now_ns: u64, bytes: u64) -> u64 {
         let now = now_ns / 1_000_000;
         if now.saturating_sub(self.now) >= MILLISECONDS as u64 {
@@ -111,7 +111,7 @@ impl Dropped {
         *counter += 1;
     }
 
-    /// Packets dropped for any cause.
+    /// Returns the number of packets dropped for any cause.
     pub fn total(&self) -> u64 {
         self.mtu + self.policer + self.queue + self.outage + self.loss + self.burst_loss
     }
@@ -126,12 +126,12 @@ mod tests {
         let mut busiest = BusiestSecond::new();
         let ms = |ms: u64| ms * 1_000_000;
         assert_eq!(busiest.add(ms(900), 10), 10);
-        // In another whole second than the first, and within one second of it.
+        // The next whole second, but within one second of the first packet.
         assert_eq!(busiest.add(ms(1_100), 10), 20);
-        // A second and more after the first.
+        // One second and more after the first.
         assert_eq!(busiest.add(ms(1_900), 10), 20);
         assert_eq!(busiest.add(ms(2_050), 15), 35);
-        // After a long silence nothing is left in the window, and the maximum stays.
+        // After a long silence the window is empty, and the maximum stays.
         assert_eq!(busiest.add(ms(1_000_000), 30), 35);
         assert_eq!(busiest.add(ms(1_000_999), 6), 36);
     }

@@ -1,4 +1,4 @@
-//! One direction of a path as a machine: a packet goes in, the time of its arrival or the cause of its loss comes out.
+//! State machine of one path direction: takes a packet, returns the time of its arrival or the cause of its loss.
 
 use std::time::Duration;
 
@@ -6,59 +6,59 @@ use super::counters::{BusiestSecond, DirectionCounters, DropCause};
 use super::random::{Random, mix, threshold};
 use super::{BurstLoss, DirectionModel, LinkModel, Outage, Policer, Reorder};
 
-/// A flow as routers see it.
+/// A flow, as routers distinguish flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// A hash over addresses, protocol and ports.
+    /// Hash over addresses, protocol and ports.
     pub hash: u64,
-    /// Its packets are UDP.
+    /// True if the packets of the flow are UDP.
     pub is_udp: bool,
 }
 
 impl Flow {
-    /// A flow of TCP segments, with this hash.
+    /// Returns a TCP flow with this hash.
     pub fn tcp(hash: u64) -> Self {
         Self { hash, is_udp: false }
     }
 
-    /// A flow of UDP datagrams, with this hash.
+    /// Returns a UDP flow with this hash.
     pub fn udp(hash: u64) -> Self {
         Self { hash, is_udp: true }
     }
 }
 
-/// What becomes of a packet.
+/// Result for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It arrives.
+    /// The packet arrives.
     Deliver(Delivery),
-    /// It does not.
+    /// The packet is lost.
     Drop(DropCause),
 }
 
-/// When and in what order a packet arrives.
+/// Time and order of a packet's arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// When its last bit arrives, since the start of the path.
+    /// Arrival time of the last bit, since the start of the path.
     pub at: Duration,
-    /// Whether it keeps its place.
+    /// Position among the other packets.
     pub order: Order,
-    /// When a copy of it arrives.
+    /// Arrival time of a duplicate, if any.
     pub copy_at: Option<Duration>,
 }
 
-/// Whether a packet keeps its place among the others of its way through the path.
+/// Order of a packet relative to the others on its equal-cost path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// In order after the earlier ones of the equal-cost path with this index.
+    /// In order, after the earlier packets of the equal-cost path with this index.
     InOrder(usize),
-    /// On its own.
+    /// Independent of other packets.
     Alone,
 }
 
 /// One direction of a path in operation.
 ///
-/// `now` must not run backwards between calls. Cost: no allocation, one random draw for each impairment that is on.
+/// `now` must not go backwards between calls. Cost: no allocation, one random draw for each active impairment.
 #[derive(Clone, Debug)]
 pub struct Direction {
     rate_bits: u64,
@@ -75,7 +75,8 @@ pub struct Direction {
     reorder: Option<(Reorder, Chance)>,
     duplicate: Chance,
     mtu: usize,
-    /// When the bottleneck has sent everything that it took, and the part of a nanosecond (in 1/rate) that is left over.
+    /// Time when the bottleneck has sent all packets that it accepted; the fraction of a nanosecond (in 1/rate) is the
+    /// carry.
     busy_until_ns: u64,
     busy_carry: u64,
     counters: DirectionCounters,
@@ -109,7 +110,7 @@ struct Bucket {
     filled_ns: u64,
 }
 
-/// Which of the two directions of a path.
+/// One of the two directions of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Forward,
@@ -117,12 +118,12 @@ enum Side {
 }
 
 impl Direction {
-    /// The direction from host `a` to host `b`.
+    /// Returns the direction from host `a` to host `b`.
     pub fn forward(model: &LinkModel) -> Self {
         Self::new(model, &model.forward, Side::Forward)
     }
 
-    /// The direction from host `b` to host `a`.
+    /// Returns the direction from host `b` to host `a`.
     pub fn reverse(model: &LinkModel) -> Self {
         Self::new(model, &model.reverse, Side::Reverse)
     }
@@ -154,7 +155,7 @@ impl Direction {
         }
     }
 
-    /// Takes a packet of `len` bytes (IP header included) at `now` and says what becomes of it.
+    /// Accepts a packet of `len` bytes (IP header included) at `now` and returns the verdict.
     pub fn offer(&mut self, now: Duration, len: usize, flow: Flow) -> Verdict {
         self.counters.offered_packets += 1;
         self.counters.offered_bytes += len as u64;
@@ -195,10 +196,10 @@ impl Direction {
         Ok(self.propagate(sent_ns, flow))
     }
 
-    /// When the bottleneck has sent the packet, or `None` when the queue is full.
+    /// Returns the time when the bottleneck has sent the packet, or `None` when the queue is full.
     fn transmit(&mut self, now_ns: u64, len: usize) -> Option<u64> {
         let wait_ns = self.busy_until_ns.saturating_sub(now_ns);
-        // What is in the queue is never worth more than the queue's length; the packet under way comes on top.
+        // The queue length limits the waiting packets; the packet in transmission is not part of it.
         if wait_ns > self.queue_ns {
             return None;
         }
@@ -217,7 +218,7 @@ impl Direction {
 
     fn propagate(&mut self, sent_ns: u64, flow: Flow) -> Delivery {
         let count = self.ways.len() as u64;
-        // Most paths have one way: no hash, no division.
+        // Most paths have one equal-cost path and need no hash and no division.
         let index = if count == 1 { 0 } else { (mix(flow.hash ^ self.way_seed) % count) as usize };
         let jitter_ns = if self.jitter_ns == 0 { 0 } else { self.jitter_random.up_to(self.jitter_ns) };
         let way = &mut self.ways[index];
@@ -235,7 +236,8 @@ impl Direction {
         Delivery { at, order: Order::InOrder(index), copy_at: copy_at.map(|_| at) }
     }
 
-    /// Most bytes that can be under way: a full queue, and what fits into the longest delay.
+    /// Returns the most bytes that can be in flight: a full queue, plus the longest delay including jitter and
+    /// reordering.
     pub fn bytes_in_flight_max(&self) -> usize {
         let longest_ns = self.ways.iter().map(|way| way.delay_ns).max().unwrap_or(0);
         let held_ns = self.reorder.as_ref().map_or(0, |(reorder, _)| nanos(reorder.delay));
@@ -245,7 +247,7 @@ impl Direction {
             .unwrap_or(usize::MAX)
     }
 
-    /// Figures since the start.
+    /// Returns the counters since the start.
     pub fn counters(&self) -> &DirectionCounters {
         &self.counters
     }
@@ -299,7 +301,7 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One byte is 8 bits; times 10^9 so that dividing by bit/s gives nanoseconds.
+/// One byte is 8 bits. Times 10^9, so that division by bit/s gives nanoseconds.
 const BITS_NS_PER_BYTE: u64 = 8_000_000_000;
 const ZERO: Duration = Duration::ZERO;
 

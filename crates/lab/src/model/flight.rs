@@ -1,4 +1,4 @@
-//! Packets under way, released in the order in which they arrive.
+//! Packets in flight, released in order of arrival.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -7,13 +7,13 @@ use std::time::Duration;
 use super::direction::{Delivery, Direction, Flow, Order, Verdict};
 use super::{DirectionCounters, LinkModel};
 
-/// Packets under way on one direction.
+/// Packets in flight in one direction.
 ///
-/// Bounded by what the direction accepts: its queue and what fits into its delay. Cost: constant per packet in order,
-/// logarithmic in their count for those that were held back or copied.
+/// The direction limits their number: its queue and the content of its delay. Cost: constant per packet in order,
+/// logarithmic in their count for packets that were held back or duplicated.
 #[derive(Clone, Debug)]
 pub struct InFlight<P> {
-    /// One first-in-first-out line for each equal-cost path, grown as paths are seen.
+    /// One FIFO for each equal-cost path; grows as paths appear.
     lines: Vec<VecDeque<(Duration, u64, P)>>,
     alone: BinaryHeap<Reverse<Held<P>>>,
     sequence: u64,
@@ -34,12 +34,12 @@ enum Place {
 }
 
 impl<P> InFlight<P> {
-    /// Nothing under way.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self { lines: Vec::new(), alone: BinaryHeap::new(), sequence: 0, count: 0 }
     }
 
-    /// Adds a packet that the path will deliver; a copy is the caller's to add, with [`InFlight::push_at`].
+    /// Adds a packet that the path will deliver. The caller adds a duplicate with [`InFlight::push_at`].
     pub fn push(&mut self, delivery: &Delivery, payload: P) {
         match delivery.order {
             Order::InOrder(index) => {
@@ -54,19 +54,19 @@ impl<P> InFlight<P> {
         }
     }
 
-    /// Adds a packet that arrives at `at`, whatever its place.
+    /// Adds a packet that arrives at `at`, independent of the order of others.
     pub fn push_at(&mut self, at: Duration, payload: P) {
         self.sequence += 1;
         self.count += 1;
         self.alone.push(Reverse(Held { at, sequence: self.sequence, payload }));
     }
 
-    /// When the next packet arrives.
+    /// Returns the arrival time of the next packet.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.first().map(|(at, _, _)| at)
     }
 
-    /// The next packet that has arrived by `now`.
+    /// Returns the next packet that has arrived by `now`.
     pub fn poll(&mut self, now: Duration) -> Option<P> {
         let (at, _, place) = self.first()?;
         if at > now {
@@ -79,12 +79,12 @@ impl<P> InFlight<P> {
         }
     }
 
-    /// How many packets are under way.
+    /// Returns the number of packets in flight.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether none is under way.
+    /// Returns true if no packet is in flight.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -125,7 +125,7 @@ impl<P> Ord for Held<P> {
     }
 }
 
-/// One direction with whatever it carries: what tests in virtual time put between two state machines.
+/// One direction with its packets, for tests in virtual time: connects two state machines.
 ///
 /// Example: `wire.offer(now, 1500, flow, frame)`, then `wire.poll(now)` at each `wire.poll_timeout()`.
 #[derive(Clone, Debug)]
@@ -135,17 +135,17 @@ pub struct Wire<P> {
 }
 
 impl<P: Clone> Wire<P> {
-    /// A wire that behaves as `direction` says.
+    /// Creates a wire with the behaviour of `direction`.
     pub fn new(direction: Direction) -> Self {
         Self { direction, flight: InFlight::new() }
     }
 
-    /// Both directions of a path: forward (from `a` to `b`), then reverse.
+    /// Creates both directions of a path: forward (from `a` to `b`), then reverse.
     pub fn pair(model: &LinkModel) -> (Self, Self) {
         (Self::new(Direction::forward(model)), Self::new(Direction::reverse(model)))
     }
 
-    /// Sends a packet of `len` bytes on the wire; the verdict is for the record, delivery is by [`Wire::poll`].
+    /// Sends a packet of `len` bytes. Returns the verdict for information; [`Wire::poll`] delivers the packet.
     pub fn offer(&mut self, now: Duration, len: usize, flow: Flow, payload: P) -> Verdict {
         let verdict = self.direction.offer(now, len, flow);
         if let Verdict::Deliver(delivery) = &verdict {
@@ -159,17 +159,17 @@ impl<P: Clone> Wire<P> {
         verdict
     }
 
-    /// When the next packet arrives.
+    /// Returns the arrival time of the next packet.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.flight.poll_timeout()
     }
 
-    /// The next packet that has arrived by `now`.
+    /// Returns the next packet that has arrived by `now`.
     pub fn poll(&mut self, now: Duration) -> Option<P> {
         self.flight.poll(now)
     }
 
-    /// Figures since the start.
+    /// Returns the counters since the start.
     pub fn counters(&self) -> &DirectionCounters {
         self.direction.counters()
     }

@@ -1,12 +1,12 @@
-//! The one description of a path, and the machine that carries packets by it.
+//! The description of a path, and the state machine that carries packets over it.
 //!
-//! What it does: says for each packet when it arrives, or why it never does. What it refuses to do: read a clock, touch a
-//! packet's bytes, allocate per packet. Time comes in as the [`Duration`] since the start of the path, packets come in as
-//! a length and a flow, verdicts go out; the TUN router and the tests in virtual time use the same machine.
+//! Returns for each packet the time of arrival or the cause of its loss. Refuses to read a clock, to touch a packet's
+//! bytes and to allocate per packet. Time enters as the [`Duration`] since the start of the path. Packets enter as a
+//! length and a flow, and verdicts leave. The TUN router and the tests in virtual time use the same state machine.
 //!
-//! A packet meets, in this order: the path MTU, the policer, the queue, the rate (whole IP packets, nothing below), the
-//! outages, random and bursty loss, then delay, jitter, reordering and duplication. Loss comes after the rate, as on a
-//! noisy radio link: a lost packet has used the link.
+//! A packet passes first the path MTU, the policer and the queue. Then follow the rate (whole IP packets, no lower
+//! layers), the outages, bursty loss and random loss. Delay, jitter, reordering and duplication come last. Loss follows
+//! the rate, as on a noisy radio link: a lost packet has used the link.
 
 mod counters;
 mod direction;
@@ -23,30 +23,31 @@ pub(crate) use direction::nanos;
 pub use direction::{Delivery, Direction, Flow, Order, Verdict};
 pub use flight::{InFlight, Wire};
 
-/// A path between two hosts, both ways.
+/// A path between two hosts, both directions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkModel {
-    /// From host `a` to host `b`: the way data goes in every profile.
+    /// From host `a` to host `b`: the direction of the data in every profile.
     pub forward: DirectionModel,
     /// From host `b` to host `a`.
     pub reverse: DirectionModel,
-    /// Round-trip time of an empty path, half of it in each direction; the time to send a packet comes on top.
+    /// Round-trip time without queueing, half in each direction; the transmission time of a packet is added.
     pub rtt: Duration,
     /// MTU of both hosts' interfaces, bytes of an IP packet.
     pub mtu: u16,
-    /// Largest IP packet that passes in the middle; `None` when the middle takes what the hosts can send.
+    /// Largest IP packet that passes inside the path; `None` if the path carries all packets that the hosts can send.
     pub path_mtu: Option<u16>,
-    /// Whether a packet that is too large for the middle is answered with ICMP "fragmentation needed".
+    /// True if the path answers a packet that exceeds its MTU with ICMP "fragmentation needed".
     pub icmp: bool,
-    /// Equal-cost paths by what each adds to the round trip (all of it forward); a flow keeps to one. Empty is one path.
+    /// Equal-cost paths, each given by its extra round-trip time (all of it forward). A flow stays on one. Empty: one
+    /// path.
     pub ecmp: Vec<Duration>,
-    /// TCP options that a middle box removes from SYN packets.
+    /// TCP options that a middlebox removes from SYN packets.
     pub strip: StrippedOptions,
-    /// When nothing passes, in either direction.
+    /// Times when no packet passes in either direction.
     pub outages: Vec<Outage>,
     /// A second network between the same two hosts.
     pub second: Option<Box<LinkModel>>,
-    /// Seed of every random choice.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
@@ -57,39 +58,39 @@ pub struct DirectionModel {
     pub rate: BitRate,
     /// Drop-tail queue before the bottleneck.
     pub queue: Queue,
-    /// Probability that a packet is lost, each by itself; in `[0, 1]`.
+    /// Probability that a packet is lost, independent of other packets; in `[0, 1]`.
     pub loss: f64,
-    /// Losses in bursts, besides `loss`.
+    /// Losses in bursts, in addition to `loss`.
     pub burst_loss: Option<BurstLoss>,
-    /// Token bucket that drops what exceeds it.
+    /// Token bucket that drops excess packets.
     pub policer: Option<Policer>,
-    /// Extra delay of each packet, uniform between zero and this; never reorders.
+    /// Largest extra delay of a packet, uniform from zero; never reorders packets.
     pub jitter: Duration,
-    /// Packets held back so that later ones overtake them.
+    /// Delay of some packets so that later packets overtake them.
     pub reorder: Option<Reorder>,
     /// Probability that a packet arrives twice; in `[0, 1]`.
     pub duplicate: f64,
 }
 
-/// How much a queue holds.
+/// Capacity of a queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Queue {
-    /// This many bytes.
+    /// Number of bytes.
     Bytes(ByteCount),
-    /// What the bottleneck sends in this time.
+    /// Bytes that the bottleneck sends in this time.
     Time(Duration),
-    /// This share of the bandwidth-delay product.
+    /// Share of the bandwidth-delay product.
     Bdp(f64),
 }
 
-/// Gilbert-Elliott loss: a good and a bad state, and a chance to change at each packet.
+/// Gilbert-Elliott loss: a good and a bad state, with a probability of change at each packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BurstLoss {
-    /// Probability to turn bad at a packet.
+    /// Probability of the change from good to bad, per packet.
     pub to_bad: f64,
-    /// Probability to turn good again; bursts last `1 / to_good` packets on average.
+    /// Probability of the change from bad to good; bursts last `1 / to_good` packets on average.
     pub to_good: f64,
-    /// Probability of loss while bad.
+    /// Probability of loss in the bad state.
     pub loss_bad: f64,
 }
 
@@ -100,31 +101,31 @@ pub struct Policer {
     pub rate: BitRate,
     /// Size of the bucket; it starts full.
     pub burst: ByteCount,
-    /// It takes UDP alone, as operators do that fear floods, and lets all else pass.
+    /// True if the policer limits only UDP, as operators configure against floods; other traffic passes.
     pub udp_only: bool,
 }
 
-/// Packets held back so that later ones overtake them.
+/// Packets held back so that later packets overtake them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reorder {
     /// Probability that a packet is held back; in `[0, 1]`.
     pub probability: f64,
-    /// For how long.
+    /// Extra delay of a packet that is held back.
     pub delay: Duration,
 }
 
-/// A time in which nothing passes: a packet whose last bit leaves the bottleneck within it is lost.
+/// A time without connectivity. A packet is lost if its last bit leaves the bottleneck during the outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outage {
-    /// When it begins, since the start of the path.
+    /// Start of the outage, since the start of the path.
     pub start: Duration,
-    /// How long it lasts.
+    /// Length of the outage.
     pub length: Duration,
-    /// From one beginning to the next, when it repeats.
+    /// Interval from one start to the next, if the outage repeats.
     pub every: Option<Duration>,
 }
 
-/// TCP options that do not survive the path.
+/// TCP options that the path removes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StrippedOptions {
     /// Selective acknowledgement (kind 4).
@@ -135,14 +136,14 @@ pub struct StrippedOptions {
     pub timestamps: bool,
 }
 
-/// Largest MTU that the lab offers: jumbo frames as used between science networks.
+/// Largest MTU of the lab: jumbo frames as used between science networks.
 pub const MTU_BYTES_MAX: u16 = 9000;
 
-/// Smallest MTU that the lab offers: what every IPv4 host must take (RFC 791).
+/// Smallest MTU of the lab: the size that every IPv4 host must accept (RFC 791).
 pub const MTU_BYTES_MIN: u16 = 576;
 
 impl LinkModel {
-    /// A clean symmetric path: a queue of one BDP, MTU 1500, no impairment.
+    /// Returns a clean symmetric path: a queue of one BDP, MTU 1500, no impairment.
     pub fn clean(rate: BitRate, rtt: Duration) -> Self {
         let direction = DirectionModel::clean(rate);
         Self {
@@ -160,14 +161,14 @@ impl LinkModel {
         }
     }
 
-    /// Round-trip time of the longest way through this path, queues empty.
+    /// Returns the round-trip time of the longest equal-cost path, without queueing.
     pub fn rtt_max(&self) -> Duration {
         self.rtt + self.ecmp.iter().copied().max().unwrap_or_default()
     }
 }
 
 impl DirectionModel {
-    /// A direction of this rate without any impairment.
+    /// Returns a direction of this rate without any impairment.
     pub fn clean(rate: BitRate) -> Self {
         Self {
             rate,
@@ -181,7 +182,7 @@ impl DirectionModel {
         }
     }
 
-    /// How much the queue holds when the path has round-trip time `rtt`.
+    /// Returns the capacity of the queue on a path with round-trip time `rtt`.
     pub fn queue_bytes(&self, rtt: Duration) -> ByteCount {
         match self.queue {
             Queue::Bytes(bytes) => bytes,
@@ -192,7 +193,7 @@ impl DirectionModel {
 }
 
 impl Outage {
-    /// Whether `time` since the start of the path lies in the outage.
+    /// Returns true if `time` since the start of the path is inside the outage.
     pub fn covers(&self, time: Duration) -> bool {
         let Some(since) = time.checked_sub(self.start) else { return false };
         match self.every {
@@ -203,7 +204,7 @@ impl Outage {
 }
 
 impl StrippedOptions {
-    /// Whether any option is removed.
+    /// Returns true if any option is removed.
     pub fn any(self) -> bool {
         self.sack || self.window_scale || self.timestamps
     }

@@ -1,13 +1,15 @@
-//! The router: one thread that moves packets between TUN devices as the model says.
+//! The router: one thread that moves packets between TUN devices according to the model.
 //!
-//! What it does: reads what the hosts send, asks the [`Direction`] for the fate of each packet, writes each at its time.
-//! What it refuses to do: decide anything about a packet by itself (only the MTU answer and the SYN edit are its own).
-//! Time enters by one clock read a turn; bytes enter into the ring of their direction and leave from there, uncopied.
+//! Reads the packets that the hosts send, asks the [`Direction`] for the verdict on each, and writes each at its due
+//! time. Refuses to make any decision about a packet, except for the ICMP answer to an MTU drop and the SYN edit. Time
+//! enters by one clock read per turn. Bytes enter the ring of their direction and leave from there without a copy.
 //!
-//! The loop is started by [`spawn`], woken by a packet, a due time or the stop signal, bounded in each turn by
-//! [`READS_PER_TURN`], and ends when it is stopped or a device fails. While packets flow it takes a turn every
-//! *quantum* (a hundredth of the round trip, at most 200 us) so that what arrives together is handed on together, as
-//! network cards do; a packet on a quiet path is passed on at its exact time.
+//! [`spawn`] starts the loop. A packet, a due time or the stop signal wakes the loop. [`READS_PER_TURN`] limits each
+//! turn. The loop ends when it is stopped or when a device fails.
+//!
+//! While packets flow, the loop takes a turn every *quantum* (a hundredth of the round trip, at most 200 us). Packets
+//! that arrive together are then forwarded together, as network cards do. On a quiet path a packet is forwarded at its
+//! exact time.
 
 mod ring;
 
@@ -28,21 +30,21 @@ use crate::packet::{
 use crate::sys;
 use ring::{PacketRing, RECORD_BYTES_MAX};
 
-/// Figures of a lab since its start; this is the JSON that `--counters` writes.
+/// Counters of a lab since its start. `--counters` writes them as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counters {
     /// Seconds since the start.
     pub elapsed_s: f64,
-    /// The router itself.
+    /// Counters of the router.
     pub router: RouterCounters,
-    /// Each network, the first one first.
+    /// Counters of each network, in order.
     pub networks: Vec<NetworkCounters>,
 }
 
-/// What the router spent and how punctual it was.
+/// Cost and timing accuracy of the router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct RouterCounters {
-    /// CPU time of the router's thread, seconds; the hosts' receive path up to the socket is in it.
+    /// CPU time of the router's thread, seconds; includes the hosts' receive path up to the socket.
     pub cpu_s: f64,
     /// Turns of the loop.
     pub turns: u64,
@@ -52,13 +54,13 @@ pub struct RouterCounters {
     pub writes: u64,
     /// Packets (as on the wire) written to hosts.
     pub delivered_packets: u64,
-    /// Mean time by which packets were later than the model says, microseconds.
+    /// Mean delay of packets after their due time in the model, microseconds.
     pub late_mean_us: f64,
-    /// Most by which one was, microseconds.
+    /// Largest delay of a packet after its due time, microseconds.
     pub late_max_us: f64,
-    /// Packets that were no IPv4, or made no sense.
+    /// Packets that were not IPv4 or not well-formed.
     pub malformed: u64,
-    /// Packets lost because the router's memory was full: more than the model lets through at once.
+    /// Packets lost because the router's memory was full: more than the model permits in flight.
     pub memory_full: u64,
     /// Writes that the receiving host's kernel refused.
     pub refused: u64,
@@ -77,19 +79,19 @@ pub struct NetworkCounters {
     pub reverse: DirectionCounters,
 }
 
-/// The two ends of one network, as TUN devices of the hosts.
+/// The two ends of one network: the hosts' TUN devices.
 pub(crate) struct Attachment {
     pub(crate) model: LinkModel,
     pub(crate) a: OwnedFd,
     pub(crate) b: OwnedFd,
-    /// The address that ICMP answers come from.
+    /// Source address of ICMP answers.
     pub(crate) router_address: [u8; 4],
 }
 
 /// A running router.
 pub(crate) struct RouterHandle {
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// Closed to stop the router.
+    /// Write end of the stop pipe; closing it stops the router.
     stop: Option<OwnedFd>,
     counters: Arc<Mutex<Counters>>,
 }
@@ -101,7 +103,7 @@ pub(crate) fn spawn(attachments: Vec<Attachment>) -> io::Result<RouterHandle> {
     let mut router = Router::new(attachments, watched, Arc::clone(&counters));
     let thread = std::thread::Builder::new().name("lab-router".into()).spawn(move || {
         sys::make_thread_prompt();
-        // A machine that does not let us choose costs precision only.
+        // On machines that do not permit pinning, only precision suffers.
         drop(crate::cpus::keep_to_one());
         router.run()
     })?;
@@ -109,12 +111,12 @@ pub(crate) fn spawn(attachments: Vec<Attachment>) -> io::Result<RouterHandle> {
 }
 
 impl RouterHandle {
-    /// Figures of at most [`PUBLISH_EVERY`] ago.
+    /// Returns counters that are at most [`PUBLISH_EVERY`] old.
     pub(crate) fn counters(&self) -> Counters {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Stops the router and returns its last figures.
+    /// Stops the router and returns the final counters.
     pub(crate) fn stop(&mut self) -> io::Result<Counters> {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -126,14 +128,14 @@ impl RouterHandle {
 
 impl Drop for RouterHandle {
     fn drop(&mut self) {
-        // The figures and errors of a lab that is dropped unasked interest nobody.
+        // Nobody reads the counters and errors of a lab that is dropped without `finish`.
         drop(self.stop());
     }
 }
 
 struct Router {
     legs: Vec<Leg>,
-    /// TUN devices: `a` and `b` of each network in turn.
+    /// TUN devices: `a` and `b` of each network, in order.
     devices: Vec<OwnedFd>,
     watched: OwnedFd,
     start: Instant,
@@ -142,9 +144,9 @@ struct Router {
     figures: RouterCounters,
     late_ns_total: u64,
     shared: Arc<Mutex<Counters>>,
-    /// Segments of the packet at hand that will arrive; kept to save an allocation per packet.
+    /// Accepted segments of the current packet. The buffer is reused to avoid an allocation per packet.
     accepted: Vec<(u16, Delivery)>,
-    /// Where a packet lies that is taken apart, or that no ring has room for.
+    /// Buffer for a packet that is split, or that no ring has room for.
     scratch: Vec<u8>,
 }
 
@@ -156,7 +158,7 @@ struct Leg {
     from: usize,
     to: usize,
     strip: StrippedOptions,
-    /// MTU to announce and the address to do it from, when the path answers packets that are too large.
+    /// MTU and source address of ICMP answers, if the path answers packets that are too large.
     icmp: Option<(u16, [u8; 4])>,
 }
 
@@ -168,7 +170,7 @@ struct Segment {
     due_us: u64,
 }
 
-/// Segments `[first, end)` of a record, due together.
+/// Segments `[first, end)` of a record that are due together.
 struct Run {
     record: u64,
     first: u16,
@@ -219,7 +221,7 @@ impl Router {
             }
             let busy = self.figures.reads != reads || self.figures.writes != writes;
             if self.sleep(busy.then_some(began + self.quantum))? {
-                // What was sent before the end counts.
+                // Packets sent before the end are still counted.
                 for leg in 0..self.legs.len() {
                     self.take_in(leg)?;
                 }
@@ -229,7 +231,7 @@ impl Router {
         }
     }
 
-    /// Reads what the host at the start of this leg has sent, at most [`READS_PER_TURN`] packets.
+    /// Reads the packets sent by the host at the start of this leg, at most [`READS_PER_TURN`].
     fn take_in(&mut self, leg: usize) -> io::Result<()> {
         for _ in 0..READS_PER_TURN {
             let leg = &mut self.legs[leg];
@@ -253,7 +255,7 @@ impl Router {
         Ok(())
     }
 
-    /// Writes everything that has arrived by `now` to the host at the end of this leg.
+    /// Writes all packets that are due by `now` to the host at the end of this leg.
     fn hand_on(&mut self, leg: usize, now: Duration) {
         let leg = &mut self.legs[leg];
         let device = &self.devices[leg.to];
@@ -278,7 +280,7 @@ impl Router {
         }
     }
 
-    /// Sleeps until there is something to do, or until `busy_until` when packets are flowing; true when told to stop.
+    /// Sleeps until the next event, or until `busy_until` while packets flow. Returns true if the router must stop.
     fn sleep(&self, busy_until: Option<Duration>) -> io::Result<bool> {
         let now = self.start.elapsed();
         let due = self.legs.iter().filter_map(|leg| leg.flight.poll_timeout()).min();
@@ -316,7 +318,7 @@ impl Leg {
         Self { direction, flight: InFlight::new(), ring, from, to, strip: model.strip, icmp }
     }
 
-    /// Decides over the record of `len` bytes that was just read into the ring's spare room.
+    /// Decides about the record of `len` bytes that was just read into the ring's spare room.
     fn admit(
         &mut self,
         now: Duration,
@@ -326,7 +328,7 @@ impl Leg {
         accepted: &mut Vec<(u16, Delivery)>,
         scratch: &mut [u8],
     ) {
-        // `spare` gave this room for the read just now and nothing was kept since.
+        // `spare` returned this room for the last read, and no record was kept since then.
         let Some(record) = self.ring.spare() else { return };
         let Some(offload) = OffloadHeader::read(&record[..len]) else {
             figures.malformed += 1;
@@ -359,7 +361,7 @@ impl Leg {
             let reply = forbids_fragments(packet).then(|| fragmentation_needed(packet, wire_bytes, router, mtu));
             if let Some(reply) = reply.flatten() {
                 let header = OffloadHeader::default().write();
-                // A host that cannot take the answer does without, as on a real path.
+                // A host that cannot accept the answer does not get it, as on a real path.
                 let _ = rustix::io::writev(answer_to, &[IoSlice::new(&header), IoSlice::new(&reply)]);
                 figures.icmp_sent += 1;
             }
@@ -377,9 +379,10 @@ impl Leg {
         }
     }
 
-    /// Keeps only what will arrive of a super-packet, each stretch of it as a packet of its own.
+    /// Keeps only the accepted segments of a super-packet, each run of consecutive segments as a separate packet.
     ///
-    /// Kept whole, what a full queue or a policer takes out of super-packets would fill the ring.
+    /// Reason: a full queue or a policer drops segments out of super-packets, and whole super-packets would fill the
+    /// ring.
     fn keep_parts(
         &mut self,
         len: usize,
@@ -422,7 +425,7 @@ impl Leg {
         }
     }
 
-    /// Writes a run of segments as one packet and lets go of them.
+    /// Writes a run of segments as one packet and releases them.
     fn write(&mut self, run: &Run, device: impl AsFd, figures: &mut RouterCounters) {
         let (record, shape) = self.ring.record(run.record);
         let packet = &record[OFFLOAD_HEADER_BYTES..];
@@ -449,21 +452,21 @@ fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
-/// Most packets read from one host in one turn, so that no host starves the others: more than one quantum brings at
-/// 10 Gbit/s in super-packets, or at 1 Gbit/s in packets of 100 bytes.
+/// Most packets read from one host in one turn, so that no host starves the others. One quantum delivers fewer packets
+/// than this at 10 Gbit/s in super-packets, or at 1 Gbit/s in packets of 100 bytes.
 const READS_PER_TURN: usize = 256;
 
-/// Turns in a round trip while packets flow: keeps the error of the round trip below two in a hundred.
+/// Turns per round trip while packets flow. Limits the error of the round-trip time to 2 %.
 const QUANTA_PER_RTT: u32 = 100;
-/// Below this the turns cost more than they move.
+/// Shorter turns cost more CPU time than they gain.
 const QUANTUM_MIN: Duration = Duration::from_micros(20);
-/// Above this the hosts' pacing and our punctuality would be coarser than a millisecond on a machine with little rest.
+/// Longer turns would make the hosts' pacing and the router's timing coarser than a millisecond on a busy machine.
 const QUANTUM_MAX: Duration = Duration::from_micros(200);
 
-/// How often figures are published.
+/// Interval at which counters are published.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
-/// Memory of a direction over what the model can hold, in quarters: headers and partly dropped super-packets.
+/// Memory of a direction relative to the model's maximum, in quarters. Covers headers and partly dropped super-packets.
 const RING_SLACK_NUMERATOR: usize = 6;
-/// Memory of a direction on top: one turn's worth of super-packets.
+/// Additional memory of a direction: the super-packets of one turn.
 const RING_SPARE_BYTES: usize = 8 << 20;

@@ -1,4 +1,4 @@
-//! The memory of one direction: packets lie end to end in one ring, in order of arrival, until the last use of each.
+//! Packet memory of one direction: a ring that holds packets in order of arrival until the last use of each.
 
 use std::collections::VecDeque;
 
@@ -7,12 +7,13 @@ use crate::packet::{OFFLOAD_HEADER_BYTES, PACKET_BYTES_MAX, Shape};
 /// Largest record: the kernel's header and the longest packet.
 pub(crate) const RECORD_BYTES_MAX: usize = OFFLOAD_HEADER_BYTES + PACKET_BYTES_MAX;
 
-/// A ring of packets, allocated once and touched only as far as it is used.
+/// A ring of packets, allocated once. Memory pages are touched only as far as they are used.
 ///
-/// A packet that stays longer than its neighbours (one held back to reorder) keeps the memory behind it until it goes.
+/// A packet that stays longer than its neighbours (held back for reordering) blocks the memory after it until it
+/// leaves.
 pub(crate) struct PacketRing {
     bytes: Box<[u8]>,
-    /// Where the next record starts.
+    /// Start of the next record.
     tail: usize,
     records: VecDeque<Record>,
     /// Number of the oldest record in `records`.
@@ -28,13 +29,13 @@ struct Record {
 }
 
 impl PacketRing {
-    /// A ring of at least two of the largest records.
+    /// Creates a ring that holds at least four records of the largest size.
     pub(crate) fn new(capacity_bytes: usize) -> Self {
         let capacity = capacity_bytes.max(4 * RECORD_BYTES_MAX);
         Self { bytes: vec![0; capacity].into_boxed_slice(), tail: 0, records: VecDeque::new(), first: 0 }
     }
 
-    /// Room for the largest record, or `None` when the ring is full.
+    /// Returns room for the largest record, or `None` when the ring is full.
     pub(crate) fn spare(&mut self) -> Option<&mut [u8]> {
         let Some(oldest) = self.records.front() else {
             self.tail = 0;
@@ -54,7 +55,7 @@ impl PacketRing {
         Some(&mut self.bytes[self.tail..self.tail + RECORD_BYTES_MAX])
     }
 
-    /// Keeps the first `len` bytes of what [`PacketRing::spare`] gave, for `uses` calls of [`PacketRing::release`].
+    /// Keeps the first `len` bytes of the room from [`PacketRing::spare`], for `uses` calls of [`PacketRing::release`].
     pub(crate) fn keep(&mut self, len: usize, shape: Shape, uses: u32) -> u64 {
         assert!(len <= RECORD_BYTES_MAX, "a record is within the spare room");
         let id = self.first + self.records.len() as u64;
@@ -63,7 +64,7 @@ impl PacketRing {
         id
     }
 
-    /// The record `id`: its bytes, the kernel's header first, and its shape.
+    /// Returns the bytes of record `id`, starting with the kernel's header, and its shape.
     pub(crate) fn record(&self, id: u64) -> (&[u8], Shape) {
         let record = &self.records[(id - self.first) as usize];
         (&self.bytes[record.start..record.start + record.len], record.shape)

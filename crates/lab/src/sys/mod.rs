@@ -1,6 +1,7 @@
-//! The kernel calls that no safe wrapper offers: network namespaces, TUN devices, interface settings.
+//! Kernel calls without a safe wrapper: network namespaces, TUN devices, interface settings.
 //!
-//! The only unsafe code of the crate. Each function does one thing and returns the error of the kernel as it is.
+//! This module holds the only unsafe code of the crate. Each function does one thing and returns the kernel's error
+//! unchanged.
 
 #![allow(unsafe_code)]
 
@@ -11,25 +12,26 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Moves the calling thread into a new network namespace of its own.
+/// Moves the calling thread into a new network namespace.
 pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: plain system call without pointers; CLONE_NEWNET touches nothing but the thread's network namespace.
+    // SAFETY: plain system call without pointers; CLONE_NEWNET changes only the thread's network namespace.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
 }
 
-/// Moves the calling thread into the network namespace behind `namespace`.
+/// Moves the calling thread into the network namespace of the descriptor `namespace`.
 pub(crate) fn enter_network(namespace: RawFd) -> io::Result<()> {
-    // SAFETY: plain system call without pointers; a descriptor that is no namespace is refused by the kernel.
+    // SAFETY: plain system call without pointers; the kernel refuses a descriptor that is not a namespace.
     check(unsafe { libc::setns(namespace, libc::CLONE_NEWNET) }).map(drop)
 }
 
-/// Makes `command` start inside the network namespace behind `namespace`, which must stay open until it has started.
+/// Makes `command` start in the network namespace of the descriptor `namespace`. The descriptor must stay open until
+/// then.
 pub(crate) fn start_inside(command: &mut Command, namespace: RawFd) {
-    // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call; it allocates nothing.
+    // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call; it does not allocate.
     unsafe { command.pre_exec(move || enter_network(namespace)) };
 }
 
-/// Makes the kernel send SIGTERM to `command` when the calling thread ends, however it ends.
+/// Makes the kernel send SIGTERM to `command` when the calling thread ends for any reason.
 pub(crate) fn end_with_parent(command: &mut Command) {
     // SAFETY: as above, one async-signal-safe system call with integer arguments.
     unsafe {
@@ -37,12 +39,13 @@ pub(crate) fn end_with_parent(command: &mut Command) {
     }
 }
 
-/// Lets the calling thread wake within a microsecond of its timer and ahead of ordinary threads, where allowed.
+/// Lets the calling thread wake within a microsecond of its timer and before ordinary threads, where permitted.
 ///
-/// Real-time scheduling, because a busy machine lets even the nicest thread wait for milliseconds (measured: compilers
-/// on both processors, 6 ms on average). Linux keeps 5 % of the time for the others whatever happens.
+/// Uses real-time scheduling. Reason: on a busy machine even a thread with the highest nice priority waits for
+/// milliseconds (measured: 6 ms on average with compilers on both processors). Linux always reserves 5 % of the time
+/// for other threads.
 pub(crate) fn make_thread_prompt() {
-    // SAFETY: plain system call without pointers; failure leaves the thread as it was, which only costs precision.
+    // SAFETY: plain system call without pointers; failure leaves the thread unchanged and only reduces precision.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
     // SAFETY: `sched_param` is plain data for which all zeroes is a valid value.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
@@ -50,7 +53,7 @@ pub(crate) fn make_thread_prompt() {
     // SAFETY: reads one `sched_param`, which lives on our stack for the call; 0 is the calling thread.
     let real_time = check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) });
     if real_time.is_err() {
-        // SAFETY: plain system calls without pointers; as above, failure only costs precision.
+        // SAFETY: plain system calls without pointers; failure only reduces precision, as above.
         unsafe {
             let thread = libc::syscall(libc::SYS_gettid) as libc::id_t;
             libc::setpriority(libc::PRIO_PROCESS, thread, -20);
@@ -58,9 +61,9 @@ pub(crate) fn make_thread_prompt() {
     }
 }
 
-/// Gives the calling thread, in its new network namespace, a `/sys` that shows the devices of that namespace.
+/// Gives the calling thread a `/sys` that shows the devices of its new network namespace.
 ///
-/// Nobody else sees it: the thread gets a mount namespace of its own.
+/// No other thread sees this `/sys`, because the thread gets a separate mount namespace.
 pub(crate) fn show_own_sysfs() -> io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     // SAFETY: plain system call without pointers; the thread leaves the shared mount table and working directory.
@@ -70,10 +73,10 @@ pub(crate) fn show_own_sysfs() -> io::Result<()> {
     Ok(())
 }
 
-/// Creates the TUN device `name` in the thread's network namespace; packets carry the kernel's offload header.
+/// Creates the TUN device `name` in the thread's network namespace. Packets carry the kernel's offload header.
 ///
-/// The kernel leaves checksums to us and hands over TCP and (where it can) UDP in super-packets. The descriptor does
-/// not block. The device lives as long as the descriptor.
+/// The kernel leaves checksums to the reader. It passes TCP, and UDP where it can, in super-packets. The descriptor is
+/// non-blocking. The device exists as long as the descriptor.
 pub(crate) fn create_tun(name: &str) -> io::Result<OwnedFd> {
     let file = File::options().read(true).write(true).open("/dev/net/tun")?;
     let mut request = interface(name)?;
@@ -84,13 +87,13 @@ pub(crate) fn create_tun(name: &str) -> io::Result<OwnedFd> {
     let with_udp = tcp | TUN_F_USO4 | TUN_F_USO6;
     // SAFETY: TUNSETOFFLOAD takes its flags by value.
     let set = |flags: libc::c_uint| check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, flags) });
-    // Kernels before 6.2 know no UDP segmentation on TUN: UDP then comes one packet at a time.
+    // Kernels before 6.2 do not support UDP segmentation on TUN. UDP then arrives one packet at a time.
     set(with_udp).or_else(|_| set(tcp))?;
     rustix::io::ioctl_fionbio(&file, true)?;
     Ok(file.into())
 }
 
-/// Gives the interface its address, MTU and queue length and brings it up.
+/// Sets address, MTU and queue length of the interface and brings it up.
 pub(crate) fn bring_up(name: &str, address: Option<(Ipv4Addr, u16)>) -> io::Result<()> {
     let socket = inet_socket()?;
     let mut request = interface(name)?;
@@ -108,7 +111,7 @@ pub(crate) fn bring_up(name: &str, address: Option<(Ipv4Addr, u16)>) -> io::Resu
     interface_call(&socket, libc::SIOCSIFFLAGS, &mut request)
 }
 
-/// Sends everything for `network`/`mask` out of the interface `name`.
+/// Routes all traffic for `network`/`mask` through the interface `name`.
 pub(crate) fn add_route(name: &str, network: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
     let socket = inet_socket()?;
     let device = std::ffi::CString::new(name)?;
@@ -139,7 +142,7 @@ fn interface(name: &str) -> io::Result<libc::ifreq> {
 }
 
 fn interface_call(socket: impl AsFd, call: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: these calls read and write one `ifreq`, which the caller holds.
+    // SAFETY: these calls read and write one `ifreq`, which the caller owns.
     check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), call as _, &raw mut *request) }).map(drop)
 }
 
@@ -155,8 +158,8 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Packets that wait in the kernel for the router to read them. The router reads every 200 us; at 2.5 Gbit/s and
-/// 1500 bytes that is 42 packets, the rest is for moments when the machine gives it no turn.
+/// Kernel queue of packets that wait for the router. The router reads every 200 us, which is 42 packets at 2.5 Gbit/s
+/// and 1500 bytes. The rest covers times when the machine does not schedule the router.
 const DEVICE_QUEUE_PACKETS: libc::c_int = 10_000;
 
 /// From <linux/if_tun.h>, since Linux 6.2.

@@ -1,7 +1,8 @@
-//! Names that a session has given, so that it does not replace one of its own files by another.
+//! Names that a session has given to its files, so that it does not replace one of its own files with another.
 //!
-//! Where a directory folds case or Unicode forms, or a symlink leads two paths to one place, the names `a` and `A` are one:
-//! without this check the second file would replace the first, and both would count as copied.
+//! Two names such as `a` and `A` can mean one file. Either the directory ignores case or Unicode forms, or a symlink
+//! leads two paths to one place. Without this check, the second file would replace the first, and both would count as
+//! copied.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,14 +12,15 @@ use sterna_proto::{Error, ErrorKind, RelPath};
 
 use super::fault::PREPARING;
 
-/// Files that one generation of [`Claims`] holds; the last two are kept. Reason: 7/8 of 2^18, as many as a hash table of 6.5 MB
-/// takes; sources are listed directory by directory, so names that are one come close together.
+/// Maximum number of files in one generation of [`Claims`]; the last two generations are kept. Reason: 7/8 of 2^18, the
+/// capacity of a hash table of 6.5 MB. Sources are listed directory by directory, so two names of one file come close
+/// together.
 const GENERATION_MAX: usize = 229_376;
 
 /// Device and inode of a file.
 type Key = (u64, u64);
 
-/// Files that a session has published or found up to date, by their inode, each with a hash of its path.
+/// Files that a session has published or found up to date: their inodes, each with a hash of its path.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     generations: Mutex<Generations>,
@@ -31,15 +33,15 @@ pub(super) struct Generations {
 }
 
 impl Claims {
-    /// The claims, for a look and the rename that follows: no other thread of the session publishes in between.
+    /// Locks the claims for a check and the rename that follows. No other thread of the session publishes in between.
     pub(super) fn lock(&self) -> MutexGuard<'_, Generations> {
-        // Whole between any two statements, so a panic elsewhere leaves it usable.
+        // Consistent between any two statements, so it stays valid after a panic in another thread.
         self.generations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Generations {
-    /// Takes note that `path` names the file `stat`.
+    /// Records that `path` names the file `stat`.
     pub(super) fn insert(&mut self, stat: &Stat, path: &RelPath) {
         if self.young.len() >= GENERATION_MAX {
             self.old = std::mem::take(&mut self.young);
@@ -47,15 +49,16 @@ impl Generations {
         self.young.insert(key_of(stat), hash_of(path));
     }
 
-    /// Takes note that a file is about to lose its name to another one; its inode may be used anew.
+    /// Removes a file that is about to lose its name to another file. Its inode may be reused.
     pub(super) fn remove(&mut self, stat: &Stat) {
         self.young.remove(&key_of(stat));
         self.old.remove(&key_of(stat));
     }
 
-    /// Looks whether `stat`, which has the name `path`, is a file that this session has under another name.
+    /// Checks that `stat`, the file under the name `path`, is not a file that this session has under another name.
     ///
-    /// Errors: `Exists` when it is. A file with several hard links is none: replacing one of its names leaves the others.
+    /// Errors: `Exists` if it is. A file with several hard links is accepted: replacing one of its names leaves the
+    /// others.
     pub(super) fn check(&self, stat: &Stat, path: &RelPath) -> Result<(), Error> {
         let claimed = self.young.get(&key_of(stat)).or_else(|| self.old.get(&key_of(stat)));
         let is_other = claimed.is_some_and(|hash| *hash != hash_of(path));
@@ -74,7 +77,7 @@ fn key_of(stat: &Stat) -> Key {
     (stat.st_dev, stat.st_ino)
 }
 
-/// 64 bits of a BLAKE3: only paths that share an inode are compared.
+/// Returns 64 bits of a BLAKE3. Reason: only paths that share an inode are compared.
 fn hash_of(path: &RelPath) -> u64 {
     let mut hash = [0; 8];
     hash.copy_from_slice(&blake3::hash(path.as_bytes()).as_bytes()[..8]);

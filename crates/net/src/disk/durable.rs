@@ -1,4 +1,4 @@
-//! The step that makes many files or directories durable: one by one, or with their whole file system.
+//! Makes many files or directories durable: one by one, or with one sync of their file system.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 
 use rustix::fs::StatFs;
 
-/// Up to this many directories or files are synced one by one; more are synced with their whole file system.
-/// Guess: on a disk an `fsync` is one flush, and `syncfs` one flush and everyone else's data.
+/// Maximum number of directories or files that are synced one by one; more are synced with their whole file system.
+/// Guess: on a disk, `fsync` costs one flush; `syncfs` costs one flush and the data of all other programs.
 const SINGLE_SYNCS_MAX: usize = 4;
 
-/// One round of syncs, of a known number of files or directories.
+/// One round of syncs, for a known number of files or directories.
 #[derive(Debug)]
 pub(super) struct SyncRound {
     is_few: bool,
-    /// Devices that were met, with whether their `syncfs` counts: it was called then.
+    /// Devices seen in this round. The value is true if `syncfs` is reliable there, and was therefore called.
     devices: BTreeMap<u64, bool>,
 }
 
@@ -25,7 +25,8 @@ impl SyncRound {
 
     /// Makes `file` durable.
     ///
-    /// `syncfs` reports writes that were lost since the descriptor was opened, so `file` is to be opened before it is written.
+    /// `syncfs` reports writes that were lost since the descriptor was opened, so `file` must be opened before it is
+    /// written.
     pub(super) fn sync(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
         if self.is_few {
             return rustix::fs::fsync(file);
@@ -40,22 +41,26 @@ impl SyncRound {
                 if counts {
                     rustix::fs::syncfs(&file)?;
                 }
-                // After `syncfs` too: before Linux 5.17 that drops the error of a journal that could not be committed.
+                // Required after `syncfs` too: before Linux 5.17, `syncfs` drops the error of a failed commit of the
+                // file system's journal.
                 rustix::fs::fsync(file)
             }
         }
     }
 }
 
-/// Whether `syncfs` on a file system of this type, under this kernel, waits for all writes and reports each that was lost.
+/// Returns true if `syncfs` waits for all writes and reports each lost one, on this type of file system and under this
+/// kernel.
 ///
-/// Linux before 5.8 reports none of them. FUSE did nothing at all in `syncfs` before 5.15, and since then only for virtiofs;
-/// network file systems, overlays and others differ by version. Where it is not certain, each file is synced by itself.
+/// Linux before 5.8 reports no lost write. FUSE did nothing at all in `syncfs` before 5.15, and since then only
+/// supports it for virtiofs. Network file systems, overlays and others differ by version. Where the behaviour is not
+/// certain, each file is synced separately.
 fn reports_losses(magic: u64, kernel: Option<(u32, u32)>) -> bool {
     kernel.is_some_and(|release| release >= (5, 8)) && CERTAIN.contains(&magic)
 }
 
-/// File systems of Linux itself, on local disks: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs. Source: linux/magic.h.
+/// Magic numbers of native Linux file systems on local disks: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs. Source:
+/// linux/magic.h.
 const CERTAIN: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
 fn magic_of(system: &StatFs) -> u64 {
@@ -63,7 +68,7 @@ fn magic_of(system: &StatFs) -> u64 {
     system.f_type as u64 & 0xffff_ffff
 }
 
-/// Release of the running kernel, as its first two numbers.
+/// Returns the release of the running kernel, as its first two numbers.
 fn kernel() -> Option<(u32, u32)> {
     static KERNEL: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     *KERNEL.get_or_init(|| release_of(&rustix::system::uname().release().to_string_lossy()))
@@ -99,7 +104,7 @@ mod tests {
 
     #[test]
     fn in_doubt_each_file_is_synced_by_itself() {
-        // Files of procfs cannot be synced: who asks hears so.
+        // Files of procfs cannot be synced, and each caller must get that error.
         let mut round = SyncRound::of(SINGLE_SYNCS_MAX + 1);
         for path in ["/proc/self/status", "/proc/self/stat", "/proc/self/status"] {
             let outcome = round.sync(std::fs::File::open(path).unwrap());

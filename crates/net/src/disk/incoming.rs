@@ -1,6 +1,6 @@
-//! A file on its way in: blocks at their offsets, a journal of what is durable, and its name at the end.
+//! A file that is being received: blocks at their offsets, a journal of durable blocks, and the final name at the end.
 //!
-//! The order of steps, and what a crash after each leaves, is in the module above.
+//! The parent module describes the order of the steps, and what a crash after each of them leaves behind.
 
 mod forgetting;
 mod growing;
@@ -29,9 +29,10 @@ use super::hidden::{
     rename_into_place, unlink, unlink_ours,
 };
 
-/// A file that takes blocks in any order, shared by the threads of all lanes.
+/// File that accepts blocks in any order. The threads of all lanes share it.
 ///
-/// Dropping it keeps what was checkpointed for the next session, and nothing else, and lets that session in.
+/// Dropping it keeps the checkpointed blocks for the next session, and nothing else. It also releases the lock, so that
+/// this session can begin.
 #[derive(Debug)]
 pub struct IncomingFile {
     destination: Destination,
@@ -39,7 +40,7 @@ pub struct IncomingFile {
     part: File,
     names: HiddenNames,
     path: RelPath,
-    /// Changes only while its source grows.
+    /// Changes only while the source grows.
     entry: RwLock<FileEntry>,
     overwrite: Overwrite,
     checks: Checks,
@@ -48,38 +49,38 @@ pub struct IncomingFile {
     journal: Mutex<Journal>,
 }
 
-/// What is known of the blocks that are here.
+/// State of the received blocks.
 #[derive(Debug)]
 struct Records {
     have: RangeSet,
-    /// Blocks of `have` that only the journal of an earlier session speaks for.
+    /// Blocks of `have` that only the journal of an earlier session claims.
     claimed: BTreeMap<u64, BlockDigest>,
-    /// Recorded since the last checkpoint.
+    /// Blocks recorded since the last checkpoint.
     unsaved: Vec<JournalRecord>,
-    /// Digests behind a gap; those before it are merged already.
+    /// Digests of blocks behind a gap; the digests before the gap are merged already.
     ahead: BTreeMap<u64, BlockDigest>,
     digester: FileDigester,
-    /// The digest of every block of `have` that was compared, of a file of which blocks may be forgotten.
+    /// Digest of every compared block of `have`; `Some` for a file whose blocks may be forgotten.
     kept: Option<BTreeMap<u64, BlockDigest>>,
 }
 
-/// The journal file, and whether this file may still be checkpointed and published.
+/// Journal file. Its state also tells if this file can still be checkpointed and published.
 #[derive(Debug)]
 enum Journal {
-    /// No checkpoint yet: a file that is done within the first second never gets a journal.
+    /// No checkpoint yet. A file that completes within the first second never gets a journal.
     None,
     Open {
         file: File,
         codec: RecordCodec,
         end: u64,
     },
-    /// A write was lost or it ended: nothing more may be claimed.
+    /// A write was lost, or the file was published or deleted: no more blocks may be claimed. Holds the reason.
     Closed(&'static str),
 }
 
 impl IncomingFile {
-    /// Locks the part file of `path` in `directory`, and takes up its journal if that is of the same version; `None` when
-    /// the file is there already.
+    /// Locks the part file of `path` in `directory`, and resumes from its journal if both are of the same version.
+    /// Returns `None` if the file is up to date.
     pub(super) fn open(
         destination: Destination,
         directory: OwnedFd,
@@ -89,7 +90,7 @@ impl IncomingFile {
     ) -> Result<Option<Self>, Error> {
         let names = HiddenNames::of(&path);
         let mut part = lock_part(directory.as_fd(), &names.part, &path)?;
-        // Looked at under the lock: whoever held it until now may have given the file its name.
+        // Checked under the lock: its previous holder may have published the file.
         let verdict = destination.look(&directory, &path, entry, terms.overwrite).map(|(verdict, _)| verdict);
         if !matches!(verdict, Ok(Verdict::Wanted)) {
             names.delete_locked(directory.as_fd(), &part.file);
@@ -107,11 +108,11 @@ impl IncomingFile {
             Found::Journal { journal, cut } => (journal, cut),
             Found::Nothing { reason } => {
                 if reason.is_some() {
-                    // In this order, each durable before the next: no journal claims blocks of a new part file.
+                    // In this order, each step durable before the next: no journal may claim blocks of a new part file.
                     unlink_ours(directory.as_fd(), &names.journal).map_err(failed)?;
                     rustix::fs::fsync(&directory).map_err(failed)?;
                 }
-                // A journal that outlived its published file says nothing to anyone.
+                // A journal left over from a published file is not worth a message.
                 let restarted = reason.filter(|_| part.stat.st_size != 0);
                 if part.is_left {
                     part = part.renew(directory.as_fd(), &names.part, &path)?;
@@ -121,12 +122,12 @@ impl IncomingFile {
             }
         };
         let LockedPart { file: part, stat, .. } = part;
-        // What is here of a growing file may be more than is known of it yet.
+        // The part file of a growing file may hold more than the recorded size of its source.
         let length =
             if entry.is_growing() && !records.have.is_empty() { stat.st_size as u64 } else { 0 }.max(entry.size);
         let occupied = if records.have.is_empty() { 0 } else { (stat.st_blocks as u64).saturating_mul(512) };
         let room = check_space(directory.as_fd(), &path, entry.allocated.saturating_sub(occupied))
-            // The length only: the file is a hole until blocks come, so that holes of the source can stay.
+            // Sets only the length: the file is a hole until blocks arrive, so that holes of the source can stay holes.
             .and_then(|()| rustix::fs::ftruncate(&part, length).map_err(failed));
         if let Err(error) = room {
             if records.have.is_empty() {
@@ -149,7 +150,7 @@ impl IncomingFile {
         }))
     }
 
-    /// Deletes what an earlier session left beside a file that is complete, unless a live session holds it.
+    /// Deletes the hidden files that an earlier session left beside a complete file, unless a live session holds them.
     pub(super) fn sweep(directory: &OwnedFd, path: &RelPath) {
         let names = HiddenNames::of(path);
         match rustix::fs::statat(directory, &*names.part, AtFlags::SYMLINK_NOFOLLOW) {
@@ -163,12 +164,13 @@ impl IncomingFile {
         }
     }
 
-    /// Deletes what earlier sessions left in the directory `path` and no journal speaks for, unless a live session holds it:
-    /// a file whose source is gone is never looked up again. Best effort. Cost: reads the directory.
+    /// Deletes hidden files of earlier sessions in the directory `path`, if nothing can be resumed from them: a part
+    /// file without a journal, or a journal without a part file. Files of live sessions stay. Reason: a file whose
+    /// source is gone is never prepared again. Best effort. Cost: reads the directory.
     pub(super) fn sweep_directory(directory: &OwnedFd, path: &RelPath) {
         let Ok(items) = Dir::read_from(directory) else { return };
         for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {
-            // Made where only a journal is left: who holds the part file may delete both.
+            // Creates the part file if only a journal is left: the holder of the lock on a part file may delete both.
             let Ok(part) = lock_part(directory.as_fd(), &names.part, path) else { continue };
             let journal = rustix::fs::statat(directory, &*names.journal, AtFlags::SYMLINK_NOFOLLOW);
             if part.stat.st_size == 0 || journal.is_err_and(|errno| errno == Errno::NOENT) {
@@ -177,46 +179,47 @@ impl IncomingFile {
         }
     }
 
-    /// The entry that it was prepared for, or what that has grown into.
+    /// Returns the entry that the file was prepared for, or the latest entry of a growing file.
     pub fn entry(&self) -> FileEntry {
         self.entry_now().clone()
     }
 
-    /// Its final path beneath the root.
+    /// Returns the final path beneath the root.
     pub fn path(&self) -> &RelPath {
         &self.path
     }
 
-    /// The cut of the file into blocks.
+    /// Returns the division of the file into blocks.
     pub fn blocks(&self) -> BlockMap {
         self.entry_now().blocks()
     }
 
-    /// The digests that its blocks are to carry beside BLAKE3.
+    /// Returns the digests that blocks carry besides BLAKE3.
     pub fn checks(&self) -> Checks {
         self.checks
     }
 
-    /// Why an earlier attempt could not be gone on with, in words for a person; `None` when there was none or it is.
+    /// Returns the reason why an earlier attempt could not be resumed, or only in part, as text for the user. `None` if
+    /// there was no earlier attempt, or it was fully resumed.
     pub fn restarted(&self) -> Option<&str> {
         self.restarted.as_deref()
     }
 
-    /// The blocks that are here: recorded now, or claimed by the journal of an earlier session.
+    /// Returns the blocks that are present: recorded by this session, or claimed by the journal of an earlier one.
     pub fn have(&self) -> RangeSet {
         self.records().have.clone()
     }
 
-    /// Whether every block is here.
+    /// Returns true if every block is present.
     pub fn is_complete(&self) -> bool {
         self.records().have.len() == self.blocks().count()
     }
 
-    /// Writes `data` at its own offset; blocks may arrive in any order.
+    /// Writes `data` at its offset; blocks may arrive in any order.
     ///
-    /// Errors: `NoSpace`, never, when the disk is full; `Protocol` beyond the end of the file; `Corrupt`, after, when the
-    /// part file was cut. Cost: one `pwrite`; nothing is synced, which [`IncomingFile::checkpoint`] does for many blocks at
-    /// once.
+    /// Errors: `NoSpace` with `Retry::Never` if the disk is full; `Protocol` beyond the end of the file; `Corrupt` with
+    /// `Retry::After` if the part file was truncated. Cost: one `pwrite` and no sync; [`IncomingFile::checkpoint`]
+    /// syncs many blocks at once.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let size = self.check_range(offset, data.len() as u64)?;
         if offset + data.len() as u64 == size {
@@ -228,7 +231,7 @@ impl IncomingFile {
         })
     }
 
-    /// Makes `[offset, offset + length)` zeros: a hole, where the file system has them.
+    /// Fills `[offset, offset + length)` with zeros: with a hole, if the file system supports holes.
     ///
     /// Errors: as [`IncomingFile::write_at`].
     pub fn write_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
@@ -254,7 +257,7 @@ impl IncomingFile {
         }
     }
 
-    /// Reads back what was written, to hash what a lane left half done.
+    /// Reads written bytes back, to hash a block that a lane left incomplete.
     ///
     /// Errors: `Protocol` beyond the end of the file, `Io`.
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
@@ -264,7 +267,7 @@ impl IncomingFile {
             .map_err(|error| WRITING.failed(error, format_args!("read back {offset} of {}", self.path)))
     }
 
-    /// Takes note that block `index` is written and its digest was found right; a second time changes nothing.
+    /// Records that block `index` is written and that its digest was correct. A second call changes nothing.
     ///
     /// Errors: `Protocol` for a block that the file does not have. Cost: memory only, until the next checkpoint.
     pub fn record(&self, index: u64, digest: BlockDigest) -> Result<(), Error> {
@@ -280,15 +283,16 @@ impl IncomingFile {
         Ok(())
     }
 
-    /// The next block that only the journal of an earlier session speaks for, and its digest; `None` when each was read.
+    /// Returns the next block that only the journal of an earlier session claims, and its digest. `None` after every
+    /// such block was read.
     ///
-    /// A disk may have lost what it had said is durable, so the bytes are to be compared before they count.
+    /// A disk may lose data that it reported as durable, so the bytes must be compared before they count.
     pub fn next_claim(&self) -> Option<(u64, BlockDigest)> {
         self.records().claimed.first_key_value().map(|(index, digest)| (*index, *digest))
     }
 
-    /// Settles a claim: the block's bytes have this `digest`, or are not what the journal says (`None`) and the block is
-    /// missing again. Where there is no such claim nothing changes.
+    /// Settles a claim. With `Some`, the block is present and has this `digest`. With `None`, its bytes differ from the
+    /// journal, and the block is missing again. Without such a claim, nothing changes.
     pub fn settle_claim(&self, index: u64, digest: Option<BlockDigest>) {
         let mut records = self.records();
         if records.claimed.remove(&index).is_none() {
@@ -300,21 +304,24 @@ impl IncomingFile {
         }
     }
 
-    /// Makes everything recorded so far durable, so that no crash sends it again; how many blocks that were.
+    /// Makes all blocks recorded so far durable, so that no crash causes them to be sent again. Returns the number of
+    /// these blocks.
     ///
-    /// To be called by one thread about once a second; others may write and record meanwhile. Errors: after any, nothing
-    /// of this call counts as durable and the file is to be dropped and prepared again: once a kernel has reported a lost
-    /// write, a second `fdatasync` would not. Cost: two syncs, three more the first time.
+    /// One thread must call this about once a second; others may write and record meanwhile. Errors: after any error,
+    /// nothing of this call counts as durable, and the file must be dropped and prepared again. Reason: once a kernel
+    /// has reported a lost write, a second `fdatasync` does not report it. Cost: two syncs, and a third one the first
+    /// time.
     pub fn checkpoint(&self) -> Result<u64, Error> {
         let mut journal = self.journal();
         self.save(&mut journal)
     }
 
-    /// Verifies the whole file, makes it durable and gives it its name; the digests that were asked for.
+    /// Verifies the whole file, makes it durable and gives it its final name. Returns the requested digests.
     ///
-    /// Every digest of `expected` must be met. Errors: `Corrupt`, other replica, when one is not: the data is deleted;
-    /// `Exists` when the name was taken meanwhile under [`Overwrite::Never`]; `Internal` when blocks are missing. After
-    /// other errors the blocks stay for the next session. Cost: two syncs, and one pass over the file for MD5 and SHA-256.
+    /// Every digest of `expected` must match. Errors: `Corrupt` with `Retry::OtherReplica` if a digest differs; the
+    /// data is then deleted. `Exists` if the name was taken meanwhile under [`Overwrite::Never`]. `Internal` if blocks
+    /// are missing. After other errors the blocks stay for the next session. Cost: two syncs, and one pass over the
+    /// file for MD5 and SHA-256.
     pub fn publish(&self, expected: &[Digest]) -> Result<FileDigests, Error> {
         let mut journal = self.journal();
         self.refuse_closed(&journal)?;
@@ -325,7 +332,7 @@ impl IncomingFile {
             return Err(wrong);
         }
         if let Err(error) = self.finish_part(&mut journal) {
-            // It stays ours alone while it is hidden. Best effort: the error is told in any case.
+            // A hidden file stays private. Best effort: the error is returned in any case.
             let _ = rustix::fs::fchmod(&self.part, HIDDEN_MODE);
             return Err(error);
         }
@@ -333,8 +340,8 @@ impl IncomingFile {
         self.destination.settle()?;
         rustix::fs::fsync(&self.directory)
             .map_err(|errno| FINALISING.failed(errno, format_args!("sync the directory of {}", self.path)))?;
-        // Last, and not synced: left behind it does no harm, and the next session deletes it. The lock went away with the
-        // part file's name, so a part file that is there now, and the journal with it, are another session's.
+        // Last, and not synced: a leftover journal does no harm, and the next session deletes it. The lock ended with
+        // the name of the part file. So a part file that exists now belongs to another session, and its journal too.
         let part = rustix::fs::statat(&self.directory, &*self.names.part, AtFlags::SYMLINK_NOFOLLOW);
         if part.is_err_and(|errno| errno == Errno::NOENT) {
             let _ = unlink_ours(self.directory.as_fd(), &self.names.journal);
@@ -342,7 +349,7 @@ impl IncomingFile {
         Ok(digests)
     }
 
-    /// Gives the part file its mode, time and name, and makes it durable before it has that.
+    /// Sets mode and time of the part file, makes it durable, and then gives it its final name.
     fn finish_part(&self, journal: &mut Journal) -> Result<(), Error> {
         let failed = |what: &str, errno: Errno| {
             FINALISING.failed(errno, format_args!("{what} {}; its blocks are kept", self.path))
@@ -364,17 +371,17 @@ impl IncomingFile {
         renamed
     }
 
-    /// Deletes what was received, for a file that will not be gone on with.
+    /// Deletes the received data of a file that will not be resumed.
     pub fn discard(&self) -> Result<(), Error> {
         let mut journal = self.journal();
         self.refuse_closed(&journal)?;
         self.remove(&mut journal, "it was discarded")
     }
 
-    /// The body of [`IncomingFile::checkpoint`].
+    /// Implements [`IncomingFile::checkpoint`].
     fn save(&self, journal: &mut Journal) -> Result<u64, Error> {
         self.refuse_closed(journal)?;
-        // Taken before the sync begins: what is recorded during it may not be on disk yet.
+        // Taken before the sync begins: blocks that are recorded during the sync may not be on disk yet.
         let unsaved = std::mem::take(&mut self.records().unsaved);
         if unsaved.is_empty() {
             return Ok(0);
@@ -382,7 +389,7 @@ impl IncomingFile {
         let saved = self.append(journal, &unsaved);
         if let Err(error) = saved {
             if is_crowded(&error) {
-                // Nothing was lost: the next checkpoint makes the journal.
+                // Nothing was lost: the next checkpoint creates the journal.
                 self.records().unsaved.splice(0..0, unsaved);
                 return Ok(0);
             }
@@ -399,7 +406,7 @@ impl IncomingFile {
         if matches!(journal, Journal::None) {
             let header = JournalHeader::new(&self.entry(), rustix::fs::fstat(&self.part)?.st_ino, nonce());
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            // One that is there was left by a session that published; see step 6 in the module above.
+            // An existing journal was left by a session that published; see step 6 in the parent module.
             unlink_ours(self.directory.as_fd(), &self.names.journal)?;
             let file = File::from(rustix::fs::openat(&self.directory, &*self.names.journal, flags, HIDDEN_MODE)?);
             bytes.extend_from_slice(&header.encode());
@@ -414,14 +421,14 @@ impl IncomingFile {
             rustix::fs::fdatasync(&*file)?;
             *end += bytes.len() as u64;
             if is_new {
-                // The names of both files must outlive a power cut too.
+                // The names of both files must survive a power cut too.
                 rustix::fs::fsync(&self.directory)?;
             }
         }
         Ok(())
     }
 
-    /// Merges the blocks' digests, and reads the file once for those that `checks` wants and blocks did not carry.
+    /// Merges the digests of the blocks. Reads the file once for the digests of `checks` that blocks do not carry.
     fn file_digests(&self, checks: Checks) -> Result<FileDigests, Error> {
         let digester = self.records().digester.clone();
         let entry = self.entry();
@@ -456,7 +463,7 @@ impl IncomingFile {
         })
     }
 
-    /// Deletes the journal and then the part file.
+    /// Deletes first the journal and then the part file.
     fn remove(&self, journal: &mut Journal, reason: &'static str) -> Result<(), Error> {
         *journal = Journal::Closed(reason);
         let directory = self.directory.as_fd();
@@ -476,10 +483,12 @@ impl IncomingFile {
         }
     }
 
-    /// Looks whether the part file still has `size` bytes; to be called before each write that would give it that length.
+    /// Checks that the part file still has `size` bytes. Must be called before each write that would give it that
+    /// length.
     ///
-    /// It has its whole length from the start. Whoever cuts it takes blocks away that are recorded, and a write at its end
-    /// would make zeros of them. Errors: `Corrupt`, after: the next attempt finds out which blocks are left.
+    /// The part file has its full length from the start. A truncation removes recorded blocks, and a write at the end
+    /// would then turn them into zeros. Errors: `Corrupt` with `Retry::After`; the next attempt finds out which blocks
+    /// are left.
     fn check_uncut(&self, size: u64) -> Result<(), Error> {
         let failed =
             |errno: Errno| VERIFYING.failed(errno, format_args!("look at the unfinished data of {}", self.path));
@@ -494,7 +503,7 @@ impl IncomingFile {
         Err(VERIFYING.refused(ErrorKind::Corrupt, text).retry(Retry::After))
     }
 
-    /// Errors: `Protocol` beyond the end of the file. Returns the size of the file.
+    /// Returns the size of the file. Errors: `Protocol` if the range exceeds the end of the file.
     fn check_range(&self, offset: u64, length: u64) -> Result<u64, Error> {
         let size = self.entry_now().size;
         match offset.checked_add(length).is_some_and(|end| end <= size) {
@@ -506,7 +515,7 @@ impl IncomingFile {
     }
 
     fn entry_now(&self) -> RwLockReadGuard<'_, FileEntry> {
-        // An entry is replaced as a whole, so a panic elsewhere leaves it usable.
+        // An entry is replaced as a whole, so it stays valid after a panic in another thread.
         self.entry.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -515,23 +524,24 @@ impl IncomingFile {
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
-        // Records are whole between any two statements, so a panic elsewhere leaves them usable.
+        // Records are consistent between any two statements, so they stay valid after a panic in another thread.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {
-        // As above: a half-written journal is closed before the lock is given up.
+        // As above: a half-written journal is closed before the lock is released.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for IncomingFile {
     fn drop(&mut self) {
-        // What no journal speaks for would be emptied when it is next looked up, which may never be.
+        // A part file without a journal would be emptied at the next attempt, and that attempt may never come.
         if matches!(*self.journal(), Journal::None) {
             self.names.delete_locked(self.directory.as_fd(), &self.part);
         }
-        // Said aloud: closing is not enough while a process that is just being started still has a copy of the descriptor.
+        // Explicit, because closing is not enough: a process that is just being started may still hold a copy of the
+        // descriptor.
         let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
     }
 }
@@ -548,7 +558,7 @@ impl Records {
         }
     }
 
-    /// Adds a block whose digest was compared, and merges what is now without a gap.
+    /// Adds a block whose digest was compared, and merges all digests before the next gap.
     fn take(&mut self, index: u64, digest: BlockDigest) {
         self.have.insert(index..index + 1);
         if let Some(kept) = &mut self.kept {
@@ -561,21 +571,21 @@ impl Records {
     }
 }
 
-/// Bytes read at once for digests that do not combine. Guess: large enough that a system call costs nothing beside it.
+/// Bytes per read for digests that cannot be merged. Guess: so many that the cost of the system call does not matter.
 const READ_BACK_BYTES: usize = 1 << 20;
 
-/// Bytes of journal read at once.
+/// Bytes of a journal per read.
 const JOURNAL_READ_BYTES: usize = 1024 * RECORD_BYTES;
 
-/// What was there of an earlier session.
+/// State that an earlier session left.
 enum Found {
-    /// A journal to go on with; `cut` says, for people, that its part file was found shorter than the file.
+    /// A journal to resume from. `cut` is a message for the user if the part file was truncated.
     Journal { journal: Journal, cut: Option<String> },
-    /// Nothing to go on with; the reason is given when there was a journal.
+    /// Nothing to resume from. `reason` is set if there was a journal.
     Nothing { reason: Option<String> },
 }
 
-/// Reads the journal of a part file, if it speaks of this version of the source and of this part file.
+/// Reads the journal of a part file, if it belongs to this version of the source and to this part file.
 fn take_up(
     directory: BorrowedFd<'_>,
     names: &HiddenNames,
@@ -593,7 +603,8 @@ fn take_up(
     let mut buffer = vec![0u8; JOURNAL_READ_BYTES];
     let taken = read_up_to(&file, &mut buffer[..HEADER_BYTES], 0).map_err(failed)?;
     if taken == 0 {
-        // Killed between making the journal and writing to it: it never claimed anything, and the next one replaces it.
+        // The process was killed after it created the journal and before it wrote to it. The journal never claimed
+        // anything, and the next one replaces it.
         return Ok(Found::Nothing { reason: None });
     }
     let header = match JournalHeader::decode(&buffer[..taken]) {
@@ -605,14 +616,15 @@ fn take_up(
     }
     let codec = header.records();
     let end = RecordCodec::append_offset(stat.st_size as u64);
-    // Blocks are written twice only where they were found damaged; what is beyond this is not read, and is sent again.
-    // What is here of a file that grows may be more than is known of it yet.
+    // A block is written again only if it was found damaged. Records beyond two per block are not read, and their
+    // blocks are sent again.
+    // The part file of a growing file may hold more than the recorded size of its source.
     let size = part.stat.st_size as u64;
     let whole = if entry.is_growing() { entry.size.max(size) } else { entry.size };
     let blocks = FileEntry { size: whole, ..entry.clone() }.blocks();
     let end = end.min(HEADER_BYTES as u64 + blocks.count().saturating_mul(RECORD_BYTES as u64 * 2));
-    // A part file has its whole length from the start. One of a growing file may have any: what is missing is found when it
-    // is read.
+    // A part file has its full length from the start. The part file of a growing file may have any length: missing
+    // bytes are detected when it is read.
     let is_fixed = entry.growth.is_none();
     let mut cut = RangeSet::new();
     let mut at = HEADER_BYTES as u64;
@@ -622,11 +634,11 @@ fn take_up(
         for record in buffer[..taken].chunks_exact(RECORD_BYTES).filter_map(|bytes| codec.decode(bytes)) {
             let index = record.index;
             if is_fixed && index < blocks.count() && blocks.offset(index) + blocks.length(index) > size {
-                // It was there when the journal was written: something has cut the part file since.
+                // The block was there when the journal was written: something has truncated the part file since.
                 cut.insert(index..index + 1);
                 continue;
             }
-            // A later record of a block is of a later writing: what the first spoke of was found damaged meanwhile.
+            // A later record of a block replaces an earlier one: the block was found damaged and was written again.
             records.have.insert(index..index + 1);
             records.claimed.insert(index, record.digest);
         }
@@ -648,9 +660,9 @@ fn take_up(
     Ok(Found::Journal { journal: Journal::Open { file, codec, end }, cut })
 }
 
-/// Opens the journal `name` of `path`, and looks at it; `None` when there is none.
+/// Opens the journal `name` of `path`, and returns its metadata too. `None` if it does not exist.
 ///
-/// Errors: `Denied` when it belongs to another user.
+/// Errors: `Denied` if it belongs to another user.
 fn open_journal(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Option<(File, Stat)>, Error> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |errno: Errno| PREPARING.failed(errno, format_args!("open {name}, the journal of {path}"));
@@ -665,10 +677,12 @@ fn open_journal(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result
     Ok(Some((file, stat)))
 }
 
-/// Why a journal, with what it is and the mode that it was found with, does not count for `part`, in words for a person.
+/// Returns the reason why a journal does not count for `part`, as text for the user. `journal_mode` is the mode that
+/// the journal was found with.
 ///
-/// Both must be closed to others. A part file that is open to them counts only with the mode of its source, which publishing
-/// gives it right before its name: its journal, which nobody else can have made, names its inode.
+/// Both files must be closed to other users. A part file that is open to them counts only if it has the mode of its
+/// source, which publishing sets just before the final name. Its journal records its inode, and nobody else can have
+/// created that journal.
 fn reason_against(
     header: &JournalHeader,
     (journal, journal_mode): (&Stat, u32),
@@ -681,7 +695,7 @@ fn reason_against(
     if !header.same_version(entry) {
         return Some("the source is not the version that an earlier session began with");
     }
-    // A part file that was just made may have got the inode number of the one that is gone.
+    // A new part file may have received the inode number of the deleted one.
     if header.data_inode != part.stat.st_ino || !part.is_left {
         return Some("its unfinished data was replaced");
     }
@@ -689,8 +703,8 @@ fn reason_against(
     (!is_closed).then_some("its unfinished data was open to other users")
 }
 
-/// Deletes what has the name of a journal and is no file. Errors: `Exists` for a directory, which may hold something;
-/// `Denied` for what belongs to another user.
+/// Deletes an object that has the name of a journal and is not a regular file. Errors: `Exists` for a directory, which
+/// may contain data; `Denied` if the object belongs to another user.
 fn clear_journal_name(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<(), Error> {
     let failed = |errno: Errno| PREPARING.failed(errno, format_args!("look at {name}, the journal of {path}"));
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -710,7 +724,7 @@ fn clear_journal_name(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> 
     }
 }
 
-/// Reads until `buffer` is full or the file ends; how many bytes came.
+/// Reads until `buffer` is full or the file ends. Returns the number of bytes.
 fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let mut taken = 0;
     while taken < buffer.len() {
@@ -724,13 +738,13 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<us
     Ok(taken)
 }
 
-/// Refuses a file that the file system has no room for, before a byte of it is sent.
+/// Refuses a file that does not fit into the file system, before any byte of it is sent.
 fn check_space(directory: BorrowedFd<'_>, path: &RelPath, needed: u64) -> Result<(), Error> {
     let Ok(space) = rustix::fs::fstatvfs(directory) else {
         return Ok(());
     };
     let free = space.f_bavail.saturating_mul(space.f_frsize);
-    // Some network file systems know nothing of their size and say 0 blocks.
+    // Some network file systems do not know their size and report 0 blocks.
     if space.f_blocks == 0 || needed <= free {
         return Ok(());
     }
@@ -738,12 +752,12 @@ fn check_space(directory: BorrowedFd<'_>, path: &RelPath, needed: u64) -> Result
     Err(PREPARING.refused(ErrorKind::NoSpace, format!("write {path}: it needs {needed} more, {free} are free")))
 }
 
-/// Whether no descriptor was free: of what a checkpoint does, only making its journal takes one.
+/// Returns true if no descriptor was free. In a checkpoint, only the creation of the journal needs one.
 fn is_crowded(error: &std::io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// A number that no other journal has: the standard library seeds its hasher at random for each.
+/// Returns a number that no other journal has: the standard library seeds each hasher at random.
 fn nonce() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()

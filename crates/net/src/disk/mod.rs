@@ -1,44 +1,50 @@
-//! Storage on a POSIX file system: sources that are read, destinations that are written, resumed and published.
+//! Storage on a POSIX file system: reads sources; writes, resumes and publishes destinations.
 //!
-//! What it does: resolves every path beneath a [`Root`], lists sources as `cp -r` would name them, reads and writes blocks at
-//! their offsets, and makes files durable before they get their name. What it refuses to do: decide what is sent, hash or
-//! check blocks, start threads, or read a clock. Everything is synchronous and may be called from many threads.
+//! What it does: resolves every path beneath a [`Root`], and lists sources under the names that `cp -r` gives them. It
+//! reads and writes blocks at their offsets, and makes files durable before they get their final names. What it refuses
+//! to do: decide what is sent, hash or verify blocks, start threads, or read a clock. All calls are synchronous and may
+//! come from many threads.
 //!
-//! # What a crash can leave behind
+//! # What a crash leaves behind
 //!
-//! A file above [`sterna_proto::file::PACKED_FILE_BYTES_MAX`] is written to `.sterna-<hash>.part` beside its final name,
-//! with its journal in `.sterna-<hash>.journal`; the hash is of the final name. The steps, and what `kill -9` or a power
-//! cut after each of them leaves:
+//! A file larger than [`sterna_proto::file::PACKED_FILE_BYTES_MAX`] is written to `.sterna-<hash>.part` beside its
+//! final name. Its journal is `.sterna-<hash>.journal`. The hash is computed from the final name. Each step below
+//! states what `kill -9` or a power cut after it leaves behind:
 //!
-//! 1. The part file is made, closed to other users, and locked, and gets its full length. *Left:* a part file and no journal.
-//!    The next session deletes it and makes a new one; nothing was claimed.
+//! 1. The part file is created without access for other users, locked, and set to its full length. *Left:* a part file
+//!    without a journal. The next session deletes it and creates a new one; no block was claimed.
 //! 2. Blocks are written, and recorded in memory. *Left:* bytes that no journal claims; they are sent again.
-//! 3. [`IncomingFile::checkpoint`]: `fdatasync` of the part file, and only then the records of the blocks that were recorded
-//!    *before* that `fdatasync` began are appended to the journal, which is then synced. *Left:* a journal that claims less
-//!    than the disk holds, never more. A record that was torn fails its own check and its block is sent again. A `kill -9`
-//!    loses no page cache, so there it is the same as nothing happening.
-//! 4. [`IncomingFile::publish`]: digests are compared, then mode and time are set and the part file is `fsync`ed. *Left:* a
-//!    complete part file and its journal; the next session finds every block there, reads them, and publishes.
-//! 5. `rename` to the final name: atomic; whoever opens the name sees the old file or the whole new one. *Left after a power
-//!    cut:* either the state of 4 or that of 6.
-//! 6. `fsync` of the directory: the name is durable. *Left:* a journal without a part file; the next session deletes it.
-//! 7. The journal is deleted. It goes last, so that no order in which the disk takes 5 and 7 can lose both.
+//! 3. [`IncomingFile::checkpoint`]: the part file is synced with `fdatasync`. Then the records of the blocks that were
+//!    recorded *before* the `fdatasync` began are appended to the journal, and the journal is synced. *Left:* a journal
+//!    that may claim less than the disk holds, never more. A torn record fails its checksum, and its block is sent
+//!    again. A `kill -9` does not lose the page cache, so it has no effect here.
+//! 4. [`IncomingFile::publish`]: digests are compared. Then mode and time are set, and the part file is synced with
+//!    `fsync`. *Left:* a complete part file and its journal. The next session finds every block, reads them all, and
+//!    publishes the file.
+//! 5. `rename` to the final name. This step is atomic: a process that opens the name gets the old file or the complete
+//!    new one. *Left after a power cut:* the state of step 4 or of step 6.
+//! 6. `fsync` of the directory: the name is durable. *Left:* a journal without a part file; the next session deletes
+//!    it.
+//! 7. The journal is deleted. This step is the last one. In whatever order the disk executes steps 5 and 7, part file
+//!    and journal cannot both be lost.
 //!
-//! Starting over goes the other way round: the journal is deleted and the directory synced *before* the part file is
-//! deleted and made anew, so that no journal ever claims blocks of an empty file. A journal also names the inode of its part
-//! file and speaks of no other.
+//! A restart from zero uses the reverse order. The journal is deleted and the directory is synced *before* the part
+//! file is deleted and created again. So no journal ever claims blocks of an empty file. A journal also records the
+//! inode of its part file, and is valid for no other file.
 //!
 //! # Other users of the directory
 //!
-//! Others may put files where ours are to be, and open ours if their modes let them. So a part file is made by us
-//! (`O_EXCL`), and one that is found counts only with a journal of ours that names its inode; both must belong to our effective
-//! user, have one name, and be closed to group and others. What belongs to another user is left alone. Modes are widened
-//! in step 4 only, where the whole file is verified.
+//! Other users may put files in place of ours, and may open ours if the modes allow it. So we create each part file
+//! with `O_EXCL`. A part file that exists already counts only if a journal of ours records its inode. Part file and
+//! journal must belong to our effective user, have one hard link, and be closed to group and others. Files of other
+//! users are left alone. Modes are widened only in step 4, after the whole file was verified.
 //!
-//! Something that runs as our own user may still cut a part file. It has its full length from step 1, so a cut shows in its
-//! size until something writes at its end: that is looked at before each such write, and again before step 5.
+//! Another process of our own user can still truncate a part file. The file has its full length from step 1, so its
+//! size shows the truncation until something writes at its end. The size is checked before each write at the end, and
+//! again before step 5.
 //!
-//! A session that ends by itself deletes the part files that no journal speaks for. Small files have no journal: see [`PackedBatch`].
+//! A session that ends without a crash deletes its part files that have no journal. Small files have no journal: see
+//! [`PackedBatch`].
 
 mod claims;
 mod destination;
@@ -67,10 +73,10 @@ pub(crate) use watch::{Happened, Noticed, Watch, wait};
 #[cfg(test)]
 mod tests;
 
-/// How the names of our hidden files begin; they are never listed and never accepted from a peer.
+/// Prefix of the names of our hidden files. Such names are never listed and never accepted from a peer.
 pub const HIDDEN_PREFIX: &[u8] = b".sterna-";
 
-/// Whether `name` is kept for our hidden files.
+/// Returns true if `name` is reserved for our hidden files.
 fn is_hidden_name(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX)
 }

@@ -1,9 +1,10 @@
-//! Small files, written whole and made durable many at a time.
+//! Small files, which are written whole and made durable in batches.
 //!
-//! An `fsync` for each of 10,000 small files is 10,000 flushes of a disk, one behind the other. A batch writes its files under
-//! hidden names, makes all of them durable by one `syncfs`, and only then renames them: no name ever shows half a file,
-//! and a crash leaves hidden files that the next session deletes. The price of `syncfs` is that it also writes what
-//! others have in the cache of that file system; where it may hide a lost write, each file is synced by itself.
+//! An `fsync` for each of 10,000 small files costs 10,000 disk flushes, one after the other. A batch writes its files
+//! under hidden names, makes all of them durable with one `syncfs`, and only then renames them. No name ever shows half
+//! a file, and a crash leaves hidden files that the next session deletes. The disadvantage of `syncfs`: it also writes
+//! the cached data of other programs on that file system. Where `syncfs` may hide a lost write, each file is synced
+//! separately.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,42 +26,43 @@ use super::fault::{At, FINALISING, WRITING};
 use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
 use crate::descriptors;
 
-/// A small file with all its bytes.
+/// Small file with all its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedFile<'a> {
-    /// What it is.
+    /// Entry of the file.
     pub entry: &'a FileEntry,
-    /// Its bytes.
+    /// Bytes of the file.
     pub data: &'a [u8],
-    /// BLAKE3 of the bytes that the sender read, if it is to be compared here.
+    /// BLAKE3 of the bytes that the sender read; `None` if it is not compared here.
     pub blake3: Option<[u8; 32]>,
-    /// Digests that the person who asked expects.
+    /// Digests that the user expects.
     pub expected: &'a [Digest],
-    /// What it takes the place of.
+    /// State of the final name before this file replaces it.
     pub seen: Seen,
 }
 
-/// Small files that are written and not yet durable or named.
+/// Small files that are written, and not yet durable or renamed.
 ///
-/// Dropping it deletes what was not published. It belongs to one thread; any number of batches may be open at once.
+/// Dropping a batch deletes its unpublished files. A batch belongs to one thread; any number of batches may be open at
+/// once.
 #[derive(Debug)]
 pub struct PackedBatch {
     destination: Destination,
     overwrite: Overwrite,
     checks: Checks,
-    /// Most files, and most directories, that it has open.
+    /// Maximum number of open files, and of open directories.
     open_max: usize,
-    /// Directories of the files, open.
+    /// Open directories of the files.
     directories: HashMap<Vec<u8>, Arc<OwnedFd>>,
     written: Vec<Written>,
-    /// What became of each file, in the order of [`PackedBatch::add`].
+    /// Outcome of each file, in the order of [`PackedBatch::add`].
     outcomes: Vec<Outcome>,
 }
 
-/// What became of a file: its digests, or `None` when another session has brought it since it was looked at.
+/// Outcome of a file: its digests, or `None` if another session has completed it since it was checked.
 type Outcome = Result<Option<FileDigests>, Error>;
 
-/// A file under its hidden name. Its descriptor holds the lock that keeps other sessions off.
+/// File under its hidden name. Its descriptor holds the lock that excludes other sessions.
 #[derive(Debug)]
 struct Written {
     directory: Arc<OwnedFd>,
@@ -71,20 +73,21 @@ struct Written {
     mode: u16,
     mtime: FileTime,
     digests: FileDigests,
-    /// Its place in `outcomes`.
+    /// Index in `outcomes`.
     place: usize,
 }
 
-/// Most files that a batch holds open; it publishes by itself when it has so many.
-/// Reason: a `syncfs` for so many costs each of them little.
+/// Maximum number of files that a batch holds open. A full batch publishes itself.
+/// Reason: divided by so many files, one `syncfs` costs each of them little.
 pub const OPEN_FILES_MAX: usize = 256;
 
-/// The part of the process's descriptors, as a divisor, that a batch takes for files at most, and again for their directories.
-/// Reason: the two batches of a session then take a quarter, and its large files less than a half.
+/// Divisor of the process's limit of descriptors. A batch uses at most this fraction for files, and the same for their
+/// directories.
+/// Reason: the two batches of a session then use a quarter of the descriptors, and its large files less than half.
 const DESCRIPTORS_DIVISOR: usize = 16;
 
 impl Destination {
-    /// An empty batch of small files.
+    /// Creates an empty batch of small files.
     pub fn packed(&self, overwrite: Overwrite, checks: Checks) -> PackedBatch {
         PackedBatch {
             destination: self.clone(),
@@ -99,9 +102,9 @@ impl Destination {
 }
 
 impl PackedBatch {
-    /// Verifies a file and writes it under a hidden name; [`PackedBatch::publish`] says what became of it.
+    /// Verifies a file and writes it under a hidden name. [`PackedBatch::publish`] returns its outcome.
     ///
-    /// Cost: eight system calls, none of which waits for the disk, except when the batch is full.
+    /// Cost: eight system calls. None of them waits for the disk, unless the batch is full.
     pub fn add(&mut self, file: PackedFile<'_>) {
         let place = self.outcomes.len();
         match self.write(&file, place) {
@@ -117,22 +120,23 @@ impl PackedBatch {
         }
     }
 
-    /// Makes every file durable and gives it its name; what became of each, in the order of [`PackedBatch::add`]: its digests,
-    /// or `None` when another session has brought it since it was looked at.
+    /// Makes every file durable and gives it its final name. Returns the outcome of each file, in the order of
+    /// [`PackedBatch::add`]: its digests, or `None` if another session has completed it since it was checked.
     ///
-    /// Errors, for each file: `Corrupt` when a digest was not met; `Exists` under [`Overwrite::Never`]; `Busy`; `NoSpace`.
-    /// Cost: one `syncfs`, or a sync of each file where that is in doubt, and a sync of each directory for every [`OPEN_FILES_MAX`] files.
+    /// Errors, for each file: `Corrupt` if a digest differs; `Exists` under [`Overwrite::Never`]; `Busy`; `NoSpace`.
+    /// Cost: one `syncfs` and one sync of each directory for every [`OPEN_FILES_MAX`] files. Where `syncfs` may hide a
+    /// lost write, one sync of each file.
     pub fn publish(&mut self) -> Vec<Outcome> {
         self.flush();
         std::mem::take(&mut self.outcomes)
     }
 
-    /// How many files wait to be published.
+    /// Returns the number of files that wait to be published.
     pub fn len(&self) -> usize {
         self.written.len()
     }
 
-    /// Whether no file waits to be published.
+    /// Returns true if no file waits to be published.
     pub fn is_empty(&self) -> bool {
         self.written.is_empty()
     }
@@ -154,8 +158,8 @@ impl PackedBatch {
         let directory = self.directory(&path)?;
         let names = HiddenNames::of(&path);
         let mut part = lock_part(directory.as_fd(), &names.part, &path)?;
-        // Looked at under the lock: the session of a client that was killed may have waited for the disk, and what it brings is
-        // older than what another has brought since.
+        // Checked under the lock. The session of a killed client may have waited for the disk, and another session may
+        // have written newer data since.
         let looked = self.destination.look(&directory, &path, entry, self.overwrite).and_then(|(verdict, seen)| {
             if verdict == Verdict::UpToDate || seen == file.seen {
                 return Ok(verdict);
@@ -168,7 +172,7 @@ impl PackedBatch {
             return looked.map(|_| None);
         }
         if part.is_left {
-            // It may be of a larger version of this file, which had a journal.
+            // The part file may belong to a larger version of this file, which had a journal.
             let _ = unlink_ours(directory.as_fd(), &names.journal);
             part = part.renew(directory.as_fd(), &names.part, &path)?;
         }
@@ -194,7 +198,7 @@ impl PackedBatch {
         Ok(directory)
     }
 
-    /// Publishes what is written: data first, then names, then the directories that hold the names.
+    /// Publishes the written files: first the data, then the names, then the directories that hold the names.
     fn flush(&mut self) {
         let written = std::mem::take(&mut self.written);
         let directories = std::mem::take(&mut self.directories);
@@ -261,7 +265,7 @@ impl Written {
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // As for a file that takes blocks: closing is not enough.
+        // As in `IncomingFile`: closing does not release the lock while another process holds a copy of the descriptor.
         let _ = rustix::fs::flock(&self.part, FlockOperation::Unlock);
     }
 }

@@ -1,27 +1,27 @@
-//! Shell wildcards on names of any bytes.
+//! Shell wildcards for names of arbitrary bytes.
 //!
-//! What it does: `*`, `?`, `[a-z]`, `[!a-z]` and `\` as a shell matches one name. What it refuses to do: cross a `/`, so
-//! `**` is as `*`; or match a leading dot that the pattern does not write.
+//! What it does: matches one name against `*`, `?`, `[a-z]`, `[!a-z]` and `\`, as a shell does. What it refuses to do:
+//! cross a `/`, so `**` is the same as `*`; or match a leading dot with a wildcard.
 
-/// Whether `pattern` holds a character that could match anything but itself.
+/// Returns true if `pattern` contains a character with a special meaning in patterns.
 pub(crate) fn has_wildcards(pattern: &[u8]) -> bool {
     pattern.iter().any(|byte| b"*?[\\".contains(byte))
 }
 
-/// Whether a name of a source path means `name`: as it is written, or by its wildcards.
+/// Returns true if a name of a source path means `name`: literally, or by its wildcards.
 pub(crate) fn is_meant(wanted: &[u8], name: &[u8]) -> bool {
     wanted == name || matches(wanted, name)
 }
 
-/// Whether `name` matches `pattern`, as in a shell.
+/// Returns true if `name` matches `pattern`, as in a shell.
 ///
-/// Cost: O(pattern × name); both are at most 255 bytes.
+/// Cost: O(pattern × name); both have at most 255 bytes.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
         return false;
     }
     let (mut p, mut n) = (0, 0);
-    // Where to go on when the text behind the last `*` did not match: that `*` then takes one character more.
+    // Position to continue from if the text behind the last `*` does not match. That `*` then takes one more character.
     let mut retry: Option<(usize, usize)> = None;
     while n < name.len() || p < pattern.len() {
         if pattern.get(p) == Some(&b'*') {
@@ -46,7 +46,7 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     true
 }
 
-/// Matches one character of `name` with one element of `pattern`; how many bytes of each were used.
+/// Matches one character of `name` against one element of `pattern`. Returns the number of bytes used of each.
 fn match_one(pattern: &[u8], name: &[u8]) -> Option<(usize, usize)> {
     if name.is_empty() || pattern.is_empty() {
         return None;
@@ -69,7 +69,8 @@ fn match_one(pattern: &[u8], name: &[u8]) -> Option<(usize, usize)> {
     (literal == found).then_some((used, taken))
 }
 
-/// Whether `found` is in the set that opens `pattern`, and the set's length; `None` when it has no end and is literal.
+/// Checks if `found` is in the set at the start of `pattern`, and returns the length of the set too. `None` if the set
+/// has no end, so that its `[` is literal.
 fn match_set(pattern: &[u8], found: u32) -> Option<(bool, usize)> {
     let mut at = 1;
     let is_negated = matches!(pattern.get(at), Some(b'!' | b'^'));
@@ -94,7 +95,8 @@ fn match_set(pattern: &[u8], found: u32) -> Option<(bool, usize)> {
     }
 }
 
-/// The first character of `bytes` and its length; a byte that is no UTF-8 counts as one beyond Unicode. Range: not empty.
+/// Returns the first character of `bytes` and its length. A byte that is not UTF-8 counts as a character beyond
+/// Unicode. Range: `bytes` is not empty.
 fn character(bytes: &[u8]) -> (u32, usize) {
     for length in 1..=bytes.len().min(4) {
         if let Ok(text) = std::str::from_utf8(&bytes[..length])
@@ -153,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_hostile_pattern_ends_soon() {
-        // Exponential in a matcher that backtracks into every star.
+        // Takes exponential time in a matcher that backtracks into every `*`.
         let pattern = b"*a".repeat(60);
         assert!(!matches(&pattern, &[b'a'; 59]));
         assert!(!matches(&[&pattern[..], b"b"].concat(), &[b'a'; 255]));

@@ -1,4 +1,4 @@
-//! A directory that nothing resolved beneath it can leave.
+//! A directory that no path resolved beneath it can leave.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -15,7 +15,7 @@ use sterna_proto::{Error, ErrorKind, RelPath};
 use super::fault::{LISTING, PREPARING};
 use super::pattern::has_wildcards;
 
-/// What may be done beneath a root.
+/// Access that is allowed beneath a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Files may be read.
@@ -24,23 +24,23 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Whose word decides how far a symlink may lead.
+/// Author of the paths, which decides how far a symlink may lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Authority {
-    /// A peer's: nothing leaves the directory.
+    /// A peer: no path leaves the directory.
     Peer,
-    /// The person's who gave the path on the command line: symlinks lead where they lead.
+    /// The user who gave the path on the command line: symlinks may lead anywhere.
     Person,
 }
 
-/// A directory beneath which paths are resolved; cheap to clone.
+/// Directory beneath which paths are resolved; cheap to clone.
 ///
-/// The kernel does the resolving (`openat2` with `RESOLVE_BENEATH`), so `..`, absolute symlinks and symlinks that lead
-/// out are refused without a race. Needs Linux 5.6.
+/// The kernel resolves the paths (`openat2` with `RESOLVE_BENEATH`). It refuses absolute symlinks, and symlinks or `..`
+/// that lead out, without a race. Needs Linux 5.6.
 #[derive(Clone)]
 pub struct Root {
     inner: Arc<Inner>,
-    /// What errors call it.
+    /// Name of the root in error texts.
     name: Arc<str>,
 }
 
@@ -53,19 +53,19 @@ struct Inner {
 impl Root {
     /// Opens the directory `path` for peers.
     ///
-    /// Errors: `NotFound`, `Denied`; `path` itself may be or hold symlinks, since the operator gave it.
+    /// Errors: `NotFound`, `Denied`. `path` may be a symlink or contain symlinks, because the operator gave it.
     pub fn open(path: &Path, access: Access) -> Result<Self, Error> {
         Self::open_with(path, access, Authority::Peer)
     }
 
-    /// Opens what a person's own source path starts from; also the pattern to give to [`Root::expand`].
+    /// Opens the root for a source path that the user gave. Also returns the pattern for [`Root::expand`].
     ///
-    /// The root is the directory that holds the named file, or the one in front of the first wildcard. Symlinks are
-    /// followed wherever they lead: the person could read those files anyway.
+    /// The root is the directory that holds the named file, or the directory before the first wildcard. Symlinks are
+    /// followed wherever they lead: the user could read those files anyway.
     pub fn for_local_source(path: &[u8]) -> Result<(Self, Vec<u8>), Error> {
         let trimmed = trim_slashes(path);
         let last = trimmed.rsplit(|&b| b == b'/').next().unwrap_or_default();
-        // `.`, `..` and `/` name a directory without naming it: its contents are meant.
+        // The last names `.`, `..` and `/` stand for the contents of a directory.
         if matches!(last, b"" | b"." | b"..") {
             let directory: &[u8] = if path.is_empty() { b"." } else { path };
             return Ok((Self::open_with(as_path(directory), Access::ReadOnly, Authority::Person)?, b".".to_vec()));
@@ -87,9 +87,9 @@ impl Root {
         Ok((Self::open_with(as_path(parent), Access::ReadOnly, Authority::Person)?, pattern.to_vec()))
     }
 
-    /// Opens what a person's own destination path starts from; also the path to give to `Destination::resolve`.
+    /// Opens the root for a destination path that the user gave. Also returns the path for `Destination::resolve`.
     ///
-    /// The root is the deepest directory of `path` that exists. What a peer sends cannot leave it.
+    /// The root is the deepest directory of `path` that exists. Files that a peer sends cannot leave it.
     pub fn for_local_destination(path: &[u8]) -> Result<(Self, Vec<u8>), Error> {
         let mut split = path.len();
         loop {
@@ -117,17 +117,18 @@ impl Root {
         Ok(root)
     }
 
-    /// The same root as errors are to call it: peers read them, and need not know where it lies.
+    /// Returns the same root with another name in error texts. Reason: peers read these texts, and need not know where
+    /// the root is.
     pub fn called(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// Whether both are the same opened directory.
+    /// Returns true if both are the same opened directory.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// What may be done beneath it.
+    /// Returns the access that is allowed beneath the root.
     pub fn access(&self) -> Access {
         self.inner.access
     }
@@ -141,7 +142,8 @@ impl Root {
         let path = if path.is_empty() { b"." } else { path };
         for _ in 0..RESOLVE_TRIES_MAX {
             match rustix::fs::openat2(&self.inner.directory, path, flags | OFlags::CLOEXEC, mode, resolve) {
-                // A rename elsewhere made the kernel unsure whether a path left the root: it asks to try again.
+                // A rename elsewhere prevented the kernel from deciding if the path leaves the root; it asks for
+                // another try.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 other => return other,
             }
@@ -149,12 +151,12 @@ impl Root {
         Err(Errno::AGAIN)
     }
 
-    /// Opens the directory `path` (empty: the root itself) for listing, creating in and syncing.
+    /// Opens the directory `path` (empty: the root itself), to list it, to create files in it, and to sync it.
     pub(super) fn open_directory(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
         self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
     }
 
-    /// Opens the regular file `path` for reading, without waiting for the other end of a fifo.
+    /// Opens the file `path` for reading. Does not wait for the other end of a FIFO.
     pub(super) fn open_readable(&self, path: &RelPath) -> rustix::io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         self.open_at(path.as_bytes(), flags, Mode::empty()).map(File::from)
@@ -179,7 +181,8 @@ impl fmt::Debug for Root {
     }
 }
 
-/// How often a path is resolved again when renames race with it. Guess: each try needs another rename in its microseconds.
+/// Maximum number of tries to resolve a path while renames race with it. Guess: each further try needs another rename
+/// within the same microseconds.
 const RESOLVE_TRIES_MAX: u32 = 64;
 
 fn as_path(bytes: &[u8]) -> &Path {

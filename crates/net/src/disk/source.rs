@@ -1,4 +1,4 @@
-//! A file that is read, block by block, by any number of threads.
+//! A source file, which any number of threads read block by block.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use super::fault::{LISTING, READING};
 use super::root::Root;
 use crate::sys;
 
-/// A regular file open for reading.
+/// Regular file that is open for reading.
 #[derive(Debug)]
 pub struct SourceFile {
     file: File,
@@ -24,7 +24,7 @@ pub struct SourceFile {
 impl Root {
     /// Opens the regular file `path` for reading.
     ///
-    /// Errors: `NotFound`, also when it is no regular file; `Denied` when it leaves the root.
+    /// Errors: `NotFound`, also if it is not a regular file; `Denied` if it leads out of the root.
     pub fn open_source(&self, path: &RelPath) -> Result<SourceFile, Error> {
         let file = self.open_readable(path).map_err(|errno| LISTING.failed(errno, format_args!("open {path}")))?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| LISTING.failed(errno, format_args!("open {path}")))?;
@@ -32,15 +32,15 @@ impl Root {
         if kind != FileType::RegularFile {
             return Err(LISTING.refused(ErrorKind::NotFound, format!("open {path}: it is {}", describe(kind))));
         }
-        // A hint: that it is not taken costs speed only.
+        // Only a hint: a failure costs speed and nothing else.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Sequential);
         Ok(SourceFile { file, root: self.clone(), path: path.clone() })
     }
 }
 
 impl Root {
-    /// Why what has the name `path` is nothing to copy; `None` when it is a file or directory, also by a symlink, or nothing has
-    /// the name.
+    /// Returns the reason why the object with the name `path` cannot be copied. `None` if it is a file or directory,
+    /// also through a symlink, or if the name does not exist.
     pub fn refusal(&self, path: &RelPath) -> Option<Error> {
         let directory = self.open_directory(parent_of(path)).ok()?;
         rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -51,9 +51,10 @@ impl Root {
         }
     }
 
-    /// What the file `path` shows now; `None` when there is none, or it is no regular file.
+    /// Returns size, modification time and inode of the file `path`. `None` if it does not exist or is not a regular
+    /// file.
     ///
-    /// Errors: as the system says them.
+    /// Errors: those of the system.
     pub fn look(&self, path: &RelPath) -> Result<Option<Look>, Error> {
         let looked = self.open_at(path.as_bytes(), OFlags::PATH, Mode::empty()).and_then(rustix::fs::fstat);
         match looked {
@@ -69,7 +70,7 @@ impl Root {
 impl SourceFile {
     /// Fills `buffer` with the bytes at `offset`.
     ///
-    /// Errors: `Changed` when the file ends before the buffer is full: no byte is made up.
+    /// Errors: `Changed` if the file ends before the buffer is full; no byte is invented.
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
         self.file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {
@@ -79,15 +80,16 @@ impl SourceFile {
         })
     }
 
-    /// Whether the bytes `[offset, offset + length)` lie in a hole, so that they are zeros without being read.
+    /// Returns true if the bytes `[offset, offset + length)` lie in a hole, so that they are zeros and need not be
+    /// read.
     ///
-    /// Errors: `Changed` when the file ends before them. Cost: one or two system calls.
+    /// Errors: `Changed` if the file ends before the last of them. Cost: one or two system calls.
     pub fn is_hole(&self, offset: u64, length: u64) -> Result<bool, Error> {
         match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(offset)) {
             Ok(data) if data < offset + length => return Ok(false),
-            // No data up to the end; the end may have moved, so it is looked at below.
+            // No data up to the end of the file. The end may have moved, so it is checked below.
             Ok(_) | Err(Errno::NXIO) => {}
-            // A file system that does not know its holes has none.
+            // A file system that cannot report holes counts as a file system without holes.
             Err(_) => return Ok(false),
         }
         let stat = self.stat()?;
@@ -97,9 +99,9 @@ impl SourceFile {
         Ok(true)
     }
 
-    /// Compares the open file, and the file that its path names now, with what was listed.
+    /// Compares the open file, and the file that its path names now, with the listed entry.
     ///
-    /// Errors: `Changed`, after: the next attempt lists it anew and starts over.
+    /// Errors: `Changed` with `Retry::After`: the next attempt lists the file again and starts over.
     pub fn check_unchanged(&self, entry: &FileEntry) -> Result<(), Error> {
         let named = self
             .root
@@ -110,7 +112,7 @@ impl SourceFile {
         if entry.growth.is_some() {
             return self.check_growing(entry, &now, &named);
         }
-        // Losing its name changes the open file too: who has the name now says more.
+        // The open file also changes when it loses its name. The file that has the name now gives the better reason.
         if named.inode != now.inode
             && let Some(what) = difference(entry, &named)
         {
@@ -119,15 +121,17 @@ impl SourceFile {
         difference(entry, &now).map_or(Ok(()), |what| Err(self.changed(what)))
     }
 
-    /// Whether a process of this host has the file open for writing, or mapped; not, where the kernel does not say.
+    /// Returns true if a process of this host has the file open or mapped for writing. Returns false if the kernel
+    /// cannot report it.
     pub fn is_being_written(&self) -> bool {
         sys::is_open_for_writing(&self.file) == Some(true)
     }
 
-    /// Compares as [`SourceFile::check_unchanged`], after a read of part of a file that nobody had open for writing
-    /// when it was listed.
+    /// Compares like [`SourceFile::check_unchanged`]. Used after a read of part of a file that no process had open for
+    /// writing when it was listed.
     ///
-    /// Errors: `Changed`, also when somebody has now: a write through a memory map changes neither size nor times.
+    /// Errors: `Changed`, also if a process has it open for writing now. Reason: a write through a memory map changes
+    /// neither size nor times.
     pub fn check_unwritten(&self, entry: &FileEntry) -> Result<(), Error> {
         self.check_unchanged(entry)?;
         match self.is_being_written() {
@@ -136,10 +140,10 @@ impl SourceFile {
         }
     }
 
-    /// Compares `bytes`, just read from `offset`, with what is there now, if a process has the file open for writing.
+    /// Compares `bytes`, just read from `offset`, with a second read, if a process has the file open for writing.
     ///
-    /// Errors: `Changed` when they differ. Where they are the same, all of them were in the file at the moment between
-    /// both reads.
+    /// Errors: `Changed` if they differ. If they are equal, all of them were in the file at one moment between the two
+    /// reads.
     pub fn check_steady(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         if !self.is_being_written() {
             return Ok(());
@@ -152,7 +156,7 @@ impl SourceFile {
         }
     }
 
-    /// Compares a file that is followed: it may only grow, and once it has ended it stays as it is.
+    /// Compares a file that is followed: it may only grow, and after its end it must not change.
     fn check_growing(&self, entry: &FileEntry, now: &FileEntry, named: &FileEntry) -> Result<(), Error> {
         if named.inode != now.inode || now.inode != entry.inode {
             return Err(self.changed("another file has its name"));
@@ -166,15 +170,15 @@ impl SourceFile {
         Ok(())
     }
 
-    /// The file as one that grows, which goes by `path` at the destination: with its whole blocks, or with all its bytes when `growth` says that it
-    /// has ended.
+    /// Returns the entry of a growing file, with the name `path` at the destination. Its size covers the complete
+    /// blocks, or all bytes if `growth` has ended.
     pub fn growing_entry(&self, path: RelPath, growth: Growth) -> Result<FileEntry, Error> {
         let now = self.entry()?;
         let size = if growth.has_ended() { now.size } else { growth.whole_bytes(now.size) };
         Ok(FileEntry { path, size, version: self.birth(), growth: Some(growth), ..now })
     }
 
-    /// When it was made, in nanoseconds since 1970; 0 where the file system does not know. Only compared.
+    /// Returns the creation time in nanoseconds since 1970, or 0 if the file system does not know it. Only compared.
     fn birth(&self) -> u64 {
         let looked = rustix::fs::statx(&self.file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
         let known = looked.ok().filter(|stat| stat.stx_mask & StatxFlags::BTIME.bits() != 0);
@@ -183,12 +187,12 @@ impl SourceFile {
         })
     }
 
-    /// Where it lies beneath its root.
+    /// Returns the path of the file beneath its root.
     pub fn path(&self) -> &RelPath {
         &self.path
     }
 
-    /// The file as it is now, for a caller that lists it itself.
+    /// Returns the current entry of the file, for a caller that lists the file itself.
     pub fn entry(&self) -> Result<FileEntry, Error> {
         Ok(self.entry_of(&self.stat()?))
     }
@@ -207,7 +211,7 @@ impl SourceFile {
     }
 }
 
-/// What differs between two looks at a file, in words; `None` when they show the same version.
+/// Returns the difference between two states of a file, in words. `None` if both show the same version.
 fn difference(before: &FileEntry, now: &FileEntry) -> Option<String> {
     if before.size != now.size {
         return Some(format!("{} bytes instead of {}", now.size, before.size));
@@ -221,31 +225,31 @@ fn difference(before: &FileEntry, now: &FileEntry) -> Option<String> {
     (before.version != now.version).then(|| "another change time: bytes, mode or links were changed".to_owned())
 }
 
-/// The entry that `stat` shows.
+/// Creates the entry of a file from its metadata.
 pub(super) fn entry_from(stat: &Stat, kind: EntryKind, path: RelPath) -> FileEntry {
-    // A regular file's size is never negative.
+    // The size of a regular file is never negative.
     let size = if kind == EntryKind::File { stat.st_size as u64 } else { 0 };
     FileEntry {
         path,
         kind,
         size,
-        // `st_blocks` counts 512 bytes (POSIX), whatever the file system's block is.
+        // `st_blocks` counts units of 512 bytes (POSIX), whatever the block size of the file system.
         allocated: (stat.st_blocks as u64).saturating_mul(512).min(size),
         mtime: time_from(stat),
         mode: (stat.st_mode & 0o777) as u16,
         inode: stat.st_ino,
-        // Nanoseconds since 1970; it is only compared.
+        // Nanoseconds since 1970; only compared.
         version: (stat.st_ctime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_ctime_nsec),
         growth: None,
     }
 }
 
-/// The modification time that `stat` shows.
+/// Returns the modification time from the metadata of a file.
 pub(super) fn time_from(stat: &Stat) -> FileTime {
     FileTime { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 }
 }
 
-/// A kind of file in words.
+/// Returns the kind of a file in words.
 pub(super) fn describe(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a file",

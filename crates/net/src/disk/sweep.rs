@@ -1,4 +1,4 @@
-//! Sources that have arrived and are to go: deleted, or moved.
+//! Deletes or moves source files that have arrived at the destination.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use super::fault::SWEEPING;
 use super::root::Root;
 
 impl Root {
-    /// Deletes the file `path`, which was sent as `entry`; one that is gone already is gone as wanted.
+    /// Deletes the file `path`, which was sent as `entry`. A missing file is not an error.
     ///
-    /// Errors: it is not what was sent any more (`Changed`), or the system refuses; it stays where it is. A writer that appends between the look and the
-    /// deletion, within microseconds, is not seen.
+    /// Errors: `Changed` if the file is not the one that was sent any more, and errors of the system. The file then
+    /// stays in place. A writer that appends in the microseconds between the check and the deletion is not detected.
     pub fn delete_source(&self, path: &RelPath, entry: &FileEntry) -> Result<(), Error> {
         let directory = match self.same_source(path, entry) {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
@@ -26,9 +26,10 @@ impl Root {
         }
     }
 
-    /// Moves the file `path`, which was sent as `entry`, to `to`; directories above that are made.
+    /// Moves the file `path`, which was sent as `entry`, to `to`. Creates missing directories above `to`.
     ///
-    /// Errors: as [`Root::delete_source`]; `NotFound` when it is gone, so that whoever looks for it there is told; `Exists` when the name is taken; `Usage` when it is on another file system.
+    /// Errors: as [`Root::delete_source`], and three more. `NotFound` if the file is gone: a user who looks for it at
+    /// `to` must get a report. `Exists` if the name `to` is taken. `Usage` if `to` is on another file system.
     pub fn move_source(&self, path: &RelPath, entry: &FileEntry, to: &Path) -> Result<(), Error> {
         let shown = to.display();
         let failed = |errno: Errno| match errno {
@@ -51,10 +52,10 @@ impl Root {
             std::fs::create_dir_all(parent)
                 .map_err(|error| SWEEPING.failed(error, format_args!("make directory {}", parent.display())))?;
         }
-        // Nothing but the move follows the look.
+        // Last check: only the move follows it.
         let directory = self.same_source(path, entry)?;
         match rustix::fs::renameat_with(&directory, path.name(), CWD, to, RenameFlags::NOREPLACE) {
-            // A file system without it: a link takes no name that is taken either.
+            // The file system does not support `NOREPLACE`. `linkat` does not replace an existing name either.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 rustix::fs::linkat(&directory, path.name(), CWD, to, AtFlags::empty()).map_err(failed)?;
                 rustix::fs::unlinkat(&directory, path.name(), AtFlags::empty()).map_err(failed)
@@ -63,12 +64,15 @@ impl Root {
         }
     }
 
-    /// Whether some process of this host has the file `path` open for writing; not, where the kernel does not say.
+    /// Returns true if a process of this host has the file `path` open for writing. Returns false if the kernel cannot
+    /// report it.
     pub fn is_being_written(&self, path: &RelPath) -> bool {
         self.open_source(path).is_ok_and(|source| source.is_being_written())
     }
 
-    /// Errors: `Changed`: [`Root::is_being_written`], so that the file must not be taken away.
+    /// Refuses a file for which [`Root::is_being_written`] is true, because the file must not be deleted or moved.
+    ///
+    /// Errors: `Changed` with `Retry::After`.
     pub fn refuse_written(&self, path: &RelPath) -> Result<(), Error> {
         if !self.is_being_written(path) {
             return Ok(());
@@ -77,7 +81,7 @@ impl Root {
         Err(SWEEPING.refused(ErrorKind::Changed, text).retry(Retry::After))
     }
 
-    /// Deletes the marker `path`; one that is not there is deleted already. Errors: those of the system.
+    /// Deletes the marker `path`. A missing marker is not an error. Errors: those of the system.
     pub fn delete_marker(&self, path: &RelPath) -> Result<(), Error> {
         let deleted = self
             .open_directory(parent_of(path))
@@ -90,8 +94,10 @@ impl Root {
         }
     }
 
-    /// The directory of `path`, when what has that name is what was sent as `entry`. Errors: it is not (`Changed`), nothing has that name
-    /// (`NotFound`), or the system refuses.
+    /// Opens the directory of `path`, if the file under that name is still the one that was sent as `entry`.
+    ///
+    /// Errors: `Changed` if it is another file or was modified; `NotFound` if the name does not exist; errors of the
+    /// system.
     pub fn same_source(&self, path: &RelPath, entry: &FileEntry) -> Result<std::os::fd::OwnedFd, Error> {
         let stays = |what: &str| {
             let text = format!("{path} has arrived and stays where it is: {what}");

@@ -1,26 +1,26 @@
-//! The frames of a TCP lane: how control frames and blocks become one stream of bytes and back.
+//! Frames of a TCP lane: they carry control frames and blocks in one stream of bytes.
 //!
-//! What it does: heads of frames for the sender, a sans-IO [`FrameDecoder`] for the receiver. What it refuses to do: look
-//! into control frames, headers and trailers, or hold the data of a block: data passes through in the slices it came in.
+//! What it does: builds the heads of frames for the sender, and decodes frames for the receiver with a sans-IO
+//! [`FrameDecoder`]. What it refuses to do: read control frames, headers and trailers, or hold the data of a block.
+//! Data leaves in the slices in which it arrived.
 //!
-//! A frame is a head of 5 bytes and its payload. The head is the kind (1 byte) and the length of the payload in bytes
-//! (unsigned 32 bits, little endian, as every integer of the lane).
+//! A frame is a head of 5 bytes and a payload. The head is the kind (1 byte) and the length of the payload in bytes
+//! (unsigned 32 bits). All integers of the lane are little-endian.
 //!
 //! | kind | name | payload | length |
 //! |---|---|---|---|
 //! | 1 | CONTROL | a control frame of the session | 1 ..= 262,144 |
-//! | 2 | BLOCK_BEGIN | length of the data of the block (unsigned 64 bits), then the header of the block | 8 ..= 8 + 131,072 |
+//! | 2 | BLOCK_BEGIN | length of the block's data (unsigned 64 bits), then the block's header | 8 ..= 8 + 131,072 |
 //! | 3 | DATA | the next data of the block | 1 ..= 262,144 |
 //! | 4 | BLOCK_END | the trailer of the block | 0 ..= 65,536 |
-//! | 5 | ABANDON | nothing: the sender gives the block up | 0 |
-//! | 6 | CLOSE | why the lane is closed, UTF-8 | 0 ..= 1,024 |
-//! | 7 | ALIVE | nothing: the sender of the frame has nothing to say, and lives | 0 |
+//! | 5 | ABANDON | nothing: the sender abandons the block | 0 |
+//! | 6 | CLOSE | reason for closing the lane, UTF-8 | 0 ..= 1,024 |
+//! | 7 | ALIVE | nothing: the sender of the frame is alive and has no data | 0 |
 //!
-//! Order: at most one block is open; it is opened by BLOCK_BEGIN and closed by BLOCK_END, which may come only when exactly
-//! the announced data has come, or by ABANDON at any point. CONTROL and ALIVE may come anywhere, also between the DATA of a
-//! block.
-//! CLOSE is the last frame of a direction; a block that is still open then is abandoned. Anything else is an error and
-//! the end of the lane.
+//! Order: at most one block is open. BLOCK_BEGIN opens it. BLOCK_END closes it, and is valid only when exactly the
+//! announced data has arrived. ABANDON also closes it, and is valid at any point. CONTROL and ALIVE are valid
+//! anywhere, also between the DATA frames of a block. CLOSE is the last frame of a direction and abandons a block
+//! that is still open. Any other order is an error and ends the lane.
 
 use sterna_proto::Error;
 
@@ -29,31 +29,32 @@ use super::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, CO
 /// Length of the head of a frame, in bytes.
 pub const HEAD_BYTES: usize = 5;
 
-/// Most data in one DATA frame, in bytes. Reason: control frames overtake at least this often, every 42 ms at 50 Mbit/s.
+/// Most data in one DATA frame, in bytes. Reason: control frames can overtake after each DATA frame, every 42 ms at
+/// 50 Mbit/s.
 pub const DATA_FRAME_BYTES_MAX: usize = 256 << 10;
 
-/// Longest reason for closing a lane, in bytes: one line for a person.
+/// Longest reason for closing a lane, in bytes: one line of text for a user.
 pub const CLOSE_REASON_BYTES_MAX: usize = 1024;
 
-/// Length of the field in BLOCK_BEGIN that tells how much data follows.
+/// Length of the field in BLOCK_BEGIN that holds the length of the data, in bytes.
 const DATA_LEN_BYTES: usize = 8;
 
-/// The kind of a frame.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// A control frame of the session.
+    /// Control frame of the session.
     Control = 1,
-    /// A block starts.
+    /// Start of a block.
     BlockBegin = 2,
     /// Data of the open block.
     Data = 3,
-    /// The open block is complete.
+    /// End of the open block, which is complete.
     BlockEnd = 4,
-    /// The sender gives the open block up.
+    /// End of the open block, which the sender abandons.
     Abandon = 5,
-    /// The sender closes the lane.
+    /// End of the lane, which the sender closes.
     Close = 6,
-    /// The peer lives.
+    /// Sign of life of the sender.
     Alive = 7,
 }
 
@@ -71,7 +72,7 @@ impl FrameKind {
         })
     }
 
-    /// Shortest and longest payload of this kind, in bytes.
+    /// Returns the shortest and longest payload of this kind, in bytes.
     const fn length_range(self) -> (usize, usize) {
         match self {
             Self::Control => (1, CONTROL_FRAME_BYTES_MAX),
@@ -83,13 +84,13 @@ impl FrameKind {
         }
     }
 
-    /// Whether a payload of `length` bytes is allowed.
+    /// Returns true if a payload of `length` bytes is allowed.
     pub const fn allows(self, length: usize) -> bool {
         let (shortest, longest) = self.length_range();
         length >= shortest && length <= longest
     }
 
-    /// The head of a frame of this kind. Range: `length` as [`FrameKind::allows`] says.
+    /// Returns the head of a frame of this kind. Range: `length` must satisfy [`FrameKind::allows`].
     pub fn head(self, length: usize) -> [u8; HEAD_BYTES] {
         assert!(self.allows(length), "length {length} fits a {self:?} frame");
         let mut head = [self as u8; HEAD_BYTES];
@@ -98,63 +99,63 @@ impl FrameKind {
     }
 }
 
-/// What the decoder found. Slices borrow from the input or from the decoder.
+/// Event of the decoder. Slices borrow from the input or from the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameEvent<'a> {
-    /// A control frame.
+    /// Control frame.
     Control(&'a [u8]),
-    /// A block starts.
+    /// Start of a block.
     BlockBegin {
-        /// The block, counted from 0 on this lane.
+        /// Number of the block on this lane, from 0.
         block: u64,
-        /// Its header.
+        /// Header of the block.
         header: &'a [u8],
-        /// How much data follows, in bytes.
+        /// Length of the data that follows, in bytes.
         data_len: u64,
     },
-    /// Data of the open block; a DATA frame may come in several of these.
+    /// Data of the open block. One DATA frame may produce several of these events.
     Data {
-        /// The open block.
+        /// Number of the open block.
         block: u64,
-        /// Where in the block it goes, in bytes.
+        /// Offset of the data in the block, in bytes.
         offset: u64,
-        /// The data, never empty.
+        /// Data, never empty.
         data: &'a [u8],
     },
-    /// The open block is complete.
+    /// End of the open block, which is complete.
     BlockEnd {
-        /// The block that was open.
+        /// Number of the block that was open.
         block: u64,
-        /// Its trailer.
+        /// Trailer of the block.
         trailer: &'a [u8],
     },
-    /// The open block was given up.
+    /// End of the open block, which the sender abandoned.
     Abandoned {
-        /// The block that was open.
+        /// Number of the block that was open.
         block: u64,
     },
-    /// The peer closes the lane; nothing may follow.
+    /// Close of the lane by the peer; no frame may follow.
     Closed {
-        /// Why, in the peer's words: unescaped, not to be trusted.
+        /// Reason that the peer sent: not escaped, not trusted.
         reason: &'a str,
     },
-    /// The peer lives.
+    /// Sign of life of the peer.
     Alive,
 }
 
-/// Takes the bytes of a lane, in slices of any length, and gives its events.
+/// Decodes the bytes of a lane, in slices of any length, into events.
 ///
-/// However the stream is cut, the events are the same, except that data comes in other slices.
-/// Memory: at most the longest frame that is not DATA.
+/// The events do not depend on how the stream is cut; only data comes in other slices. Memory: at most the longest
+/// frame other than DATA.
 #[derive(Debug, Default)]
 pub struct FrameDecoder {
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
-    /// The frame under way, once its head is complete.
+    /// Frame in progress, once its head is complete.
     frame: Option<Frame>,
-    /// The payload of a frame that is handed on whole but came in several slices.
+    /// Payload of a frame that is returned whole but arrived in several slices.
     payload: Vec<u8>,
-    /// The payload has been handed on, and makes room at the next call.
+    /// True if `payload` was returned and the next call has to clear it.
     payload_given: bool,
     order: Order,
 }
@@ -162,24 +163,25 @@ pub struct FrameDecoder {
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     kind: FrameKind,
-    /// Bytes of the payload that are still to come.
+    /// Bytes of the payload that have not arrived yet.
     missing: usize,
 }
 
 impl FrameDecoder {
-    /// A decoder at the start of a lane.
+    /// Creates a decoder for the start of a lane.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The block that is open, if there is one.
+    /// Returns the number of the open block, if there is one.
     pub fn open_block(&self) -> Option<u64> {
         self.order.open.map(|block| block.number)
     }
 
-    /// The next event; takes from `input` what it needs. `None` when more input is wanted (and `input` is empty).
+    /// Returns the next event and takes the bytes that it needs from `input`. `None` means that more input is
+    /// needed; `input` is then empty.
     ///
-    /// Errors: the peer broke the protocol; the decoder is of no use after that.
+    /// Errors: the peer broke the protocol. The decoder cannot be used after an error.
     pub fn next<'e, 'i: 'e>(&'e mut self, input: &mut &'i [u8]) -> Result<Option<FrameEvent<'e>>, Error> {
         if std::mem::take(&mut self.payload_given) {
             self.payload.clear();
@@ -209,7 +211,7 @@ impl FrameDecoder {
         self.order.complete(frame.kind, &self.payload).map(Some)
     }
 
-    /// Reads the head of a frame and checks that the frame may come now.
+    /// Reads the head of a frame and checks that the frame is allowed at this point.
     fn read_head(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, Error> {
         let taken = (HEAD_BYTES - self.head_bytes).min(input.len());
         let (bytes, rest) = input.split_at(taken);
@@ -235,7 +237,7 @@ impl FrameDecoder {
     }
 }
 
-/// What may come next: the block that is open, and whether the peer is done.
+/// State that decides which frame may come next: the open block, and if the peer has closed the lane.
 #[derive(Debug, Default)]
 struct Order {
     open: Option<OpenBlock>,
@@ -251,7 +253,7 @@ struct OpenBlock {
 }
 
 impl Order {
-    /// Whether a frame of this kind, with a payload of `length` bytes, may come now.
+    /// Checks that a frame of this kind, with a payload of `length` bytes, is allowed at this point.
     fn check(&self, kind: FrameKind, length: u64) -> Result<(), Error> {
         let wrong = match (kind, self.open) {
             _ if self.closed => "sent more after it closed the lane".to_owned(),
@@ -270,7 +272,7 @@ impl Order {
         Err(Error::protocol(format!("peer {wrong}")))
     }
 
-    /// The event of data of the open block; `check` has seen that it fits.
+    /// Returns the event for data of the open block. `check` has verified that the data fits.
     fn pass_data<'a>(&mut self, data: &'a [u8]) -> Option<FrameEvent<'a>> {
         let block = self.open.as_mut()?;
         let offset = block.received;
@@ -278,11 +280,11 @@ impl Order {
         Some(FrameEvent::Data { block: block.number, offset, data })
     }
 
-    /// The event of a frame whose payload is complete.
+    /// Returns the event for a frame whose payload is complete.
     fn complete<'a>(&mut self, kind: FrameKind, payload: &'a [u8]) -> Result<FrameEvent<'a>, Error> {
         let block = self.open.map_or(self.blocks_begun, |open| open.number);
         match kind {
-            // Data is passed on as it comes and never completed here.
+            // Data does not reach this line: `next` passes it on as it arrives.
             FrameKind::Control | FrameKind::Data => Ok(FrameEvent::Control(payload)),
             FrameKind::BlockBegin => {
                 let (data_len, header) = payload
@@ -319,7 +321,7 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// A small seeded generator (splitmix64); the seed is printed by the tests that use it.
+    /// Small seeded generator (splitmix64). The tests that use it print the seed.
     struct Random(u64);
 
     impl Random {
@@ -336,7 +338,7 @@ mod tests {
         }
     }
 
-    /// The events in a form that does not depend on how data was cut: data runs of a block are joined.
+    /// Events in a form that does not depend on how data was cut: adjacent data of a block is joined.
     #[derive(Clone, Debug, PartialEq, Eq)]
     enum Seen {
         Control(Vec<u8>),
@@ -398,7 +400,7 @@ mod tests {
         frame(FrameKind::BlockBegin, &[&data_len.to_le_bytes(), header].concat())
     }
 
-    /// A lane with every kind of frame and the lengths at the edges.
+    /// Returns a stream with every kind of frame and with lengths at the edges.
     fn sample() -> Vec<u8> {
         [
             frame(FrameKind::Control, b"hello"),
@@ -454,7 +456,7 @@ mod tests {
             let whole = decode(std::iter::once(stream.as_slice()));
             let length = 1 + random.below(9);
             let cut = decode(stream.chunks(length));
-            // Data that passes before an error may be noted as far as it came, in either case.
+            // In both cases, data before an error is recorded as far as it arrived.
             assert_eq!(cut, whole, "seed {seed}, slices of {length}");
         }
     }

@@ -1,14 +1,14 @@
-//! A lane within one process: what one end sends, the other end's sink takes in the same call.
+//! A lane within one process: the sink of the other end gets the data in the same call that sends it.
 //!
-//! Nothing is copied, encrypted or queued: a call comes back when the sink has taken what it was given, which is its
-//! back-pressure. It goes one way; what the other end has to say goes by a lane of its own.
+//! Nothing is copied, encrypted or queued. A call returns when the sink has taken its data, which is the
+//! back-pressure. The lane works in one direction; the other end answers on a second lane.
 
 use bytes::Bytes;
 use sterna_proto::Error;
 
 use super::{LaneSink, LaneTx};
 
-/// The sending half of a lane whose other end is in this process.
+/// Sending half of a lane whose other end is in this process.
 pub struct InsideTx {
     sink: Box<dyn LaneSink>,
     block: u64,
@@ -16,7 +16,7 @@ pub struct InsideTx {
 }
 
 impl InsideTx {
-    /// A lane that ends at `sink`.
+    /// Creates a lane that ends at `sink`.
     pub fn new(sink: Box<dyn LaneSink>) -> Self {
         Self { sink, block: 0, offset: 0 }
     }

@@ -1,17 +1,17 @@
-//! What is wrong with the certificate of a web server, in words.
+//! Error texts for the certificates of web servers.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::CertificateError;
 use rustls::pki_types::UnixTime;
 
-/// Names in a certificate that are shown. Reason: those of a large site fill a page.
+/// Most names of a certificate that are shown. Reason: those of a large site fill a page.
 const NAMES_SHOWN_MAX: usize = 4;
 
-/// 31 December 9999, where the dates of certificates and of HTTP end.
+/// Last second of 31 December 9999, where the dates of certificates and of HTTP end, in seconds since 1970.
 const TIME_MAX: u64 = 253_402_300_799;
 
-/// Why a certificate is not taken, and what helps. `has_authority`: one was given with `--http-ca`.
+/// Returns why a certificate is refused, and what helps. `has_authority`: the user gave one with `--http-ca`.
 pub(super) fn said(error: &CertificateError, has_authority: bool) -> String {
     match error {
         CertificateError::UnknownIssuer if has_authority => {
@@ -36,7 +36,7 @@ pub(super) fn said(error: &CertificateError, has_authority: bool) -> String {
         CertificateError::BadSignature => {
             "the server's certificate names an authority that is known, but another key has signed it".to_owned()
         }
-        // The library has no word of its own for it, and its verifier's is reached by this way only.
+        // The library has no variant for this error of its verifier, which is only reachable in this way.
         CertificateError::Other(other) if other.to_string() == "CaUsedAsEndEntity" => {
             "the server shows the certificate of an authority (CA:TRUE) as its own, as some tools make them for itself to sign; it \
              needs one with CA:FALSE"
@@ -50,7 +50,7 @@ fn date(time: UnixTime) -> String {
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs().min(TIME_MAX)))
 }
 
-/// What a certificate is for; the library writes names as `DnsName("a.example")`.
+/// Returns the names of a certificate as text; the library writes them as `DnsName("a.example")`.
 fn names(presented: &[String]) -> String {
     if presented.is_empty() {
         return "no name".to_owned();

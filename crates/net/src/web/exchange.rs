@@ -1,4 +1,4 @@
-//! One request and its answer: connections, redirects, credentials, and what each status means.
+//! One request and its answer: connections, redirects, credentials, and the meaning of each status.
 
 use std::io::Read;
 use std::path::Path;
@@ -24,46 +24,47 @@ use super::secrets::{Secrets, is_this_host};
 use super::socket::{Measured, WatchedConnector};
 use crate::session::{Observer, SessionEvent};
 
-/// Redirects that are followed. Source: what curl's manual and browsers take for reasonable lies above ten; chains are shorter.
+/// Most redirects that are followed. Source: curl's manual and browsers use limits above ten; real chains are
+/// shorter.
 const REDIRECTS_MAX: usize = 10;
 
-/// How long a connection may take, of all addresses of a host together.
+/// Time limit to connect, over all addresses of a host together.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a server may be silent, before its answer or within it. Reason: twice as long as a lane of ours, since a server may
-/// have to fetch the file from another site first and says nothing while it does.
+/// Time for which a server may be silent, before its answer or within it. Reason: twice the limit of a sterna lane,
+/// because a server may first have to fetch the file from another site, and sends nothing meanwhile.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// The same at least, where less is what a copy waits for altogether. Reason: a round trip and a disk that wakes up.
+/// Least value of that time, for a copy whose patience is shorter. Reason: a round trip and a disk that wakes up.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
-/// How long a connection without a request is kept. Reason: servers close theirs after 5 s (Apache) to 75 s (nginx); one that is
-/// closed already is noticed and costs nothing.
+/// Time for which an idle connection is kept. Reason: servers close theirs after 5 s (Apache) to 75 s (nginx). A
+/// connection that is already closed is noticed and costs nothing.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// The body of an error or a redirect is read to its end up to this size, so that its connection can be used again.
+/// Largest body of an error or a redirect that is read to its end, so that its connection can be reused.
 const USELESS_BYTES_MAX: u64 = 64 << 10;
 
-/// And for so long. Reason: a new connection costs less than that on any path.
+/// Longest time for that read. Reason: a new connection costs less on any path.
 const USELESS_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Names in a path that lead to a page where people sign in.
+/// Names in the path of a login page.
 const LOGIN_NAMES: [&str; 9] = ["login", "signin", "sign-in", "sign_in", "sso", "oauth", "oauth2", "saml", "idp"];
 
-/// Why a request brought nothing.
+/// Failure of a request.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) error: Error,
-    /// The same request may bring it, soon.
+    /// True if the same request may succeed soon.
     pub(super) again: bool,
-    /// What the server wants to be waited for before it; waited for when the next request is made.
+    /// Time for which the server wants no request; the next request waits for it.
     pub(super) wait: Duration,
-    /// How long the attempt took.
+    /// Duration of the attempt.
     pub(super) tried: Duration,
 }
 
 impl Fault {
-    /// The same, of an attempt that took `time`.
+    /// Sets the duration of the attempt.
     pub(super) fn after(self, time: Duration) -> Self {
         Self { tried: time, ..self }
     }
@@ -81,73 +82,74 @@ impl Fault {
         Self::from(Error::new(kind, Scope::Source, Phase::Transfer, text))
     }
 
-    /// The file is another one than it was.
+    /// Returns the fault of a file that changed.
     pub(super) fn changed(at: &WebLocation, what: impl std::fmt::Display) -> Self {
         let text = format!("{at} changed while it was read: {what}; the next attempt starts it over");
         Self::from(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
     }
 
-    /// A body ended too early.
+    /// Returns the fault of a body that ended too early.
     pub(super) fn cut(named: &WebLocation, offset: u64, why: &str) -> Self {
         let text = format!("read {named}: cut at byte {offset}: {why}");
         Self::again(ErrorKind::Unreachable, Scope::Source, text)
     }
 
-    /// The session is over, and nobody waits for the answer.
+    /// Returns the fault of a session that is over: the answer has no reader.
     pub(super) fn stopped() -> Self {
         Self::from(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the copy was stopped"))
     }
 }
 
 impl From<Error> for Fault {
-    /// A failure that another try would meet again.
+    /// Converts a failure that a retry would meet again.
     fn from(error: Error) -> Self {
         Self { error, again: false, wait: Duration::ZERO, tried: Duration::ZERO }
     }
 }
 
-/// What is asked for.
+/// Request for a file.
 #[derive(Clone, Copy)]
 pub(super) struct Ask<'a> {
-    /// What the person gave, by which errors call it.
+    /// Location that the user gave, and that errors name.
     pub(super) named: &'a WebLocation,
-    /// Where it was found last.
+    /// Location where the file was found last.
     pub(super) at: &'a WebLocation,
-    /// First byte, and the byte behind the last; `None`: the whole file, not as a range.
+    /// First byte, and end (exclusive); `None` requests the whole file, not as a range.
     pub(super) range: Option<(u64, Option<u64>)>,
-    /// The version that the range is to be of.
+    /// Version that the range must belong to.
     pub(super) version: Option<&'a Version>,
-    /// The lane that reads the answer; `None`: nobody yet.
+    /// Lane that reads the answer; `None` before a lane does.
     pub(super) lane: Option<LaneId>,
 }
 
-/// An answer with status 200 or 206, or 416 to a request for a part.
+/// Answer with status 200 or 206, or 416 to a range request.
 pub(super) struct Answer {
     pub(super) reply: Reply,
-    /// Where it came from, behind all redirects.
+    /// Location that sent the answer, after all redirects.
     pub(super) at: WebLocation,
     pub(super) body: Body,
 }
 
-/// Speaks with the servers of one copy.
+/// Client for the servers of one copy.
 pub(super) struct Exchange {
     agent: Agent,
     pub(super) hosts: Arc<Hosts>,
     secrets: Secrets,
     observer: Arc<dyn Observer>,
-    /// A digest says what the file must be: then a page may be one.
+    /// True if the user gave a digest of the file; the file may then be an HTML page.
     is_expected: bool,
-    /// One was given beside those of this host.
+    /// True if the user gave an authority in addition to those of this host.
     has_authority: bool,
     patience: Duration,
     received: Arc<AtomicU64>,
     measured: Arc<Measured>,
-    /// Connections end at a proxy.
+    /// True if connections end at a proxy.
     is_proxied: bool,
 }
 
 impl Exchange {
-    /// For the servers of `locations`. Errors: `Usage`, or the authority's file cannot be read.
+    /// Creates the client for the servers of `locations`. Errors: `Usage`, also when the authority's file cannot be
+    /// read.
     pub(super) fn new(
         options: &WebOptions,
         locations: &[WebLocation],
@@ -163,7 +165,7 @@ impl Exchange {
         let silence = options.patience.clamp(SILENCE_MIN, SILENCE_MAX);
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // Followed here, where credentials are kept to their server.
+            // Redirects are followed in `get`, which sends credentials only to their server.
             .max_redirects(0)
             .user_agent(concat!("sterna/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
@@ -184,7 +186,7 @@ impl Exchange {
             return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         }
         let (measured, is_proxied) = (Arc::new(Measured::default()), proxy.is_some());
-        // As the library chains them, with connections that are watched.
+        // The same chain as in the library, with connections that are measured.
         let connector = ().chain(ConnectProxyConnector::default());
         let connector = connector.chain(WatchedConnector::new(Arc::clone(&measured))).chain(RustlsConnector::default());
         let agent = Agent::with_parts(config, connector, DefaultResolver::default());
@@ -208,17 +210,17 @@ impl Exchange {
         self.agent.clone().shutdown();
     }
 
-    /// Bytes of bodies that have come.
+    /// Returns the bytes of bodies that have arrived.
     pub(super) fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// What is measured of all connections together.
+    /// Returns the measurements of all connections together.
     pub(super) fn measured(&self) -> WebSample {
         self.measured.sample()
     }
 
-    /// The least round trip to a server, or zero where it is not known: behind a proxy.
+    /// Returns the smallest round trip to a server; zero where it is not measured: behind a proxy.
     pub(super) fn round_trip(&self) -> Duration {
         if self.is_proxied { Duration::ZERO } else { self.measured.sample().rtt_min }
     }
@@ -227,7 +229,8 @@ impl Exchange {
         self.observer.session_event(SessionEvent::Notice(text));
     }
 
-    /// Asks until there is an answer that is none of: a redirect, a refusal, a page where data was meant.
+    /// Sends requests until the answer is final: follows redirects, and renews a refused token once. Errors: a
+    /// refusal, a page instead of data, or too many redirects.
     pub(super) fn get(&self, ask: &Ask<'_>) -> Result<Answer, Fault> {
         let mut at = ask.at.clone();
         let mut is_renewed = false;
@@ -250,7 +253,7 @@ impl Exchange {
                 permit: Some(permit),
             };
             match reply.status {
-                // Its body is not of the file, and nobody reads it as that.
+                // The body of this answer does not belong to the file, and is not read as such.
                 416 if ask.range.is_some() => {
                     self.hosts.answered(&at.origin());
                     return Ok(Answer { reply, at, body });
@@ -296,13 +299,13 @@ impl Exchange {
             request = request.header(header::AUTHORIZATION, authorization);
         }
         if is_this_host(at) {
-            // What is not encrypted carries credentials to this host, and a proxy is another.
+            // Plain-text requests carry credentials to this host only, and a proxy is another host.
             request = request.config().proxy(None).build();
         }
         request.call()
     }
 
-    /// No answer: the network, or TLS.
+    /// Returns the fault of a request without an answer: an error of the network or of TLS.
     fn unanswered(&self, at: &WebLocation, error: ureq::Error) -> Fault {
         if self.hosts.is_stopped() {
             return Fault::stopped();
@@ -322,7 +325,7 @@ impl Exchange {
         }
     }
 
-    /// What a status that brings nothing means.
+    /// Returns the fault for a status that brings no data.
     fn refused(&self, named: &WebLocation, at: &WebLocation, reply: &Reply) -> Fault {
         let status = reply.status;
         let reason = ureq::http::StatusCode::from_u16(status).ok().and_then(|code| code.canonical_reason());
@@ -346,7 +349,7 @@ impl Exchange {
         }
     }
 
-    /// The server has too much to do.
+    /// Pauses a server that reports overload; returns the fault.
     fn paused(&self, at: &WebLocation, retry_after: Option<Duration>, text: String) -> Fault {
         if let Some(wait) = retry_after.filter(|wait| *wait > self.patience) {
             let (wait, patience) = (wait.as_secs(), self.patience.as_secs());
@@ -356,7 +359,7 @@ impl Exchange {
             return fault;
         }
         let mut random = [0; 1];
-        // Without chance all connections come back at once, which is no more than a nuisance.
+        // Without random numbers all connections come back at once, which is only inefficient.
         let _ = getrandom::fill(&mut random);
         let paused = self.hosts.pause(&at.origin(), retry_after, f64::from(random[0]) / 256.0);
         if let Some((wait, connections)) = paused {
@@ -368,7 +371,7 @@ impl Exchange {
         Fault { wait, ..Fault::again(ErrorKind::Unreachable, Scope::Source, text) }
     }
 
-    /// Errors: the answer is a page where people sign in, or no bytes of the file as they are.
+    /// Checks that an answer is data. Errors: it is a login page, or its bytes are not those of the file.
     fn refuse_other_than_data(&self, named: &WebLocation, at: &WebLocation, reply: &Reply) -> Result<(), Fault> {
         if let Some(encoding) = &reply.encoding {
             let text = format!("GET {named}: the bytes come encoded as {encoding:?} though that was not asked for");
@@ -380,7 +383,7 @@ impl Exchange {
         if reply.is_page() { self.refuse_page(named, at) } else { Ok(()) }
     }
 
-    /// A page has come. Errors: it is none that was meant.
+    /// Checks an answer that is an HTML page. Errors: the user did not mean a page.
     pub(super) fn refuse_page(&self, named: &WebLocation, at: &WebLocation) -> Result<(), Fault> {
         if self.is_expected {
             return Ok(());
@@ -402,23 +405,23 @@ impl Exchange {
     }
 }
 
-/// Bytes of an answer, and the right to its connection.
+/// Body of an answer, and the permit for its connection.
 pub(super) struct Body {
     reader: BodyReader<'static>,
-    /// Bytes to come; `None`: its framing says when it ends.
+    /// Bytes that are left; `None` if the framing shows the end.
     left: Option<u64>,
     received: Arc<AtomicU64>,
-    /// Until its end.
+    /// Permit, held until the end of the body.
     permit: Option<Permit>,
 }
 
 impl Body {
-    /// Whether all of it has come.
+    /// Returns true if all of it has arrived.
     pub(super) fn has_ended(&self) -> bool {
         self.permit.is_none()
     }
 
-    /// Reads some bytes; 0 at its end, which has been proven. Errors: it was cut.
+    /// Reads some bytes; returns 0 at the end, which the framing has proven. Errors: the body was cut.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize, std::io::Error> {
         let most = self.left.map_or(buffer.len(), |left| left.min(buffer.len() as u64) as usize);
         if most == 0 {
@@ -429,7 +432,7 @@ impl Body {
         if let Some(left) = &mut self.left {
             *left -= count as u64;
             if *left == 0 {
-                // The connection goes back for the next request.
+                // Reads the end of the body, so that the connection is free for the next request.
                 if self.reader.read(&mut [0; 1]).is_ok_and(|more| more > 0) {
                     return Err(std::io::Error::other("more came than was announced"));
                 }
@@ -443,7 +446,7 @@ impl Body {
         Ok(count)
     }
 
-    /// Reads what is left to its end, if that is little, for the sake of its connection.
+    /// Reads the rest of a short body to its end, so that its connection can be reused.
     pub(super) fn read_past(mut self) {
         let mut useless = [0; 4096];
         if self.left.is_some_and(|left| left <= USELESS_BYTES_MAX) {
@@ -453,7 +456,7 @@ impl Body {
     }
 }
 
-/// Where a redirect leads. Errors: nowhere, or from an encrypted server to one that is not.
+/// Returns the target of a redirect. Errors: no valid target, or a redirect from https to http.
 fn redirected(at: &WebLocation, reply: &Reply) -> Result<WebLocation, Fault> {
     let status = reply.status;
     let refused = |text: String| Fault::never(ErrorKind::Protocol, format!("GET {at}: {status}, a redirect {text}"));
@@ -465,7 +468,7 @@ fn redirected(at: &WebLocation, reply: &Reply) -> Result<WebLocation, Fault> {
     Ok(to)
 }
 
-/// Follows a redirect that a fuzzer makes up: it never leads from an encrypted server to one that is not.
+/// Follows a redirect that a fuzzer generates; checks that it never leads from https to http.
 pub(crate) fn fuzz_redirect(location: &str) {
     let Ok(at) = WebLocation::parse("https://host.example:8443/dir/file?query") else { return };
     let reply = Reply { status: 302, location: Some(location.to_owned()), ..Reply::default() };
@@ -474,7 +477,7 @@ pub(crate) fn fuzz_redirect(location: &str) {
     assert_eq!(WebLocation::parse(&to.url()).ok().map(|again| again.url()), Some(to.url()), "{location:?}");
 }
 
-/// What a library's error says, without what it says of itself.
+/// Returns the text of a library error, without the prefix of the library.
 fn said(error: &ureq::Error) -> String {
     if matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_))) {
         return "what came back is not TLS: is http:// or another port meant?".to_owned();
@@ -485,7 +488,7 @@ fn said(error: &ureq::Error) -> String {
         }
         ureq::Error::Io(error) => error.to_string(),
         ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
-        // It would show the URL, with its query.
+        // The text of the library would show the URL with its query.
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
         ureq::Error::Protocol(error) => {
             format!("what came back is not HTTP ({error}): is https:// or another port meant?")
@@ -495,7 +498,7 @@ fn said(error: &ureq::Error) -> String {
     }
 }
 
-/// What TLS said, by itself or wrapped by the socket it was read from.
+/// Returns the TLS error, direct or wrapped by the socket it was read from.
 fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     match error {
         ureq::Error::Rustls(error) => Some(error),
@@ -504,9 +507,9 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     }
 }
 
-/// The authorities that vouch for servers: this host's, and the one given.
+/// Returns the trusted authorities: those of this host, and the one given.
 fn roots(options: &WebOptions) -> Result<Vec<Certificate<'static>>, Error> {
-    // What cannot be read of the system's is missed when a server needs it, and that is said then.
+    // Errors in the system's list are ignored here. A server whose authority is missing causes an error later.
     let found = rustls_native_certs::load_native_certs();
     let mut roots: Vec<Certificate<'static>> =
         found.certs.iter().map(|der| Certificate::from_der(der).to_owned()).collect();

@@ -1,4 +1,4 @@
-//! A file on a web server, as the first request for it has found it.
+//! File on a web server, as found by the first request for it.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,79 +13,81 @@ use super::exchange::{Answer, Ask, Body, Fault};
 use super::reply::{Reply, Version};
 use crate::session::lock;
 
-/// Bytes of files that are held in memory until they are sent. Reason: the first request brings a small file whole; 256 of the
-/// largest small ones cover what lanes take at once.
+/// Bytes of files that are held in memory until they are sent. Reason: the first request brings a small file whole.
+/// 256 of the largest small files cover what lanes take at once.
 const HELD_BYTES_MAX: u64 = 64 << 20;
 
-/// How often a wait for room looks whether the session is over.
+/// Interval at which a wait for room checks if the session is over.
 const ROOM_NAP: Duration = Duration::from_millis(100);
 
-/// How often a first request is made that got no answer at all. Reason: a name that is mistyped is told at once and not after
-/// minutes; a server that says that it has too much to do is waited for.
+/// Most attempts of a first request that gets no answer at all. Reason: a mistyped name is reported at once and not
+/// after minutes. A server that answers with overload is waited for.
 const FIRST_TRIES_MAX: u32 = 3;
 
-/// Wait between these, doubled each time.
+/// Wait between these attempts, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Bytes that the first request for the only file asks for. Reason: they cover the time until others have their first bytes on any path; with
-/// all of the file the connection would have to be broken off at the end of its run, and be new when it is as fast as it gets.
+/// Bytes that the first request for the only file asks for. Reason: they cover the time until other lanes have
+/// their first bytes, on any path. A request for all of the file would have to be broken off at the end of its run.
+/// A new connection would then replace one that had reached its full rate.
 const FIRST_BYTES: u64 = 4 << 20;
 
-/// What a first request asks for.
+/// Extent of a first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbeKind {
-    /// The first bytes of it, which a lane goes on reading: there is one file, and they cost no further round trip.
+    /// First bytes of the file; a lane continues to read the answer. For the only file, which then costs no further
+    /// round trip.
     ReadOn,
-    /// As much as a small file has.
+    /// As many bytes as a small file may have.
     Head,
 }
 
-/// A file on a web server.
+/// File on a web server.
 pub(crate) struct WebFile {
-    /// What the person gave.
+    /// Location that the user gave.
     pub(super) named: WebLocation,
-    /// Where it was found, behind redirects.
+    /// Location where it was found, after redirects.
     pub(super) at: Mutex<WebLocation>,
     pub(super) version: Version,
     entry: FileEntry,
     order: BlockOrder,
     notice: Option<String>,
-    /// Its first bytes.
+    /// First bytes of the file.
     pub(super) head: HeldBytes,
-    /// The first answer, for the lane that begins with its next byte.
+    /// First answer, for the lane that starts with its next byte.
     pub(super) first: Mutex<Option<Body>>,
 }
 
 impl WebFile {
-    /// Its entry; what identifies its version there is made of what the server says of it.
+    /// Returns its file entry. The version in the entry is derived from what the server reports.
     pub(crate) fn entry(&self) -> &FileEntry {
         &self.entry
     }
 
-    /// How its blocks are to be read.
+    /// Returns the order in which its blocks are read.
     pub(crate) fn order(&self) -> BlockOrder {
         self.order
     }
 
-    /// What the person should know of it.
+    /// Returns a notice for the user about the file.
     pub(crate) fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
 
-    /// Nobody needs its first bytes.
+    /// Drops the first answer, because its bytes are not needed.
     pub(crate) fn drop_first_answer(&self) {
-        // Dropped without the lock.
+        // Dropped after the lock is released.
         let _first = lock(&self.first).take();
     }
 
-    /// Whether the server can be asked for a part of it.
+    /// Returns true if the server sends ranges of it.
     pub(super) fn has_ranges(&self) -> bool {
         self.order == BlockOrder::Runs
     }
 }
 
 impl Web {
-    /// Asks for a file. Errors: it cannot be had, or not as a file of a known size.
+    /// Requests a file for the first time. Errors: the file is not available, or not with a known size.
     pub(super) fn probe(&self, named: &WebLocation, kind: ProbeKind) -> Result<WebFile, Error> {
         let (mut tries, mut pause, mut waited) = (0, FIRST_PAUSE, Duration::ZERO);
         loop {
@@ -94,7 +96,7 @@ impl Web {
                 Err(fault) => fault,
             };
             tries += 1;
-            // One that has answered, though with a refusal, is there and comes back.
+            // A server that has answered, even with a refusal, exists and recovers.
             let is_there = fault.error.scope == sterna_proto::Scope::Source;
             waited += pause + fault.wait + fault.tried;
             let may_try = waited < self.patience && (is_there || tries < FIRST_TRIES_MAX);
@@ -115,7 +117,7 @@ impl Web {
         let wrong = |text: &str| Fault::never(ErrorKind::Protocol, format!("GET {named}: {text}"));
         let ask = Ask { named, at: named, range: Some(range), version: None, lane: None };
         let Answer { reply, at, body } = match self.exchange.get(&ask)? {
-            // An empty file has no first byte. This answer gives up its place before the next one needs it.
+            // An empty file has no first byte. This answer returns its permit before the next request needs it.
             Answer { reply, body, .. } if reply.status == 416 => {
                 body.read_past();
                 let answer = self.exchange.get(&Ask { range: None, ..ask })?;
@@ -135,7 +137,7 @@ impl Web {
         let has_ranges = reply.status == 206;
         let is_large = reply.size.is_some_and(|size| size > PACKED_FILE_BYTES_MAX);
         if kind == ProbeKind::ReadOn && is_large && !has_ranges && reply.takes_ranges {
-            // It says that it sends parts, and may send the whole only since all of it was asked for.
+            // The server announces ranges. It may have sent the whole file only because all of it was requested.
             drop(body);
             return self.probe_once(named, ProbeKind::Head);
         }
@@ -189,7 +191,7 @@ impl Web {
         Ok(self.held.hold(bytes))
     }
 
-    /// Reads a body whose length nobody has said, to the end that its framing proves. Errors: it is too long to be held.
+    /// Reads a body of unknown length, to the end that its framing proves. Errors: it is too long to be held.
     fn read_unmeasured(&self, named: &WebLocation, body: &mut Option<Body>) -> Result<(u64, HeldBytes), Fault> {
         let mut bytes = vec![0; PACKED_FILE_BYTES_MAX as usize + 1];
         let mut done = 0;
@@ -208,15 +210,15 @@ impl Web {
     }
 }
 
-/// Why a body is refused that ends with its connection.
+/// Reason why a body that ends with its connection is refused.
 const UNPROVEN: &str = "the server says neither how long it is nor where it ends (no Content-Length, no chunks), so that a cut \
                         could not be told from its end; not copied";
 
-/// Why a body is refused whose size comes with its end.
+/// Reason why a body whose size comes with its end is refused.
 const UNMEASURED: &str = "the server does not say how long it is (no Content-Length) and it is longer than 256 KiB; files are \
                           copied in blocks, for which their size must be known; not copied";
 
-/// What the person should know of a version that is not vouched for.
+/// Returns a notice for the user about a version that the server does not guarantee.
 fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<String> {
     let path = &entry.path;
     if entry.is_packed() {
@@ -238,7 +240,7 @@ fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<Strin
     }
 }
 
-/// A number for the version: equal for equal versions, and never twice the same where nothing tells them apart.
+/// Returns a number for the version: equal for equal versions, and random where the server names no version.
 fn version_number(version: &Version) -> Result<u64, Error> {
     if version.tag.is_none() && version.modified.is_none() {
         return getrandom::u64().map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e));
@@ -246,7 +248,7 @@ fn version_number(version: &Version) -> Result<u64, Error> {
     Ok(number_of(&[version.opaque_tag().unwrap_or_default().as_bytes()]))
 }
 
-/// Half of half a BLAKE3: numbers that are only compared.
+/// Returns 64 bits of a BLAKE3 digest, for numbers that are only compared.
 fn number_of(words: &[&[u8]]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     for word in words {
@@ -257,7 +259,7 @@ fn number_of(words: &[&[u8]]) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// How many bytes of files are held in memory.
+/// Count of file bytes that are held in memory.
 #[derive(Default)]
 pub(super) struct Held {
     bytes: Mutex<u64>,
@@ -279,7 +281,7 @@ impl Held {
     }
 }
 
-/// Bytes of a file in memory.
+/// File bytes in memory, counted until dropped.
 pub(super) struct HeldBytes {
     pub(super) bytes: Vec<u8>,
     held: Arc<Held>,

@@ -1,4 +1,4 @@
-//! What is known of each web server: how many requests it takes at once, and until when it wants to be left alone.
+//! State of each web server: how many requests it takes at once, and until when it gets none.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,27 +9,28 @@ use sterna_proto::session::LaneId;
 
 use crate::session::lock;
 
-/// First wait after a server said that it has too much to do and not for how long; doubled each time.
+/// First wait after a server reported overload without a time; doubled each time.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// Longest such wait. Reason: a server that is restarted is noticed within this.
+/// Longest such wait. Reason: the end of a server's restart is noticed within this time.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// How long a server that had too much to do must have been well before it gets one connection more. Guess: long beside what
-/// such a server counts requests over.
+/// Time without overload after which a paused server gets one more connection. Guess: long compared with the time
+/// over which such a server counts requests.
 const GROWS_AFTER: Duration = Duration::from_secs(30);
 
-/// How often a wait looks whether it is over. Reason: as quick as a person who stops a copy notices.
+/// Interval at which a wait checks if it is over. Reason: the response time that a user expects when a copy is
+/// stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The servers of one copy.
+/// Servers of one copy.
 pub(super) struct Hosts {
     state: Mutex<HashMap<String, Host>>,
     changed: Condvar,
-    /// Requests that each may have at once, until it says that they are too many.
+    /// Most requests that each server gets at once, until it reports overload.
     budget: u32,
     stopped: AtomicBool,
-    /// Lanes that are down, whose feeders still run: what they wait for nobody takes.
+    /// Lanes that are down while their feeders still run. The data that these feeders wait for has no reader.
     gone: Mutex<HashSet<LaneId>>,
 }
 
@@ -38,13 +39,13 @@ struct Host {
     in_use: u32,
     budget: u32,
     paused_until: Option<Instant>,
-    /// When the budget changed last.
+    /// Time of the last change of the budget, or the end of the pause that caused it.
     changed: Instant,
-    /// Pauses in a row, for the length of the next.
+    /// Number of pauses in a row, which sets the length of the next.
     pauses: u32,
 }
 
-/// The right to one request at a server, from its sending to the end of its body.
+/// Permit for one request at a server, from its sending to the end of its body.
 pub(super) struct Permit {
     hosts: Arc<Hosts>,
     origin: String,
@@ -60,13 +61,14 @@ impl Drop for Permit {
 }
 
 impl Hosts {
-    /// Servers that take `budget` requests at once.
+    /// Creates the state of servers that take `budget` requests at once.
     pub(super) fn new(budget: u32) -> Arc<Self> {
         let (state, changed, gone) = (Mutex::default(), Condvar::new(), Mutex::default());
         Arc::new(Self { state, changed, budget: budget.max(1), stopped: AtomicBool::new(false), gone })
     }
 
-    /// Waits until the server takes one more request; `None` when the copy has stopped, or the lane that it is for is down.
+    /// Waits until the server takes one more request; `None` when the copy has stopped or the lane of the request
+    /// is down.
     pub(super) fn enter(self: &Arc<Self>, origin: &str, lane: Option<LaneId>) -> Option<Permit> {
         let mut state = lock(&self.state);
         loop {
@@ -89,8 +91,9 @@ impl Hosts {
         }
     }
 
-    /// The server has too much to do: nothing is asked of it for `wait`, or for longer and longer when it did not say for how
-    /// long, and by half as many connections from then on. Returns the wait and the connections, when that is news.
+    /// Pauses a server that reports overload: it gets no request for `wait`, or for increasing times when it names
+    /// none. Halves its connections from then on. Returns the wait and the number of connections, if the pause is a
+    /// new one.
     pub(super) fn pause(&self, origin: &str, wait: Option<Duration>, jitter: f64) -> Option<(Duration, u32)> {
         let mut state = lock(&self.state);
         let host = state.get_mut(origin)?;
@@ -99,20 +102,20 @@ impl Hosts {
         let backoff = PAUSE_MIN.saturating_mul(1 << host.pauses.min(6)).min(PAUSE_MAX).mul_f64(0.5 + jitter / 2.0);
         let until = now + wait.unwrap_or(backoff);
         if is_paused {
-            // The other requests of the same moment: one word of the server, heard several times.
+            // The other requests of the same moment: one overload of the server, reported several times.
             host.paused_until = host.paused_until.max(wait.map(|_| until));
             host.changed = host.changed.max(until);
             return None;
         }
         host.pauses += 1;
-        // One request alone was not too many: then it is not known how many are.
+        // One request alone was not too many. The number that is too many is then unknown.
         let were_many = if host.in_use > 1 { host.in_use.min(host.budget) } else { host.budget };
         (host.budget, host.changed) = ((were_many / 2).max(1), until);
         host.paused_until = Some(until);
         Some((until - now, host.budget))
     }
 
-    /// The server has answered.
+    /// Records that the server has answered, which ends a row of pauses.
     pub(super) fn answered(&self, origin: &str) {
         if let Some(host) = lock(&self.state).get_mut(origin)
             && host.paused_until.is_none_or(|until| until <= Instant::now())
@@ -121,7 +124,7 @@ impl Hosts {
         }
     }
 
-    /// Waits for `time`; whether the copy goes on, and the lane that it is for.
+    /// Waits for `time`. Returns true if the copy continues, and the lane for which it waits is up.
     pub(super) fn wait(&self, time: Duration, lane: Option<LaneId>) -> bool {
         let until = Instant::now() + time;
         let mut state = lock(&self.state);
@@ -146,18 +149,18 @@ impl Hosts {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// A lane is down: ends every wait for it.
+    /// Records that a lane is down; ends every wait for it.
     pub(super) fn lane_down(&self, lane: LaneId) {
         lock(&self.gone).insert(lane);
         self.changed.notify_all();
     }
 
-    /// The feeder of a lane has ended.
+    /// Records that the feeder of a lane has ended.
     pub(super) fn lane_fed(&self, lane: LaneId) {
         lock(&self.gone).remove(&lane);
     }
 
-    /// Whether nobody takes any more what is asked for a lane.
+    /// Returns true if the answer to a request of the lane has no reader any more.
     pub(super) fn is_over(&self, lane: Option<LaneId>) -> bool {
         self.is_stopped() || lane.is_some_and(|lane| lock(&self.gone).contains(&lane))
     }
@@ -175,7 +178,7 @@ mod tests {
         assert_eq!(hosts.pause("a", Some(Duration::ZERO), 0.0), Some((Duration::ZERO, 8)));
         drop(permits);
         assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0).map(|(_, budget)| budget), Some(4));
-        // Fifteen more hear the same.
+        // The other fifteen requests get the same answer.
         assert_eq!(hosts.pause("a", Some(Duration::from_secs(3600)), 0.0), None);
         assert!(other.is_some() && hosts.enter("b", None).is_some(), "another server has no part in it");
         hosts.stop();

@@ -1,4 +1,4 @@
-//! What a lane reads: one answer after the other, each as long as the lane's run, going on where it was cut.
+//! Reads of a lane: one answer after the other, each as long as the lane's run, resumed where it was cut.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,17 +12,18 @@ use super::exchange::{Answer, Ask, Body, Fault};
 use super::file::WebFile;
 use crate::session::lock;
 
-/// Wait before a request that failed is made again, doubled from failure to failure. Reason: a cut is mended at once, a server
-/// that is restarted takes seconds.
+/// Wait before a failed request is repeated, doubled after each failure. Reason: a cut connection is replaced at
+/// once, and a server that restarts takes seconds.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 
-/// Longest such wait. Reason: an outage that ends is noticed within this.
+/// Longest such wait. Reason: the end of an outage is noticed within this time.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes that are read past rather than asked for anew. Reason: less than a new connection costs on any path, about.
+/// Bytes that are read and dropped instead of a new request. Reason: on any path this costs about as much as a new
+/// connection, or less.
 const READ_PAST_MAX: u64 = 256 << 10;
 
-/// An answer that a lane is reading.
+/// Answer that a lane is reading.
 pub(super) struct OpenRun {
     file: Arc<WebFile>,
     /// Offset of its next byte in the file.
@@ -35,13 +36,13 @@ pub(crate) struct WebReader<'a> {
     web: &'a Web,
     lane: LaneId,
     file: Arc<WebFile>,
-    /// Offset behind what the lane will read without a gap.
+    /// End of the range that the lane will read without a gap.
     run_end: u64,
     open: Option<OpenRun>,
 }
 
 impl Web {
-    /// What `lane` reads `file` with; it will most likely go on to `run_end`.
+    /// Returns the reader of `file` for `lane`, which will most likely read up to `run_end`.
     pub(crate) fn reader(&self, lane: LaneId, file: Arc<WebFile>, run_end: u64) -> WebReader<'_> {
         let open = lock(&self.runs).remove(&lane);
         WebReader { web: self, lane, file, run_end, open }
@@ -57,11 +58,11 @@ impl Drop for WebReader<'_> {
 }
 
 impl WebReader<'_> {
-    /// Fills `buffer` with the bytes at `offset`, trying again what is cut.
+    /// Fills `buffer` with the bytes at `offset`; retries after a cut.
     ///
-    /// Errors: the file changed, is refused, or brought nothing for as long as is waited.
+    /// Errors: the file changed, the server refuses it, or no byte arrived for the `patience` time.
     pub(crate) fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        // What it waits for others that speak with the same server does not count, and what it waits for this one does.
+        // A wait for other requests to the same server does not count. A wait for this request does.
         let (mut done, mut waited, mut pause) = (0, Duration::ZERO, PAUSE_MIN);
         while done < buffer.len() {
             match self.read_some(offset + done as u64, &mut buffer[done..]) {
@@ -107,7 +108,7 @@ impl WebReader<'_> {
         Err(cut.after(began.elapsed()))
     }
 
-    /// The answer whose next byte is at `offset`.
+    /// Returns the answer whose next byte is at `offset`.
     fn open_at(&mut self, offset: u64) -> Result<&mut OpenRun, Fault> {
         let mut open = self.open.take().filter(|open| Arc::ptr_eq(&open.file, &self.file) && !open.body.has_ended());
         let reach = if self.file.has_ranges() { READ_PAST_MAX } else { u64::MAX };
@@ -123,7 +124,8 @@ impl WebReader<'_> {
         Ok(self.open.insert(open))
     }
 
-    /// The answer that told of the file, for who reads its first bytes; for others only if there is no other way to theirs.
+    /// Returns the answer of the probe to the reader of the next bytes. Other readers get it only if the server has
+    /// no ranges.
     fn first_answer(&self, offset: u64) -> Option<OpenRun> {
         let start = self.file.head.bytes.len() as u64;
         if offset != start && self.file.has_ranges() {
@@ -133,7 +135,7 @@ impl WebReader<'_> {
         Some(OpenRun { file: Arc::clone(&self.file), offset: start, body })
     }
 
-    /// Asks for the bytes from `offset` to the end of the run.
+    /// Requests the bytes from `offset` to the end of the run.
     fn ask(&self, offset: u64) -> Result<OpenRun, Fault> {
         let file = &self.file;
         let at = lock(&file.at).clone();
@@ -141,7 +143,7 @@ impl WebReader<'_> {
         let range = file.has_ranges().then_some((offset, Some(end)));
         let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version), lane: Some(self.lane) };
         let answer = match self.web.exchange.get(&ask) {
-            // What a redirect led to was for a while only.
+            // The target of a redirect is valid for a while only.
             Err(fault) if at != file.named && is_stale(&fault) => {
                 self.web.exchange.get(&Ask { at: &file.named, ..ask })?
             }
@@ -160,7 +162,7 @@ impl WebReader<'_> {
         if range.is_some() && reply.status != 206 {
             return Err(no_range(named, offset));
         }
-        // A part may come where the whole was asked for.
+        // A server may send a range when the whole file was requested.
         let (start, end) = if range.is_some() { (offset, end) } else { (0, size) };
         if reply.start != start || reply.length.is_some_and(|length| length > end - start) {
             let text = format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
@@ -171,7 +173,7 @@ impl WebReader<'_> {
     }
 }
 
-/// Reads and drops what lies in front of `offset`.
+/// Reads and drops the bytes before `offset`.
 fn read_past(open: &mut OpenRun, offset: u64) -> Result<(), Fault> {
     let mut useless = vec![0; (offset - open.offset).min(64 << 10) as usize];
     while open.offset < offset {
@@ -185,12 +187,12 @@ fn read_past(open: &mut OpenRun, offset: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether a place that a redirect led to may have moved on.
+/// Returns true if the target of a redirect may have moved.
 fn is_stale(fault: &Fault) -> bool {
     matches!(fault.error.kind, ErrorKind::Denied | ErrorKind::NotFound)
 }
 
-/// A server that sent ranges has stopped to do so.
+/// Returns the fault of a server that has sent ranges and does not any more.
 fn no_range(named: &WebLocation, start: u64) -> Fault {
     let text = format!(
         "GET {named}: the whole file where the bytes from {start} on were asked for, which the server has sent before; try again"

@@ -1,9 +1,9 @@
 //! Files on web servers, as sources of a session.
 //!
-//! What it does: asks each server for a file's size and version, and reads ranges of it, with at most one request a lane. What is
-//! cut is asked for again from where it stopped; a server that has too much to do is left alone as long as it asks for.
-//! What it refuses to do: take anything else for the file: another version, a short body, a page where people sign in. It
-//! decides nothing about blocks, and reads the clock to wait.
+//! What it does: requests the size and version of each file and reads ranges of it, with at most one request per
+//! lane. An interrupted read continues from where it stopped. A server that reports overload gets no request for
+//! the time that it requests. What it refuses to do: accept anything else as the file: another version, a short
+//! body, a login page. It decides nothing about blocks, and reads the clock to wait.
 
 mod certificates;
 mod exchange;
@@ -37,42 +37,43 @@ use self::file::{Held, ProbeKind};
 use self::lanes::OpenRun;
 use crate::session::{Observer, lock};
 
-/// Files that are asked about at once. Reason: as many as there are connections at most, and with sixteen a thousand files
-/// over 150 ms are known in 10 s, while lanes are busy with the first.
+/// Most files that are probed at once. Reason: at most as many as there are connections. With sixteen, a thousand
+/// files over 150 ms are probed in 10 s, while lanes are busy with the first.
 const PROBES_MAX: usize = 16;
 
-/// How web servers are spoken with.
+/// Settings for web servers.
 #[derive(Clone, Debug)]
 pub struct WebOptions {
-    /// Where a bearer token comes from.
+    /// Source of a bearer token.
     pub token: Option<TokenSource>,
-    /// A file of certificates of authorities to be trusted beside those of this host.
+    /// File with certificates of authorities that are trusted in addition to those of this host.
     pub authority: Option<PathBuf>,
-    /// Requests that each server gets at once, at most.
+    /// Most requests that each server gets at once.
     pub connections: u32,
-    /// How long what fails is tried again.
+    /// Time for which a failed request is retried.
     pub patience: Duration,
-    /// A digest says what the file must be.
+    /// True if the user gave a digest that the file must have.
     pub is_expected: bool,
 }
 
-/// The web servers of one session.
+/// Web servers of one session.
 pub struct Web {
     exchange: Exchange,
     locations: Vec<WebLocation>,
     connections: u32,
     patience: Duration,
     held: Arc<Held>,
-    /// What each lane is reading.
+    /// Answer that each lane is reading.
     runs: Mutex<HashMap<LaneId, OpenRun>>,
-    /// This lane carries control frames and no blocks.
+    /// Lane that carries control frames and no blocks.
     control: Option<LaneId>,
 }
 
 impl Web {
-    /// The files at `locations`; nothing is asked yet. `control`: a lane that is kept free of blocks.
+    /// Creates the servers for the files at `locations`; sends no request yet. `control`: a lane that is kept free
+    /// of blocks.
     ///
-    /// Errors: `Usage`; an authority's file cannot be read.
+    /// Errors: `Usage`, also when an authority's file cannot be read.
     pub fn new(
         options: &WebOptions,
         locations: Vec<WebLocation>,
@@ -90,7 +91,8 @@ impl Web {
         })
     }
 
-    /// Asks for every file, several at once, and hands each to `found` as soon as it is known; ends early when `is_over`.
+    /// Probes every file, several at once, and passes each to `found` when it is known. Ends early when `is_over`
+    /// is true.
     pub(crate) fn list(&self, found: &(dyn Fn(Result<WebFile, Error>) + Sync), is_over: &(dyn Fn() -> bool + Sync)) {
         let wanted = self.named(found);
         let kind = if wanted.len() == 1 { ProbeKind::ReadOn } else { ProbeKind::Head };
@@ -107,14 +109,14 @@ impl Web {
         let count = wanted.len().min(PROBES_MAX).min(self.connections as usize);
         thread::scope(|scope| {
             for _ in 1..count {
-                // Fewer threads are slower and no failure.
+                // With fewer threads the probes are slower, which is no failure.
                 let _ = thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, probe_all);
             }
             probe_all();
         });
     }
 
-    /// The locations whose names are good and differ; the others are told to `found`.
+    /// Returns the locations whose names are valid and differ; reports the others to `found`.
     fn named(&self, found: &(dyn Fn(Result<WebFile, Error>) + Sync)) -> Vec<WebLocation> {
         let mut names = HashSet::new();
         let mut wanted = Vec::new();
@@ -134,64 +136,64 @@ impl Web {
         wanted
     }
 
-    /// Tells the person something.
+    /// Reports a message to the user.
     pub(crate) fn notice(&self, text: String) {
         self.exchange.notice(text);
     }
 
-    /// Whether `lane` may take blocks.
+    /// Returns true if `lane` may take blocks.
     pub(crate) fn takes_blocks(&self, lane: LaneId) -> bool {
         self.control != Some(lane)
     }
 
-    /// Lanes that take blocks, at most.
+    /// Returns the largest number of lanes that take blocks.
     pub(crate) fn connections(&self) -> u32 {
         self.connections
     }
 
-    /// `lane` has nothing to read now: what is left of its answer is of no use.
+    /// Drops the rest of the answer that `lane` reads, because the lane has nothing to read now.
     pub(crate) fn rest(&self, lane: LaneId) {
-        // Dropped without the lock.
+        // Dropped after the lock is released.
         let _open = lock(&self.runs).remove(&lane);
     }
 
-    /// `lane` is down: nothing is waited for any more on its behalf.
+    /// Records that `lane` is down, and ends every wait for it.
     pub(crate) fn lane_down(&self, lane: LaneId) {
         self.exchange.hosts.lane_down(lane);
     }
 
-    /// The feeder of `lane` has ended: its answer, and the right to its connection, are another's.
+    /// Records that the feeder of `lane` has ended. Its answer and the permit for its connection become free.
     pub(crate) fn lane_fed(&self, lane: LaneId) {
         self.exchange.hosts.lane_fed(lane);
         self.rest(lane);
     }
 
-    /// Whether a read for `lane` failed since that is down, or the session over.
+    /// Returns true if a read for `lane` failed because the lane is down or the session is over.
     pub(crate) fn is_over(&self, lane: LaneId) -> bool {
         self.exchange.hosts.is_over(Some(lane))
     }
 
-    /// Ends every request and every wait: the session is over.
+    /// Ends every request and every wait, because the session is over.
     pub fn stop(&self) {
         self.exchange.stop();
     }
 
-    /// Bytes that servers have sent of files, whatever became of them.
+    /// Returns the bytes of files that servers have sent, used or not.
     pub fn received_bytes(&self) -> u64 {
         self.exchange.received_bytes()
     }
 
-    /// What is measured of the connections, all together.
+    /// Returns the measurements of all connections together.
     pub(crate) fn measured(&self) -> WebSample {
         self.exchange.measured()
     }
 
-    /// The least round trip to a server, or zero where it is not known.
+    /// Returns the smallest round trip to a server; zero where it is not measured.
     pub(crate) fn round_trip(&self) -> Duration {
         self.exchange.round_trip()
     }
 
-    /// Lanes with an answer that they are reading.
+    /// Returns the number of lanes that are reading an answer.
     pub fn reading(&self) -> usize {
         lock(&self.runs).len()
     }

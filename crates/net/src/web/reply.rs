@@ -1,4 +1,4 @@
-//! The head of an answer: what its status and headers say of the file.
+//! Head of an answer: what its status and headers state about the file.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,51 +6,52 @@ use sterna_proto::{FileTime, Retry};
 use ureq::http::response::Parts;
 use ureq::http::{HeaderMap, Response, Version as HttpVersion, header};
 
-/// Longest header value that is looked at, in characters. Reason: none of those that are needed comes near.
+/// Longest header value that is read, in characters. Reason: no header that is needed comes near.
 const VALUE_CHARS_MAX: usize = 1024;
 
-/// As much of an unknown `Transfer-Encoding` is shown, in characters. Reason: real ones are shorter.
+/// Most characters of an unknown `Transfer-Encoding` that are shown. Reason: real ones are shorter.
 const CODING_CHARS_MAX: usize = 40;
 
-/// What tells one version of a file from another (RFC 9110, section 8.8).
+/// Identification of a version of a file (RFC 9110, section 8.8).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Version {
-    /// The entity tag, as it is written.
+    /// Entity tag, as the server sent it.
     pub(super) tag: Option<String>,
-    /// When it was last modified, as it is written.
+    /// Time of the last modification, as the server sent it.
     pub(super) modified: Option<String>,
 }
 
 impl Version {
-    /// The tag that vouches for every byte; `None` when there is none, or it is a weak one.
+    /// Returns the tag that guarantees every byte; `None` when there is none, or it is a weak one.
     pub(super) fn strong_tag(&self) -> Option<&str> {
         self.tag.as_deref().filter(|tag| tag.starts_with('"') && tag.len() > 2)
     }
 
-    /// The tag without its mark of weakness. Apache marks the tag of a file that is younger than a second, and the same tag is a
-    /// strong one from then on.
+    /// Returns the tag without its mark of weakness. Reason: Apache marks the tag of a file younger than a second
+    /// as weak. Later the same tag is a strong one.
     pub(super) fn opaque_tag(&self) -> Option<&str> {
         self.tag.as_deref().map(|tag| tag.strip_prefix("W/").unwrap_or(tag))
     }
 
-    /// What `If-Range` is to carry: the server then sends a range of this version, or another version whole.
+    /// Returns the value for `If-Range`: the server then sends a range of this version, or another version whole.
     pub(super) fn if_range(&self) -> Option<&str> {
         self.strong_tag().or_else(|| self.modified.as_deref().filter(|_| self.tag.is_none()))
     }
 
-    /// What differs in a later answer, in words.
+    /// Returns the difference to a later answer, as text.
     pub(super) fn difference(&self, later: &Self) -> Option<&'static str> {
         match (self.opaque_tag(), later.opaque_tag()) {
             (Some(before), Some(now)) if before != now => Some("another ETag"),
             (Some(_), None) => Some("no ETag any more"),
-            // The same tag vouches for the bytes, whatever servers behind one name say of the time.
+            // An equal strong tag guarantees the bytes, even if servers behind one name report different times.
             (Some(_), Some(_)) if self.strong_tag().is_some() => None,
             _ => (self.modified != later.modified).then_some("another Last-Modified"),
         }
     }
 
-    /// The modification time. A server that says none gets one in the first second of 1970 that differs with `number`, the
-    /// version's: so that a later copy sees that the file is another, although its size is the same.
+    /// Returns the modification time. Without one, returns a time in the first second of 1970 that depends on
+    /// `number`, the number of the version. Reason: a later copy then sees that the file is another, even if its
+    /// size is equal.
     pub(super) fn time(&self, number: u64) -> FileTime {
         let time = self.modified.as_deref().and_then(|text| httpdate::parse_http_date(text).ok());
         match time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()) {
@@ -60,34 +61,35 @@ impl Version {
     }
 }
 
-/// The head of an answer.
+/// Head of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) status: u16,
-    /// Size of the whole file; `None`: unknown.
+    /// Size of the whole file; `None` if unknown.
     pub(super) size: Option<u64>,
-    /// Where in the file the body begins.
+    /// Offset of the body in the file.
     pub(super) start: u64,
-    /// Bytes of the body; `None`: it ends where its framing says so.
+    /// Bytes of the body; `None` if the framing shows its end.
     pub(super) length: Option<u64>,
-    /// The body comes in chunks, whose last says that it is the last.
+    /// True if the body comes in chunks; the last chunk is marked as the last.
     pub(super) is_chunked: bool,
-    /// Why nobody can tell where the body ends, or what in it is the file, in words.
+    /// Reason why the end of the body or its content is ambiguous, as text.
     pub(super) framing_fault: Option<String>,
     pub(super) version: Version,
-    /// The server says that it can be asked for parts.
+    /// True if the server announces range requests.
     pub(super) takes_ranges: bool,
     /// Type of the content in lower case, without parameters.
     pub(super) content_type: String,
     /// `Content-Encoding`, unless it is identity.
     pub(super) encoding: Option<String>,
     pub(super) location: Option<String>,
-    /// How long the server wants to be left alone.
+    /// Time for which the server wants no request.
     pub(super) retry_after: Option<Duration>,
 }
 
 impl Reply {
-    /// Reads a head. `Err`: what in it cannot be read or contradicts itself, in words, and whether asking again may help.
+    /// Reads a head. Errors: the text names what is unreadable or contradictory; `Retry` shows if another request
+    /// may help.
     pub(super) fn read(head: &Parts, now: SystemTime) -> Result<Self, (Retry, &'static str)> {
         let (status, headers) = (head.status.as_u16(), &head.headers);
         let value = |name: &str| {
@@ -97,13 +99,13 @@ impl Reply {
         let owned = |name: &str| value(name).map(str::to_owned);
         let length = value("content-length").and_then(number);
         let (start, size) = match (status, value("content-range")) {
-            // One of several servers behind a name may answer better.
+            // Another of the servers behind one name may answer better.
             (206, None) => return Err((Retry::After, "a part of the file without a Content-Range, or several parts")),
             (206, Some(text)) => {
                 let unread = (Retry::Never, "a Content-Range that cannot be read");
                 let (start, end, size) = content_range(text).ok_or(unread)?;
                 if length.is_some_and(|length| length != end + 1 - start) {
-                    // Cut by something between here and the server, which knows better itself.
+                    // A host on the path has cut the answer; another request may get all of it from the server.
                     return Err((Retry::After, "a Content-Length that contradicts its Content-Range"));
                 }
                 (start, size)
@@ -129,12 +131,12 @@ impl Reply {
         })
     }
 
-    /// Whether the body is a page for people.
+    /// Returns true if the body is an HTML page.
     pub(super) fn is_page(&self) -> bool {
         matches!(self.content_type.as_str(), "text/html" | "application/xhtml+xml")
     }
 
-    /// Whether the file's first bytes are those of a page, of which the server says nothing better.
+    /// Returns true if the first bytes are those of an HTML page, and the server names no better type.
     pub(super) fn begins_page(&self, head: &[u8]) -> bool {
         let begins = |text: &str| {
             head.trim_ascii_start().get(..text.len()).is_some_and(|first| first.eq_ignore_ascii_case(text.as_bytes()))
@@ -143,7 +145,7 @@ impl Reply {
     }
 }
 
-/// All of `Transfer-Encoding`, in lower case.
+/// Returns all of `Transfer-Encoding`, in lower case.
 fn transfer_encoding(headers: &HeaderMap) -> Option<String> {
     let lines: Vec<String> = headers
         .get_all(header::TRANSFER_ENCODING)
@@ -153,13 +155,14 @@ fn transfer_encoding(headers: &HeaderMap) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join(", "))
 }
 
-/// What is wrong with a body that comes by `coding` (RFC 9112, sections 6.1 and 6.3).
+/// Returns the fault of a body with the transfer coding `coding` (RFC 9112, sections 6.1 and 6.3).
 fn framing_fault(coding: &str, head: &Parts) -> Option<String> {
     if coding != "chunked" {
         let shown: String = coding.chars().take(CODING_CHARS_MAX).collect();
         return Some(format!("the bytes come with a Transfer-Encoding of {shown:?}; only chunks alone are read"));
     }
-    // One server on the way goes by the length and another by the chunks: what each takes for the file differs.
+    // One server on the path may use the length and another the chunks. They then take different bytes for the
+    // file.
     if head.headers.contains_key(header::CONTENT_LENGTH) {
         return Some("the answer has both a Content-Length and chunks, of which only one can be right".to_owned());
     }
@@ -167,7 +170,7 @@ fn framing_fault(coding: &str, head: &Parts) -> Option<String> {
     is_old.then(|| "the answer is HTTP/1.0, which has no chunks, and says that it comes in chunks".to_owned())
 }
 
-/// `bytes 0-99/200` or `bytes 0-99/*`: first and last byte, and the size of the whole.
+/// Parses `bytes 0-99/200` or `bytes 0-99/*`: first and last byte, and the size of the whole file.
 fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
     let (unit, rest) = text.split_once(' ')?;
     let (range, size) = rest.split_once('/').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
@@ -181,14 +184,14 @@ fn end_of(text: Option<&str>, start: u64) -> Option<u64> {
     content_range(text?).map(|(_, end, _)| end + 1 - start)
 }
 
-/// A number of digits alone, below what any file can have.
+/// Parses a number of digits only, at most the largest size of a file.
 fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     text.parse().ok().filter(|number| digits && *number <= sterna_proto::file::FILE_BYTES_MAX)
 }
 
-/// Seconds, or a date (RFC 9110, section 10.2.3).
+/// Parses seconds, or a date (RFC 9110, section 10.2.3).
 fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     match number(text) {
         Some(seconds) => Some(Duration::from_secs(seconds)),
@@ -196,10 +199,10 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     }
 }
 
-/// Reads an answer as a fuzzer makes it up: status, version and header lines.
+/// Reads an answer that a fuzzer generates: status, version and header lines.
 pub(crate) fn fuzz(input: &[u8]) {
     let [status, old, lines @ ..] = input else { return };
-    // The statuses that are told apart, and others.
+    // Statuses that are handled separately, and others.
     let status = [200, 206, 301, 416, 429, 503].get(usize::from(*status)).copied().unwrap_or(u16::from(*status) + 100);
     let mut head = Response::builder().status(status);
     head = if *old == 0 { head.version(HttpVersion::HTTP_10) } else { head };
@@ -207,7 +210,7 @@ pub(crate) fn fuzz(input: &[u8]) {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
         head = head.header(&line[..colon], &line[colon + 1..]);
     }
-    // Headers that no HTTP library passes on.
+    // Such headers are not passed on by any HTTP library.
     let Ok(response) = head.body(()) else { return };
     let now = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     let Ok(reply) = Reply::read(&response.into_parts().0, now) else { return };
@@ -287,7 +290,7 @@ mod tests {
             let said = fault(HttpVersion::HTTP_11, &[("transfer-encoding", coding)]).unwrap();
             assert!(said.contains(&format!("{coding:?}")), "{said}");
         }
-        // As a list of two lines.
+        // As a list in two lines.
         assert!(fault(HttpVersion::HTTP_11, &[("transfer-encoding", "gzip"), chunked]).is_some());
     }
 

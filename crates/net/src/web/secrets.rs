@@ -1,7 +1,7 @@
 //! Credentials: a bearer token from a file or a command, or a name and password from `~/.netrc`.
 //!
-//! What it does: knows for which servers they are, and reads a token again when it runs out or was refused. What it refuses to do:
-//! give them to any other server, send them in clear text to another host, or show them.
+//! What it does: decides which servers get them, and reads a token again when it expires or was refused. What it
+//! refuses to do: send them to any other server, send them in clear text to another host, or show them.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{PipeReader, Read};
@@ -18,44 +18,46 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::session::lock;
 
-/// Longest token, in bytes. Reason: servers take some 8,000 in all headers together.
+/// Longest token, in bytes. Reason: servers accept about 8,000 bytes in all headers together.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
-/// How long a command may take to print a token. Reason: one that asks a server over a slow path takes seconds.
+/// Time limit for a command to print a token. Reason: a command that queries a server over a slow path takes
+/// seconds.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether the command has ended.
+/// Interval at which the end of the command is checked.
 const COMMAND_NAP: Duration = Duration::from_millis(20);
 
-/// How long before its end a token is read anew. Reason: a request that waits in a queue must not arrive too late.
+/// Time before its expiry at which a token is read again. Reason: a request that waits in a queue must not arrive
+/// too late.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
 
-/// Where a bearer token comes from.
+/// Source of a bearer token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A file that holds it.
+    /// File that holds the token.
     File(PathBuf),
-    /// A command line for `sh` that prints it.
+    /// Command line for `sh` that prints the token.
     Command(String),
 }
 
 struct Token {
     text: String,
-    /// When it runs out, if it says so.
+    /// Expiry time, if the token has one.
     expires: Option<SystemTime>,
 }
 
-/// The credentials of one copy.
+/// Credentials of one copy.
 pub(super) struct Secrets {
     source: Option<TokenSource>,
     token: Mutex<Option<Token>>,
-    /// Whom they may be given to.
+    /// Servers that may get them.
     origins: HashSet<String>,
     passwords: HashMap<String, String>,
 }
 
 impl Secrets {
-    /// Credentials for the servers of `locations`.
+    /// Creates the credentials for the servers of `locations`.
     ///
     /// Errors: `Usage`, when a token would have to go to several servers, or in clear text to another host.
     pub(super) fn new(source: Option<TokenSource>, locations: &[WebLocation]) -> Result<Self, Error> {
@@ -77,12 +79,12 @@ impl Secrets {
         Ok(Self { source, token: Mutex::default(), origins, passwords })
     }
 
-    /// Whether a token was given.
+    /// Returns true if a token was given.
     pub(super) fn has_token(&self) -> bool {
         self.source.is_some()
     }
 
-    /// What a request to `at` carries as `Authorization`, if anything. Errors: the token cannot be read.
+    /// Returns the `Authorization` of a request to `at`, if there is one. Errors: the token cannot be read.
     pub(super) fn authorization(&self, at: &WebLocation) -> Result<Option<String>, Error> {
         if !self.origins.contains(&at.origin()) || !is_private(at) {
             return Ok(None);
@@ -100,10 +102,10 @@ impl Secrets {
         Ok(Some(format!("Bearer {}", read.text)))
     }
 
-    /// What was sent is not taken any more: the next request reads the token anew. Whether there is one to read.
+    /// Discards a token that was refused, so that the next request reads it again. Returns true if it has a source.
     pub(super) fn renew(&self, sent: &str) -> bool {
         let mut token = lock(&self.token);
-        // Another connection may have read it anew already.
+        // Another connection may have read it again already.
         if token.as_ref().is_some_and(|token| sent.strip_prefix("Bearer ") == Some(&token.text)) {
             *token = None;
         }
@@ -111,13 +113,14 @@ impl Secrets {
     }
 }
 
-/// Whether nobody on the way can read what is sent there. For this host that needs a direct connection, without a
-/// proxy.
+/// Returns true if no host on the path can read a request to this server. For this host that requires a direct
+/// connection, without a proxy.
 fn is_private(at: &WebLocation) -> bool {
     at.is_encrypted || is_this_host(at)
 }
 
-/// Whether a server runs on this host: it has a loopback address, or the name of one (RFC 6761, section 6.3).
+/// Returns true if a server runs on this host: it has a loopback address, or the name `localhost` (RFC 6761,
+/// section 6.3).
 pub(super) fn is_this_host(at: &WebLocation) -> bool {
     let address = at.host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
     at.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
@@ -135,14 +138,14 @@ fn read_token(source: &TokenSource) -> Result<String, Error> {
     };
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     if text.is_empty() || text.len() > TOKEN_BYTES_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
-        // Not a word of it is shown.
+        // The error shows nothing of the text.
         return Err(wrong(format!("{from} is no token: expected one word of letters, digits and signs")));
     }
     Ok(text.to_owned())
 }
 
-/// What a command prints until its shell has ended. What the shell leaves behind in the background holds the pipe too, and is
-/// waited for only while nothing has come.
+/// Returns the output of a command until its shell has ended. A background process of the shell holds the pipe too.
+/// It is waited for only while there is no output.
 fn run_command(line: &str) -> Result<Vec<u8>, Error> {
     let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
     let tried = "run --http-token-command";
@@ -152,12 +155,12 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
     let mut command = Command::new("sh");
     command.arg("-c").arg(std::ffi::OsStr::from_bytes(line.as_bytes())).stdin(Stdio::null()).stdout(writer);
     let mut child = command.spawn().map_err(failed)?;
-    // It holds an end of the pipe that would never be closed.
+    // It holds an end of the pipe, which would never be closed.
     drop(command);
     let mut bytes = Vec::new();
     let started = Instant::now();
     loop {
-        // Asked before the reading: all that an ended shell has printed is in the pipe then.
+        // Checked before the read: all output of an ended shell is then in the pipe.
         let status = child.try_wait().map_err(failed)?;
         let is_closed = read_what_came(&mut out, &mut bytes)
             .map_err(|e| wrong(format!("{tried}: read what it prints")).caused_by(e))?;
@@ -166,7 +169,7 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
             Some(_) if is_closed || !bytes.is_empty() => return Ok(bytes),
             _ if bytes.len() > TOKEN_BYTES_MAX => {
                 end(&mut child);
-                // It is refused for its length, and not shown.
+                // The caller refuses it for its length, and does not show it.
                 return Ok(bytes);
             }
             _ if started.elapsed() > COMMAND_TIME_MAX => {
@@ -184,7 +187,8 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Reads all that is in a pipe now, or more than a token has. Whether nobody can write to it any more.
+/// Reads all that is in a pipe now, or more than a token has. Returns true if no process can write to the pipe any
+/// more.
 fn read_what_came(out: &mut PipeReader, bytes: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut buffer = [0; 4096];
     while bytes.len() <= TOKEN_BYTES_MAX {
@@ -199,22 +203,22 @@ fn read_what_came(out: &mut PipeReader, bytes: &mut Vec<u8>) -> std::io::Result<
     Ok(false)
 }
 
-/// When a token runs out, if it is a JSON Web Token that says so (RFC 7519, section 4.1.4). Whether it is genuine is the server's
-/// business.
+/// Returns when a token expires, if it is a JSON Web Token with that time (RFC 7519, section 4.1.4). The server
+/// verifies the token.
 fn expiry(token: &str) -> Option<SystemTime> {
     let payload = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?.trim_end_matches('=')).ok()?;
     let text = std::str::from_utf8(&payload).ok()?;
     let after = text.split("\"exp\"").nth(1)?.trim_start().strip_prefix(':')?.trim_start();
     let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-    // Some give it with a fraction, which does not matter.
+    // Some tokens have a fraction of a second, which is ignored.
     let seconds = digits.parse::<u64>().ok().filter(|seconds| *seconds < 1 << 40)?;
     Some(UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
-/// The `Authorization` of each host that a netrc file names.
+/// Returns the `Authorization` of each host in a netrc file.
 fn passwords(text: &str) -> HashMap<String, String> {
     let mut found = HashMap::new();
-    // A comment ends its line; macros are no credentials.
+    // Comment lines are dropped; macros are not credentials.
     let lines = text.lines().map(|line| if line.trim_start().starts_with('#') { "" } else { line });
     let words: Vec<&str> = lines.flat_map(str::split_whitespace).collect();
     let (mut host, mut login) = (None, None);
@@ -253,7 +257,7 @@ mod tests {
         for other in ["https://b/x", "https://a:444/x", "http://a/x", "https://sub.a/x"] {
             assert_eq!(secrets.authorization(&web(other)).unwrap(), None, "{other}");
         }
-        // It is read anew only after it was refused.
+        // The token is read again only after a refusal.
         std::fs::write(&file, "fresh").unwrap();
         assert_eq!(secrets.authorization(&web("https://a/z")).unwrap().as_deref(), Some("Bearer secret"));
         assert!(secrets.renew("Bearer secret"));
@@ -289,7 +293,7 @@ mod tests {
     fn what_a_token_command_leaves_in_the_background_is_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
         let (go, late) = (directory.path().join("go"), directory.path().join("late"));
-        // It holds the pipe until it is told to end, and for 20 s if it never is.
+        // The background process holds the pipe until `go` exists, and for 20 s if it never does.
         let background = format!(
             "for i in $(seq 200); do [ -e {} ] && exit; sleep 0.1; done; touch {}",
             go.display(),
@@ -299,9 +303,9 @@ mod tests {
         assert!(!late.exists(), "it was waited for");
         std::fs::write(go, "").unwrap();
         assert_eq!(token.unwrap(), b"secret\n");
-        // What prints the token there is.
+        // A background process that prints the token is waited for.
         assert_eq!(run_command("(sleep 0.1; echo secret) &").unwrap(), b"secret\n");
-        // One that prints without end is ended.
+        // A command that prints without end is ended.
         assert!(read_token(&TokenSource::Command("yes".to_owned())).is_err());
     }
 

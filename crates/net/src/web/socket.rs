@@ -1,8 +1,9 @@
-//! Connections to web servers that watch what holds them back.
+//! Connections to web servers that measure their limits.
 //!
-//! What it does: opens a connection for the HTTP library and, while its bytes are waited for, asks the kernel ten times a second
-//! whether a round trip brought as much as our window allows, and whether packets came out of order. What it refuses to do:
-//! decide anything, or know a lane: all connections of a copy have one account.
+//! What it does: opens a connection for the HTTP library. While bytes are awaited, it reads the kernel's state ten
+//! times a second. It checks if a round trip brought as much as the local window allows, and if packets arrived out
+//! of order. What it refuses to do: decide anything, or identify a lane. All connections of a copy share one set of
+//! measurements.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -19,14 +20,14 @@ use ureq::{Error, Timeout};
 use crate::session::lock;
 use crate::sys::{self, TcpInfo};
 
-/// How often a connection is looked at while bytes are waited for. Reason: as lanes of ours are.
+/// Interval at which a connection is measured while bytes are awaited. Reason: the same as for sterna lanes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Part of a window that comes in a round trip of a connection that the window holds. Reason: the smallest round trip is a
-/// little below those in which data came.
+/// Part of a window that arrives in a round trip of a connection that the window limits. Reason: the smallest round
+/// trip is a little shorter than those in which data arrived.
 const WINDOW_FULL: f64 = 0.8;
 
-/// What was measured of all connections of a copy.
+/// Measurements of all connections of a copy.
 #[derive(Debug, Default)]
 pub(super) struct Measured(Mutex<WebSample>);
 
@@ -52,7 +53,7 @@ impl<In: Transport> Connector<In> for WatchedConnector {
     type Out = Either<In, WatchedSocket>;
 
     fn connect(&self, details: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Self::Out>, Error> {
-        // By way of a proxy, whose connection this connector has opened.
+        // The connection goes through a proxy, to which this connector has connected before.
         if let Some(chained) = chained {
             return Ok(Some(Either::A(chained)));
         }
@@ -71,7 +72,7 @@ impl<In: Transport> Connector<In> for WatchedConnector {
     }
 }
 
-/// Tries each address for its part of the time: half of what is left, and all of it for the last.
+/// Connects to the addresses in turn. Each gets half of the remaining time, and the last gets all of it.
 fn connect(details: &ConnectionDetails<'_>) -> Result<TcpStream, Error> {
     let began = Instant::now();
     let mut outcome = Err(Error::HostNotFound);
@@ -87,7 +88,7 @@ fn connect(details: &ConnectionDetails<'_>) -> Result<TcpStream, Error> {
         };
         outcome = match tried {
             Ok(stream) => {
-                // The library asks for it; without it requests are later and no less right.
+                // The library requests this option. Without it requests leave later, but are correct.
                 let _ = stream.set_nodelay(details.config.no_delay());
                 return Ok(stream);
             }
@@ -97,10 +98,10 @@ fn connect(details: &ConnectionDetails<'_>) -> Result<TcpStream, Error> {
     outcome
 }
 
-/// Least time for an address. Reason: a system call with none fails as wrong usage.
+/// Least time for an address. Reason: a system call with a time of 0 fails as wrong usage.
 const CONNECT_TIME_MIN: Duration = Duration::from_millis(10);
 
-/// What the library calls an error of a socket with time-outs.
+/// Returns the library's error for an error of a socket with timeouts.
 fn timed_out(error: io::Error, timeout: NextTimeout) -> Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
@@ -108,13 +109,13 @@ fn timed_out(error: io::Error, timeout: NextTimeout) -> Error {
     }
 }
 
-/// A connection to a web server.
+/// Connection to a web server.
 pub(super) struct WatchedSocket {
     stream: Arc<TcpStream>,
     buffers: LazyBuffers,
-    /// When it must be of use, with what a proxy and TLS say first; `None`: never.
+    /// Time by which it must be usable, including the answers of a proxy and TLS; `None` for no limit.
     connect_end: Option<Instant>,
-    /// How long a read of it waits now; `None` for ever.
+    /// Current read timeout; `None` waits without limit.
     read_time: Option<Duration>,
     look: Look,
     measured: Arc<Measured>,
@@ -141,7 +142,7 @@ impl Transport for WatchedSocket {
         let count = loop {
             self.set_read_time(time)?;
             match (&*self.stream).read(self.buffers.input_append_buf()) {
-                // A signal; what is left of the time is still waited.
+                // A signal interrupted the read; the rest of the time is still waited.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                     time = timeout.not_zero().map(|time| time.saturating_sub(began.elapsed()).max(READ_TIME_MIN));
                 }
@@ -154,7 +155,7 @@ impl Transport for WatchedSocket {
     }
 
     fn is_open(&mut self) -> bool {
-        // Bytes that nobody asked for, or an end, are both a reason to open another.
+        // Bytes without a request, or an end, are both a reason to open another connection.
         let mut byte = [0];
         let peeked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut byte));
         let is_silent = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
@@ -163,8 +164,9 @@ impl Transport for WatchedSocket {
 }
 
 impl WatchedSocket {
-    /// What is left of the time for connecting. The library gives each read of what a proxy answers all of it, so that one that
-    /// sends a byte now and then would be waited for without end. Errors: nothing is left.
+    /// Limits a timeout to the rest of the time to connect. Reason: the library gives each read of a proxy's answer
+    /// all of that time. A proxy that sends a byte now and then would be waited for without end. Errors: no time is
+    /// left.
     fn while_connecting(&self, mut timeout: NextTimeout) -> Result<NextTimeout, Error> {
         if let Some(end) = self.connect_end.filter(|_| timeout.reason == Timeout::Connect) {
             let left = end.saturating_duration_since(Instant::now());
@@ -176,7 +178,7 @@ impl WatchedSocket {
         Ok(timeout)
     }
 
-    /// Sets how long a read waits; it is nearly always as long as the one before.
+    /// Sets the read timeout, which is nearly always equal to the one before.
     fn set_read_time(&mut self, time: Option<Duration>) -> Result<(), Error> {
         if self.read_time != time {
             self.stream.set_read_timeout(time)?;
@@ -186,7 +188,7 @@ impl WatchedSocket {
     }
 }
 
-/// Least time that a read waits; likewise.
+/// Least read timeout, for the same reason as [`CONNECT_TIME_MIN`].
 const READ_TIME_MIN: Duration = Duration::from_millis(1);
 
 impl fmt::Debug for WatchedSocket {
@@ -195,7 +197,7 @@ impl fmt::Debug for WatchedSocket {
     }
 }
 
-/// The last look at a connection, and what was waited since.
+/// Last measurement of a connection, and the time waited since then.
 #[derive(Default)]
 struct Look {
     before: Option<(Instant, TcpInfo)>,
@@ -204,10 +206,10 @@ struct Look {
 }
 
 impl Look {
-    /// Bytes were waited for since `began`.
+    /// Records that bytes were awaited since `began`; measures the connection when it is due.
     fn waited(&mut self, stream: &TcpStream, measured: &Measured, began: Instant) {
         let now = Instant::now();
-        // While nobody waited, the connection was at rest or the reader slow: neither says anything of the path.
+        // Between waits, the connection was idle or the reader slow. Neither is information about the path.
         let rested = self.ended.is_none_or(|ended| began.saturating_duration_since(ended) > LOOK_EVERY);
         self.ended = Some(now);
         if rested {
@@ -241,7 +243,7 @@ impl Look {
     }
 }
 
-/// Whether as much came in each round trip as the window allows.
+/// Returns true if as much arrived in each round trip as the window allows.
 fn fills_window(before: &TcpInfo, now: &TcpInfo, time: Duration) -> bool {
     let (Some(earlier), Some(came), Some(window)) = (before.bytes_received, now.bytes_received, now.rcv_wnd) else {
         return false;
@@ -279,7 +281,7 @@ mod tests {
         // A byte is there each time, and the library gives each read all of the time.
         socket.connect_end = Some(Instant::now());
         assert!(matches!(read(&mut socket, Timeout::Connect), Err(Error::Timeout(Timeout::Connect))));
-        // Once it is of use, other times hold.
+        // Once the connection is usable, other timeouts apply.
         assert!(read(&mut socket, Timeout::RecvResponse).unwrap());
     }
 

@@ -1,7 +1,11 @@
-//! Which way of encoding pays: samples of a file say what each way makes of it, the path and the cores say what that is worth.
+//! Choice of the encoding of blocks: samples of a file show the effect of each method; the path and the cores determine
+//! its value.
 //!
-//! The two are kept apart. What samples have shown holds for some 256 MB of a file and for the files of its kind that follow; the
-//! choice among the ways is arithmetic, and is made anew for every block, since paths change faster than data.
+//! The two are separate. The result of samples holds for about 256 MB of a file, and for later files of its kind. The
+//! choice among methods is arithmetic and is repeated for every block, because paths change faster than data.
+//!
+//! What it refuses to do: read a clock or a file. Costs, samples and path figures come in as arguments; plans and
+//! decisions leave.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -13,119 +17,129 @@ use crate::plan::Decision;
 use crate::quantity::BitRate;
 use crate::session::FileId;
 
-/// `--compress`.
+/// Compression policy (`--compress`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// Where it makes the copy faster.
+    /// Compress where it makes the copy faster.
     #[default]
     Auto,
-    /// Nowhere.
+    /// Never compress.
     Never,
-    /// Wherever the data becomes smaller.
+    /// Compress wherever the data becomes smaller.
     Always,
 }
 
-/// Bytes of one sample. Reason: what zstd makes of 128 KiB is within some percent of what it makes of a slab.
+/// Size of one sample, in bytes. Reason: zstd's ratio for 128 KiB is within some percent of its ratio for a slab.
 pub const SAMPLE_BYTES: usize = 128 << 10;
 
-/// Samples of a block: its first, middle and last bytes. Reason: a header of another kind than the data spoils one of three.
+/// Number of samples of a block: at its start, middle and end. Reason: a header of another kind than the data spoils
+/// one of three.
 pub const SAMPLES: usize = 3;
 
-/// Blocks shorter than this are not sampled but encoded. Reason: it costs a tenth of a millisecond, and they say little of others.
+/// Minimum size of a sampled block, in bytes; shorter blocks are encoded without samples. Reason: encoding takes a
+/// tenth of a millisecond, and short blocks predict little about others.
 const SAMPLED_MIN: u64 = 64 << 10;
 
-/// File bytes after which samples are taken again where encoding pays. Reason: a tenth of a second at 20 Gbit/s, and six
-/// milliseconds of samples.
+/// File bytes between two samplings where encoding pays. Reason: a tenth of a second at 20 Gbit/s, against six
+/// milliseconds of sampling.
 const SAMPLED_EVERY: u64 = 256 << 20;
 
-/// The same where the data did not compress, the first time; four times as long each time after that. Reason: data that begins with
-/// a compressed header is found out soon, and random data costs 0.3 ms of samples in the time that 16 MiB take, then in 64 MiB, and so on.
+/// File bytes before the second sampling where the data did not compress; each further distance is four times as long.
+/// Reason: data that begins with a compressed header is detected soon. Random data costs 0.3 ms of sampling per 16 MiB,
+/// then per 64 MiB, and so on.
 const BARREN_SAMPLED_FIRST: u64 = 16 << 20;
 
-/// The longest such stretch. Reason: a file of some TB is looked at every minute at 1 Gbit/s.
+/// Maximum file bytes between two samplings of data that does not compress. Reason: at 1 Gbit/s, a file of some TB is
+/// sampled about every half minute.
 const BARREN_SAMPLED_LAST: u64 = 4 << 30;
 
-/// Size from which a file gets samples of its own, whatever its kind has shown. Reason: samples cost a two-hundredth of what
-/// the rest of such a file does.
+/// Size from which a file is sampled itself, whatever the result for its kind. Reason: sampling costs a two-hundredth
+/// of the processing of such a file.
 const SAMPLED_ITSELF: u64 = 64 << 20;
 
-/// How much a block corrects what samples have promised, as an exponent. Reason: a file whose parts alternate settles near their mean.
+/// Exponent with which the ratio of an encoded block corrects the sampled ratio. Reason: a file whose content
+/// alternates settles near its mean.
 const LEARNING: f64 = 0.25;
 
-/// Ratio below which samples count as data that does not compress.
+/// Ratio below which data counts as incompressible.
 const BARREN: f64 = 1.05;
 
-/// Gain for which it is worth to encode at all. Reason: the receiver's cores pay too, and the estimate errs by some percent.
+/// Minimum gain in goodput to start encoding. Reason: the receiver's cores pay too, and the estimate is off by some
+/// percent.
 const GAIN_MIN: f64 = 1.08;
 
-/// Share of what blocks would deliver as they are from which blocks that are encoded go on to be. Reason: the same errors, the other way.
+/// Share of the uncompressed goodput at which encoding continues once it has started. Reason: the same estimation
+/// errors, in the other direction.
 const GAIN_KEPT: f64 = 0.9;
 
-/// Gain for which another way takes the place of the one in use. Reason: rates that swing by some percent change nothing.
+/// Minimum gain for a change of method. Reason: rates that vary by some percent must not change the method.
 const CHANGE_MIN: f64 = 1.1;
 
-/// Ways that deliver this share of the best are as good: the cheapest of them for the cores is taken.
+/// Share of the best goodput at which a method counts as equally good. Among these, the one cheapest for the cores is
+/// used.
 const AS_GOOD: f64 = 0.97;
 
-/// zstd's level for samples. Reason: [`Method`]s of other levels differ from it by less than the data does.
+/// Level of zstd for samples. Reason: other levels of a [`Method`] differ from it by less than the data does.
 const LEVEL: i8 = 1;
 
-/// A cheap level, for paths that are nearly too fast.
+/// A cheap level, for paths almost too fast for compression.
 const LEVEL_FAST: i8 = -1;
 
-/// A thorough level, for paths so slow that cores are idle: it takes four times the time of level 1 for some percent.
+/// A thorough level, for paths so slow that cores are idle: it takes four times as long as level 1 and saves some
+/// percent.
 const LEVEL_SLOW: i8 = 3;
 
-/// Files whose state is kept; the state of the oldest goes first. Reason: more are never under way on all lanes, and one that is
-/// forgotten costs samples.
+/// Number of files whose state is kept; the oldest is dropped first. Reason: lanes never work on more files at once,
+/// and a dropped state costs one sampling.
 const FILES_KEPT: usize = 256;
 
-/// Kinds of files that are remembered; beyond it no more are learnt. Reason: a manifest has that many kinds only if its names mean nothing.
+/// Number of file kinds that are remembered; no more are added. Reason: a manifest has so many kinds only if its
+/// extensions mean nothing.
 const KINDS_KEPT: usize = 256;
 
-/// Longest last part of a name that counts as a kind.
+/// Longest file name extension that counts as a kind, in bytes.
 const KIND_BYTES_MAX: usize = 16;
 
-/// Decisions that are told; later ones are only followed. Reason: a person reads no more.
+/// Maximum number of decisions reported to the user; later decisions only take effect. Reason: a user reads no more.
 const TOLD_MAX: usize = 64;
 
-/// What one method made of samples.
+/// Result of one method on samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// How they were encoded.
+    /// Method of encoding.
     pub method: Method,
-    /// What one byte becomes: the inverse of the ratio.
+    /// Encoded bytes per file byte: the inverse of the ratio.
     pub shrunk: f64,
-    /// Time of one core for one byte.
+    /// Core time per file byte, in seconds.
     pub seconds_per_byte: f64,
 }
 
 impl Measured {
-    /// File bytes for each byte on a lane.
+    /// Returns the compression ratio: file bytes per byte on a lane.
     pub fn ratio(&self) -> f64 {
         1.0 / self.shrunk
     }
 }
 
-/// What to do with a block.
+/// Treatment of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Encodes it so.
+    /// The caller encodes the block with this method.
     Encode(Method),
-    /// Takes samples of it, says with [`Chooser::handle_measured`] what they have shown, and asks again.
+    /// The caller samples the block, passes the results to [`Chooser::handle_measured`], and asks again.
     Sample,
 }
 
-/// Where in a block of `length` bytes the samples begin; fewer when they would overlap.
+/// Returns the offsets of the samples in a block of `length` bytes. Returns fewer if they would overlap.
 pub fn sample_offsets(length: usize) -> Vec<usize> {
     let last = length.saturating_sub(SAMPLE_BYTES);
     if length < SAMPLES * SAMPLE_BYTES { vec![0] } else { vec![0, last / 2, last] }
 }
 
-/// Tries every method that may pay on samples of a block.
+/// Tries every promising method on samples of a block.
 ///
-/// `clock` says how much time of this core has been spent; `encoded` is as long as the longest sample at least. Cost: about 0.3 ms
-/// for data that does not compress, 6 ms for other data.
+/// `clock` returns the time spent by this core. `encoded` must be at least as long as the longest sample. Cost: about
+/// 0.3 ms for incompressible data, 6 ms for other data.
 pub fn measure(
     encoder: &mut Encoder,
     samples: &[&[u8]],
@@ -147,7 +161,7 @@ pub fn measure(
     let mut found = vec![try_on(samples, Method::Zstd { level: LEVEL })];
     for width in Width::ALL {
         let method = Method::Shuffled { width, level: LEVEL };
-        // Where a shuffle shows nothing on one sample it is not tried on the others.
+        // A shuffle that gains nothing on one sample is not tried on the others.
         if try_on(middle, method).shrunk < plain_middle.shrunk {
             found.push(try_on(samples, method));
         }
@@ -167,7 +181,7 @@ pub fn measure(
     found
 }
 
-/// File bytes per second that `measured` delivers on this path, and what bounds them there.
+/// Returns the goodput of `measured` on this path, in bytes/s, and its bottleneck.
 fn delivered(measured: &Measured, facts: &PathFacts) -> (f64, Bound) {
     let by_path = facts.net_bytes_per_second() / measured.shrunk;
     let by_cores = facts.cores / (facts.base_seconds_per_byte + measured.seconds_per_byte).max(f64::MIN_POSITIVE);
@@ -180,10 +194,10 @@ enum Bound {
     Cores,
 }
 
-/// A block as it is.
+/// A block without encoding.
 const UNENCODED: Measured = Measured { method: Method::Raw, shrunk: 1.0, seconds_per_byte: 0.0 };
 
-/// The method that delivers most file bytes per second; `current` stays unless another is clearly better.
+/// Returns the method with the highest goodput. `current` stays unless another method is clearly better.
 pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Option<Method>) -> Decision<Method> {
     let none = |rationale: String| Decision { value: Method::Raw, rationale: format!("none, {rationale}") };
     if wish == Wish::Never {
@@ -216,7 +230,7 @@ pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Opt
     Decision { value: best.method, rationale: format!("{}, {}, {why}", best.method, shown(best.ratio())) }
 }
 
-/// A ratio as people read it, with two or three digits.
+/// Returns a ratio as text for users, with two or three digits.
 fn shown(ratio: f64) -> String {
     if ratio < 9.995 { format!("{ratio:.2} : 1") } else { format!("{ratio:.0} : 1") }
 }
@@ -225,17 +239,17 @@ fn as_rate(bytes_per_second: f64) -> BitRate {
     BitRate::from_bytes_per_second(bytes_per_second as u64)
 }
 
-/// What is known of a file, or of a kind of files.
+/// State of a file, or of a kind of files.
 #[derive(Clone, Debug, Default)]
 struct Track {
     measured: Vec<Measured>,
-    /// The method of the last block.
+    /// Method of the last block.
     method: Option<Method>,
-    /// File bytes until samples are taken again.
+    /// File bytes until the next sampling.
     left: u64,
-    /// How long the last stretch between samples was, while the data did not compress.
+    /// Last distance between samplings while the data did not compress; otherwise 0.
     barren: u64,
-    /// The last samples did not compress, those before them did.
+    /// True if the last samples did not compress and those before did.
     doubted: bool,
 }
 
@@ -243,7 +257,8 @@ impl Track {
     fn handle_measured(&mut self, measured: Vec<Measured>) {
         let is_barren = |measured: &[Measured]| measured.iter().all(|method| method.ratio() < BARREN);
         if is_barren(&measured) && !self.doubted && !is_barren(&self.measured) {
-            // One picture among fields: slabs that do not shrink travel as they are, and the next samples decide.
+            // A local exception, such as one picture among arrays: slabs that do not shrink travel raw, and the next
+            // samples decide.
             self.doubted = true;
             self.left = BARREN_SAMPLED_FIRST;
             return;
@@ -255,7 +270,8 @@ impl Track {
         self.measured = measured;
     }
 
-    /// What was encoded by `method` has shrunk to `shrunk`: where samples promised something else, all of them did.
+    /// Records the result of a block encoded with `method`. If it differs from the sampled result, the results of all
+    /// methods are corrected.
     fn handle_encoded(&mut self, method: Method, shrunk: f64) {
         let Some(promised) = self.measured.iter().find(|measured| measured.method == method) else { return };
         let error = (shrunk / promised.shrunk).powf(LEARNING);
@@ -268,7 +284,7 @@ impl Track {
     }
 }
 
-/// Chooses for every block of a session how it is encoded.
+/// Chooses the encoding of every block of a session.
 #[derive(Debug)]
 pub struct Chooser {
     wish: Wish,
@@ -280,7 +296,7 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// A chooser that has seen nothing.
+    /// Returns a chooser without any samples.
     pub fn new(wish: Wish) -> Self {
         Self {
             wish,
@@ -292,7 +308,7 @@ impl Chooser {
         }
     }
 
-    /// What to do with the next block, `bytes` long, of `file`; of small files that share a block, of one of them.
+    /// Returns the treatment of the next block of `file`, `bytes` long. For a packed block, `file` is one of its files.
     pub fn plan(&mut self, file: FileId, entry: &FileEntry, bytes: u64, facts: &PathFacts) -> Plan {
         if self.wish == Wish::Never {
             return Plan::Encode(Method::Raw);
@@ -308,12 +324,12 @@ impl Chooser {
             return Plan::Encode(Method::Zstd { level: LEVEL });
         }
         if track.left < bytes {
-            // Other lanes that ask before the samples are measured go on as before, if there was something before.
+            // Other lanes that ask before the samples are measured continue as before, if earlier results exist.
             track.left = if track.measured.is_empty() { 0 } else { SAMPLED_EVERY };
             return Plan::Sample;
         }
         track.left -= bytes;
-        // The next file of its kind goes on where this one is.
+        // The next file of the same kind continues the count of this one.
         if let Some(kind) = kinds.get_mut(kind) {
             kind.left = track.left.min(kind.left);
         }
@@ -330,7 +346,7 @@ impl Chooser {
         Plan::Encode(method)
     }
 
-    /// Samples of a block of `file` were tried.
+    /// Records the results of samples of a block of `file`.
     pub fn handle_measured(&mut self, file: FileId, path: &RelPath, measured: Vec<Measured>) {
         let track = self.files.entry(file).or_default();
         track.handle_measured(measured);
@@ -340,7 +356,8 @@ impl Chooser {
         }
     }
 
-    /// A block of `file` was encoded by `method`: `bytes` of it have become `encoded`. Data that has changed its nature is sampled soon.
+    /// Records that a block of `file` was encoded with `method` from `bytes` to `encoded` bytes. Data that has changed
+    /// is sampled again soon.
     pub fn handle_encoded(&mut self, file: FileId, method: Method, bytes: u64, encoded: u64) {
         if let Some(track) = self.files.get_mut(&file)
             && bytes >= SAMPLED_MIN
@@ -349,12 +366,12 @@ impl Chooser {
         }
     }
 
-    /// A file has its outcome.
+    /// Drops the state of a file that has its outcome.
     pub fn forget(&mut self, file: FileId) {
         self.files.remove(&file);
     }
 
-    /// The next decision that the person is told of.
+    /// Returns the next decision to report to the user.
     pub fn poll_decision(&mut self) -> Option<Decision<Method>> {
         (!self.decisions.is_empty()).then(|| self.decisions.remove(0))
     }
@@ -370,7 +387,8 @@ impl Chooser {
     }
 }
 
-/// The kind of a file: what is behind the last dot of its name, if that is short and no secret of its own.
+/// Returns the kind of a file: its name extension if that is short and alphanumeric, otherwise empty. Reason: the kind
+/// appears in messages, and a longer text may be a secret.
 fn kind_of(path: &RelPath) -> &[u8] {
     let bytes = path.as_bytes();
     let name = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
@@ -388,7 +406,7 @@ mod tests {
         PathFacts { net, cores, base_seconds_per_byte: 0.7e-9, looks: false }
     }
 
-    /// `ratio` at `rate` MB/s of one core.
+    /// Result of a method with compression ratio `ratio` at `rate` MB/s per core.
     fn measured(method: Method, ratio: f64, rate: f64) -> Measured {
         Measured { method, shrunk: 1.0 / ratio, seconds_per_byte: 1e-6 / rate }
     }
@@ -397,7 +415,7 @@ mod tests {
     const SLOW: Method = Method::Zstd { level: 3 };
     const BY_TWO: Method = Method::Shuffled { width: Width::Two, level: 1 };
 
-    /// 16-bit samples with four bits of noise, as measured on one core.
+    /// Results for 16-bit samples with four bits of noise, as measured on one core.
     fn sensor() -> Vec<Measured> {
         vec![measured(PLAIN, 1.22, 610.0), measured(BY_TWO, 1.95, 1080.0), measured(SLOW, 1.6, 140.0)]
     }
@@ -415,7 +433,7 @@ mod tests {
         assert_eq!(chosen(&sensor(), &facts(50, 2.0)), BY_TWO);
         assert_eq!(chosen(&sensor(), &facts(1000, 2.0)), BY_TWO);
         assert_eq!(chosen(&sensor(), &facts(25_000, 2.0)), Method::Raw);
-        // Thirty cores compress for it.
+        // With 32 cores, compression keeps up with the path.
         assert_eq!(chosen(&sensor(), &facts(25_000, 32.0)), BY_TWO);
         assert_eq!(chosen(&noise(), &facts(1, 32.0)), Method::Raw);
         assert_eq!(chosen(&[], &facts(1, 32.0)), Method::Raw);
@@ -474,7 +492,7 @@ mod tests {
         }
     }
 
-    /// How many of the blocks of a file of `size` were sampled, and how the last one was encoded.
+    /// Plans all blocks of a file of `size` bytes. Returns the number of sampled blocks and the method of the last one.
     fn run(chooser: &mut Chooser, id: u64, name: &str, size: u64, shows: &[Measured]) -> (u32, Method) {
         let (entry, id, mut samples, mut last) = (entry(name, size), FileId(id), 0, Method::Raw);
         for block in 0..size.div_ceil(1 << 20) {
@@ -500,7 +518,7 @@ mod tests {
     fn samples_are_seldom_and_fewer_where_nothing_compresses() {
         let mut chooser = Chooser::new(Wish::Auto);
         assert_eq!(run(&mut chooser, 0, "a.h5", 1 << 30, &sensor()), (4, BY_TWO));
-        // 16 MiB, then 64, 256, 1024.
+        // Samplings after 16 MiB, then 64, 256 and 1024.
         let mut chooser = Chooser::new(Wish::Auto);
         assert_eq!(run(&mut chooser, 0, "a.bin", 1 << 30, &noise()), (4, Method::Raw));
     }
@@ -515,7 +533,7 @@ mod tests {
             assert_eq!(method, BY_TWO);
         }
         assert_eq!(samples, 1);
-        // Another kind is looked at by itself, and so is a large file of any kind.
+        // Another kind is sampled separately, and so is a large file of any kind.
         assert_eq!(run(&mut chooser, 100, "d/x.jpg", 1 << 20, &noise()), (1, Method::Raw));
         assert_eq!(run(&mut chooser, 101, "d/y.jpg", 64 << 20, &sensor()).1, BY_TWO);
         assert_eq!(chooser.files.len(), 0, "what has settled is forgotten");
@@ -532,7 +550,7 @@ mod tests {
         chooser.handle_encoded(file, BY_TWO, block, block);
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
-        // A second look decides.
+        // The second sampling decides.
         chooser.handle_measured(file, &entry.path, noise());
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Encode(BY_TWO));
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
@@ -546,7 +564,7 @@ mod tests {
         let (file, entry) = (FileId(0), entry("a.grib", 1 << 40));
         assert_eq!(chooser.plan(file, &entry, 1 << 20, &facts(100, 2.0)), Plan::Sample);
         chooser.handle_measured(file, &entry.path, sensor());
-        // Every other block is noise: 1.95 : 1 becomes 1.32 : 1.
+        // Every second block is noise: the ratio 1.95 : 1 becomes 1.32 : 1.
         for block in 0..64 {
             let encoded = if block % 2 == 0 { 1 << 20 } else { (1 << 20) * 20 / 39 };
             chooser.handle_encoded(file, BY_TWO, 1 << 20, encoded);
@@ -603,7 +621,7 @@ mod tests {
             Duration::from_millis(reads)
         });
         assert!(found.iter().all(|measured| measured.ratio() < 1.01), "{found:?}");
-        // Plain zstd on the middle one and on all, each shuffle on the middle one.
+        // Plain zstd on the middle sample and on all, each shuffle on the middle sample.
         assert_eq!((found.len(), reads), (1, 10));
     }
 }

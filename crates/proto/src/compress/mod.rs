@@ -1,10 +1,12 @@
-//! Compression of blocks: what a slab is, how it is encoded and decoded, and which way of encoding pays.
+//! Compression of blocks: the slab, its encoding and decoding, and the choice of the method.
 //!
-//! A block that is compressed is cut into *slabs* of [`SLAB_BYTES`], each encoded by itself: raw, zstd, or its bytes shuffled by
-//! their place in an element of 2, 4 or 8 bytes and then zstd. The header of the block says how each slab is encoded and how long
-//! it is then; how long it is decoded follows from the file's entry, so that no peer can make us write or hold more than that.
+//! A compressed block is cut into *slabs* of [`SLAB_BYTES`]. Each slab is encoded separately: raw, zstd, or byte
+//! shuffle and zstd. The shuffle groups bytes by their position in an element of 2, 4 or 8 bytes. The header of the
+//! block contains the encoding and the encoded length of each slab. The decoded length follows from the file's entry,
+//! so that no peer can make this host write or hold more than that.
 //!
-//! Refuses: to read the clock (costs are arguments) and to keep what it has encoded; bytes go from slice to slice.
+//! What it refuses to do: read the clock (costs are arguments), or keep what it has encoded. Bytes go from slice to
+//! slice.
 
 mod choose;
 mod path;
@@ -18,18 +20,18 @@ pub use self::choose::{Chooser, Measured, Plan, SAMPLE_BYTES, SAMPLES, Wish, cho
 pub use self::path::{LaneWork, PathFacts, PathMeter};
 pub use self::shuffle::{shuffle, unshuffle};
 
-/// Bytes of a block that are encoded together; the last slab of a block is shorter. Reason: one slab encoded and one decoded are
-/// all that a receiver holds of a block in order, and zstd gains nothing more from larger ones at the levels in use.
+/// Size of a slab in bytes; the last slab of a block is shorter. Reason: a receiver holds at most one encoded and one
+/// decoded slab of a block, and zstd gains nothing from larger slabs at the levels in use.
 pub const SLAB_BYTES: u64 = 1 << 20;
 
-/// Share of a slab that encoding must save, as a divisor; below that it travels raw. Reason: decoding costs the receiver more
-/// than a path of any rate gains from 3 %.
+/// Minimum saving of an encoded slab, as a divisor of its size; with less, the slab travels raw. Reason: decoding costs
+/// the receiver more than any path gains from 3 %.
 const SAVING_DIVISOR: usize = 32;
 
-/// How the bytes of a slab are encoded.
+/// Encoding of the bytes of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlabEncoding {
-    /// As they are in the file.
+    /// The bytes of the file, not encoded.
     Raw,
     /// A zstd frame.
     Zstd,
@@ -37,7 +39,7 @@ pub enum SlabEncoding {
     Shuffled(Width),
 }
 
-/// Bytes of an element, such as 4 of a 32-bit sample.
+/// Size of an element, for example 4 bytes for a 32-bit sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
     /// 2 bytes.
@@ -52,7 +54,7 @@ impl Width {
     /// Every width.
     pub const ALL: [Self; 3] = [Self::Two, Self::Four, Self::Eight];
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::Two => 2,
@@ -63,7 +65,7 @@ impl Width {
 }
 
 impl SlabEncoding {
-    /// Its code on the wire.
+    /// Returns the code on the wire.
     pub fn code(self) -> u8 {
         match self {
             Self::Raw => 0,
@@ -72,7 +74,7 @@ impl SlabEncoding {
         }
     }
 
-    /// The encoding of a code. Errors: there is none.
+    /// Returns the encoding of a code. Errors: unknown code.
     pub fn from_code(code: u8) -> Result<Self, Error> {
         match code {
             0 => Ok(Self::Raw),
@@ -85,29 +87,29 @@ impl SlabEncoding {
     }
 }
 
-/// A slab as it travels.
+/// Description of a slab on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slab {
-    /// How its bytes are encoded.
+    /// Encoding of its bytes.
     pub encoding: SlabEncoding,
-    /// How many they are then.
+    /// Encoded length in bytes.
     pub length: u32,
 }
 
-/// How many slabs `block_bytes` are cut into.
+/// Returns the number of slabs in a block of `block_bytes`.
 pub fn slab_count(block_bytes: u64) -> u64 {
     block_bytes.div_ceil(SLAB_BYTES)
 }
 
-/// Length of slab `index` of a block of `block_bytes`, decoded.
+/// Returns the decoded length of slab `index` in a block of `block_bytes`.
 pub fn decoded_length(block_bytes: u64, index: u64) -> u64 {
     block_bytes.saturating_sub(index * SLAB_BYTES).min(SLAB_BYTES)
 }
 
-/// What all slabs of a block of `block_bytes` take on a lane.
+/// Returns the length of all slabs of a block of `block_bytes` on a lane.
 ///
-/// Errors: another number of slabs than belong to it; a raw slab of another length than its bytes have; an encoded one that is
-/// empty or no shorter than its bytes, which would only cost memory.
+/// Errors: a wrong number of slabs; a raw slab with a length different from its decoded length; an encoded slab that is
+/// empty or not shorter than its decoded length. Such a slab would only cost memory.
 pub fn encoded_length(slabs: &[Slab], block_bytes: u64) -> Result<u64, Error> {
     if slabs.len() as u64 != slab_count(block_bytes) {
         let (slabs, expected) = (slabs.len(), slab_count(block_bytes));
@@ -129,27 +131,27 @@ pub fn encoded_length(slabs: &[Slab], block_bytes: u64) -> Result<u64, Error> {
     Ok(total)
 }
 
-/// A way to encode a slab, as the sender tries it.
+/// Method by which the sender tries to encode a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Not at all.
+    /// No encoding.
     Raw,
-    /// zstd.
+    /// Encoding with zstd.
     Zstd {
-        /// Its level.
+        /// Level of zstd.
         level: i8,
     },
-    /// Shuffled and then zstd.
+    /// Byte shuffle, then zstd.
     Shuffled {
-        /// Bytes of an element.
+        /// Size of an element.
         width: Width,
-        /// zstd's level.
+        /// Level of zstd.
         level: i8,
     },
 }
 
 impl Method {
-    /// What a slab becomes by it, if it becomes smaller.
+    /// Returns the encoding of a slab that this method makes smaller.
     pub fn encoding(self) -> SlabEncoding {
         match self {
             Self::Raw => SlabEncoding::Raw,
@@ -158,7 +160,7 @@ impl Method {
         }
     }
 
-    /// zstd's level; of no meaning for [`Method::Raw`].
+    /// Returns the level of zstd; it means nothing for [`Method::Raw`].
     fn level(self) -> i32 {
         match self {
             Self::Raw => 0,
@@ -168,7 +170,7 @@ impl Method {
 }
 
 impl std::fmt::Display for Method {
-    /// As people read it: `none`, `zstd 1`, `shuffle 4 and zstd 1`.
+    /// Writes the text for users: `none`, `zstd 1`, `shuffle 4 and zstd 1`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Raw => f.write_str("none"),
@@ -178,7 +180,7 @@ impl std::fmt::Display for Method {
     }
 }
 
-/// Encodes slabs. Memory: zstd's tables (about 1 MB at the levels in use) and one slab shuffled.
+/// Encoder of slabs. Memory: zstd's tables (about 1 MB at the levels in use) and one shuffled slab.
 #[derive(Default)]
 pub struct Encoder {
     context: Option<CCtx<'static>>,
@@ -186,10 +188,10 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Encodes `raw` to the front of `encoded`; returns what it has become.
+    /// Encodes `raw` into the start of `encoded` and returns the resulting slab.
     ///
-    /// A slab of which [`Method`] saves less than a thirty-second part is [`SlabEncoding::Raw`] with the length of `raw`, and
-    /// `encoded` is then of no use. `encoded` must be as long as `raw` at least.
+    /// If [`Method`] saves less than a thirty-second of the slab, the result is [`SlabEncoding::Raw`] with the length
+    /// of `raw`, and the content of `encoded` is undefined. `encoded` must be at least as long as `raw`.
     pub fn encode(&mut self, method: Method, raw: &[u8], encoded: &mut [u8]) -> Slab {
         let travels_raw = Slab { encoding: SlabEncoding::Raw, length: raw.len() as u32 };
         let encoding = method.encoding();
@@ -204,7 +206,7 @@ impl Encoder {
         };
         let length_max = raw.len() - raw.len().div_ceil(SAVING_DIVISOR);
         let context = self.context.get_or_insert_with(CCtx::create);
-        // An error says that the room does not suffice: nothing else can go wrong with a fresh frame and no dictionary.
+        // An error means that the output does not fit: with a new frame and no dictionary there is no other cause.
         match context.compress(&mut encoded[..length_max], bytes, method.level()) {
             Ok(length) if length > 0 => Slab { encoding, length: length as u32 },
             _ => travels_raw,
@@ -212,7 +214,7 @@ impl Encoder {
     }
 }
 
-/// Decodes slabs. Memory: zstd's tables (about 160 kB) and one slab shuffled.
+/// Decoder of slabs. Memory: zstd's tables (about 160 kB) and one shuffled slab.
 #[derive(Default)]
 pub struct Decoder {
     context: Option<DCtx<'static>>,
@@ -220,10 +222,10 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Decodes `encoded` to `raw`, all of it.
+    /// Decodes `encoded` into `raw` and fills it completely.
     ///
-    /// Errors: it is no zstd frame, or decodes to another length than `raw` has; nothing is written beyond `raw`, whose bytes
-    /// are then of no use.
+    /// Errors: `encoded` is no zstd frame, or its decoded length differs from the length of `raw`. Nothing is written
+    /// beyond `raw`; the content of `raw` is then undefined.
     pub fn decode(&mut self, encoding: SlabEncoding, encoded: &[u8], raw: &mut [u8]) -> Result<(), Error> {
         let width = match encoding {
             SlabEncoding::Raw if encoded.len() == raw.len() => {

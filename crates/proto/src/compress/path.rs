@@ -1,56 +1,64 @@
-//! What a path takes and what cores give, measured while blocks go: the arguments of the choice.
+//! Measurement of the path's rate and of the cores' capacity while blocks travel: the input for the choice of an
+//! encoding.
 //!
-//! Lanes say of every slab of data how long they waited for the transport and how long they worked. Where they mostly wait, what
-//! they carry is the rate of the path; where they do not, the cores (or the disk) are what bounds, and the rate is at least that.
+//! Lanes report for every slab the time they waited for the transport and the time they worked. If they mostly wait,
+//! the bytes they carry give the rate of the path. Otherwise the cores or the disk are the bottleneck, and the carried
+//! rate is a lower bound of the path's rate.
+//!
+//! What it refuses to do: read a clock. Times and work reports come in as arguments; [`PathFacts`] leave.
 
 use std::time::{Duration, Instant};
 
 use crate::quantity::BitRate;
 
-/// Time over which rates are averaged. Reason: ten of the intervals in which paths of 25 ms swing.
+/// Time over which rates are averaged. Reason: ten round trips of a path of 25 ms, whose rate varies from one round
+/// trip to the next.
 const WINDOW: Duration = Duration::from_millis(250);
 
-/// The same while nothing is known of the path. Reason: what is lost on one that turns out fast is a part of this.
+/// The same time while nothing is known about the path. Reason: on a path that turns out to be fast, the loss is
+/// limited to a fraction of this time.
 const FIRST_WINDOW: Duration = Duration::from_millis(100);
 
-/// Share of their time that lanes wait for the path from which the path is what bounds them.
+/// Share of time that lanes wait for the transport at and above which the path counts as the bottleneck.
 const WAITING: f64 = 0.5;
 
-/// Share of their time below which they do not wait for it at all.
+/// Share of time that lanes wait for the transport below which they do not count as waiting at all.
 const NOT_WAITING: f64 = 0.2;
 
-/// Time in which no lane has anything to do after which a window begins anew: what was carried before and after it says nothing of
-/// the path.
+/// Idle time of all lanes after which a new window begins. Reason: bytes carried before and after an idle time do not
+/// show the rate of the path.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// Rate that a path is taken to have while nothing is known. Reason: few paths between sites are faster, and one that is shows so in
-/// some tenths of a second; blocks that a slow path was given as they are take it minutes.
+/// Assumed rate of an unknown path. Reason: few paths between sites are faster, and a faster one is detected within
+/// some tenths of a second. Blocks sent uncompressed on a slow path would take minutes.
 const UNKNOWN_PATH: BitRate = BitRate::megabits(1000);
 
-/// What a byte costs beside its encoding while nothing is known: reading, hashing and sealing at 1.5 GB/s.
+/// Assumed core time per byte, without encoding, while unknown: reading, hashing and encryption at 1.5 GB/s.
 const UNKNOWN_BASE: f64 = 1.0 / 1.5e9;
 
-/// Weight of the last window in the mean cost of a byte.
+/// Weight of the last window in the moving average of the cost per byte.
 const COST_WEIGHT: f64 = 0.25;
 
-/// How long what the cores gave while they were the bound is believed. Reason: other work on a host comes and goes in minutes.
+/// Time for which the measured capacity of busy cores remains valid. Reason: other work on a host comes and goes in
+/// minutes.
 const CORES_BELIEVED: Duration = Duration::from_secs(60);
 
-/// After how long blocks are sent as they are for two windows, to see what the path takes, while the cores are the bound; four times as
-/// long each time, up to the second. Reason: a look at a path that has changed nothing costs half a second of half the goodput.
+/// Interval between probes while the cores are the bottleneck. A probe sends blocks uncompressed for two windows, to
+/// measure the path. The interval starts at `LOOK_FIRST` and grows by a factor of four up to `LOOK_LAST`. Reason: a
+/// probe that changes nothing costs half a second at half the goodput.
 const LOOK_FIRST: Duration = Duration::from_secs(2);
 const LOOK_LAST: Duration = Duration::from_secs(128);
 
-/// What the choice is made from.
+/// Input for the choice of an encoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathFacts {
-    /// What the path takes; `None` while that is not known.
+    /// Rate of the path; `None` while unknown.
     pub net: Option<BitRate>,
-    /// Cores that this session gets.
+    /// Number of cores available to this session.
     pub cores: f64,
-    /// Time of one core for one file byte, beside its encoding.
+    /// Core time per file byte in seconds, without encoding.
     pub base_seconds_per_byte: f64,
-    /// Blocks are to be sent as they are, to see what the path takes.
+    /// True during a probe: blocks are sent uncompressed to measure the path.
     pub looks: bool,
 }
 
@@ -60,20 +68,20 @@ impl PathFacts {
     }
 }
 
-/// Work of one lane since it last said so.
+/// Work of one lane since its last report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaneWork {
-    /// Bytes that the transport took.
+    /// Bytes that the transport accepted.
     pub carried_bytes: u64,
-    /// Time in which the lane waited for the transport.
+    /// Time that the lane waited for the transport.
     pub waited: Duration,
-    /// Time in which it did something else.
+    /// Time that the lane spent otherwise.
     pub worked: Duration,
-    /// Time of a core that it used, encoding included.
+    /// Core time of the lane, including encoding.
     pub core_time: Duration,
-    /// Time of a core that it used for encoding.
+    /// Core time of the lane for encoding.
     pub encoding_time: Duration,
-    /// File bytes that it read.
+    /// File bytes that the lane read.
     pub file_bytes: u64,
 }
 
@@ -88,39 +96,39 @@ impl LaneWork {
     }
 }
 
-/// Measures a path and cores for one session.
+/// Meter of path and cores for one session.
 #[derive(Debug)]
 pub struct PathMeter {
     cores_max: f64,
     rate_given: Option<BitRate>,
-    /// What the path took when it was the bound, or the most that it took when it was not; bytes per second.
+    /// Rate of the path in bytes/s when the path was the bottleneck; otherwise the highest rate seen since.
     net: Option<f64>,
-    /// What the cores gave when they were the bound, and when that was.
+    /// Capacity of the cores when they were the bottleneck, and the time of that measurement.
     cores: Option<(f64, Instant)>,
-    /// What they gave in the window before, if they were the bound then.
+    /// Capacity in the previous window, if the cores were the bottleneck then.
     given_before: Option<f64>,
     base: f64,
     window: Option<(Instant, LaneWork)>,
-    /// When a lane last said what it had done.
+    /// Time of the last work report of a lane.
     heard: Option<Instant>,
-    /// Blocks go as they are, from one window's end to another's.
+    /// State of the probe. A probe starts and ends with a window.
     looks: Looks,
     look_interval: Duration,
-    /// When the path was last the bound, or looked at.
+    /// Time when the path was last the bottleneck, or last probed.
     net_seen: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looks {
     No,
-    /// The window that runs has blocks of both kinds.
+    /// The current window contains compressed and uncompressed blocks.
     Begun,
-    /// The window that runs counts.
+    /// The current window is measured.
     Counts,
 }
 
 impl PathMeter {
-    /// A meter for a host of `cores`.
+    /// Returns a meter for a host with `cores` cores.
     pub fn new(cores: u32) -> Self {
         Self {
             cores_max: f64::from(cores.max(1)),
@@ -137,12 +145,12 @@ impl PathMeter {
         }
     }
 
-    /// The rate that is given of the path, if it is.
+    /// Sets the rate of the path that the user gave, if any.
     pub fn set_rate(&mut self, rate: Option<BitRate>) {
         self.rate_given = rate;
     }
 
-    /// A lane has done `work`, which ends `now`.
+    /// Records `work` of a lane, up to `now`.
     pub fn handle_work(&mut self, work: &LaneWork, now: Instant) {
         let began = now.checked_sub(work.waited + work.worked).unwrap_or(now);
         if self.heard.replace(now).is_some_and(|heard| began.saturating_duration_since(heard) > IDLE) {
@@ -178,19 +186,19 @@ impl PathMeter {
         }
         let given = (sum.core_time.as_secs_f64() / elapsed_s).min(self.cores_max);
         let bound = waiting < NOT_WAITING && !sum.encoding_time.is_zero();
-        // One window says little: lanes come up, or a file ends.
+        // A single window is not reliable: lanes may come up, or a file may end.
         if let Some(before) = std::mem::replace(&mut self.given_before, bound.then_some(given)).filter(|_| bound) {
             self.cores = Some((given.max(before), now));
         }
         self.turn_looks(waiting, carried, now);
     }
 
-    /// Begins and ends the looks at a path that the cores do not fill.
+    /// Starts and ends probes of a path that the cores do not fill.
     fn turn_looks(&mut self, waiting: f64, carried: f64, now: Instant) {
         match self.looks {
             Looks::No => {
                 let unseen = self.net_seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
-                // A rate that is given needs none: should the path take less, lanes wait for it as soon as they send more.
+                // A given rate needs no probe: if the path carries less, lanes start to wait as soon as they send more.
                 let is_due = self.net.is_none() || unseen >= self.look_interval;
                 if waiting < WAITING && is_due && self.rate_given.is_none() {
                     self.looks = Looks::Begun;
@@ -198,7 +206,7 @@ impl PathMeter {
             }
             Looks::Begun => self.looks = Looks::Counts,
             Looks::Counts => {
-                // Also when the path did not make them wait: it takes this much at least.
+                // If lanes did not wait for the path, the carried rate is a lower bound.
                 self.net = Some(self.net.filter(|_| waiting >= WAITING).unwrap_or(carried));
                 self.net_seen = Some(now);
                 self.looks = Looks::No;
@@ -207,12 +215,12 @@ impl PathMeter {
         }
     }
 
-    /// What is known now.
+    /// Returns the current figures.
     pub fn facts(&self, now: Instant) -> PathFacts {
         let cores = self.cores.filter(|(_, at)| now.saturating_duration_since(*at) < CORES_BELIEVED);
         let measured = self.net.map(|net| BitRate::from_bytes_per_second(net as u64));
         PathFacts {
-            // A rate that is given is never exceeded; less may be what there is.
+            // A given rate is never exceeded; the path may carry less.
             net: measured.into_iter().chain(self.rate_given).min(),
             cores: cores.map_or(self.cores_max, |(cores, _)| cores),
             base_seconds_per_byte: self.base,
@@ -225,7 +233,8 @@ impl PathMeter {
 mod tests {
     use super::*;
 
-    /// Runs `meter` for `time` with lanes that carry `megabits`, wait for `waiting` of their time and use `cores`.
+    /// Feeds `meter` for `time` with lanes that carry `megabits`, wait for the share `waiting` of their time and use
+    /// `cores`.
     fn run(meter: &mut PathMeter, now: &mut Instant, time: Duration, (megabits, waiting, cores): (u64, f64, f64)) {
         let step = Duration::from_millis(10);
         let end = *now + time;
@@ -271,7 +280,7 @@ mod tests {
         assert_eq!(net(&meter, now), None);
         run(&mut meter, &mut now, Duration::from_secs(2), (100, 0.9, 0.1));
         assert_eq!(net(&meter, now), Some(100));
-        // It becomes slower, which shows within a window.
+        // A slower path shows within one window.
         run(&mut meter, &mut now, Duration::from_secs(1), (30, 0.95, 0.1));
         assert_eq!(net(&meter, now), Some(30));
         assert!(!meter.facts(now).looks);
@@ -296,7 +305,7 @@ mod tests {
         let (mut looked, mut looks) = (Duration::ZERO, 0);
         let mut before = false;
         for _ in 0..6000 {
-            // Compressed, the cores give 400 Mbit/s on the wire; as they are, blocks fill the path's 900.
+            // With compression, the cores deliver 400 Mbit/s on the wire. Without, blocks fill the path's 900 Mbit/s.
             let now_looks = meter.facts(now).looks;
             let does = if now_looks { (900, 0.9, 0.4) } else { (400, 0.05, 1.9) };
             run(&mut meter, &mut now, Duration::from_millis(10), does);
@@ -305,7 +314,7 @@ mod tests {
             before = now_looks;
         }
         assert_eq!(net(&meter, now), Some(900));
-        // After two seconds, eight, and thirty-two, of a minute.
+        // In one minute, probes after 2, 8 and 32 seconds.
         assert_eq!(looks, 3);
         assert!(looked < Duration::from_secs(3), "{looked:?}");
     }

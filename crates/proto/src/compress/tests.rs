@@ -20,7 +20,7 @@ impl Seeded {
         (0..count).map(|_| self.next() as u8).collect()
     }
 
-    /// Samples of a slow wave with four bits of noise, `width` bytes each.
+    /// Returns samples of a slow wave with four bits of noise, `width` bytes each.
     fn samples(&mut self, count: usize, width: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count + width);
         for time in 0.. {
@@ -41,13 +41,13 @@ fn methods() -> Vec<Method> {
     [Method::Raw].into_iter().chain(zstd).chain(shuffled).collect()
 }
 
-/// What is encoded decodes to what it was, whatever the data, the method and the length.
+/// Every encoded slab decodes to its input, for all data, methods and lengths.
 #[test]
 fn every_slab_comes_back() {
     let mut seeded = Seeded(1);
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
     for round in 0..200 {
-        // Around nothing, one byte, and the whole of a slab.
+        // Lengths near zero, of one byte, and of a whole slab.
         let length = match round % 8 {
             0 => seeded.below(3),
             1 => SLAB_BYTES as usize - seeded.below(3),
@@ -92,13 +92,13 @@ fn noise_travels_as_it_is_and_samples_gain_by_the_shuffle_of_their_width() {
     assert!(shuffled * 5 < plain * 4, "{shuffled} and {plain}");
 }
 
-/// A peer that lies about what a slab decodes to writes no byte beyond it.
+/// A wrong decoded length from a peer never causes a write beyond the target.
 #[test]
 fn what_decodes_to_another_length_is_an_error() {
     let zeros = vec![0; SLAB_BYTES as usize];
     let mut encoded = vec![0; SLAB_BYTES as usize];
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
-    // A bomb: 1 MiB in some tens of bytes.
+    // A decompression bomb: 1 MiB in some tens of bytes.
     for method in [Method::Zstd { level: 1 }, Method::Shuffled { width: Width::Four, level: 1 }] {
         let slab = encoder.encode(method, &zeros, &mut encoded);
         assert!(slab.length < 200, "{}", slab.length);
@@ -110,12 +110,12 @@ fn what_decodes_to_another_length_is_an_error() {
         }
         let mut larger = vec![0; SLAB_BYTES as usize + 1];
         assert!(decoder.decode(slab.encoding, bytes, &mut larger).is_err(), "too short");
-        // The same frame twice is twice as long.
+        // Two copies of a frame decode to twice the length.
         assert!(decoder.decode(slab.encoding, &[bytes, bytes].concat(), &mut larger).is_err());
         for cut in 0..bytes.len() {
             assert!(decoder.decode(slab.encoding, &bytes[..cut], &mut larger[..zeros.len()]).is_err(), "cut at {cut}");
         }
-        // It still works after all that.
+        // The decoder still works after these errors.
         let mut back = vec![1; zeros.len()];
         decoder.decode(slab.encoding, bytes, &mut back).unwrap();
         assert!(back == zeros);
@@ -146,6 +146,6 @@ fn no_bytes_make_the_decoder_panic_or_write_elsewhere() {
         let mut back = vec![0; raw.len()];
         failed += u32::from(decoder.decode(slab.encoding, &bytes, &mut back).is_err());
     }
-    // The rest has other bytes, which the digest of the block finds.
+    // The others decode to wrong bytes, which the digest of the block detects.
     assert!(failed > 500, "{failed} of 3000");
 }

@@ -1,11 +1,14 @@
-//! Decides for each interval what bound each lane, and adds it up.
+//! Decides for each interval which limit applied to each lane, and adds up the times.
 //!
-//! Order of precedence, from the data's source to its sink. A lane whose feeder hardly waited for the transport is bound by what
-//! the feeder did instead: wait for storage, compute, or have nothing to send. A lane of which nothing comes back is bound by that
-//! silence, whatever its feeder does. A lane whose feeder waited for the transport is bound by, in this order: a receiver that does
-//! not read (its own threads say whether storage or processors hold them), the receive window, the send buffer, the given rate, and
-//! else the congestion window, whose cause the path tells. A lane within one process has one thread that reads and writes in turn:
-//! its time is what it did.
+//! What it does: judges samples of lanes, of their source and of the receiver, in the order from source to sink. If a
+//! lane's feeder hardly waited for the transport, its own work is the limit: waits for storage, computing, or nothing
+//! to send. If nothing comes back on a lane, silence is the limit, whatever the feeder does. If the feeder waited for
+//! the transport, the first match is the limit: receiver that does not read, receive window, send buffer, given rate.
+//! The threads of a receiver that does not read report whether storage or processors delay them. If none of these
+//! matches, the congestion window is the limit, and the path shows the cause. A lane within one process has one thread
+//! that reads and writes in turn: the limit follows from the times of that thread.
+//! What it refuses to do: read a clock, query a kernel.
+//! Where time and bytes enter and leave: samples and reports come in with `now`, a [`LimitReport`] leaves.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,7 +20,7 @@ use crate::rate::RateState;
 use crate::session::LaneId;
 use crate::{BitRate, ByteCount};
 
-/// What a thread did since it began.
+/// Times of a thread since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// Waited for storage.
@@ -30,41 +33,42 @@ pub struct Waits {
     pub idle: Duration,
 }
 
-/// A lane at one moment; what counts, counts since its start.
+/// Sample of a lane at one moment; counters start with the lane.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaneSample {
-    /// What its feeder did.
+    /// Times of its feeder.
     pub feeder: Waits,
-    /// What its transport says.
+    /// Measurements of its transport.
     pub transport: TransportSample,
 }
 
-/// What a transport says.
+/// Measurements of a transport.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TransportSample {
-    /// The kernel, of a TCP lane.
+    /// Measurements of the kernel for a TCP lane.
     Tcp(TcpSample),
-    /// The engine, of a QUIC lane.
+    /// Measurements of the engine for a QUIC lane.
     Quic(QuicSample),
-    /// None: the lane is within this process, and what its feeder waits for in sending is the receiver's storage.
+    /// No measurements: the lane is within this process. Its feeder's waits in sending are waits for the receiver's
+    /// storage.
     Inside,
 }
 
-/// What is known of the source.
+/// Measurements of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SourceSample {
-    /// The rate at which it gives data while it is waited for.
+    /// Rate of the source, over the time in which the lanes waited for it.
     pub rate: BitRate,
-    /// What is measured of the web servers that it is on, if it is.
+    /// Measurements of the web servers, if the source is on web servers.
     pub web: Option<WebSample>,
 }
 
-/// What the kernel says of a TCP lane. What is zero it does not say.
+/// Measurements of the kernel for a TCP lane; zero if the kernel does not provide a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TcpSample {
-    /// Time that the peer's window stopped the lane.
+    /// Time in which the peer's window stopped the lane.
     pub rwnd_limited: Duration,
-    /// Time that the send buffer stopped it.
+    /// Time in which the send buffer stopped the lane.
     pub sndbuf_limited: Duration,
     /// Segments sent, repeats included.
     pub sent: u64,
@@ -72,38 +76,38 @@ pub struct TcpSample {
     pub lost: u64,
     /// Bytes acknowledged.
     pub delivered: u64,
-    /// Smoothed and smallest round-trip time.
+    /// Smoothed round-trip time.
     pub rtt: Duration,
     /// Smallest round-trip time.
     pub rtt_min: Duration,
     /// Congestion window.
     pub window: ByteCount,
-    /// Sent and not acknowledged.
+    /// Bytes sent and not acknowledged.
     pub in_flight: ByteCount,
-    /// Given to the kernel and not sent.
+    /// Bytes given to the kernel and not sent.
     pub unsent: ByteCount,
     /// Window that the peer announces.
     pub receive_window: ByteCount,
-    /// Limit of the send buffer now, and what it may grow to.
+    /// Current limit of the send buffer.
     pub send_buffer: ByteCount,
-    /// What the send buffer may grow to.
+    /// Limit to which the send buffer may grow.
     pub send_buffer_max: ByteCount,
-    /// Memory of what the send buffer holds.
+    /// Memory of the data in the send buffer.
     pub send_queued: ByteCount,
-    /// The lane's part of the given rate, as the kernel paces it; `None` without.
+    /// The lane's part of the given rate, as paced by the kernel; `None` without a given rate.
     pub cap: Option<BitRate>,
-    /// The window was never cut.
+    /// True if the window was never cut.
     pub is_growing: bool,
-    /// Windows are not scaled: neither end may announce more than 64 KiB.
+    /// True if windows are not scaled: neither end may announce more than 64 KiB.
     pub is_unscaled: bool,
-    /// The congestion control yields to loss.
+    /// True if the congestion control yields to loss.
     pub yields_to_loss: bool,
 }
 
-/// What our rate control and the engine say of a QUIC lane.
+/// Measurements of our rate control and of the engine for a QUIC lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QuicSample {
-    /// Time that the thread of the engine computed or waited for a processor.
+    /// Time in which the engine's thread computed or waited for a processor.
     pub engine: Duration,
     /// Packets sent.
     pub sent: u64,
@@ -119,28 +123,28 @@ pub struct QuicSample {
     pub rtt_min: Duration,
     /// Window of the rate control.
     pub window: ByteCount,
-    /// Sent and not acknowledged.
+    /// Bytes sent and not acknowledged.
     pub in_flight: ByteCount,
-    /// The rate at which it may send.
+    /// Rate at which the lane may send.
     pub rate: BitRate,
-    /// Where the rate control stands.
+    /// State of the rate control.
     pub state: RateState,
     /// Memory that the lane may hold.
     pub memory: ByteCount,
 }
 
-/// What bound a lane in one interval.
+/// Limit of a lane in one interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaneJudgement {
-    /// Which lane.
+    /// Lane number.
     pub lane: LaneId,
-    /// The limit with the largest part of the interval.
+    /// Limit with the largest part of the interval.
     pub limit: Limit,
-    /// What was looked at.
+    /// Sample that the judgement rests on.
     pub sample: LaneSample,
 }
 
-/// Adds up what bound the lanes of a session.
+/// Adds up the limits of a session's lanes.
 #[derive(Debug, Default)]
 pub struct Accountant {
     before: BTreeMap<LaneId, Before>,
@@ -150,22 +154,23 @@ pub struct Accountant {
     recent: VecDeque<(Instant, LimitTimes)>,
     facts: Facts,
     judged: Vec<LaneJudgement>,
-    /// Of the time of [`Limit::Cpu`], that in which the receiver's processors were short.
+    /// Part of the time of [`Limit::Cpu`] in which the receiver's processors were short.
     cpu_at_receiver: Duration,
-    /// Of the time of [`Limit::CongestionWindow`], that in which it was growing still.
+    /// Part of the time of [`Limit::CongestionWindow`] in which the window still grew.
     growing: Duration,
-    /// Of the time of [`Limit::CongestionWindow`], that in which a queue stood before the path.
+    /// Part of the time of [`Limit::CongestionWindow`] in which a queue existed before the path.
     queued: Duration,
-    /// Packets sent, repeats included, and of them those lost.
+    /// Packets sent, repeats included, and the lost ones among them.
     packets: (u64, u64),
-    /// Bytes that came, of the time in which there was something to send.
+    /// Bytes delivered in the time with something to send, and that time.
     carried: (ByteCount, Duration),
-    /// Time of [`Limit::Loss`] of QUIC lanes since a policer was last known: the rate control needs some losses at one rate to know one.
+    /// Time of [`Limit::Loss`] of QUIC lanes since a policer was last known. The rate control needs several losses at
+    /// one rate to detect a policer.
     unproven_loss: Duration,
     web: WebHistory,
 }
 
-/// What the last reports of the receiver say, as shares of the time between them.
+/// Shares of time between the last two reports of the receiver.
 #[derive(Clone, Debug, Default)]
 struct ReceiverView {
     last: Option<(Instant, ReceiverReport)>,
@@ -175,17 +180,19 @@ struct ReceiverView {
     publishing: f64,
     engine: f64,
     delays: ReturnDelays,
-    /// When it last told of packets that its host dropped.
+    /// Time of the last report with new packets that the receiving host dropped.
     dropped: Option<Instant>,
 }
 
-/// How long reports of the receiver travel. The clocks of the two ends differ by an unknown time, which the shortest way shows.
+/// Travel times of the receiver's reports. The clocks of the two ends differ by an unknown time; the shortest travel
+/// time cancels it.
 #[derive(Clone, Debug, Default)]
 struct ReturnDelays {
-    /// When the first one came, by both clocks.
+    /// Time of the first report, by both clocks.
     first: Option<(Instant, Duration)>,
-    /// How much later than the first one the last few came, in seconds; and the least of all.
+    /// Delays of the last few reports against the first one, in seconds.
     latest: VecDeque<f64>,
+    /// Smallest delay of all reports, in seconds.
     least: f64,
 }
 
@@ -204,15 +211,15 @@ impl ReturnDelays {
         }
     }
 
-    /// Time that packets wait in the return direction. The least of the last reports: one alone may have waited for a busy host,
-    /// or was lost and sent again.
+    /// Returns the time that packets wait in the return direction: the smallest delay of the last reports. A single
+    /// report may have waited for a busy host, or was lost and sent again.
     fn queue(&self) -> Duration {
         let least = self.latest.iter().copied().reduce(f64::min).unwrap_or(self.least);
         Duration::try_from_secs_f64(least - self.least).unwrap_or_default()
     }
 }
 
-/// The parts of an interval; they add up to 1.
+/// Parts of an interval by limit; the sum is 1.
 #[derive(Clone, Copy, Debug, Default)]
 struct Split([f64; Limit::ALL.len()]);
 
@@ -237,14 +244,14 @@ impl Split {
     }
 }
 
-/// The parts of an interval for one lane.
+/// Parts of an interval for one lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneSplit {
-    /// Of the time in which it had something to send.
+    /// Limits of the time in which the lane had something to send.
     working: Split,
-    /// The part of the interval in which it had nothing.
+    /// Part of the interval in which it had nothing to send.
     idle: f64,
-    /// What it waited for then.
+    /// Limits of that time.
     waiting: Split,
 }
 
@@ -257,8 +264,8 @@ impl LaneSplit {
     }
 }
 
-/// The parts of an interval for all lanes together: by what those that had something to send did, and only where none had by what they waited
-/// for. A lane that finds nothing left to take holds nobody back.
+/// Returns the parts of an interval for all lanes together. Lanes with something to send decide. The waits of the lanes
+/// count only for the time in which no lane had any. A lane that finds no work left delays nobody.
 fn together(lanes: &[LaneSplit]) -> Split {
     let idle = lanes.iter().map(|lane| lane.idle).fold(1.0, f64::min);
     let work: f64 = lanes.iter().map(|lane| 1.0 - lane.idle).sum();
@@ -272,15 +279,16 @@ fn together(lanes: &[LaneSplit]) -> Split {
     split
 }
 
-/// What a lane was before.
+/// Previous state of a lane.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     at: Instant,
     sample: LaneSample,
-    /// Where the second began that is under way, and what was delivered in the last one, if it is a TCP lane.
+    /// Start of the current window of one second, and bytes delivered by then; 0 bytes unless it is a TCP lane.
     second: (Instant, u64),
+    /// Delivery rate in the last complete window.
     carried: BitRate,
-    /// When something came back of it last, or nothing was in flight.
+    /// Last time at which something came back on the lane, or nothing was in flight.
     heard: Instant,
 }
 
@@ -303,38 +311,38 @@ impl Before {
     }
 }
 
-/// What changed on a lane between two samples.
+/// Change of a lane between two samples.
 struct Change<'a> {
     time: Duration,
     before: &'a LaneSample,
     now: &'a LaneSample,
-    /// What it carried in the last second that is over.
+    /// Delivery rate in the last complete second.
     carried: BitRate,
-    /// How long nothing has come back of what is in flight.
+    /// Time for which nothing has come back while data is in flight.
     silent: Duration,
 }
 
 impl Accountant {
-    /// The rate that was given for the session.
+    /// Sets the given rate of the session.
     pub fn set_rate_cap(&mut self, rate: Option<BitRate>) {
         self.facts.rate_cap = rate.unwrap_or_default();
     }
 
-    /// The receiver has said what its threads did.
+    /// Processes a report of the receiver about its threads.
     pub fn handle_report(&mut self, now: Instant, report: &ReceiverReport) {
         self.receiver.update(now, report);
         let facts = &mut self.facts;
-        // A lane within this process has none.
+        // A lane within this process has no buffer.
         if report.buffer.0 > 0 {
             facts.receive_buffer = report.buffer;
         }
         facts.receive_buffer_max = report.buffer_max;
         facts.receive_window = facts.receive_window.max(report.window);
-        // Lanes that have ended count no more.
+        // The count does not fall when lanes end.
         facts.overrun = facts.overrun.max(report.dropped);
     }
 
-    /// Takes a sample of every lane that is up, and of their source; call it about ten times a second.
+    /// Processes a sample of every lane that is up, and of their source. Call it about ten times a second.
     pub fn handle_samples(&mut self, now: Instant, lanes: &[(LaneId, LaneSample)], source: &SourceSample) {
         let of = |(lane, sample): &(LaneId, LaneSample)| (*lane, Before::of(now, *sample, self.before.get(lane)));
         let after: BTreeMap<LaneId, Before> = lanes.iter().map(of).collect();
@@ -354,14 +362,14 @@ impl Accountant {
         self.judge(now, &changes, &reading);
     }
 
-    /// Takes note of the source; what a lane that waits for it is bound by.
+    /// Processes the sample of the source; returns the limits of a lane that waits for the source.
     fn handle_source(&mut self, now: Instant, source: &SourceSample, lanes: &[(LaneId, LaneSample)]) -> Split {
         let Some(web) = source.web else { return Split::all(Limit::SourceDisk) };
         let facts = &mut self.facts;
         facts.disordered_ppm = web.disordered_ppm();
         facts.is_web |= lanes.iter().any(|(_, sample)| sample.transport == TransportSample::Inside);
         if !facts.is_web {
-            // What is known of windows is of the lanes.
+            // The window measurements belong to the lanes, not to the web servers.
             return Split::all(Limit::ServerOrPath);
         }
         (facts.rtt, facts.is_unscaled) = (web.rtt_min, web.is_unscaled);
@@ -373,12 +381,13 @@ impl Accountant {
         split
     }
 
-    /// What was found until now.
+    /// Returns the results until now.
     pub fn report(&self) -> LimitReport {
         let mut recent = LimitTimes::default();
         self.recent.iter().for_each(|(_, times)| recent.merge(times));
         let (mut total, mut facts) = (self.total, self.facts);
-        // A path that has a queue has no policer of the same rate. What looked like one was its queue, run over in a burst of a host that was late.
+        // A path with a queue has no policer of the same rate. Its queue overflowed in a burst of a late host, which
+        // looked like a policer.
         let policed = total.of(Limit::Policer);
         let is_as_full = facts.policed.0 as f64 > on_wire(facts.rate, facts.is_quic).0 as f64 * AS_FULL;
         if self.queued > policed && is_as_full {
@@ -388,7 +397,7 @@ impl Accountant {
         LimitReport { recent, total, facts }
     }
 
-    /// What was found of each lane in the last interval.
+    /// Returns the result for each lane in the last interval.
     pub fn judgements(&self) -> &[LaneJudgement] {
         &self.judged
     }
@@ -406,11 +415,11 @@ impl Accountant {
             self.judged.push(LaneJudgement { lane: *lane, limit: judged.whole().largest(), sample: *change.now });
         }
         let split = together(&lanes);
-        // With nothing to send, or nothing that comes, what came before tells of the path.
+        // With nothing to send, or with silence, the earlier measurements of the path stay valid.
         if !matches!(split.largest(), Limit::NothingToSend | Limit::Silence) {
             self.carried = (self.carried.0 + ByteCount(flow.delivered), self.carried.1 + time);
             self.facts.reached = on_wire(BitRate::mean(self.carried.0, self.carried.1), self.facts.is_quic);
-            // A full path is told by what it carries, and not by the mean with the way there.
+            // The rate of a full path is its capacity. A mean would include the ramp-up.
             self.facts.rate = if matches!(cause, WindowCause::Queue | WindowCause::Full) {
                 self.path.usual()
             } else {
@@ -419,7 +428,7 @@ impl Accountant {
         }
         let mut interval = LimitTimes::default();
         for limit in Limit::ALL {
-            // Sums of parts are off by a rounding error, which may be below nothing.
+            // Sums of parts have a rounding error, which may be negative.
             interval.add(limit, time.mul_f64(split.0[limit.index()].clamp(0.0, 1.0)));
         }
         let overrun = interval.of(Limit::Loss) + interval.of(Limit::Policer);
@@ -447,7 +456,7 @@ impl Accountant {
         }
     }
 
-    /// What was lost before a policer was known was lost to that; `loss`: of the last interval.
+    /// Attributes losses from before a policer was detected to that policer; `loss`: lost time of the last interval.
     fn name_policer(&mut self, changes: &[(LaneId, Change<'_>)], loss: Duration, has_queue: bool) {
         let states = changes.iter().filter_map(|(_, change)| match &change.now.transport {
             TransportSample::Quic(quic) => Some(quic.state),
@@ -465,7 +474,7 @@ impl Accountant {
         }
     }
 
-    /// Keeps what the remedies need; windows and buffers are those at their largest.
+    /// Stores the measurements that the remedies need; of windows and buffers the largest.
     fn take_facts(&mut self, changes: &[(LaneId, Change<'_>)], cause: WindowCause) {
         let facts = &mut self.facts;
         let mut lanes = changes.iter().map(|(_, change)| &change.now.transport).peekable();
@@ -480,7 +489,7 @@ impl Accountant {
             (WindowCause::Policer, PolicedRate::Exact(rate)) => {
                 (facts.policed, facts.policed_is_least) = (on_wire(rate, facts.is_quic), false);
             }
-            // The most of all windows; what was known for certain stays.
+            // The highest rate of all windows counts; an exact rate is not replaced.
             (WindowCause::Policer, PolicedRate::AtLeast(rate)) if facts.policed.0 == 0 || facts.policed_is_least => {
                 (facts.policed, facts.policed_is_least) = (facts.policed.max(on_wire(rate, facts.is_quic)), true);
             }
@@ -525,7 +534,7 @@ impl ReceiverView {
         };
         let lanes = report.lane_time.saturating_sub(last.lane_time).as_secs_f64();
         let elapsed = now.saturating_duration_since(*at).as_secs_f64();
-        // Reports that were held up come together; they count as one.
+        // Reports that were delayed arrive together; they count as one.
         if elapsed < REPORT_SPACING_MIN.as_secs_f64() {
             return;
         }
@@ -540,17 +549,17 @@ impl ReceiverView {
         self.last = Some((now, *report));
     }
 
-    /// Whether its threads hardly wait for data.
+    /// Returns true if the receiver's threads hardly wait for data.
     fn is_slow(&self) -> bool {
         self.last.is_some() && self.waiting < RECEIVER_WAITS_MIN && self.storage + self.compute > 0.0
     }
 
-    /// Whether every lane's window is known and smaller.
+    /// Returns true if the windows of all lanes are known and smaller than `bytes`.
     fn announces_less_than(&self, bytes: ByteCount) -> bool {
         self.last.as_ref().is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
     }
 
-    /// Whether losses are those of the receiving host, which told of some a moment ago.
+    /// Returns true if losses belong to the receiving host, which reported dropped packets a moment ago.
     fn drops(&self, now: Instant) -> bool {
         self.dropped.is_some_and(|at| now.saturating_duration_since(at) < OVERRUN_LASTS)
     }
@@ -559,7 +568,7 @@ impl ReceiverView {
         self.is_slow() && self.compute > self.storage || self.engine > ENGINE_BUSY
     }
 
-    /// What holds its threads.
+    /// Returns the limits of the receiver's threads.
     fn split(&self) -> Split {
         let mut split = Split::default();
         let busy = (self.storage + self.compute).max(f64::MIN_POSITIVE);
@@ -568,7 +577,7 @@ impl ReceiverView {
         split
     }
 
-    /// The rate at which storage took data, over all of the session; lanes wait for it at the same time.
+    /// Returns the rate of storage over the whole session; lanes wait for storage at the same time.
     fn rate(&self, lanes: u64) -> BitRate {
         self.last.as_ref().map_or(BitRate(0), |(_, report)| {
             BitRate::mean(report.written, report.storage / lanes.max(1) as u32 + report.publishing)
@@ -576,10 +585,10 @@ impl ReceiverView {
     }
 }
 
-/// Whether something of a lane is in flight and nothing came back between two samples.
+/// Returns true if a lane has data in flight and nothing came back between two samples.
 fn hears_nothing(before: &LaneSample, now: &LaneSample) -> bool {
     match (&before.transport, &now.transport) {
-        // A peer that announces no window is there.
+        // A peer that announces no window is alive.
         (TransportSample::Tcp(before), TransportSample::Tcp(now)) => {
             now.in_flight.0 > 0 && now.delivered == before.delivered && now.rwnd_limited == before.rwnd_limited
         }
@@ -588,7 +597,7 @@ fn hears_nothing(before: &LaneSample, now: &LaneSample) -> bool {
     }
 }
 
-/// The parts of an interval for one lane; `reading`: what it is bound by while it waits for the source.
+/// Returns the parts of an interval for one lane; `reading`: its limits while it waits for the source.
 fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cause: WindowCause) -> LaneSplit {
     let least = if matches!(change.now.transport, TransportSample::Tcp(_)) { SILENCE_TCP } else { SILENCE };
     if change.silent > least.max(rtt_min(change.now) * 4) {
@@ -616,7 +625,7 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cau
     };
     let idle = (total - busy) / total;
     if is_sending(change) {
-        // What it has given the transport is on its way still.
+        // The data that the lane has given to the transport is still on its way.
         let mut working = Split::default();
         working.blend(&held, 1.0 - idle);
         working.blend(&judge_transport(change, receiver, cause), idle);
@@ -625,7 +634,7 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cau
     LaneSplit { working: held, idle, waiting: judge_idle(receiver) }
 }
 
-/// The smallest round trip of a lane; zero where there is none.
+/// Returns the smallest round-trip time of a lane; zero if there is none.
 fn rtt_min(sample: &LaneSample) -> Duration {
     match &sample.transport {
         TransportSample::Tcp(tcp) => tcp.rtt_min,
@@ -634,7 +643,7 @@ fn rtt_min(sample: &LaneSample) -> Duration {
     }
 }
 
-/// Whether a lane without a block has something in flight.
+/// Returns true if a lane without a block still has data to deliver.
 fn is_sending(change: &Change<'_>) -> bool {
     match &change.now.transport {
         TransportSample::Tcp(tcp) => tcp.unsent.0 > 0,
@@ -643,7 +652,8 @@ fn is_sending(change: &Change<'_>) -> bool {
     }
 }
 
-/// What a lane waited for that had no block, and nothing on its way: the receiver's storage or processors, or new work.
+/// Returns the limits of a lane without a block and without data to deliver: the receiver's storage or processors, or a
+/// lack of work.
 fn judge_idle(receiver: &ReceiverView) -> Split {
     Split::all(match () {
         () if receiver.publishing + receiver.storage >= PUBLISHING_MIN => Limit::DestinationDisk,
@@ -676,7 +686,7 @@ fn judge_tcp(
     window: Limit,
 ) -> Split {
     let time = change.time;
-    // Threads that hardly wait for data are not held up by the network, whatever its window says of this moment.
+    // The network does not delay threads that hardly wait for data, whatever its window shows at this moment.
     if receiver.is_slow() {
         return receiver.split();
     }
@@ -691,13 +701,14 @@ fn judge_tcp(
         false => part(now.sndbuf_limited, before.sndbuf_limited).min(1.0 - by_receiver),
     };
     let delivered = BitRate::mean(ByteCount(now.delivered.saturating_sub(before.delivered)), time);
-    // Over a second too: at a low rate an interval has all of a burst or nothing.
+    // Over a second too: at a low rate one interval contains a whole burst or nothing.
     let most = delivered.max(change.carried);
     let is_capped = now.cap.is_some_and(|cap| most.0 as f64 > cap.0 as f64 * AT_CAP);
     let mut split = Split::default();
     split.add(Limit::ReceiveWindow, by_receiver);
     split.add(Limit::SendBuffer, by_buffer);
-    // A sender that paces itself by what came through leaves a little of the window free, and the kernel does not count that.
+    // A sender that paces itself by its delivery rate leaves a little of the window free. The kernel does not count
+    // that as limited by the window.
     let fills_window = now.in_flight.0 * 10 > now.receive_window.0 * 8 && by_receiver > 0.0;
     let rest = match (is_capped, fills_window) {
         (true, _) => Limit::RateCap,
@@ -708,7 +719,7 @@ fn judge_tcp(
     split
 }
 
-/// `window`: what holds a window, and whether a queue stands before the path.
+/// Judges a QUIC lane. `window`: the limit behind a full window, and true if a queue exists before the path.
 fn judge_quic(
     time: Duration,
     before: &QuicSample,
@@ -727,8 +738,9 @@ fn judge_quic(
         if receiver.is_slow() {
             return receiver.split();
         }
-        // Neither pace nor window hold it: what is left is the memory at one end, unless the path has just changed. Windows are sized to hold
-        // three products of the path, so that half a window in flight is one that could not grow.
+        // Neither pace nor window limits the lane. The memory at one end remains, unless the path has just changed.
+        // Windows are sized for three bandwidth-delay products of the path. So a window with half of it in flight could
+        // not grow.
         return Split::all(match () {
             () if now.in_flight.0 * 2 > now.memory.0 => Limit::SendBuffer,
             () if receiver.announces_less_than(ByteCount(now.in_flight.0 * 2)) => Limit::ReceiveWindow,
@@ -737,37 +749,38 @@ fn judge_quic(
         });
     }
     Split::all(match (now.state, window) {
-        // A window that is full at less than the rate is one of which nothing came back.
+        // A window that is full below the given rate is one from which nothing came back.
         (RateState::Given, window) if !is_paced => window,
         (RateState::Given, _) => Limit::RateCap,
         (RateState::Searching, Limit::AckPath) => Limit::AckPath,
         (RateState::Searching, _) => Limit::CongestionWindow,
-        // A policer has no queue: with one that stands, the path is full.
+        // A policer has no queue: if a queue exists, the path is full.
         (RateState::Policed(_), window) if has_queue => window,
         (RateState::Policed(_), _) => Limit::Policer,
         (RateState::Found | RateState::Losing, window) => window,
     })
 }
 
-/// Packets and bytes of a QUIC lane whose fate became known, and of the packets those lost. What is lost shows a round trip after it was
-/// sent: beside what was sent meanwhile, the losses of a rate that has changed look like bursts.
+/// Returns the packets and bytes of a QUIC lane whose fate became known, and the lost packets among them. Reason:
+/// losses show a round trip after sending. Compared with the packets sent meanwhile, losses at a changed rate look like
+/// bursts.
 fn settled(before: &QuicSample, now: &QuicSample) -> (u64, u64, u64) {
     let sent = now.sent.saturating_sub(before.sent);
     let sent_bytes = now.wire_bytes.saturating_sub(before.wire_bytes);
     let bytes = (sent_bytes + before.in_flight.0).saturating_sub(now.in_flight.0);
     let packet_bytes = now.wire_bytes.checked_div(now.sent).unwrap_or(0);
     let lost = now.lost.saturating_sub(before.lost);
-    // Of all packets so far the mean: few were sent in a short interval.
+    // Mean of all packets so far: a short interval has few packets.
     let packets = bytes.checked_div(packet_bytes).unwrap_or(sent).max(lost);
     (packets, bytes.max(lost * packet_bytes), lost)
 }
 
-/// A rate of payload delivered as that of whole packets on the wire; QUIC lanes count those.
+/// Converts a rate of delivered payload to whole packets on the wire. QUIC lanes count whole packets already.
 fn on_wire(rate: BitRate, is_quic: bool) -> BitRate {
     if is_quic { rate } else { BitRate((rate.0 as f64 * TCP_HEADERS) as u64) }
 }
 
-/// What all lanes did together; `return_queue`: the delay of the return direction.
+/// Returns the events of all lanes together; `return_queue`: delay of the return direction.
 fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Duration) -> Flow {
     let mut flow = Flow { time, is_growing: true, grows_until_loss: true, ..Flow::default() };
     let mut queue = Duration::ZERO;
@@ -787,7 +800,7 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Durat
                 flow.sent += packets;
                 flow.lost += lost;
                 flow.delivered += bytes - (bytes * lost).checked_div(packets).unwrap_or(0);
-                // A rate that was found is what the path carries; losses below the ceiling take nothing from it.
+                // A found rate is the capacity of the path; losses below the ceiling do not lower it.
                 flow.yields_to_loss |= matches!(now.state, RateState::Losing | RateState::Policed(_));
                 flow.is_growing &= now.state == RateState::Searching;
                 flow.grows_until_loss = false;
@@ -806,53 +819,57 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Durat
     flow
 }
 
-/// Reports of the receiver that the delay of the return direction is taken from. Reason: of three one came at once.
+/// Number of the receiver's last reports that determine the delay of the return direction. Reason: of three, one
+/// arrived without delay.
 const DELAYS_KEPT: usize = 3;
 
-/// How long the recent past is. Reason: as the goodput of the progress display.
+/// Length of the recent past. Reason: the same as for the goodput of the progress display.
 const RECENT: Duration = Duration::from_secs(5);
 
-/// How long nothing comes back, or four round trips, until that is what holds a lane. Reason: busy hosts are silent for less.
-/// TCP waits longer and longer when what it repeats is lost too.
+/// Time without anything coming back, at least four round trips, from which silence is the limit. Reason: busy hosts
+/// are silent for less.
 const SILENCE: Duration = Duration::from_secs(1);
+/// The same for TCP. Reason: its retransmission timer backs off when repeats are lost too.
 const SILENCE_TCP: Duration = Duration::from_secs(3);
 
-/// Part of its busy time that a feeder waits for a transport that holds it. Reason: a feeder that is the bottleneck finds room
-/// at once; one that is not spends in waiting what it does not need for itself, and this much is noise on busy hosts.
+/// Part of its busy time for which a feeder waits, from which the transport limits it. Reason: a feeder that is the
+/// bottleneck finds room at once. A feeder that is not the bottleneck waits for the rest of its time. On busy hosts a
+/// part of this size is noise.
 const HELD_MIN: f64 = 0.15;
 
-/// Part of their time that the threads of a receiver wait for data, below which they are the bottleneck; likewise.
+/// Part of their time that the receiver's threads wait for data, below which they are the bottleneck. Reason: as above.
 const RECEIVER_WAITS_MIN: f64 = 0.2;
 
-/// Part of the time in which a receiver's storage is at work, above which a sender without work waits for it.
+/// Part of the time in which a receiver's storage works, from which a sender without work waits for it.
 const PUBLISHING_MIN: f64 = 0.5;
 
-/// Over how long a rate is compared with a cap beside the interval itself. Reason: some bursts of a path with an MTU of 64 KiB at 5 Mbit/s.
+/// Longer period over which a rate is compared with a cap, beside the interval. Reason: it contains several bursts of a
+/// path with an MTU of 64 KiB at 5 Mbit/s.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Part of the given rate that counts as having reached it. Reason: pacing wakes up late, and payload is 3 % less than packets.
+/// Part of the given rate that counts as reached. Reason: pacing wakes up late, and payload is 3 % less than packets.
 const AT_CAP: f64 = 0.85;
 
-/// How near what a policer seems to let through must be to the rate of a full path, to be the same.
+/// Ratio of a policer's apparent rate to the rate of a full path, from which both are the same.
 const AS_FULL: f64 = 0.9;
 
-/// Part of its pace that a QUIC lane reaches when nothing else holds it. Reason: the pace is up to a quarter above the rate, to
-/// catch up.
+/// Part of its pace that a QUIC lane reaches if nothing else limits it. Reason: the pace is up to a quarter above the
+/// rate, to catch up.
 const AT_PACE: f64 = 0.7;
 
-/// Part of its time that the engine's thread wants a processor, from which it is the bottleneck. Reason: one that is late for a
-/// quarter of its timers neither paces nor measures a path.
+/// Part of its time that the engine's thread wants a processor, from which it is the bottleneck. Reason: a thread that
+/// is late for a quarter of its timers neither paces nor measures a path.
 const ENGINE_BUSY: f64 = 0.75;
 
-/// Packets on the wire, as a multiple of their payload, in a lane of full segments at MTU 1500.
+/// Ratio of packets on the wire to their payload, in a lane of full segments at MTU 1500.
 const TCP_HEADERS: f64 = 1.036;
 
-/// The same of an engine that does not reach its pace though nothing else holds it: it is late for its timers.
+/// As [`ENGINE_BUSY`], for an engine below its pace that nothing else limits: it is late for its timers.
 const ENGINE_LATE: f64 = 0.3;
 
-/// How long losses are those of the receiving host once it has told of packets that it dropped. Reason: it tells of them within a quarter
-/// second, and the sender finds them lost a round trip later.
+/// Time after a report of dropped packets in which losses belong to the receiving host. Reason: the receiver reports
+/// them within a quarter of a second, and the sender finds them lost a round trip later.
 const OVERRUN_LASTS: Duration = Duration::from_secs(1);
 
-/// Reports closer together than this came in one burst.
+/// Smallest distance of two reports; closer ones came in one burst.
 const REPORT_SPACING_MIN: Duration = Duration::from_millis(50);

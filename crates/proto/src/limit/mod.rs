@@ -1,13 +1,14 @@
-//! What bound a transfer in a stretch of time.
+//! Limits of a transfer, and the time in which each limit applied.
 //!
-//! What it does: names limits ([`Limit`]), adds up time by limit ([`LimitTimes`]), decides for each tenth of a second from what
-//! the kernel, the QUIC engine and our own threads say ([`Accountant`]), and says what can be done ([`remedy`]). What it
-//! refuses to do: read a clock, ask a kernel, change anything. Snapshots come in with their time, shares of time leave.
+//! What it does: names limits ([`Limit`]) and adds up time by limit ([`LimitTimes`]). It decides for each tenth of a
+//! second from samples of the kernel, the QUIC engine and our own threads ([`Accountant`]). It proposes a [`remedy`].
+//! What it refuses to do: read a clock, query a kernel, change anything.
+//! Where time and bytes enter and leave: samples come in with their time, shares of time leave.
 //!
-//! The end that sends decides, since it alone sees what holds the next byte back; where that is a web server, the end that asks
-//! it says what held it back itself. The receiver tells it what its own threads
-//! waited for ([`ReceiverReport`]); a sender that is an agent tells the client what it found ([`LimitReport`]). What a peer says
-//! is shown to people and decides nothing else.
+//! The sending end decides, since only it sees what delays the next byte. Where the sender is a web server, the
+//! requesting end decides what delayed itself. The receiver reports the waits of its own threads ([`ReceiverReport`]).
+//! A sender that is an agent reports its result to the client ([`LimitReport`]). Reports of a peer are shown to people;
+//! they decide nothing else.
 
 mod account;
 mod path;
@@ -25,18 +26,18 @@ pub use report::{LimitReport, ReceiverReport};
 pub(crate) use report::{read_time, write_time};
 pub use web::WebSample;
 
-/// What bound a transfer in a stretch of time.
+/// Limit of a transfer in a period of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
     /// The window that the receiver announces.
     ReceiveWindow,
     /// The send buffer of the sender's kernel, or the memory of a QUIC lane.
     SendBuffer,
-    /// The congestion window: it grows still, or the path is full.
+    /// The congestion window: it still grows, or the path is full.
     CongestionWindow,
-    /// Losses that are not caused by a full queue.
+    /// Losses without a full queue.
     Loss,
-    /// A device that drops what exceeds a rate.
+    /// A device that drops packets above a rate.
     Policer,
     /// Reading the source.
     SourceDisk,
@@ -44,20 +45,20 @@ pub enum Limit {
     DestinationDisk,
     /// The processors of one end.
     Cpu,
-    /// The rate that was given.
+    /// The given rate.
     RateCap,
-    /// The sender had nothing that it could send: names still being read, outcomes awaited, round trips at start and end.
+    /// The sender had nothing that it could send: names are still read, outcomes awaited, round trips at start and end.
     NothingToSend,
-    /// A web server, or the path to it: what holds a server back only that knows, and nothing at this end did.
+    /// A web server, or the path to it. Only the server knows its own limit, and nothing at this end delayed it.
     ServerOrPath,
-    /// Nothing came back of what was in flight: the path was away, or the host at its other end.
+    /// Nothing came back while data was in flight: the path or the remote host was down.
     Silence,
-    /// The return direction is full: acknowledgements wait there, and windows open late.
+    /// The return direction is full: acknowledgements are delayed there, and windows open late.
     AckPath,
 }
 
 impl Limit {
-    /// Every limit, in the order in which they are encoded.
+    /// Every limit, in the order of their encoding.
     pub const ALL: [Self; 13] = [
         Self::ReceiveWindow,
         Self::SendBuffer,
@@ -74,7 +75,7 @@ impl Limit {
         Self::AckPath,
     ];
 
-    /// As people read it.
+    /// Returns the name for people.
     pub fn words(self) -> &'static str {
         match self {
             Self::ReceiveWindow => "receive window",
@@ -93,7 +94,7 @@ impl Limit {
         }
     }
 
-    /// As programs read it.
+    /// Returns the name for programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::ReceiveWindow => "receive_window",
@@ -122,7 +123,7 @@ impl Limit {
 pub struct LimitTimes([Duration; Limit::ALL.len()]);
 
 impl LimitTimes {
-    /// The time of one limit.
+    /// Returns the time of one limit.
     pub fn of(&self, limit: Limit) -> Duration {
         self.0[limit.index()]
     }
@@ -132,7 +133,7 @@ impl LimitTimes {
         self.0[limit.index()] += time;
     }
 
-    /// What was taken for one limit was another.
+    /// Moves `time` from limit `from` to limit `to`, at most the time of `from`.
     pub fn rename(&mut self, from: Limit, to: Limit, time: Duration) {
         let time = time.min(self.of(from));
         self.0[from.index()] -= time;
@@ -144,12 +145,12 @@ impl LimitTimes {
         self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs);
     }
 
-    /// All of it.
+    /// Returns the sum of all times.
     pub fn total(&self) -> Duration {
         self.0.iter().sum()
     }
 
-    /// The share of the time in which the path, or a window over it, was the limit. Range: 0 to 1.
+    /// Returns the share of the time in which the path, or a window over it, was the limit. Range: 0 to 1.
     pub fn of_path(&self) -> f64 {
         let windows = [Limit::ReceiveWindow, Limit::SendBuffer, Limit::CongestionWindow];
         let paths = [Limit::Loss, Limit::Policer, Limit::AckPath];
@@ -157,7 +158,7 @@ impl LimitTimes {
         time.as_secs_f64() / self.total().as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// The share of each limit, the largest first, without those that have none. Range: (0, 1], summing up to 1.
+    /// Returns the share of each limit, the largest first, without limits of share 0. Range: (0, 1]; the sum is 1.
     pub fn shares(&self) -> Vec<(Limit, f64)> {
         let total = self.total().as_secs_f64();
         let mut shares: Vec<(Limit, f64)> = Limit::ALL
@@ -169,7 +170,7 @@ impl LimitTimes {
         shares
     }
 
-    /// The limit with the largest share, if any time has passed.
+    /// Returns the limit with the largest share; `None` if no time has passed.
     pub fn first(&self) -> Option<Limit> {
         self.shares().first().map(|(limit, _)| *limit)
     }

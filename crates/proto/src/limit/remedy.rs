@@ -1,4 +1,4 @@
-//! What can be done about a limit, in words and numbers.
+//! Remedies for a limit, in words and numbers.
 
 use std::time::Duration;
 
@@ -6,83 +6,87 @@ use super::Limit;
 use crate::quantity::readable_time;
 use crate::{BitRate, ByteCount};
 
-/// What was measured, for the remedies; zero stands for what is not known.
+/// Measurements for the remedies; zero if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Smallest round-trip time.
     pub rtt: Duration,
-    /// Mean rate of delivery of all lanes together in the last seconds.
+    /// Mean delivery rate of all lanes together in the last seconds.
     pub rate: BitRate,
-    /// Mean rate of all that came, on the wire, in the time with something to send.
+    /// Mean rate of all delivered data, on the wire, in the time with something to send.
     pub reached: BitRate,
-    /// The rate that was given.
+    /// The given rate.
     pub rate_cap: BitRate,
     /// Rate of a policer on the wire, as far as it is known.
     pub policed: BitRate,
-    /// The policer lets at least that through; its rate may be above.
+    /// True if `policed` is a lower bound: the policer's rate may be higher.
     pub policed_is_least: bool,
-    /// What it was seen to drop was QUIC's.
+    /// True if the policer was seen to drop packets of QUIC.
     pub policed_over_quic: bool,
-    /// Rate at which the source was read while it was waited for.
+    /// Read rate of the source, over the time in which the lanes waited for it.
     pub source: BitRate,
-    /// Rate at which the destination took data.
+    /// Write rate of the destination.
     pub destination: BitRate,
     /// Largest window that the receiver announced to one lane.
     pub receive_window: ByteCount,
     /// Receive buffer of such a lane.
     pub receive_buffer: ByteCount,
-    /// What the receiver's kernel lets it grow to.
+    /// Size up to which the receiver's kernel lets this buffer grow.
     pub receive_buffer_max: ByteCount,
     /// Send buffer of a lane.
     pub send_buffer: ByteCount,
-    /// What the sender's kernel lets it grow to.
+    /// Size up to which the sender's kernel lets this buffer grow.
     pub send_buffer_max: ByteCount,
     /// Share of the session's packets that were lost, in parts per million.
     pub loss_ppm: u64,
-    /// The packets of that share.
+    /// Number of these lost packets.
     pub lost: u64,
-    /// Packets that the path brought and the receiving host dropped; they are not among those.
+    /// Packets that the path delivered and the receiving host dropped; not included in `lost`.
     pub overrun: u64,
     /// Lanes that are up.
     pub lanes: u64,
-    /// The lanes are QUIC lanes.
+    /// True if the lanes are QUIC lanes.
     pub is_quic: bool,
-    /// For most of the time in which it was the limit, the congestion window was growing still.
+    /// True if the congestion window still grew for most of the time in which it was the limit.
     pub is_growing: bool,
-    /// The processors that were short are the receiver's.
+    /// True if the receiver's processors were short, not the sender's.
     pub cpu_at_receiver: bool,
-    /// Windows are not scaled: a lane has 64 KiB in flight at most, whatever its buffers hold.
+    /// True if windows are not scaled: a lane has at most 64 KiB in flight, for any size of its buffers.
     pub is_unscaled: bool,
-    /// The lanes read from web servers and write here: windows and processors are those of this host.
+    /// True if the lanes read from web servers and write here: windows and processors are those of this host.
     pub is_web: bool,
-    /// Of the time in which web servers were waited for, that in which packets came out of order, in parts per million.
+    /// Part of the time waited for web servers in which packets arrived out of order, in parts per million.
     pub disordered_ppm: u64,
 }
 
-/// Share of a buffer that is payload in flight when it was not measured. Reason: a receive window was half of its buffer up to
-/// Linux 6.5 and starts there since; of a send buffer 0.97 were measured (Linux 6.18).
+/// Share of a receive buffer that is payload in flight, if it was not measured. Reason: a receive window was half of
+/// its buffer up to Linux 6.5 and starts there since.
 const RECEIVE_SHARE: f64 = 0.5;
+/// The same for a send buffer. Source: 0.97 was measured on Linux 6.18.
 const SEND_SHARE: f64 = 0.97;
 
-/// Payload of packets on the wire, as a part of them: full ones at MTU 1500, with the most that a transport adds.
+/// Share of payload in packets on the wire: full packets at MTU 1500, with the largest overhead of a transport.
 const PAYLOAD_MIN: f64 = 0.95;
 
-/// The largest window that is announced without window scaling, in bytes (RFC 9293).
+/// Largest window without window scaling, in bytes (RFC 9293).
 const UNSCALED_WINDOW: u64 = 65_535;
 
-/// Disorder that is worth words, in parts per million of the time. Reason: a single loss in a copy of seconds explains nothing.
+/// Reordering worth a message, in parts per million of the time. Reason: one loss in a copy of seconds explains
+/// nothing.
 const DISORDER_MIN: u64 = 50_000;
 
-/// Smallest round trip for which is said what a larger buffer would allow. Reason: within a host that is a rate which nothing else allows.
+/// Smallest round-trip time for which the effect of a larger buffer is reported. Reason: within a host that rate
+/// exceeds any other limit.
 const RTT_TOLD_MIN: Duration = Duration::from_micros(100);
 
-/// How much more TCP must carry than a policer lets QUIC, for it not to be under the same one. Reason: its bucket, and what is measured.
+/// Ratio of TCP's rate to the policed rate of QUIC, above which TCP is not policed too. Reason: the policer's token
+/// bucket, and measurement errors.
 const MORE: f64 = 1.1;
 
-/// What is left of a policed rate when packets are to pass without loss. Source: SMART-1 report; the reserve pays for bursts.
+/// Part of a policed rate at which packets pass without loss. Source: SMART-1 report; the reserve covers bursts.
 const BELOW_POLICER: f64 = 0.95;
 
-/// What explains `limit` and what can be done about it; `None` where the name says all.
+/// Returns the explanation of `limit` and its remedy; `None` if the name is enough.
 pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
     match limit {
         Limit::ReceiveWindow if facts.is_quic => {
@@ -114,7 +118,7 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
     }
 }
 
-/// A rate to give is never below what the copy reached with its losses.
+/// Describes a policer. A proposed rate is never below the rate that the copy reached with its losses.
 fn policer(facts: &Facts) -> String {
     let passes_tcp = facts.policed_over_quic && !facts.is_quic && facts.rate.0 as f64 > facts.policed.0 as f64 * MORE;
     if passes_tcp {
@@ -161,7 +165,7 @@ fn receive_window(facts: &Facts) -> Option<String> {
     Some(buffer_words(name, facts.receive_buffer_max, share, facts))
 }
 
-/// What a window of 16 bits carries, and who takes the option away that makes it larger (RFC 7323).
+/// Returns the rate of a window of 16 bits, and the cause of the missing option for a larger one (RFC 7323).
 fn unscaled(facts: &Facts) -> String {
     let carries = |rtt: Duration| BitRate((UNSCALED_WINDOW as f64 * 8.0 / rtt.as_secs_f64()) as u64);
     let rate = match facts.rtt {
@@ -186,14 +190,14 @@ fn measured_share(window: ByteCount, buffer: ByteCount) -> Option<f64> {
     (0.2..=1.0).contains(&share).then_some(share)
 }
 
-/// `peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms`.
+/// Returns text such as `peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms`.
 fn buffer_words(name: &str, max: ByteCount, share: f64, facts: &Facts) -> String {
     let mut words = format!("{name} {max}");
     if facts.rtt < RTT_TOLD_MIN {
         return words;
     }
     let lanes = facts.lanes.max(1) as f64;
-    // What the given rate needs, or the next power of two that at least doubles it.
+    // The larger of the need of the given rate and twice the maximum, rounded up to a power of two.
     let needed = (facts.rate_cap.0 as f64 / 8.0 * facts.rtt.as_secs_f64() / share / lanes) as u64;
     let larger = max.0.saturating_mul(2).max(needed).checked_next_power_of_two().unwrap_or(u64::MAX);
     let allowed = BitRate((larger as f64 * share * 8.0 * lanes / facts.rtt.as_secs_f64()) as u64);
@@ -202,15 +206,16 @@ fn buffer_words(name: &str, max: ByteCount, share: f64, facts: &Facts) -> String
 }
 
 impl Facts {
-    /// The rate of a disk, least and most: the kernel works for it also while nobody waits, so that `rate` over the time waited is the
-    /// most that it may be, and what the copy reached the least.
+    /// Returns the lowest and the highest possible rate of a disk. Reason: the kernel works for the disk also while no
+    /// lane waits. So `rate`, taken over the time waited, is the upper bound, and the rate that the copy reached the
+    /// lower.
     pub fn disk_range(&self, rate: BitRate) -> (BitRate, BitRate) {
         let payload = BitRate((self.reached.0 as f64 * PAYLOAD_MIN) as u64);
         if payload.0 == 0 { (rate, rate) } else { (payload.min(rate), rate) }
     }
 
-    /// The share of packets that the path loses, by those of this session, in parts per million: least and most, of which one in
-    /// twenty sessions is outside (Wilson, 1927).
+    /// Returns the lowest and the highest loss of the path, in parts per million, estimated from the packets of this
+    /// session. One session in twenty is outside this interval (Wilson, 1927).
     pub fn loss_range_ppm(&self) -> (u64, u64) {
         let (lost, share) = (self.lost as f64, self.loss_ppm as f64 / 1e6);
         if lost == 0.0 || share == 0.0 {
@@ -249,7 +254,7 @@ fn disk(what: &str, (least, most): (BitRate, BitRate)) -> Option<String> {
     })
 }
 
-/// A rate as `--rate` takes it.
+/// Returns a rate in the format of `--rate`.
 fn flag(rate: BitRate) -> String {
     match rate.0 {
         bits if bits >= 10_000_000 => format!("{}Mbit", bits / 1_000_000),

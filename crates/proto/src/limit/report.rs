@@ -1,4 +1,4 @@
-//! What the two ends tell each other about limits; cumulative, so that the loss of one report costs nothing.
+//! Reports about limits between the two ends; cumulative, so that the loss of one report costs nothing.
 
 use std::time::Duration;
 
@@ -7,38 +7,39 @@ use crate::error::Error;
 use crate::wire::{Reader, Writer};
 use crate::{BitRate, ByteCount};
 
-/// What a receiver tells the sender: what the threads that read its lanes did, added up since the session began.
+/// Report of a receiver to the sender: time of the threads that read its lanes, since the session began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverReport {
-    /// When it was sent, by the clock of the receiver, which starts with the session.
+    /// Time of sending, by the clock of the receiver, which starts with the session.
     pub sent_at: Duration,
-    /// Time of those threads in all.
+    /// Total time of these threads.
     pub lane_time: Duration,
-    /// Of it, waiting for data from the network.
+    /// Part of it in which they waited for data from the network.
     pub waiting: Duration,
-    /// Of it, waiting for storage.
+    /// Part of it in which they waited for storage.
     pub storage: Duration,
-    /// Time in which storage was at work for the session while no lane waited for it: publishing, syncing, reading what an
-    /// earlier session had left.
+    /// Time in which storage worked for the session while no lane waited for it: publishing, syncing, reading data that
+    /// an earlier session had left.
     pub publishing: Duration,
-    /// Time that the thread of a QUIC engine computed or waited for a processor, mean of the lanes that are up; 0 over TCP.
+    /// Time that the thread of a QUIC engine computed or waited for a processor, mean of the lanes that are up; 0 over
+    /// TCP.
     pub engine: Duration,
     /// Bytes written.
     pub written: ByteCount,
     /// Largest receive buffer of a lane now.
     pub buffer: ByteCount,
-    /// What the kernel lets it grow to; 0 where that is not known.
+    /// Limit of the kernel for that buffer; 0 if unknown.
     pub buffer_max: ByteCount,
-    /// Fullest receive buffer of a lane now: what came and was not read.
+    /// Fullest receive buffer of a lane now: data that arrived and was not read.
     pub unread: ByteCount,
     /// Largest window that a lane announces now.
     pub window: ByteCount,
-    /// Packets that the path brought and the UDP sockets of this host dropped since their lanes came up.
+    /// Packets that the path delivered and the UDP sockets of this host dropped, since their lanes came up.
     pub dropped: u64,
 }
 
 impl ReceiverReport {
-    /// Writes it as a frame holds it: integers, times in microseconds.
+    /// Writes the report in the format of a frame: integers, times in microseconds.
     pub fn write(&self, w: &mut Writer) {
         [self.sent_at, self.lane_time, self.waiting, self.storage, self.publishing, self.engine]
             .iter()
@@ -49,7 +50,7 @@ impl ReceiverReport {
         w.integer(self.dropped);
     }
 
-    /// Reads it. Errors: cut short.
+    /// Reads the report. Errors: the frame is cut short.
     pub fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
         Ok(Self {
             sent_at: read_time(r)?,
@@ -68,19 +69,19 @@ impl ReceiverReport {
     }
 }
 
-/// What a sender found: shares of time, and what is behind the remedies.
+/// Result of a sender: shares of time, and the measurements for the remedies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LimitReport {
     /// Time by limit in the last few seconds.
     pub recent: LimitTimes,
     /// Time by limit since the session began.
     pub total: LimitTimes,
-    /// What was measured.
+    /// Measurements.
     pub facts: Facts,
 }
 
 impl LimitReport {
-    /// Writes it as a frame holds it: integers, times in microseconds, rates in bit/s.
+    /// Writes the report in the format of a frame: integers, times in microseconds, rates in bit/s.
     pub fn write(&self, w: &mut Writer) {
         for times in [&self.recent, &self.total] {
             Limit::ALL.iter().for_each(|limit| w.integer(micros(times.of(*limit))));
@@ -114,7 +115,7 @@ impl LimitReport {
         flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
     }
 
-    /// Reads it. Errors: cut short, or a flag that is none.
+    /// Reads the report. Errors: the frame is cut short, or a flag is neither 0 nor 1.
     pub fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
         let (recent, total) = (read_times(r)?, read_times(r)?);
         let rtt = read_time(r)?;
@@ -161,10 +162,11 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Longest time that is taken from a peer: a year. Reason: sums of ten of them stay far from the end of a [`Duration`].
+/// Longest time that is accepted from a peer: a year. Reason: sums of ten of them stay far below the maximum of a
+/// [`Duration`].
 const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Reads a time as it is written, at most [`TIME_MAX`] of it.
+/// Reads a time as [`write_time`] writes it; saturates at [`TIME_MAX`].
 pub(crate) fn read_time(r: &mut Reader<'_>) -> Result<Duration, Error> {
     Ok(Duration::from_micros(r.integer()?).min(TIME_MAX))
 }

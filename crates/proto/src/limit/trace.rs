@@ -1,8 +1,12 @@
-//! Recorded inputs of an [`Accountant`]: one line of text each, for tests that replay in virtual time what a kernel once said.
+//! Recorded inputs of an [`Accountant`], one line of text each: tests replay measurements of a kernel in virtual time.
 //!
-//! What it does: writes an [`Input`] as a line and reads a file of such lines. What it refuses to do: judge, read a clock, open files.
-//! A line has the time in µs since the start, what it is, and `name=number` for each field that is not zero; times are in µs, rates
-//! in bit/s, sizes in bytes. The lanes of a sample come first, one line each, and the line of the source ends it:
+//! What it does: writes an [`Input`] as a line and reads a file of such lines.
+//! What it refuses to do: judge, read a clock, open files.
+//! Where time and bytes enter and leave: as text, with times since the start of the recording.
+//!
+//! A line has the time in µs since the start, the kind of input, and `name=number` for each field that is not zero.
+//! Times are in µs, rates in bit/s, sizes in bytes. The lanes of a sample come first, one line each. The line of the
+//! source ends the sample:
 //!
 //! ```text
 //! 0 cap rate=50000000
@@ -25,7 +29,7 @@ use crate::{BitRate, ByteCount};
 /// One input of an [`Accountant`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    /// The rate that was given for the session.
+    /// The given rate of the session.
     RateCap(Option<BitRate>),
     /// A report of the receiver.
     Report(ReceiverReport),
@@ -34,7 +38,7 @@ pub enum Input {
 }
 
 impl Input {
-    /// Hands the input to `accountant`.
+    /// Passes the input to `accountant`.
     pub fn apply(&self, now: Instant, accountant: &mut Accountant) {
         match self {
             Self::RateCap(rate) => accountant.set_rate_cap(*rate),
@@ -43,7 +47,7 @@ impl Input {
         }
     }
 
-    /// Writes the input as lines, each with its end; `at`: since the start of the recording.
+    /// Returns the input as lines, each with a line end; `at`: time since the start of the recording.
     pub fn lines(&self, at: Duration) -> String {
         let mut out = Lines { text: String::new(), at: at.as_micros() as u64 };
         match self {
@@ -65,7 +69,7 @@ impl Input {
 
 /// Reads a recording: the inputs with their times since its start.
 ///
-/// Errors: `Usage` with the number of the line that is none.
+/// Errors: `Usage` with the number of the first invalid line.
 pub fn read_trace(text: &str) -> Result<Vec<(Duration, Input)>, Error> {
     let mut inputs = Vec::new();
     let mut lanes = Vec::new();
@@ -79,7 +83,7 @@ pub fn read_trace(text: &str) -> Result<Vec<(Duration, Input)>, Error> {
     Ok(inputs)
 }
 
-/// Reads one line; the line of a lane is kept in `lanes` until that of the source comes.
+/// Reads one line. The line of a lane is kept in `lanes` until the line of the source comes.
 fn read_line(line: &str, lanes: &mut Vec<(LaneId, LaneSample)>) -> Option<(Duration, Option<Input>)> {
     let mut words = line.split(' ');
     let at = Duration::from_micros(words.next()?.parse().ok()?);
@@ -122,12 +126,12 @@ fn read_line(line: &str, lanes: &mut Vec<(LaneId, LaneSample)>) -> Option<(Durat
     fields.pairs.is_empty().then_some((at, input))
 }
 
-/// What is done with each field of a sample, by its name: it is written, or read.
+/// Action on each field of a sample, by its name: the field is written or read.
 trait Fields {
     fn field(&mut self, name: &'static str, value: &mut dyn Number);
 }
 
-/// A quantity as the number that a line has for it; 0 for what is not known.
+/// Quantity as the number in a line; 0 if unknown.
 trait Number {
     fn number(&self) -> u64;
     fn set(&mut self, number: u64);
@@ -196,7 +200,7 @@ impl Number for LaneId {
     }
 }
 
-/// `Searching` is 0; a policer is known by its rate, which is far above the numbers of the others.
+/// `Searching` is 0. A policer is encoded by its rate, which is far above the numbers of the other states.
 impl Number for RateState {
     fn number(&self) -> u64 {
         match self {
@@ -218,7 +222,7 @@ impl Number for RateState {
     }
 }
 
-/// Lines under way.
+/// Text of the lines written so far.
 struct Lines {
     text: String,
     at: u64,
@@ -226,7 +230,7 @@ struct Lines {
 
 impl Lines {
     fn line(&mut self, kind: &str, fields: &mut dyn FnMut(&mut dyn Fields)) {
-        // Writing to a string cannot go wrong.
+        // Writing to a string always succeeds.
         let _ = write!(self.text, "{} {kind}", self.at);
         fields(self);
         self.text.push('\n');
@@ -241,7 +245,7 @@ impl Fields for Lines {
     }
 }
 
-/// The fields of a line that were not taken yet.
+/// Fields of a line that were not taken yet.
 struct Given<'a> {
     pairs: Vec<(&'a str, u64)>,
 }
@@ -262,7 +266,7 @@ fn kind(transport: &TransportSample) -> &'static str {
     }
 }
 
-/// Hands fields to `$to` by their own names.
+/// Passes fields to `$to` by their own names.
 macro_rules! each {
     ($to:ident, $of:expr, $($name:ident),+) => {{
         let of = $of;

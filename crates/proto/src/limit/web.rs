@@ -1,17 +1,17 @@
-//! What web servers say of themselves by how their bytes come.
+//! Receive window of connections to web servers, as a limit.
 
 use std::time::{Duration, Instant};
 
 use crate::ByteCount;
 
-/// What the kernel says of all connections to web servers together, since the start; times are added up over the connections.
+/// Kernel measurements of all connections to web servers since the start; times are sums over the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WebSample {
-    /// Time that their readers waited for bytes.
+    /// Time that the readers waited for bytes.
     pub waited: Duration,
-    /// Of it, the time in which as much came in a round trip as this end's window allows.
+    /// Part of `waited` in which a full receive window of this end arrived per round trip.
     pub window_full: Duration,
-    /// Of it, the time in which packets came out of order: some were lost, or overtaken.
+    /// Part of `waited` in which packets arrived out of order: some were lost or overtaken.
     pub disordered: Duration,
     /// Smallest round-trip time; zero while unknown.
     pub rtt_min: Duration,
@@ -19,34 +19,36 @@ pub struct WebSample {
     pub receive_window: ByteCount,
     /// Receive buffer of the connection with that window.
     pub receive_buffer: ByteCount,
-    /// Windows are not scaled.
+    /// True if windows are not scaled.
     pub is_unscaled: bool,
 }
 
 impl WebSample {
-    /// The share of all time waited in which packets came out of order, in parts per million.
+    /// Returns the share of all time waited in which packets arrived out of order, in parts per million.
     pub(super) fn disordered_ppm(&self) -> u64 {
         let waited = self.waited.as_secs_f64();
         if waited > 0.0 { (self.disordered.as_secs_f64() / waited * 1e6) as u64 } else { 0 }
     }
 }
 
-/// What the last looks at the connections told.
+/// Result of the latest samples of the connections.
 #[derive(Debug, Default)]
 pub(super) struct WebHistory {
-    /// The last sample with time waited that the one before had not, and when it came.
+    /// Last sample with more time waited than the sample before, and its time.
     last: Option<(Instant, WebSample)>,
-    /// What it told; range: 0 to 1.
+    /// Part of the time in which the window was full, by that sample. Range: 0 to 1.
     full: f64,
 }
 
-/// Longest time between looks at a connection that brings bytes, beside two round trips. Reason: a look is taken with the first
-/// bytes after a tenth of a second, and seen by the next sample, a tenth later; as much again for a host that is busy.
+/// Longest time between two measurements of a connection that delivers bytes, plus two round trips. Reason: a
+/// measurement is made with the first bytes after a tenth of a second. The next sample, a tenth later, contains it. A
+/// busy host may take twice as long.
 const LOOKED_AT_WITHIN: Duration = Duration::from_millis(400);
 
 impl WebHistory {
-    /// The part of the time in which this end's window was full, by the looks since the sample before. Range: 0 to 1. Over a long
-    /// path there are samples without one: what was seen last holds for as long as the next bytes of a full window may take.
+    /// Returns the part of the time since the sample before in which this end's window was full. Range: 0 to 1. Over a
+    /// long path some samples have no new measurement. Then the last result stays valid for as long as the next bytes
+    /// of a full window may take.
     pub(super) fn full_at(&mut self, now: Instant, sample: &WebSample) -> f64 {
         let (at, before) = *self.last.get_or_insert((now, *sample));
         let waited = sample.waited.saturating_sub(before.waited);

@@ -1,63 +1,66 @@
-//! The rate of a path, divided among its lanes.
+//! Division of a path's rate among its lanes.
 
 use std::time::{Duration, Instant};
 
 use crate::BitRate;
 
-/// Names one lane on a path.
+/// Identifier of a lane on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaneKey(usize);
 
-/// Divides the rate of a path among the lanes that have something to send, and keeps it below a ceiling.
+/// Divides the rate of a path among the lanes with data to send, and keeps the sum below a ceiling.
 ///
-/// Each lane reports what it puts on the wire and gets back the rate at which it may go on. Lanes share the rate equally; what a lane
-/// leaves of its share goes to those that use theirs, and a lane that stops sending loses its share within [`ACTIVE_FOR`]: so one lane with
-/// messages beside seven that only open windows has nearly all of it. An account of all bytes (repeats, acknowledgements and handshakes included) corrects what pacing
-/// alone would miss: late wake-ups are caught up, overdrafts are paid back.
+/// Each lane reports its bytes on the wire and receives its current rate. Lanes share the rate equally. The unused part
+/// of a share goes to the lanes that use theirs. A lane that stops sending loses its share within [`ACTIVE_FOR`]. So
+/// one lane with data beside seven that send only window updates has nearly all of the rate. An account of all bytes
+/// (repeats, acknowledgements and handshakes included) corrects the errors of pacing: late wake-ups are caught up,
+/// overdrafts are paid back.
 ///
-/// Promise: over any second the lanes together send at most the ceiling. Cost: one pass over the lanes every
+/// Promise: over any second all lanes together send at most the ceiling. Cost: one pass over the lanes every
 /// [`RECOUNT_AFTER`], otherwise O(1) per call.
 #[derive(Debug)]
 pub(super) struct RateBudget {
     ceiling: Option<BitRate>,
     lanes: Vec<Option<LaneShare>>,
     active: usize,
-    /// Lanes that use their share, and what the others of the active ones send, bytes/s.
+    /// Number of lanes that use their share.
     busy: usize,
+    /// Send rate of the other active lanes, bytes/s.
     light_bytes: f64,
     counted_at: Option<Instant>,
-    /// Bytes that may be sent at once, negative when overdrawn.
+    /// Bytes that may be sent at once; negative when overdrawn.
     credit_bytes: f64,
     credited_at: Option<Instant>,
     second: LastSecond,
 }
 
-/// What a lane has sent.
+/// Bytes that a lane has sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     /// Bytes on the wire.
     pub(super) wire_bytes: u64,
-    /// Those of them that the rate has to pay for.
+    /// Part of these bytes that is charged to the rate.
     pub(super) charged: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneShare {
     last_sent: Option<Instant>,
-    /// Bytes since the lanes were counted last, and what the lane sends on average, bytes/s.
+    /// Bytes since the lanes were last counted.
     uncounted: u64,
+    /// Average send rate of the lane, bytes/s.
     sends: f64,
 }
 
 impl LaneKey {
-    /// Its place among the lanes of the path; used again once it has left.
+    /// Returns the index among the lanes of the path; it is used again once the lane has left.
     pub(super) fn index(self) -> usize {
         self.0
     }
 }
 
 impl RateBudget {
-    /// A budget of at most `ceiling` on the wire.
+    /// Returns a budget of at most `ceiling` on the wire.
     pub(super) fn new(ceiling: Option<BitRate>) -> Self {
         Self {
             ceiling,
@@ -78,7 +81,7 @@ impl RateBudget {
         self.credit_bytes = self.credit_bytes.min(0.0);
     }
 
-    /// Takes a new lane in.
+    /// Adds a new lane.
     pub(super) fn join(&mut self) -> LaneKey {
         let lane = Some(LaneShare::default());
         self.counted_at = None;
@@ -90,7 +93,7 @@ impl RateBudget {
         LaneKey(self.lanes.len() - 1)
     }
 
-    /// Lets a lane go; its share is free at once.
+    /// Removes a lane; its share is free at once.
     pub(super) fn leave(&mut self, key: LaneKey) {
         if let Some(lane) = self.lanes.get_mut(key.0) {
             *lane = None;
@@ -98,7 +101,7 @@ impl RateBudget {
         self.counted_at = None;
     }
 
-    /// Lane `key` has put something on the wire.
+    /// Records the bytes that lane `key` has put on the wire.
     pub(super) fn handle_sent(&mut self, key: LaneKey, now: Instant, sent: Sent) {
         let Some(Some(lane)) = self.lanes.get_mut(key.0) else { return };
         if lane.last_sent.is_none() {
@@ -110,8 +113,8 @@ impl RateBudget {
         self.second.add(now, sent.wire_bytes);
     }
 
-    /// The share of lane `key` of `rate`, to aim at and to size its window by: without the correction of
-    /// [`RateBudget::pacing`].
+    /// Returns the share of lane `key` in `rate`: its target rate, and the basis of its window. The correction of
+    /// [`RateBudget::pacing`] is not included.
     pub(super) fn share(&mut self, key: LaneKey, now: Instant, rate: BitRate) -> BitRate {
         self.recount(now, rate);
         let Some(lane) = self.lanes.get(key.0).copied().flatten() else { return BitRate(0) };
@@ -126,7 +129,8 @@ impl RateBudget {
         BitRate(equal.max(left) as u64)
     }
 
-    /// What the pace of every lane is multiplied by now, so that together they send `rate`, and never more than the ceiling.
+    /// Returns the factor for the pace of every lane, so that all lanes together send `rate` and never exceed the
+    /// ceiling.
     pub(super) fn pacing(&mut self, now: Instant, rate: BitRate) -> f64 {
         let bytes_per_second = self.usable(rate) / 8.0;
         let credit_max = (bytes_per_second * CREDIT.as_secs_f64()).max(CREDIT_LEAST);
@@ -137,19 +141,19 @@ impl RateBudget {
         self.credited_at = Some(now);
         let correction = self.credit_bytes / (bytes_per_second * CORRECT_WITHIN.as_secs_f64()).max(CORRECT_LEAST);
         if self.ceiling.is_some_and(|ceiling| self.second.bytes(now) as f64 > ceiling.0 as f64 * FULL_SECOND / 8.0) {
-            // Catching up after a stall would put two stretches of full rate into one second.
+            // Catching up after a stall would put the data of two intervals at full rate into one second.
             return (FULL_PACKET_BYTES / bytes_per_second.max(1.0) / FULL_WAIT.as_secs_f64())
                 .clamp(PACING_FULL, PACING_FULL_MAX);
         }
         (1.0 + correction).clamp(PACING_MIN, PACING_MAX)
     }
 
-    /// What lanes may aim at together, in bits per second: `rate`, but a bit below the ceiling.
+    /// Returns the bit/s that all lanes together may aim at: `rate`, but slightly below the ceiling.
     fn usable(&self, rate: BitRate) -> f64 {
         self.ceiling.map_or(rate.0 as f64, |ceiling| (rate.0 as f64).min(ceiling.0 as f64 * USABLE))
     }
 
-    /// Lane that sends many times as much as lane `key`, and more than any other; `None` without one.
+    /// Returns the lane that sends most, if it sends many times as much as lane `key`.
     pub(super) fn far_busier(&self, key: LaneKey) -> Option<LaneKey> {
         let sends = |lane: &Option<LaneShare>| lane.as_ref().map_or(0.0, |lane| lane.sends);
         let least = sends(self.lanes.get(key.0)?) * FAR_BUSIER;
@@ -157,12 +161,12 @@ impl RateBudget {
         others.filter(|(sends, _)| *sends > least).max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, key)| key)
     }
 
-    /// Lanes that have something to send, as counted last.
+    /// Returns the number of lanes with data to send, as last counted.
     pub(super) fn active(&self) -> usize {
         self.active
     }
 
-    /// Counts the lanes that have something to send, at most once every [`RECOUNT_AFTER`].
+    /// Counts the lanes with data to send, at most once every [`RECOUNT_AFTER`].
     fn recount(&mut self, now: Instant, rate: BitRate) {
         if self.counted_at.is_some_and(|at| now.saturating_duration_since(at) < RECOUNT_AFTER) {
             return;
@@ -185,32 +189,35 @@ impl RateBudget {
     }
 }
 
-/// Whether a lane that sends so much uses its share.
+/// Returns true if a lane with the send rate `sends` uses its share.
 fn is_busy(sends: f64, share: f64) -> bool {
     sends > share * BUSY
 }
 
-/// Part of its share from which a lane uses it; what is left for those below it, as a multiple of what they send. Guesses: a lane that
-/// starts to send has its own share at once, and the account of the path corrects what is sent too much until it counts.
+/// Part of its share from which a lane uses it. Guess: a lane that starts to send gets its own share at once. Until it
+/// is counted, the account of the path corrects the excess.
 const BUSY: f64 = 0.5;
+/// Rate reserved for lanes below [`BUSY`], as a multiple of their send rate. Guess.
 const LIGHT_RESERVE: f64 = 1.25;
 
-/// How many times as much a lane sends that takes over the trains. Guess: lanes that share a rate differ by less.
+/// Ratio of send rates at which another lane takes over the trains. Guess: lanes that share a rate differ by less.
 const FAR_BUSIER: f64 = 4.0;
 
-/// How long after its last packet a lane still counts as sending: longer at rates where a share is few packets.
+/// Returns the time after its last packet for which a lane counts as sending. Longer at rates where a share is few
+/// packets.
 fn active_for(rate: BitRate, active: usize) -> Duration {
     let packets = rate.time_for(crate::ByteCount(ACTIVE_PACKETS * 1500)).saturating_mul(active.max(1) as u32);
     ACTIVE_FOR.max(packets.min(ACTIVE_FOR_MAX))
 }
 
-/// The bytes of the last second, in [`BINS`] parts.
+/// Bytes of the last second, in [`BINS`] bins.
 #[derive(Debug)]
 struct LastSecond {
     bins: Box<[u64; BINS]>,
     sum: u64,
-    /// The first instant that was seen, and the part that is filled now, counted from there.
+    /// First instant that was recorded.
     start: Option<Instant>,
+    /// Number of the current bin, counted from `start`.
     current: u64,
 }
 
@@ -232,7 +239,7 @@ impl LastSecond {
         self.sum
     }
 
-    /// Empties the parts that are older than a second.
+    /// Empties the bins that are older than a second.
     fn advance(&mut self, now: Instant) {
         let start = *self.start.get_or_insert(now);
         let part = now.saturating_duration_since(start).as_millis() as u64 / BIN_MS;
@@ -246,48 +253,51 @@ impl LastSecond {
     }
 }
 
-/// Parts of the last second, and one more because the first and the last are not whole. Reason: of 1 ms each, so that the second
-/// that is watched is no longer than a second and a thousandth, which [`USABLE`] and [`FULL_SECOND`] are apart by.
+/// Length of a bin of the last second.
 const BIN_MS: u64 = 1;
+/// Bins of the last second, and one more because the first and the last are incomplete. Reason: the observed time is at
+/// most 1.001 s. This excess of 0.1 % fits between [`USABLE`] and [`FULL_SECOND`].
 const BINS: usize = 1001;
 
-/// The part of the given rate at which a second counts as full, and pacing slows down.
+/// Part of the ceiling from which a second counts as full, and pacing slows down.
 const FULL_SECOND: f64 = 0.995;
 
-/// The part of the given rate that pacing aims at. The rest pays for the bursts of the pacers (2 to 10 ms each) and for
-/// [`CREDIT`], so that no second carries more than the given rate.
+/// Part of the ceiling that pacing aims at. The rest covers the bursts of the pacers (2 to 10 ms each) and [`CREDIT`],
+/// so that no second exceeds the ceiling.
 const USABLE: f64 = 0.992;
 
-/// Most credit kept from a time when nothing could be sent: late wake-ups of a busy host are of this order.
+/// Highest credit from a time when nothing could be sent. Reason: late wake-ups of a busy host are of this order.
 const CREDIT: Duration = Duration::from_millis(8);
 
-/// The same in bytes at rates that are so low that less would not pay for a packet.
+/// Lower bound of that credit, in bytes: at very low rates less would not pay for a packet.
 const CREDIT_LEAST: f64 = 3000.0;
 
-/// A debt or credit is evened out in about this time.
+/// Time in which a debt or credit is evened out, about.
 const CORRECT_WITHIN: Duration = Duration::from_millis(40);
 
-/// The same in bytes: at rates so low that a packet takes longer, each would be a debt that halves the rate until the next one. Reason: one
-/// of 9000 is to cost three eighths at most.
+/// Lower bound of the bytes sent in that time. Reason: at rates so low that a packet takes longer, each packet would be
+/// a debt that halves the rate until the next. A packet of 9000 bytes must cost three eighths at most.
 const CORRECT_LEAST: f64 = 24_000.0;
 
-/// Bounds of the correction of pacing. Guess: enough to catch up 8 ms within 40, and to pay for a handshake quickly.
+/// Bounds of the correction of pacing. Guess: enough to catch up 8 ms within 40 ms, and to pay for a handshake quickly.
 const PACING_MIN: f64 = 0.25;
 const PACING_MAX: f64 = 1.25;
 
-/// The pace while the last second is full: a trickle, so that timers stay short. At low rates one that lets a packet go within
-/// [`FULL_WAIT`]: a second of few packets is full for want of a finer measure, and not to be followed by an empty one.
+/// Smallest factor on the pace while the last second is full: not zero, so that timers stay short.
 const PACING_FULL: f64 = 0.02;
+/// Largest factor on the pace while the last second is full. In between, one packet goes within [`FULL_WAIT`]. Reason:
+/// at low rates a second holds few packets. It then counts as full only because the measure is coarse, and an empty
+/// second must not follow.
 const PACING_FULL_MAX: f64 = 0.5;
 const FULL_WAIT: Duration = Duration::from_millis(50);
 const FULL_PACKET_BYTES: f64 = 1500.0;
 
-/// A lane that has sent nothing for this long has nothing to send (pacers wake at least every 10 ms).
+/// Time without a packet after which a lane has no data to send (pacers wake at least every 10 ms).
 pub(super) const ACTIVE_FOR: Duration = Duration::from_millis(25);
 
 /// The same at low rates: the time of this many packets of the lane, up to [`ACTIVE_FOR_MAX`].
 const ACTIVE_PACKETS: u64 = 4;
 const ACTIVE_FOR_MAX: Duration = Duration::from_secs(1);
 
-/// Lanes are counted this often; a share that comes free is in use this much later.
+/// Interval of counting the lanes: the delay after which a free share is in use.
 const RECOUNT_AFTER: Duration = Duration::from_millis(1);

@@ -1,55 +1,57 @@
-//! What the operator says about the rate of a path.
+//! Requirements of the operator on the rate of a path.
 
 use std::time::Duration;
 
 use crate::BitRate;
 
-/// The least that is ever sent, and the least that a ceiling or target may be. Reason: a path never stops for good, and what is
-/// sent tells whether it has come back; below it a packet takes a fifth of a second.
+/// Lowest send rate, and lower bound of a ceiling or a target. Reason: a path never stops completely, since only
+/// packets that are sent can show that it works again. Below this rate one packet takes a fifth of a second.
 pub const RATE_LEAST: BitRate = BitRate(64_000);
 
-/// What the operator asks of a path, and what is known of it before the first packet. Rates are bits per second on the wire.
+/// Requirements of the operator on a path, and knowledge about it before the first packet. Rates are bits per second on
+/// the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateContract {
-    /// Never more than this; `None`: as much as the path carries.
+    /// Upper bound of the send rate; `None`: up to the capacity of the path.
     pub ceiling: Option<BitRate>,
-    /// Never yields below this, whatever the path loses: it is ours. At most the ceiling.
+    /// Lower bound of the send rate at any loss: capacity that is reserved for this session. At most the ceiling.
     pub minimum: Option<BitRate>,
-    /// Sent from the first packet on, without a search; at most the ceiling. `None`: the rate is found by trains.
+    /// Rate from the first packet on, without a search; at most the ceiling. `None`: packet trains find the rate.
     pub target: Option<BitRate>,
-    /// What an earlier session found: the search begins near it.
+    /// Rate that an earlier session found: the search begins near it.
     pub remembered: Option<BitRate>,
-    /// Loss that is noise, in parts per million of packets; below a half.
+    /// Loss that counts as noise, in parts per million of packets; below one half.
     pub loss_ceiling_ppm: u32,
-    /// How it treats the flows beside it.
+    /// Behaviour towards competing flows.
     pub manner: Manner,
-    /// Round-trip time if it is known from before; the handshake corrects it.
+    /// Round-trip time, if it is known from before; the handshake corrects it.
     pub expected_rtt: Option<Duration>,
 }
 
-/// How a path's lanes treat the flows beside them.
+/// Behaviour of a path's lanes towards competing flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// Takes its part.
+    /// Takes its share.
     #[default]
     Fair,
-    /// Takes what the others leave: yields to any queue and any loss.
+    /// Scavenger mode: takes only unused capacity, and yields to any queue and any loss.
     Polite,
 }
 
 impl RateContract {
-    /// What a path is expected to carry on the wire: given, or `remembered` of it; `None`: that is to be found out.
+    /// Returns the expected capacity of a path on the wire: the target, or `remembered`; `None` until it is found.
     pub fn expected(&self, remembered: Option<BitRate>) -> Option<BitRate> {
         let rate = self.target.or(remembered)?;
         Some(self.ceiling.map_or(rate, |ceiling| rate.min(ceiling)))
     }
 
-    /// A path whose rate is given: used in full from the first packet, and never exceeded. Without a rate it is found.
+    /// Returns a contract with a given rate: used in full from the first packet, and never exceeded. `None`: the rate
+    /// is found.
     pub fn of_rate(rate: Option<BitRate>) -> Self {
         Self { ceiling: rate, target: rate, ..Self::default() }
     }
 
-    /// Loss that is noise, as a fraction of packets.
+    /// Returns the loss that counts as noise, as a fraction of packets.
     pub(super) fn loss_ceiling(&self) -> f64 {
         f64::from(self.loss_ceiling_ppm) / 1e6
     }
@@ -69,10 +71,11 @@ impl Default for RateContract {
     }
 }
 
-/// Bytes/s of a rate.
+/// Returns `rate` in bytes/s.
 pub(super) fn bytes_per_second(rate: BitRate) -> f64 {
     rate.0 as f64 / 8.0
 }
 
-/// Default loss that is noise. Guess: what radio links and bad optics lose at worst while people still call them working.
+/// Default loss that counts as noise. Guess: the highest loss of radio links and bad optics that people still call
+/// working.
 const LOSS_CEILING_PPM: u32 = 20_000;

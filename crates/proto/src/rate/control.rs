@@ -1,4 +1,4 @@
-//! The congestion controller of a path.
+//! Congestion controller of a path.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -13,28 +13,29 @@ use super::steps::{Failure, STEP_MAX, STEP_MIN, Steps};
 use super::verdict::{Cure, Evidence, KEEPS_UP, ProbeEvidence, QUEUED_ROUNDS, Verdict};
 use crate::{BitRate, ByteCount};
 
-/// Rate of a path, found and kept.
+/// Controller that finds and keeps the rate of a path.
 ///
-/// A target is sent in full from the first packet. Without one the rate is searched for by packet trains (`search`): a train drops no more
-/// than itself into a queue that is too short, where doubling loses products of the path.
+/// A target is sent in full from the first packet. Without a target, packet trains search for the rate (`search`). A
+/// train drops at most itself into a queue that is too short, where doubling loses several products of the path.
 ///
-/// What comes back is judged in *rounds* of at least one RTT and [`ROUND_PACKETS_MIN`] packets a lane, and over all rounds since the rate
-/// last changed. Each round is classified into one [`Verdict`] by its [`Evidence`] alone; [`RateControl::act`] is the table of what each
-/// verdict does in each phase. Evidence that a silence, a stalled host or an idle sender has blurred changes nothing.
+/// Acknowledgements and losses are judged in *rounds* of at least one RTT and [`ROUND_PACKETS_MIN`] packets a lane.
+/// Losses are also judged over all rounds since the last change of the rate. The [`Evidence`] of a round alone
+/// determines its [`Verdict`]. [`RateControl::act`] is the table of actions for each verdict in each phase. Evidence
+/// that a silence, a stalled host or an idle sender has blurred changes nothing.
 ///
 /// Cost: O(lanes) per batch of acknowledgements. Units: bytes on the wire.
 #[derive(Clone, Debug)]
 pub struct RateControl {
     contract: RateContract,
-    /// Part of the contract's ceiling that is for the lanes here.
+    /// Part of the contract's ceiling for the lanes here.
     fraction: f64,
     packet_bytes: u64,
-    /// Rate that the path has shown to carry, bytes/s; what is sent is the smaller of it and the ceiling.
+    /// Rate that the path carries by the evidence so far, bytes/s; the send rate is the smaller of it and the ceiling.
     limit: f64,
     phase: Phase,
     epoch: u64,
     round: Round,
-    /// Losses of the epoch; older ones fade.
+    /// Losses of the epoch; older losses fade.
     standing: Losses,
     queue: QueueWatch,
     neighbours: Neighbours,
@@ -45,71 +46,72 @@ pub struct RateControl {
     rtt: RttWatch,
 }
 
-/// What the rate of a path rests on.
+/// Basis of the rate of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RateState {
-    /// It is still looked for.
+    /// The search for the rate is in progress.
     #[default]
     Searching,
-    /// It is the one that was given.
+    /// The rate is the given one.
     Given,
-    /// It is below what was given, or was found: the path carried no more.
+    /// The rate was found, or it is below the given one: the path carries no more.
     Found,
-    /// The same, while packets are lost beyond what counts as noise.
+    /// As `Found`, while more packets are lost than count as noise.
     Losing,
-    /// A policer drops what exceeds this.
+    /// A policer drops packets above this rate.
     Policed(BitRate),
 }
 
 /// Phase of the controller.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Looks for the rate.
+    /// Searches for the rate.
     Search(Train),
     /// Sends at the rate.
     Cruise,
-    /// Sends above the rate that is known to be carried, to see whether more is.
+    /// Sends above the rate that the path is known to carry, to test for more.
     Probe {
-        /// That rate, and the loss and the RTT that it had.
+        /// Rate before the probe.
         from: f64,
+        /// Loss and RTT at that rate.
         loss_before: f64,
         rtt_before: Duration,
         since: Instant,
     },
 }
 
-/// A cut, to be judged by the loss of the rounds after it.
+/// Trial of a cut: the loss of the following rounds shows its effect.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     /// Rate before the first of the cuts.
     from: f64,
     cuts: u32,
-    /// The last of them was the one that tells whether a loss is noise.
+    /// True if the last cut was deep enough to show whether the loss is noise.
     is_deep: bool,
     loss_before: f64,
     since: Instant,
 }
 
 impl Trial {
-    /// Whether `losses` behind the cut show that somebody else makes them, or a radio.
+    /// Returns true if `losses` after the cut show that competing flows or a radio link cause them.
     fn shows_noise(&self, losses: &Losses) -> bool {
         let loss = losses.fraction();
         let is_known = self.is_deep || self.hardly_helps(loss) && losses.packets >= USELESS_PACKETS;
         is_known && loss > self.loss_before * 0.7 && loss < NOISE_MAX
     }
 
-    /// Whether a cut has left as much as before of a `loss` that is likely to be noise.
+    /// Returns true if a cut left nearly the same `loss`, and that loss is likely to be noise.
     fn hardly_helps(&self, loss: f64) -> bool {
         loss > self.loss_before * 0.9 && LIKELY_NOISE.contains(&loss)
     }
 }
 
-/// Loss that is taken for noise.
+/// Loss that counts as noise.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
-    /// As a part of packets.
+    /// Fraction of packets.
     fraction: f64,
-    /// Time from which more than the contract's ceiling is taken for noise.
+    /// Time from which more than the contract's ceiling counts as noise.
     since: Option<Instant>,
 }
 
@@ -117,7 +119,7 @@ struct Noise {
 #[derive(Clone, Copy, Debug, Default)]
 struct QueueWatch {
     rounds: u32,
-    /// End of the first of them.
+    /// End of the first of these rounds.
     since: Option<Instant>,
 }
 
@@ -125,12 +127,12 @@ struct QueueWatch {
 #[derive(Clone, Copy, Debug)]
 struct RttWatch {
     min: MinimumRtt,
-    /// With an empty queue: the smallest of a longer time.
+    /// RTT with an empty queue: the minimum over a longer time.
     empty: MinimumRtt,
 }
 
 impl RateControl {
-    /// A controller that starts at the target, or with a train.
+    /// Returns a controller that starts at the target, or with a train.
     pub fn new(contract: RateContract) -> Self {
         let limit = contract.target.map(bytes_per_second);
         let mut control = Self {
@@ -156,12 +158,13 @@ impl RateControl {
         control
     }
 
-    /// What was agreed.
+    /// Returns the contract.
     pub fn contract(&self) -> &RateContract {
         &self.contract
     }
 
-    /// Agrees anew. What the path has shown to carry stays, but for a new target, which is sent at once.
+    /// Replaces the contract. The rate that the path has shown to carry is kept, except for a new target, which is sent
+    /// at once.
     pub(super) fn set_contract(&mut self, contract: RateContract) {
         if self.noise.since.is_none() {
             self.noise.fraction = contract.loss_ceiling();
@@ -176,12 +179,12 @@ impl RateControl {
         }
     }
 
-    /// Changes the part of the ceiling that is for the lanes here; returns whether it has changed.
+    /// Sets the part of the ceiling for the lanes here; returns true if it has changed.
     pub(super) fn set_fraction(&mut self, fraction: f64) -> bool {
         std::mem::replace(&mut self.fraction, fraction) != fraction
     }
 
-    /// Most that the lanes here send.
+    /// Returns the highest rate of the lanes here.
     pub(super) fn ceiling_rate(&self) -> Option<BitRate> {
         self.contract.ceiling.map(|ceiling| BitRate((ceiling.0 as f64 * self.fraction) as u64))
     }
@@ -190,7 +193,7 @@ impl RateControl {
         self.packet_bytes = bytes;
     }
 
-    /// Lane number `lane` has heard `batch`; `scout_part`: its part of the rate, if it is the one that sends trains.
+    /// Processes `batch` of lane number `lane`. `scout_part`: the lane's part of the rate if it sends the trains.
     pub(super) fn handle_batch(&mut self, now: Instant, lane: usize, batch: &AckBatch, scout_part: Option<f64>) {
         if let Some(rtt) = batch.rtt_min {
             self.rtt.min.add(now, rtt, RTT_KEPT);
@@ -206,7 +209,7 @@ impl RateControl {
         if let Phase::Search(train) = self.phase {
             if let Some(part) = scout_part {
                 self.round.add(now, lane, batch);
-                // The others have a part of the bottleneck while the train is in it.
+                // The other lanes use a part of the bottleneck while the train passes it.
                 let others = self.current() * (1.0 - part);
                 self.judge_train(now, train, batch, 1.0 + others / train.pace);
             }
@@ -218,10 +221,10 @@ impl RateControl {
         }
     }
 
-    /// The receiving host dropped packets that the path had carried.
+    /// Reduces the rate because the receiving host dropped packets that the path had carried.
     ///
-    /// Less is sent, once in two round trips however many reports come, and what the losses seemed to say of the path (a policer, noise,
-    /// a rate that is too high) is forgotten, so that steps up begin again soon.
+    /// The rate is reduced once in two round trips, for any number of reports. Everything that these losses seemed to
+    /// show about the path (a policer, noise, a rate that is too high) is forgotten. So steps up begin again soon.
     pub(super) fn handle_overrun(&mut self, now: Instant) {
         let is_news = self.steps.is_due(now) || self.capacity.by_loss;
         if !is_news || matches!(self.phase, Phase::Search(_)) {
@@ -240,15 +243,15 @@ impl RateControl {
         self.begin(Phase::Cruise);
     }
 
-    /// Rate to send at, on the wire.
+    /// Returns the send rate, on the wire.
     pub fn rate(&self) -> BitRate {
         BitRate((self.current() * 8.0) as u64)
     }
 
-    /// The train to send, if one is to be sent or under way.
+    /// Returns the train that is due or in progress.
     pub(super) fn train(&self) -> Option<TrainOrder> {
         let Phase::Search(train) = self.phase else { return None };
-        // The ceiling may have come down since.
+        // The ceiling may have become lower since.
         let pace = train.pace.min(self.ceiling());
         Some(TrainOrder { pace: BitRate((pace * 8.0) as u64), bytes: ByteCount(train.bytes) })
     }
@@ -257,7 +260,7 @@ impl RateControl {
         self.epoch
     }
 
-    /// Bytes on the wire that a lane with `share` of the rate may have in flight.
+    /// Returns the limit of bytes in flight, on the wire, for a lane with `share` of the rate.
     pub(super) fn window(&self, share: BitRate, train: Option<TrainOrder>) -> ByteCount {
         let rate = bytes_per_second(share);
         let batches = ACK_BATCH_TIME.as_secs_f64() * rate;
@@ -266,12 +269,12 @@ impl RateControl {
         ByteCount((2.0 * rate * self.rtt_min().as_secs_f64() + batches.max(floor)) as u64 + train)
     }
 
-    /// Time without a sign of a lane with `share` of the rate after which what was in flight says nothing.
+    /// Returns the time without acknowledgements after which packets in flight of a lane with `share` are no evidence.
     pub(super) fn silence(&self, share: BitRate) -> Duration {
         SILENCE_MIN.max(self.packet_time(share) * 8).max(self.rtt_min() / 2)
     }
 
-    /// Time without a sign of a lane with `share` of the rate after which a host has stalled.
+    /// Returns the time without acknowledgements after which a host has stalled, for a lane with `share` of the rate.
     pub(super) fn ack_gap(&self, share: BitRate) -> Duration {
         ACK_GAP.max(self.packet_time(share) * 4)
     }
@@ -280,17 +283,17 @@ impl RateControl {
         Duration::from_secs_f64(self.packet_bytes as f64 / bytes_per_second(share).max(1.0))
     }
 
-    /// The smallest RTT of the last half minute or so, or what was expected before the first sample.
+    /// Returns the smallest RTT of the last half minute or so; before the first sample the expected RTT.
     pub fn rtt_min(&self) -> Duration {
         self.rtt.min.value().unwrap_or(self.contract.expected_rtt.unwrap_or(RTT_UNKNOWN))
     }
 
-    /// Whether less is sent than the ceiling because the path does not deliver it.
+    /// Returns true if the send rate is below the ceiling because the path does not deliver the ceiling.
     pub fn yields(&self) -> bool {
         self.limit < self.ceiling() * 0.999
     }
 
-    /// What the rate rests on.
+    /// Returns the basis of the rate.
     pub fn state(&self) -> RateState {
         match self.phase {
             Phase::Search(_) => RateState::Searching,
@@ -303,8 +306,8 @@ impl RateControl {
         }
     }
 
-    /// Rate that the path has been found to carry; `None` while that is being found out. A sender that never had enough data for a
-    /// train has found what it sends.
+    /// Returns the rate that the path carries; `None` during the search. For a sender that never had enough data for a
+    /// train, the current rate counts as found.
     pub fn found(&self) -> Option<BitRate> {
         match self.phase {
             Phase::Search(train) => (train.starved >= STARVED_TRAINS).then(|| self.rate()),
@@ -313,12 +316,12 @@ impl RateControl {
         }
     }
 
-    /// Rate of a policer on the path, if its losses have been seen often enough.
+    /// Returns the rate of a policer on the path, if enough losses show one.
     pub fn policed(&self) -> Option<BitRate> {
         self.capacity.policed(self.limit)
     }
 
-    /// Sends the train once more; one in the midst of a copy only when it is its time again.
+    /// Repeats the train of a search. A train in the middle of a copy is repeated only when the next one is due.
     pub(super) fn restart_train(&mut self) {
         match self.phase {
             Phase::Search(train) if self.capacity.fallen_from == 0.0 => self.start_train(train.pace, train.proven),
@@ -330,7 +333,7 @@ impl RateControl {
         }
     }
 
-    /// The lane that sends the train had nothing to send for a moment: the train begins anew behind the pause, some times.
+    /// Restarts the train after its lane had no data for a moment, at most [`TRAIN_PAUSES`] times.
     pub(super) fn handle_train_pause(&mut self) {
         if let Phase::Search(train) = self.phase
             && train.pauses < TRAIN_PAUSES
@@ -343,9 +346,10 @@ impl RateControl {
         self.ceiling_rate().map_or(f64::INFINITY, bytes_per_second)
     }
 
-    /// Bytes per second to send.
+    /// Returns the bytes per second to send.
     fn current(&self) -> f64 {
-        // Beside others, that they can grow; what was given and is carried stays.
+        // Beside competing flows the lower rate lets them grow. A given rate that the path carries is not lowered for
+        // them.
         let is_draining = if self.is_beside_others() { self.yields() } else { self.queue.rounds >= QUEUED_ROUNDS };
         let limit = if is_draining && matches!(self.phase, Phase::Cruise) { self.limit * DRAIN } else { self.limit };
         limit.min(self.ceiling()).max(self.floor())
@@ -357,7 +361,7 @@ impl RateControl {
         minimum.max(packets).max(bytes_per_second(RATE_LEAST))
     }
 
-    /// Enters a phase, at a rate for which no evidence counts that came before.
+    /// Enters a phase. Evidence from before does not count for its rate.
     fn begin(&mut self, phase: Phase) {
         self.phase = phase;
         self.epoch += 1;
@@ -365,12 +369,12 @@ impl RateControl {
         self.queue = QueueWatch::default();
     }
 
-    /// Looks for the rate: near what is remembered, or from the beginning.
+    /// Starts a search: near the remembered rate, or from the beginning.
     fn search(&mut self) {
-        // Below what an unknown path begins with it would only take longer to find out.
+        // Reason: a search from below the start rate of an unknown path only takes longer.
         let remembered = self.contract.remembered.filter(|rate| *rate >= START_RATE).map(bytes_per_second);
         if remembered.is_some_and(|rate| rate * REMEMBERED_START >= self.ceiling()) {
-            // There is nothing to find above the ceiling, and a train beside other lanes would exceed it.
+            // Nothing can be found above the ceiling, and a train beside other lanes would exceed it.
             (self.limit, self.capacity.carried) = (self.ceiling(), f64::INFINITY);
             return self.begin(Phase::Cruise);
         }
@@ -378,12 +382,13 @@ impl RateControl {
         self.start_train(remembered.map_or(bytes_per_second(TRAIN_FIRST), |rate| rate * REMEMBERED_TRAIN), 0.0);
     }
 
-    /// Sends the next packets at `pace`, as one train; `proven` bytes/s are known to be carried.
+    /// Starts a train of the next packets at `pace`; the path carries at least `proven` bytes/s.
     fn start_train(&mut self, pace: f64, proven: f64) {
         self.begin(Phase::Search(Train::new(pace.min(self.ceiling()), self.packet_bytes, proven)));
     }
 
-    /// Takes in what has arrived of the train, and judges it when all of it is back. `whole`: what all lanes sent meanwhile, in trains.
+    /// Updates the arrival rate of the train, and judges the train when all of it is acknowledged or lost. `whole`:
+    /// traffic of all lanes meanwhile, as a multiple of the train.
     fn judge_train(&mut self, now: Instant, mut train: Train, batch: &AckBatch, whole: f64) {
         let (is_back, bytes) = (batch.is_train_passed, train.bytes);
         let is_measured = !self.round.length().is_zero();
@@ -409,7 +414,7 @@ impl RateControl {
         self.act_on_train(now, train, evidence.classify(), asked, whole);
     }
 
-    /// The table of trains: what each verdict does.
+    /// Table of trains: the action for each verdict.
     fn act_on_train(&mut self, now: Instant, train: Train, verdict: TrainVerdict, asked: f64, whole: f64) {
         match verdict {
             TrainVerdict::Blurred => {
@@ -444,7 +449,8 @@ impl RateControl {
                     _ if train.least.is_finite() => train.least,
                     _ => self.limit,
                 };
-                // After several stalls it may have met another outage, or a path that carries far less: that is not asked for ever.
+                // After several stalls the train may have met another outage, or a path that carries far less. Halving
+                // the rate of the next such train limits their number.
                 let kept = if verdict == TrainVerdict::Slower { 0.0 } else { FALLEN_AGAIN };
                 self.capacity.fallen_from *= kept;
                 self.capacity.carried = came * whole;
@@ -465,12 +471,12 @@ impl RateControl {
             && (!self.round.has_just_resumed(now) || self.round.losses.exceeds(NOISE_MAX))
     }
 
-    /// Least length of a round: a probe is judged by few per cent.
+    /// Returns the shortest length of a round: the result of a probe is a difference of few per cent.
     fn round_min(&self) -> Duration {
         if matches!(self.phase, Phase::Probe { .. }) { PROBE_ROUND_MIN } else { ROUND_MIN }
     }
 
-    /// Judges a round that is over, acts on the verdict, and starts the next round.
+    /// Judges the round that is over, acts on the verdict, and starts the next round.
     fn judge(&mut self, now: Instant) {
         self.standing.add(self.round.losses);
         if self.noise.since.is_some_and(|since| now.saturating_duration_since(since) > NOISE_KEPT) {
@@ -488,7 +494,7 @@ impl RateControl {
         }
     }
 
-    /// The table: what each verdict does in each phase.
+    /// Table of rounds: the action for each verdict in each phase.
     fn act(&mut self, now: Instant, verdict: Verdict) {
         match (verdict, self.phase) {
             (Verdict::BelowPart, _) => self.take_our_part(),
@@ -502,7 +508,7 @@ impl RateControl {
             }
             (Verdict::ProbePassed, Phase::Probe { .. }) => self.keep_step(now),
             (Verdict::Clean, Phase::Cruise) => self.rise(now),
-            // Nothing is known yet, or what is known asks for nothing.
+            // Either nothing is known yet, or no action is needed.
             (
                 Verdict::OnTrial
                 | Verdict::Unused
@@ -516,7 +522,7 @@ impl RateControl {
         }
     }
 
-    /// Evidence of the round that is over.
+    /// Returns the evidence of the round that is over.
     fn evidence(&self, now: Instant) -> Evidence {
         let (arrived, current) = (self.arrived(), self.current());
         Evidence {
@@ -538,13 +544,13 @@ impl RateControl {
         let (tried, carried) = (self.current(), self.capacity.carried);
         let is_proven = now.saturating_duration_since(since) > PROOF && self.round.before() + 1 >= PROOF_ROUNDS;
         let arrived = self.arrived() / (1.0 - loss_before);
-        // Seconds of queue that each second of the probe has added, and its losses, are parts of the rate that have not arrived.
+        // Part of the rate that has not arrived: the queue that the probe adds in each second, and its losses.
         let heard_for = now.saturating_duration_since(since).saturating_sub(rtt_before).max(ROUND_MIN);
         let delay = self.round.rtt_late().unwrap_or(rtt_before).saturating_sub(rtt_before);
         let queued = delay.as_secs_f64() / heard_for.as_secs_f64();
         let lost = (self.round.losses.fraction() - loss_before).max(0.0);
         Some(ProbeEvidence {
-            // Beyond what is known to be carried it must bring more than that.
+            // Above the known capacity a probe must deliver more than that capacity.
             known: if carried < tried { from.max(carried) } else { from },
             tried,
             arrived,
@@ -554,21 +560,21 @@ impl RateControl {
         })
     }
 
-    /// Whether the rate was not used: the lanes ran dry in a probe, or this host sends so much less than it may that more would change
-    /// nothing.
+    /// Returns true if the rate was not used. Either the lanes ran out of data in a probe, or this host sends so far
+    /// below the rate that a higher one would change nothing.
     fn is_unused(&self) -> bool {
         let is_late = self.queue.rounds == 0 && self.round.sent() < self.current() * LATE;
         let is_dry = self.round.app_limited && matches!(self.phase, Phase::Probe { .. });
         is_late || is_dry
     }
 
-    /// Goes up to the part that is ours beside others, which nothing that is lost to them takes away.
+    /// Raises the rate towards our part beside competing flows. Losses that these flows cause do not lower our part.
     fn take_our_part(&mut self) {
         self.limit = self.our_part().min(self.limit * (1.0 + STEP_MAX));
         self.begin(Phase::Cruise);
     }
 
-    /// Effect of a cut for loss on the loss.
+    /// Returns the effect that a cut for loss had on the loss.
     fn cure(&self, now: Instant) -> Cure {
         let Some(trial) = self.trial else { return Cure::None };
         if self.queue.rounds > 0 {
@@ -594,7 +600,7 @@ impl RateControl {
         } else {
             QueueWatch::default()
         };
-        // What piled up while a host stalled says little of the path.
+        // Packets that piled up during a host stall show little about the path.
         if !self.round.has_resumed() {
             let (sent, came) = (self.current(), self.arrived());
             let (losses, length) = (self.round.losses, self.round.length());
@@ -602,24 +608,25 @@ impl RateControl {
         }
     }
 
-    /// Whether others keep a queue full, and this sender takes its part beside them.
+    /// Returns true if competing flows keep a queue full, and this sender takes its share beside them.
     fn is_beside_others(&self) -> bool {
         self.contract.manner == Manner::Fair && self.neighbours.are_queueing()
     }
 
-    /// The limit that is not gone below beside others, of which [`DRAIN`] is sent; 0 without them.
+    /// Returns the lower bound of the limit beside competing flows; 0 without them. The send rate is [`DRAIN`] of the
+    /// limit.
     fn our_part(&self) -> f64 {
         let part = || (self.neighbours.our_part(self.packet_bytes) / DRAIN).min(self.ceiling());
         if self.is_beside_others() { part() } else { 0.0 }
     }
 
-    /// Whether a queue has stood for longer than a host stalls.
+    /// Returns true if a queue has persisted for longer than a host stall.
     fn queue_stands(&self, now: Instant) -> bool {
         let stood = self.queue.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         self.queue.rounds >= 2 && (stood >= QUEUE_STANDS || self.contract.manner == Manner::Polite)
     }
 
-    /// Whether a queue stood during the whole round.
+    /// Returns true if a queue existed during the whole round.
     fn is_queueing(&self) -> bool {
         let base = self.rtt.empty.value().unwrap_or(self.rtt_min());
         let delay = self.round.rtt_min.saturating_sub(base);
@@ -630,8 +637,8 @@ impl RateControl {
         !self.round.app_limited && delay > part.max(least)
     }
 
-    /// Bytes/s that would have come through if we had sent all the time: a host that is late sends less than its rate.
-    /// Behind a queue what is sent waits for the window, and so for the path.
+    /// Returns the delivery rate in bytes/s as if this host had sent all the time: a late host sends below its rate.
+    /// With a queue there is no such correction, because packets then wait for the window, and so for the path.
     fn arrived(&self) -> f64 {
         let lateness = if self.queue.rounds == 0 { self.current() / self.round.sent() } else { 1.0 };
         self.round.delivered() * lateness.max(1.0)
@@ -641,21 +648,22 @@ impl RateControl {
         let loss = self.standing.fraction();
         match self.trial {
             Some(trial) if trial.shows_noise(&self.standing) => {
-                // As much is lost as before: somebody else's loss, or the radio's. What was sent before did no harm.
+                // The loss is the same as before: competing flows or a radio link cause it. The rate before the cut did
+                // no harm.
                 self.noise = Noise { fraction: loss * 1.3, since: Some(now) };
                 (self.trial, self.limit) = (None, trial.from);
                 self.steps.allow();
                 self.begin(Phase::Cruise);
             }
-            // The first cut has changed little: that is known after one more, and each of them costs two round trips.
+            // The first cut has changed little: one more cut shows whether it helps, and each costs two round trips.
             Some(trial) if trial.cuts >= 2 || trial.hardly_helps(loss) => self.cut(now, TRIAL_CUT),
             Some(_) => self.cut(now, SECOND_CUT),
             None => self.cut(now, FIRST_CUT),
         }
     }
 
-    /// Falls to `factor` of what came through, or to where a probe came from; what is in flight was sent faster and is not
-    /// held against the new rate.
+    /// Reduces the rate to `factor` of the delivered rate, at most to the rate before a probe. Packets in flight were
+    /// sent at a higher rate, so they are no evidence about the new rate.
     fn cut(&mut self, now: Instant, factor: f64) {
         let is_queued = self.queue.rounds > 0;
         let (was_probing, from) = match self.phase {
@@ -670,10 +678,11 @@ impl RateControl {
         let carried = self.capacity.carried;
         let mut limit = carried * factor;
         if is_queued {
-            // A receiver that stalls looks like a queue of which next to nothing comes: that says little about the path.
+            // A stalled receiver looks like a queue that delivers almost nothing: it shows little about the path.
             limit = limit.max(self.current() * STALL_CUT);
         }
-        // Others take less at once; a queue is one of ours or theirs.
+        // Competing flows take less at once, so such a loss may be an outage. A queue is not an outage: it is ours or
+        // theirs.
         if !is_queued && carried < from * FALLEN_AT_ONCE {
             self.capacity.fallen_from = self.capacity.fallen_from.max(from);
         }
@@ -681,17 +690,17 @@ impl RateControl {
         self.hold_longer(now, was_probing);
     }
 
-    /// Yields, from `from`, to `limit`, or to our part beside others.
+    /// Reduces the rate from `from` to `limit`, but not below our part beside competing flows.
     fn fall_to(&mut self, limit: f64, from: f64) {
         self.limit = limit.max(self.our_part()).min(from).max(self.floor());
     }
 
-    /// The rate was too high: remembers what came through. `has_lost`: packets were lost over it.
+    /// Records the delivered rate, since the send rate was too high. `has_lost`: packets were lost because of it.
     fn note_carried(&mut self, has_lost: bool) {
         self.capacity.note(self.round.delivered(), has_lost && self.queue.rounds == 0);
     }
 
-    /// Cruises for a while before the next step up.
+    /// Starts a wait at the current rate before the next step up.
     fn hold_longer(&mut self, now: Instant, was_probing: bool) {
         let failure = match (self.capacity.by_loss, self.policed()) {
             _ if !was_probing => Failure::Rate,
@@ -704,9 +713,9 @@ impl RateControl {
         self.begin(Phase::Cruise);
     }
 
-    /// Keeps the step of a probe that has passed, and takes the next one or sends a train.
+    /// Keeps the step of a passed probe, and takes the next step or sends a train.
     fn keep_step(&mut self, now: Instant) {
-        // A host that sends less than it may has shown no more than that.
+        // A host that sends below its rate has proven no more than it sends.
         let limit = self.current().min(self.round.sent() * UNUSED_MOST);
         self.limit = self.limit.min(limit);
         if limit > self.capacity.carried {
@@ -714,7 +723,7 @@ impl RateControl {
         }
         let is_open = self.capacity.carried.is_infinite();
         if is_open && limit < self.ceiling() && self.steps.size >= STEP_MAX && self.contract.manner == Manner::Fair {
-            // It carries far more than it did: trains find out how much in a few round trips, but with a queue of their own.
+            // The path carries far more than before. Trains find the new rate in a few round trips, but build a queue.
             (self.limit, self.steps) = (limit, Steps::new());
             return self.start_train(limit * REMEMBERED_TRAIN, limit);
         }
@@ -723,7 +732,7 @@ impl RateControl {
         self.rise(now);
     }
 
-    /// Takes a step up, when it is time for one.
+    /// Takes a step up, if one is due.
     fn rise(&mut self, now: Instant) {
         let (ceiling, carried) = (self.ceiling(), self.capacity.carried);
         if self.limit >= ceiling {
@@ -734,13 +743,13 @@ impl RateControl {
         }
         let fallen_from = self.capacity.fallen_from;
         if self.limit < fallen_from * FALLEN && self.contract.manner == Manner::Fair {
-            // Outages lose as much as a path that has become slower, and are over at once; a train tells.
+            // An outage loses as much as a path that has become slower, and ends at once; a train shows the difference.
             return self.start_train(fallen_from, self.limit);
         }
         let next = if carried.is_infinite() {
             self.limit * (1.0 + self.steps.size)
         } else if self.limit < carried * FIRST_CUT * 0.999 {
-            // Back to what is known to come through; beyond it only by the smallest step.
+            // Back to the rate that the path is known to carry; above it only by the smallest step.
             (carried * FIRST_CUT).min(self.limit * (1.0 + STEP_MAX))
         } else {
             carried.max(self.limit) * (1.0 + STEP_MIN)
@@ -752,129 +761,142 @@ impl RateControl {
     }
 }
 
-/// Size of a full packet on the wire before path MTU discovery has said otherwise.
+/// Size of a full packet on the wire, until path MTU discovery finds another.
 const PACKET_BYTES: u64 = 1280;
 
-/// Rate at which a lane without a target goes on behind its first train. Guess: what any path of today carries for one
-/// round trip.
+/// Rate of a lane without a target after its first train. Guess: any path of today carries it for one round trip.
 const START_RATE: BitRate = BitRate::megabits(1);
 
-/// Pace of the first train, and by how much the next one is faster. Reason: 200 kB, and 10 Gbit/s are tried in the fourth.
+/// Pace of the first train: it has 200 kB.
 const TRAIN_FIRST: BitRate = BitRate::megabits(50);
+/// Ratio of the paces of two successive trains. Reason: the fourth train is above 10 Gbit/s.
 const TRAIN_FACTOR: f64 = 8.0;
 
-/// With a remembered rate: the part of it that is sent until the first train is back, and the pace of that train. Reason: what
-/// others have taken meanwhile is noticed by one that is faster than all there is, and costs a queue of 64 ms at most.
+/// Part of a remembered rate that is sent until the first train is back.
 const REMEMBERED_START: f64 = 0.8;
+/// Pace of the first train, as a multiple of a remembered rate. Reason: only a train faster than the whole path shows
+/// the capacity that other flows have taken meanwhile. Its queue lasts 64 ms at most.
 const REMEMBERED_TRAIN: f64 = 2.0;
 
-/// Part of the rate that is left when the receiving host drops packets, and the longest delay of its reports. Guess for the first: hosts
-/// take turns with other work, and a tenth is what one turn costs.
+/// Part of the rate that is left when the receiving host drops packets. Guess: a host does other work in turns, and one
+/// turn costs a tenth.
 const OVERRUN_CUT: f64 = 0.9;
+/// Longest delay of the receiver's reports of dropped packets.
 const OVERRUN_REPORTED: Duration = Duration::from_millis(250);
 
-/// Part of a train that must have been sent for it to count as whole, whatever the lane did afterwards.
+/// Part of a train after which it counts as whole, even if its lane had no data afterwards.
 const WHOLE_TRAIN: f64 = 0.8;
 
-/// Trains without enough data after which the search is as good as over. Reason: the first can meet a source that just opens.
+/// Trains with too little data after which the search counts as over. Reason: the source may still be opening during
+/// the first train.
 const STARVED_TRAINS: u32 = 3;
 
-/// Packets in a round, for each lane: below this, chance says more than the path.
+/// Packets in a round, for each lane. Reason: with fewer, chance has more effect than the path.
 pub(super) const ROUND_PACKETS_MIN: u64 = 64;
 
-/// Packets of all lanes in a round that has lasted this long already: a slow path has little to say and is not to be waited
-/// for.
+/// Packets of all lanes that end a round longer than [`ROUND_LONG`]. Reason: a slow path returns little evidence, and
+/// the controller must not wait for more.
 const ROUND_PACKETS_LONG: u64 = 24;
 const ROUND_LONG: Duration = Duration::from_millis(600);
 
-/// Least length of a round; below it the batches of acknowledgements blur rates. Of one that judges a probe: so that half a
-/// step is more than what a batch of 25 ms more or less makes.
+/// Shortest round. Reason: in shorter ones, batches of acknowledgements blur the rates.
 const ROUND_MIN: Duration = Duration::from_millis(20);
+/// Shortest round of a probe. Reason: half a step must exceed the error of one batch of 25 ms.
 const PROBE_ROUND_MIN: Duration = Duration::from_millis(100);
 
 /// RTT assumed before the first sample (RFC 9002, section 6.2.2).
 const RTT_UNKNOWN: Duration = Duration::from_millis(333);
 
-/// Factors on the delivered rate at the first, second and third cut in a row. The third is a trial: a loss that does not
-/// care about a quarter less is not caused by our rate.
+/// Factors on the delivered rate at the first, second and third cut in a row. The third cut is a trial: a loss that
+/// stays the same at three quarters of the rate is not caused by our rate.
 const FIRST_CUT: f64 = 0.97;
 const SECOND_CUT: f64 = 0.9;
 const TRIAL_CUT: f64 = 0.75;
 
-/// Packets after a cut from which its loss can be called gone, and those from which it can be called the same.
+/// Packets after a cut from which its loss can count as gone.
 const CURE_PACKETS: f64 = 150.0;
+/// Packets after a cut from which its loss can count as unchanged.
 const USELESS_PACKETS: f64 = 800.0;
 
-/// At low rates so many packets take minutes: after this long fewer will do, of which this many would have been lost. Reason for the
-/// time: a bucket of tokens that has filled up hides a policer for as long.
+/// Time after a cut from which fewer packets are enough. Reason: at low rates [`CURE_PACKETS`] take minutes. A token
+/// bucket that has filled up can hide a policer for as long.
 const CURE_LONG: Duration = Duration::from_secs(2);
+/// Losses expected at the old loss rate, after which these fewer packets are enough.
 const CURE_LOSSES: f64 = 6.0;
 
-/// Factor on the delivered rate when a queue stands: the 10 % below drain it.
+/// Factor on the delivered rate when a queue persists: the missing 10 % drain it.
 const QUEUE_CUT: f64 = 0.9;
 
-/// Below this part of what was sent before an outage, a train tells whether the path carries that again; what came of an outage is less than
-/// this part of what was sent; and what is left to ask for by the next train, after one that told nothing. Guesses.
+/// Part of the send rate before an outage below which a train tests whether the path carries that rate again. Guess.
 const FALLEN: f64 = 0.25;
+/// Part of the send rate that arrives at most in an outage. Guess.
 const FALLEN_AT_ONCE: f64 = 0.5;
+/// Factor on the rate before an outage, after a train that showed nothing: the next train tests less. Guess.
 const FALLEN_AGAIN: f64 = 0.5;
 
-/// The part of the rate that one cut for a queue leaves at least; a path that has become slower is reached in some of them.
+/// Smallest part of the rate after one cut for a queue. A path that has become much slower takes several cuts.
 const STALL_CUT: f64 = 0.5;
 
-/// Delay above the smallest RTT that counts as a queue, at least. Busy hosts delay by some milliseconds without one. A polite
-/// sender takes any that can be told from the jitter of an idle host.
+/// Smallest delay above the minimum RTT that counts as a queue. Reason: busy hosts delay by some milliseconds without a
+/// queue.
 const QUEUE_MIN: Duration = Duration::from_millis(25);
+/// The same in scavenger mode, which yields to any queue. Reason: the jitter of an idle host is smaller.
 const POLITE_QUEUE_MIN: Duration = Duration::from_millis(8);
 
-/// How long the smallest RTT is believed: for windows and rounds, which must follow a path that becomes longer, and for queues, since
-/// those of others stand for minutes (RFC 6817 keeps ten). Guesses.
+/// Time for which a smallest RTT is valid for windows and rounds. They must follow a path that becomes longer. Guess.
 const RTT_KEPT: Duration = Duration::from_secs(30);
+/// Time for which a smallest RTT is valid as that of an empty queue. Reason: queues of competing flows persist for
+/// minutes (RFC 6817 uses ten). Guess.
 const RTT_EMPTY_KEPT: Duration = Duration::from_secs(300);
 
-/// How long a queue must have stood to be held against the rate. Guess: busy hosts, and routers in software, stall for less.
+/// Time for which a queue must persist before the rate is cut. Guess: busy hosts, and software routers, stall for less.
 const QUEUE_STANDS: Duration = Duration::from_millis(200);
 
-/// A host that sends less than this part of the rate is held up by something else than the rate. Guess.
+/// Part of the rate below which something else than the rate limits this host. Guess.
 const LATE: f64 = 0.7;
 
-/// The rate, at most, of what a host really sends. Reason: how fast it goes on behind a moment in which it was busy, and no flood then.
+/// Highest rate, as a multiple of the actual send rate. Reason: a host that was busy for a moment may go on at this
+/// rate afterwards without a flood.
 const UNUSED_MOST: f64 = 1.25;
 
-/// The part of the rate that is sent while a queue stands although nothing was cut. Guess.
+/// Part of the rate that is sent while a queue persists but nothing was cut. Guess.
 const DRAIN: f64 = 0.95;
 
-/// How long, and for how many rounds, more than ever came through must come through to be believed. Reason: 5 % above 30 Mbit/s
-/// empty a bucket of 64 KiB in 0.4 s.
+/// Time for which a rate above the known capacity must be delivered to be proven. Reason: 5 % above 30 Mbit/s empty a
+/// token bucket of 64 KiB in 0.4 s.
 const PROOF: Duration = Duration::from_secs(1);
+/// Rounds for which such a rate must be delivered too.
 const PROOF_ROUNDS: u32 = 3;
 
-/// The part of what is missing of a probe that a queue and losses must explain, and the rounds after which they would. Reason: 5 % too much
-/// make a queue of 20 ms in four rounds of 100 ms, which no jitter hides.
+/// Part of a probe's missing rate that a queue and losses must explain for the probe to fail.
 const EXPLAINED: f64 = 0.5;
+/// Rounds after which a queue or losses would show. Reason: 5 % too much build a queue of 20 ms in four rounds of 100
+/// ms, which is above any jitter.
 const PROBE_ROUNDS: u32 = 4;
 
-/// Losses that are likely to be noise when a first cut has not changed them. Reason: below, a rate that is a little too high loses as much; above,
-/// outages are more common than such links.
+/// Losses that are likely to be noise if a first cut does not change them. Reason: below, a rate that is slightly too
+/// high loses as much. Above, outages are more common than such links.
 const LIKELY_NOISE: Range<f64> = 0.03..0.1;
 
-/// Most loss that may ever be taken for noise.
+/// Highest loss that may count as noise.
 const NOISE_MAX: f64 = 0.3;
 
-/// How long loss above the ceiling is taken for noise before it has to prove itself again.
+/// Time for which loss above the ceiling counts as noise; then new evidence is needed.
 const NOISE_KEPT: Duration = Duration::from_secs(60);
 
-/// Packets a second that are sent at least: a round of large ones is not to take longer than one of small ones at [`RATE_LEAST`].
+/// Lowest packet rate, in packets a second. Reason: a round of large packets must not take longer than a round of small
+/// ones at [`RATE_LEAST`].
 const PACKETS_LEAST: f64 = 6.0;
 
-/// No acknowledgement for this long with packets in flight is an outage.
+/// Shortest time without acknowledgements, with packets in flight, that counts as an outage.
 const SILENCE_MIN: Duration = Duration::from_millis(300);
 
-/// No acknowledgement for this long is a gap: two of the longest delays of QUIC's acknowledgements (RFC 9000, 25 ms).
+/// Time without acknowledgements that counts as a gap: twice the longest acknowledgement delay of QUIC (RFC 9000, 25
+/// ms).
 const ACK_GAP: Duration = Duration::from_millis(50);
 
-/// Packets in the window at least: some batches of acknowledgements.
+/// Smallest window, in packets: some batches of acknowledgements.
 const WINDOW_PACKETS_MIN: u64 = 64;
 
-/// Time that acknowledgements may lag behind because they come in batches, and a host because it is busy.
+/// Time by which acknowledgements may be late because they come in batches, or because a host is busy.
 const ACK_BATCH_TIME: Duration = Duration::from_millis(30);

@@ -1,34 +1,36 @@
-//! What acknowledgements say about a path: batches of one lane, rounds of all lanes.
+//! Evidence about a path from acknowledgements: batches of one lane, rounds of all lanes.
 
 use std::time::{Duration, Instant};
 
-/// What one lane has heard since it last reported, of packets that it sent since the controller last changed its mind.
+/// Acknowledgements and losses of one lane since its last report, for packets of the current epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct AckBatch {
-    /// The epoch that the packets were sent in; see [`super::Terms`].
+    /// Epoch in which the packets were sent; see [`super::Terms`].
     pub(super) epoch: u64,
     pub(super) acked_packets: u64,
     pub(super) lost_packets: u64,
-    /// Packets of whatever epoch.
+    /// Packets of any epoch.
     pub(super) of_any_epoch: Losses,
     /// Acknowledged bytes on the wire.
     pub(super) bytes: u64,
-    /// When the last of them to be sent was sent.
+    /// Send time of the newest acknowledged packet.
     pub(super) last_sent: Option<Instant>,
-    /// Smallest and latest round-trip time of every packet acknowledged, also of older ones.
+    /// Smallest round-trip time of all acknowledged packets, of older epochs too.
     pub(super) rtt_min: Option<Duration>,
+    /// Latest round-trip time of all acknowledged packets.
     pub(super) rtt_latest: Option<Duration>,
-    /// The smallest of those that count.
+    /// Smallest round-trip time of the packets of this epoch.
     pub(super) round_rtt_min: Duration,
-    /// Something behind the lane's train has come.
+    /// True if the last packet of the lane's train, or a later one, is acknowledged.
     pub(super) is_train_passed: bool,
-    /// The lane had a pause in its train, since it had nothing to send.
+    /// True if the lane's train had a pause because the lane had no data.
     pub(super) is_train_broken: bool,
-    /// The lane had not heard anything for so long that what was in flight says nothing.
+    /// True if the lane received no acknowledgement for so long that packets in flight are no evidence.
     pub(super) is_after_silence: bool,
-    /// The lane had not heard anything for longer than acknowledgements wait: some host did nothing, and this piled up.
+    /// True if the lane received nothing for longer than acknowledgements are delayed: a host stalled, and these piled
+    /// up.
     pub(super) is_after_gap: bool,
-    /// The lane had nothing to send meanwhile.
+    /// True if the lane had no data to send meanwhile.
     pub(super) is_app_limited: bool,
 }
 
@@ -53,7 +55,7 @@ impl AckBatch {
     }
 }
 
-/// Packets that came and that did not.
+/// Packets with a known fate, and the lost ones among them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Losses {
     pub(super) packets: f64,
@@ -65,23 +67,23 @@ impl Losses {
         self.lost / self.packets.max(1.0)
     }
 
-    /// Whether more was lost than `noise` and what chance adds to it: three standard deviations and one packet.
+    /// Returns true if the losses exceed `noise` by more than chance: three standard deviations and one packet.
     pub(super) fn exceeds(&self, noise: f64) -> bool {
         let expected = self.packets * noise;
         self.lost > expected + 3.0 * expected.sqrt() + 1.0
     }
 
-    /// Adds what came later, and lets what is older fade.
+    /// Adds the later losses `later`, and lets older ones fade.
     pub(super) fn add(&mut self, later: Losses) {
         self.packets = self.packets * FADES + later.packets;
         self.lost = self.lost * FADES + later.lost;
     }
 }
 
-/// What is left of older evidence after each round: ten rounds or so count. Guess.
+/// Weight of older evidence after each round: about ten rounds count. Guess.
 const FADES: f64 = 0.9;
 
-/// What came back of one epoch since the last look, over all lanes.
+/// Evidence of one epoch since the last verdict, over all lanes.
 #[derive(Clone, Debug)]
 pub(super) struct Round {
     lanes: Vec<LaneRound>,
@@ -89,20 +91,20 @@ pub(super) struct Round {
     pub(super) bytes: u64,
     pub(super) losses: Losses,
     pub(super) rtt_min: Duration,
-    /// The smallest RTT of its last moments.
+    /// Smallest RTT of the last moments of the round.
     rtt_late: MinimumRtt,
     pub(super) app_limited: bool,
     rounds: u32,
 }
 
-/// One lane's part.
+/// Part of one lane in a round.
 #[derive(Clone, Copy, Debug, Default)]
 struct LaneRound {
-    /// When acknowledgements came: bytes are those later than the first, which took `last - first` to come.
+    /// Time of the first and of the last batch. `bytes` excludes the first batch, so it took `last - first` to arrive.
     span: Option<(Instant, Instant)>,
-    /// When the last packets of the first and of the last of them were sent.
+    /// Send times of the newest packets in the first and in the last batch.
     sent: Option<(Instant, Instant)>,
-    /// When they came again after the last gap: what had piled up meanwhile comes at once, but not in one piece.
+    /// Time of the first batch after the last gap. The packets that piled up follow at once, but in several batches.
     resumed: Option<Instant>,
     bytes: u64,
 }
@@ -126,7 +128,7 @@ impl Round {
         }
     }
 
-    /// The next round of the same epoch: what comes from now on, with no gap before it.
+    /// Starts the next round of the same epoch: acknowledgements from now on, with no gap before them.
     pub(super) fn next(&mut self) {
         for lane in &mut self.lanes {
             let anew = |span: Option<(Instant, Instant)>| span.map(|(_, last)| (last, last));
@@ -137,7 +139,7 @@ impl Round {
         self.rounds += 1;
     }
 
-    /// Rounds of this epoch before this one.
+    /// Returns the rounds of this epoch before this one.
     pub(super) fn before(&self) -> u32 {
         self.rounds
     }
@@ -173,12 +175,12 @@ impl Round {
         }
     }
 
-    /// The smallest RTT of the last 20 to 40 ms of it; `None` before anything has come.
+    /// Returns the smallest RTT of the round's last 20 to 40 ms; `None` before the first packet.
     pub(super) fn rtt_late(&self) -> Option<Duration> {
         self.rtt_late.value()
     }
 
-    /// Bytes per second at which what arrived had been sent: a host that was late sent less than its rate.
+    /// Returns the send rate of the arrived bytes, in bytes per second. A host that was late has sent below its rate.
     pub(super) fn sent(&self) -> f64 {
         let rate = |lane: &LaneRound| {
             let time = lane.sent.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first));
@@ -187,39 +189,41 @@ impl Round {
         self.of_all(self.lanes.iter().filter(|lane| lane.bytes > 0).map(rate).sum())
     }
 
-    /// What all lanes do, of which those that have been heard twice do `measured`. Lanes share the rate equally; behind the first
-    /// round of an epoch one that was not heard again has nothing to send.
+    /// Extrapolates `measured`, the sum over lanes with two batches or more, to all lanes. In the first round of an
+    /// epoch lanes with one batch count too, since lanes share the rate equally. In later rounds such a lane has no
+    /// data to send.
     fn of_all(&self, measured: f64) -> f64 {
         let heard = self.lanes.iter().filter(|lane| lane.span.is_some()).count();
         if self.rounds > 0 { measured } else { measured * heard as f64 / self.lanes().max(1) as f64 }
     }
 
-    /// Whether any lane was heard again after a gap.
+    /// Returns true if a lane received acknowledgements again after a gap.
     pub(super) fn has_resumed(&self) -> bool {
         self.lanes.iter().any(|lane| lane.resumed.is_some())
     }
 
-    /// Whether a lane is heard again, after a gap, for less than a moment: its round is not to end between the gap and what
-    /// piled up in it, since a host that stalls is not a path that does.
+    /// Returns true if a lane received acknowledgements again, after a gap, only a moment ago. The round must not end
+    /// between the gap and the packets that piled up in it, since a stalled host is not a stalled path.
     pub(super) fn has_just_resumed(&self, now: Instant) -> bool {
         self.lanes.iter().filter_map(|lane| lane.resumed).any(|at| now.saturating_duration_since(at) < CATCH_UP)
     }
 
-    /// How long the longest lane has been heard.
+    /// Returns the longest measured time of a lane.
     pub(super) fn length(&self) -> Duration {
         self.lanes.iter().map(LaneRound::length).max().unwrap_or_default()
     }
 
-    /// Lanes that have been heard.
+    /// Returns the number of lanes with a measurement: bytes after their first batch.
     pub(super) fn lanes(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.bytes > 0).count()
     }
 
-    /// Bytes per second that arrived, of all lanes together.
+    /// Returns the delivery rate of all lanes together, bytes per second.
     pub(super) fn delivered(&self) -> f64 {
         let longest = self.length();
-        // Acknowledgements of lanes come at different moments: each is measured over its own time. A lane that was heard
-        // for less than half of the round has not sent in all of it, unless two acknowledgements explain what is missing.
+        // Acknowledgements of lanes come at different moments: each lane is measured over its own time. A lane measured
+        // for less than half of the round did not send in all of it, unless two acknowledgement delays explain the
+        // difference.
         let rate = |lane: &LaneRound| {
             let elapsed = lane.length();
             let is_part = elapsed * 2 < longest && longest.saturating_sub(elapsed) > ACKS_APART * 2;
@@ -230,7 +234,7 @@ impl Round {
     }
 }
 
-/// The smallest RTT of a time, kept in two halves so that it can rise when the path changes.
+/// Minimum RTT over a time window, kept in two halves so that it can rise when the path changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MinimumRtt {
     current: Option<(Instant, Duration)>,
@@ -238,7 +242,7 @@ pub(super) struct MinimumRtt {
 }
 
 impl MinimumRtt {
-    /// Adds one; each counts for one to two `kept`.
+    /// Adds a sample; it counts for one to two times `kept`.
     pub(super) fn add(&mut self, now: Instant, rtt: Duration, kept: Duration) {
         match &mut self.current {
             Some((since, least)) if now.saturating_duration_since(*since) < kept => *least = (*least).min(rtt),
@@ -258,11 +262,12 @@ impl MinimumRtt {
     }
 }
 
-/// How long an RTT counts as one of the last moments of a round. Reason: longer than a host is busy with something else, as a rule.
+/// Time for which an RTT belongs to the last moments of a round. Reason: usually longer than a host is busy with other
+/// work.
 const RTT_LATE_KEPT: Duration = Duration::from_millis(20);
 
-/// How far acknowledgements of a lane are apart (RFC 9000, 25 ms, and what a host adds).
+/// Distance of a lane's acknowledgements (RFC 9000: 25 ms, plus the delay of a host).
 const ACKS_APART: Duration = Duration::from_millis(30);
 
-/// How long it takes to hear what piled up in a gap.
+/// Time in which the packets that piled up in a gap are acknowledged.
 const CATCH_UP: Duration = Duration::from_millis(20);

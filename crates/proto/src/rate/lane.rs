@@ -1,4 +1,4 @@
-//! A lane's part in the control of its path: which of its packets count, and how fast it may send now.
+//! A lane's part in the rate control of its path: the packets that count as evidence, and the current send rate.
 
 use std::time::{Duration, Instant};
 
@@ -6,36 +6,36 @@ use super::evidence::AckBatch;
 use super::path::Terms;
 use crate::{BitRate, ByteCount};
 
-/// One packet that the peer acknowledges.
+/// A packet that the peer acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckedPacket {
-    /// Its number; numbers rise in the order of sending.
+    /// Packet number; numbers rise in the order of sending.
     pub number: u64,
-    /// When it was sent.
+    /// Time of sending.
     pub sent: Instant,
-    /// Its size on the wire in bytes.
+    /// Size on the wire in bytes.
     pub bytes: u64,
 }
 
-/// What one lane keeps of the control of its path, so that the path is asked once per arrival and not once per packet.
+/// State of one lane in the rate control of its path, so that the path is called once per arrival, not once per packet.
 ///
-/// Told every packet sent, acknowledged and lost; [`LaneControl::take_batch`] gives what counts of it to
-/// [`super::PathControl::handle_batch`], and [`LaneControl::follow`] takes the answer. Cost: O(1) each.
+/// It records every packet that is sent, acknowledged or lost. [`LaneControl::take_batch`] returns the evidence for
+/// [`super::PathControl::handle_batch`]; [`LaneControl::follow`] takes the answer. Cost: O(1) each.
 #[derive(Clone, Debug)]
 pub struct LaneControl {
     terms: Terms,
-    /// Packets up to this one were sent before the epoch.
+    /// Last packet that was sent before the epoch.
     after: u64,
     train: TrainProgress,
-    /// The train had a pause that the path has not heard of.
+    /// True if the train had a pause that is not reported to the path yet.
     has_paused: bool,
     largest_sent: u64,
     largest_acked: u64,
     last_sent: Option<Instant>,
     last_ack: Option<Instant>,
-    /// The one before that, at another time.
+    /// Time of the last acknowledgement before `last_ack` that came at another time.
     ack_before: Option<Instant>,
-    /// The end of the last silence that counted.
+    /// End of the last silence that counted.
     last_silence: Option<Instant>,
     batch: AckBatch,
 }
@@ -43,18 +43,18 @@ pub struct LaneControl {
 /// Progress of the train that a lane sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TrainProgress {
-    /// Another lane sends it, or there is none.
+    /// No train, or another lane sends it.
     None,
-    /// Its first packet is yet to be sent.
+    /// The first packet of the train is not sent yet.
     Due,
-    /// So many bytes of it are left; it is broken once the lane had nothing to send.
+    /// Bytes of the train that are left. The train is broken once the lane had no data to send.
     Sending { left: u64, since: Instant, is_broken: bool },
-    /// All of it has been sent, up to this packet.
+    /// All of the train is sent; `last` is its last packet.
     Sent { last: u64, is_broken: bool },
 }
 
 impl LaneControl {
-    /// A lane that goes by `terms` from its first packet.
+    /// Returns a lane that follows `terms` from its first packet.
     pub fn new(terms: Terms) -> Self {
         let mut lane = Self {
             terms,
@@ -73,7 +73,7 @@ impl LaneControl {
         lane
     }
 
-    /// Packets up to `largest` have been sent, `bytes` on the wire.
+    /// Records that packets up to `largest` were sent, `bytes` on the wire.
     pub fn handle_sent(&mut self, now: Instant, largest: u64, bytes: u64) {
         let was_broken = self.train.is_broken();
         self.train = self.train_after(now, largest, bytes);
@@ -82,8 +82,9 @@ impl LaneControl {
         self.last_sent = Some(now);
     }
 
-    /// Progress of the train when packets up to `largest` are sent. A pause breaks it: there was nothing to send, and what is left of it may
-    /// still go at its pace. One that takes too long is over: a slow host shows what it sent.
+    /// Returns the progress of the train after packets up to `largest` are sent. A pause breaks the train: the lane had
+    /// no data, and the rest may still go at the train's pace. A train without a pause ends after its longest time: the
+    /// part that a slow host has sent is evidence enough.
     fn train_after(&self, now: Instant, largest: u64, bytes: u64) -> TrainProgress {
         let (left, since, had_pause) = match self.train {
             TrainProgress::Due => (self.terms.train.map_or(0, |train| train.bytes.0), now, false),
@@ -102,7 +103,7 @@ impl LaneControl {
         }
     }
 
-    /// The peer has `packet`.
+    /// Records that the peer has `packet`.
     pub fn handle_acked(&mut self, now: Instant, packet: AckedPacket) {
         let rtt = now.saturating_duration_since(packet.sent);
         self.notice_silence(now, rtt);
@@ -119,7 +120,7 @@ impl LaneControl {
         }
     }
 
-    /// Packet `number` is taken for lost, or was marked by the network (ECN), which is as good as a loss.
+    /// Records that packet `number` is lost, or that the network marked it (ECN), which counts as a loss.
     pub fn handle_lost(&mut self, number: u64) {
         self.batch.of_any_epoch.packets += 1.0;
         self.batch.of_any_epoch.lost += 1.0;
@@ -128,7 +129,7 @@ impl LaneControl {
         }
     }
 
-    /// What has been heard since the last call. `is_app_limited`: the lane had nothing to send meanwhile.
+    /// Returns the evidence since the last call. `is_app_limited`: the lane had no data to send meanwhile.
     pub fn take_batch(&mut self, is_app_limited: bool) -> AckBatch {
         self.batch.is_app_limited = is_app_limited;
         self.batch.is_train_passed = self.train.is_passed(self.largest_acked);
@@ -136,12 +137,12 @@ impl LaneControl {
         std::mem::replace(&mut self.batch, AckBatch::of_epoch(self.terms.epoch))
     }
 
-    /// Whether the train of this lane had a pause since the last call.
+    /// Returns true if the train of this lane had a pause since the last call.
     pub fn take_train_pause(&mut self) -> bool {
         std::mem::take(&mut self.has_paused)
     }
 
-    /// Goes by `terms` from now on.
+    /// Applies `terms` from now on.
     pub fn follow(&mut self, terms: Terms) {
         let is_new = terms.is_first || terms.epoch != self.terms.epoch || terms.train != self.terms.train;
         self.terms = terms;
@@ -150,7 +151,7 @@ impl LaneControl {
         }
     }
 
-    /// The rate to send at now, on the wire.
+    /// Returns the current send rate, on the wire.
     pub fn rate(&self) -> BitRate {
         match self.terms.train {
             Some(train) if self.is_in_train() => train.pace,
@@ -158,12 +159,12 @@ impl LaneControl {
         }
     }
 
-    /// Bytes on the wire that may be in flight.
+    /// Returns the limit of bytes in flight, on the wire.
     pub fn window(&self) -> ByteCount {
         self.terms.window
     }
 
-    /// The terms in force.
+    /// Returns the current terms.
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
@@ -172,17 +173,17 @@ impl LaneControl {
         matches!(self.train, TrainProgress::Due | TrainProgress::Sending { .. })
     }
 
-    /// Time that `bytes` take at the pace of the train.
+    /// Returns the time that `bytes` take at the pace of the train.
     fn train_time(&self, bytes: u64) -> Duration {
         self.terms.train.map_or(Duration::ZERO, |train| train.pace.time_for(ByteCount(bytes)))
     }
 
-    /// Time without a packet that breaks the train.
+    /// Returns the time without a packet that breaks the train.
     fn train_pause(&self) -> Duration {
         TRAIN_PAUSE.max(self.train_time(TRAIN_PAUSE_BYTES))
     }
 
-    /// Time after which the train is over, whatever has been sent of it.
+    /// Returns the time after which the train is over, even if a part is unsent.
     fn train_longest(&self) -> Duration {
         TRAIN_LONGEST.max(self.train_time(self.terms.train.map_or(0, |train| train.bytes.0)) * 2)
     }
@@ -197,18 +198,18 @@ impl LaneControl {
         };
     }
 
-    /// After a silence the packets from before it tell nothing about the rate that the path carries.
+    /// Discards evidence after a silence: packets from before it show nothing about the rate of the path.
     fn notice_silence(&mut self, now: Instant, rtt: Duration) {
         if self.last_ack != Some(now) {
             (self.ack_before, self.last_ack) = (self.last_ack, Some(now));
             self.notice_outage(now);
         }
-        // What was sent a round trip ago could not be heard of before.
+        // A packet sent a round trip ago could not be acknowledged earlier.
         let is_late = rtt.saturating_sub(self.terms.rtt_min) > self.terms.ack_gap / 2;
         self.batch.is_after_gap |= is_late && self.unheard(now) > self.terms.ack_gap;
     }
 
-    /// How long nothing had been heard before `now`.
+    /// Returns the time without acknowledgements before `now`.
     fn unheard(&self, now: Instant) -> Duration {
         self.ack_before.map_or(Duration::ZERO, |last| now.saturating_duration_since(last))
     }
@@ -225,28 +226,30 @@ impl LaneControl {
 }
 
 impl TrainProgress {
-    /// Whether the train ended before packet `number`.
+    /// Returns true if the train ended before packet `number`.
     fn is_before(self, number: u64) -> bool {
         matches!(self, Self::Sent { last, .. } if number > last)
     }
 
-    /// Whether the lane ran out of data for it.
+    /// Returns true if the lane ran out of data for the train.
     fn is_broken(self) -> bool {
         matches!(self, Self::Sending { is_broken: true, .. } | Self::Sent { is_broken: true, .. })
     }
 
-    /// Whether its last packet, or a later one, is among those acknowledged up to `largest`.
+    /// Returns true if the last packet of the train, or a later one, is acknowledged; `largest`: largest acknowledged.
     fn is_passed(self, largest: u64) -> bool {
         matches!(self, Self::Sent { last, .. } if largest >= last)
     }
 }
 
-/// Silences that are less than this many of them apart are no outages, but hosts that stall all the time: what was in flight counts.
+/// Distance of outages, as a multiple of the silence time. Silences closer together come from hosts that stall all the
+/// time: packets in flight still count as evidence.
 const SILENCES_APART: u32 = 8;
 
-/// Time without a packet that breaks a train: pacers wake at least every 10 ms, and wait for their packets at low rates.
+/// Time without a packet that breaks a train: pacers wake at least every 10 ms.
 const TRAIN_PAUSE: Duration = Duration::from_millis(15);
+/// Bytes of the train at its pace that a pause must exceed too. Reason: at low rates pacers wait for their packets.
 const TRAIN_PAUSE_BYTES: u64 = 4 * 1500;
 
-/// Longest train. Guess: four times what one lasts, for hosts that send a quarter of its pace.
+/// Longest train. Guess: four times its duration, for hosts that send at a quarter of the pace.
 const TRAIN_LONGEST: Duration = Duration::from_millis(128);

@@ -1,13 +1,14 @@
-//! Rate control of QUIC lanes: how fast the lanes of a session send on one path.
+//! Rate control of QUIC lanes: the send rate of a session's lanes on one path.
 //!
-//! What it does: [`PathControl`] is one for all lanes of a path. It decides the rate from what is acknowledged and what is lost
-//! ([`RateControl`]) and divides it among the lanes that have something to send; each lane keeps a [`LaneControl`].
-//! What it refuses to do: read a clock, pace packets, know a QUIC engine. Time comes in as `now`; bytes are bytes on the
-//! wire (IP packets), so that the rate of the operator, of the router and of this module are the same number.
+//! What it does: one [`PathControl`] serves all lanes of a path. It derives the rate from acknowledgements and losses
+//! ([`RateControl`]). It divides the rate among the lanes that have data to send; each lane keeps a [`LaneControl`].
+//! What it refuses to do: read a clock, pace packets, call a QUIC engine.
+//! Where time and bytes enter and leave: time comes in as `now`. Bytes are bytes on the wire (IP packets). So the
+//! operator, the router and this module count the same rate.
 //!
-//! Why not a window that halves on loss: at 660 ms and 50 Mbit/s, 1 % of random loss holds such a window to 1 % of the
-//! path. Here the rate is *given* (as the MaxBW of UDT) or found by trains of packets; loss is noise up to a ceiling, and the rate yields when
-//! delivery falls behind what is sent.
+//! Why not a window that halves on loss: 1 % of random loss limits such a window to 1 % of a path of 660 ms and 50
+//! Mbit/s. Here the operator *gives* the rate (like MaxBW of UDT), or packet trains find it. Loss up to a ceiling
+//! counts as noise. The rate is reduced when delivery falls behind sending.
 
 mod budget;
 mod capacity;

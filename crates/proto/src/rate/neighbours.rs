@@ -1,35 +1,36 @@
-//! What others do on the path, as far as it can be told from here.
+//! Competing flows on the path, as far as the acknowledgements of this sender show them.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::evidence::Losses;
 
-/// Whether a queue is that of others, and the rate that is not gone below beside them.
+/// Detector of queues that competing flows keep full, and the rate that is kept beside them.
 ///
-/// A queue of our own goes when less is sent than comes through. Flows that send whenever a queue has room keep it full, whatever
-/// we do: as much comes as we send, but for what is lost, round after round, and who yields to such a queue yields for good. So beside them we keep
-/// [`PART`] of the most that the path has carried; but on these grounds never more than [`TCP_FLOWS`] TCP flows would take at the losses
-/// that are seen, since several senders that each insist on their part may insist on more than there is.
+/// A queue of our own drains when we send less than the path delivers. Competing flows that send whenever a queue has
+/// room keep it full at any rate of ours. In every round all our packets arrive, except for losses. A sender that
+/// yields to such a queue never gets its rate back. So beside them we keep [`PART`] of the highest rate that the path
+/// has carried. This floor is never above the rate of [`TCP_FLOWS`] TCP flows at the observed losses. Reason: the
+/// floors of several senders may together exceed the path.
 ///
 /// Cost: O(1) per call. Rates are bytes per second on the wire.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbours {
     losses: LossEvents,
-    /// What came or was lost as a part of what was sent, while a queue stood: the mean of recent rounds.
+    /// Arrived or lost packets as a part of sent ones while a queue existed: mean of recent rounds.
     balance: f64,
-    /// Rounds in a row in which it stood.
+    /// Rounds in a row with a queue.
     queued_rounds: u32,
-    /// Packets were lost lately, as they are where flows keep a queue full.
+    /// True if packets were lost lately. Flows that keep a queue full cause losses.
     is_losing: bool,
-    /// The most that came, while it is believed.
+    /// Highest delivery rate; it fades while no queue exists.
     capacity: f64,
 }
 
-/// What one round has shown.
+/// Result of one round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
-    /// A queue stood during all of it.
+    /// True if a queue existed during the whole round.
     pub(super) is_queueing: bool,
     pub(super) sent: f64,
     pub(super) came: f64,
@@ -48,17 +49,17 @@ impl Neighbours {
         }
     }
 
-    /// Packets have been heard of, whatever rate they were sent at; `rtt`: the latest.
+    /// Records acknowledged and lost packets of any epoch; `rtt`: the latest.
     pub(super) fn hear(&mut self, now: Instant, heard: Losses, rtt: Option<Duration>) {
         self.losses.add(now, heard, rtt);
     }
 
-    /// The path has been seen to carry `came`.
+    /// Records that the path has carried `came`.
     pub(super) fn note_capacity(&mut self, came: f64) {
         self.capacity = self.capacity.max(came);
     }
 
-    /// A round is over.
+    /// Processes a round that is over.
     pub(super) fn look(&mut self, now: Instant, round: Look) {
         self.is_losing = self.losses.last.is_some_and(|last| now.saturating_duration_since(last) < LOSSES_APART);
         let came = round.came.min(round.sent);
@@ -77,29 +78,29 @@ impl Neighbours {
         self.note_capacity(came);
     }
 
-    /// Whether a queue stands that others keep full.
+    /// Returns true if competing flows keep a queue full.
     pub(super) fn are_queueing(&self) -> bool {
         self.is_losing && self.queued_rounds > 0 && BALANCE_OTHERS.contains(&self.balance)
     }
 
-    /// The rate that is not gone below beside those that keep a queue full. `packet_bytes`: a full packet.
+    /// Returns the lower bound of the rate beside flows that keep a queue full. `packet_bytes`: size of a full packet.
     pub(super) fn our_part(&self, packet_bytes: u64) -> f64 {
         let as_tcp = self.losses.tcp_rate().map_or(f64::INFINITY, |packets| packets * TCP_FLOWS * packet_bytes as f64);
         as_tcp.min(self.capacity * PART)
     }
 }
 
-/// Loss events, which are losses within one round trip, and the packets between them (RFC 5348, section 5).
+/// Loss events (losses within one round trip) and the packets between them (RFC 5348, section 5).
 #[derive(Clone, Copy, Debug, Default)]
 struct LossEvents {
     /// Packets from each event to the next, the latest first.
     intervals: [f64; INTERVALS],
-    /// How many of these are known.
+    /// Number of valid intervals.
     known: usize,
     /// Packets since the last event.
     open: f64,
     last: Option<Instant>,
-    /// Smoothed, in seconds; 0 before the first sample.
+    /// Smoothed round-trip time in seconds; 0 before the first sample.
     rtt: f64,
 }
 
@@ -121,7 +122,8 @@ impl LossEvents {
         (self.open, self.last) = (0.0, Some(now));
     }
 
-    /// Mean number of packets between events, that since the last one included where it is many; `None` before two of them.
+    /// Returns the mean number of packets between events; `None` before two events. The open interval since the last
+    /// event counts if it raises the mean.
     fn interval(&self) -> Option<f64> {
         let mut with_open = self.intervals;
         with_open.rotate_right(1);
@@ -130,7 +132,8 @@ impl LossEvents {
         (known > 0).then(|| weighted_mean(&self.intervals[..known]).max(weighted_mean(&with_open[..known])))
     }
 
-    /// Packets per second of one TCP flow with these losses: CUBIC, or Reno where that is faster (RFC 9438, sections 4.3 and 5.1).
+    /// Returns the packets per second of one TCP flow at these losses: CUBIC, or Reno where that is faster (RFC 9438,
+    /// sections 4.3 and 5.1).
     fn tcp_rate(&self) -> Option<f64> {
         let interval = self.interval()?.max(1.0);
         let reno = (1.5 * interval).sqrt();
@@ -139,44 +142,47 @@ impl LossEvents {
     }
 }
 
-/// The mean of the latest intervals, of which older ones count for less (RFC 5348, section 5.4).
+/// Returns the mean of the latest intervals; older ones have a lower weight (RFC 5348, section 5.4).
 fn weighted_mean(intervals: &[f64]) -> f64 {
     let sum: f64 = intervals.iter().zip(WEIGHTS).map(|(packets, weight)| packets * weight).sum();
     sum / WEIGHTS[..intervals.len()].iter().sum::<f64>()
 }
 
-/// The part of what the path has carried that is kept beside others. Reason: half of it, and a tenth of that since what came most came
-/// beside others too where they were here first.
+/// Part of the highest delivery rate that is kept beside competing flows. Reason: half of it, plus a tenth of that
+/// half. Where other flows came first, they have already reduced the highest rate that was measured.
 const PART: f64 = 0.55;
 
-/// What we take beside others for our own is at most what this many TCP flows would. Reason: other movers of files open as many and more.
+/// TCP flows whose rate bounds our part beside competing flows. Reason: other file transfer tools open as many or more.
 const TCP_FLOWS: f64 = 4.0;
 
-/// What comes of what is sent while a queue of our own is drained: it is sent at 0.95 of what the path carries.
+/// Value of `balance` while a queue of our own drains: the send rate is 0.95 of the path's rate.
 const BALANCE_DRAINING: f64 = 1.0 / 0.95;
 
-/// What comes or is lost of what is sent while others keep a queue full. More of it is ours and goes; less comes through a path that has
-/// become slower.
+/// Range of `balance` while competing flows keep a queue full. Above the range the queue is our own and drains. Below
+/// it the path has become slower.
 const BALANCE_OTHERS: Range<f64> = 0.9..1.04;
 
-/// Flows that keep a queue full lose packets, and so do we, at least this often: over a long path of 1 Gbit/s one flow needs half a minute to
-/// fill a queue again. Reason: a path that has become half as fast behind a deep buffer looks like them, but loses nothing.
+/// Longest time between losses beside flows that keep a queue full; such flows and we lose packets at least this often.
+/// Over a long path of 1 Gbit/s one flow needs half a minute to fill a queue again. Reason: a path that has become half
+/// as fast behind a deep buffer looks the same, but loses nothing.
 const LOSSES_APART: Duration = Duration::from_secs(60);
 
-/// How many rounds count. Reason: a round of 24 packets is off by a tenth, and the queue of a flow that yields and grows again by as much.
+/// Rounds that count. Reason: a round of 24 packets has an error of a tenth. The queue of a flow that yields and grows
+/// again varies as much.
 const BALANCE_ROUNDS: u32 = 16;
 
-/// Others do not take more of what we send than this: the path has become slower.
+/// Highest loss that competing flows cause: above it the path has become slower.
 const LOST_MOST: f64 = 0.3;
 
-/// How fast it is forgotten that a path has carried more, while no queue stands. Guess.
+/// Time constant with which the highest delivery rate fades while no queue exists. Guess.
 const CAPACITY_FADES: Duration = Duration::from_secs(300);
 
-/// Intervals between loss events that count, and for how much (RFC 5348, section 5.4).
+/// Number of intervals between loss events that count (RFC 5348, section 5.4).
 const INTERVALS: usize = 8;
+/// Weights of these intervals, the latest first.
 const WEIGHTS: [f64; INTERVALS] = [1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2];
 
-/// The part of a new sample in the smoothed RTT (RFC 5348, section 4.3).
+/// Weight of a new sample in the smoothed RTT (RFC 5348, section 4.3).
 const RTT_SMOOTHED: f64 = 0.1;
 
 #[cfg(test)]
@@ -189,7 +195,7 @@ mod tests {
         Losses { packets: f64::from(packets), lost: f64::from(lost) }
     }
 
-    /// One loss event in every `interval` packets, of which `losses` are lost within a round trip.
+    /// Returns one loss event in every `interval` packets, with `losses` losses within a round trip.
     fn losing(interval: u32, losses: u32) -> LossEvents {
         let (mut events, start) = (LossEvents::default(), Instant::now());
         for event in 0..20 {
@@ -207,7 +213,8 @@ mod tests {
 
     #[test]
     fn a_tcp_flow_has_the_rate_that_the_standard_says() {
-        // RFC 9438, table 1 (100 ms): an average window of 12 packets at a loss of 0.01, of 187 at 0.0001, where CUBIC is as Reno at 0.01.
+        // RFC 9438, table 1 (100 ms): an average window of 12 packets at a loss of 0.01, of 187 at 0.0001. CUBIC equals
+        // Reno at 0.01.
         for (interval, window) in [(100, 12.0), (10_000, 187.0)] {
             let rate = losing(interval, 1).tcp_rate().unwrap() * RTT.as_secs_f64();
             assert!((rate / window - 1.0).abs() < 0.06, "{rate}");
@@ -245,7 +252,7 @@ mod tests {
         assert_eq!(neighbours.our_part(1), 1000.0 * PART, "what is lost to others changes nothing");
         neighbours.look(now, look(true, 500.0, 200.0, heard(100, 60)));
         assert_eq!(neighbours.our_part(1), 200.0 * PART);
-        // Losses in each round trip: as four TCP flows would.
+        // Losses in each round trip: the rate of four TCP flows.
         neighbours.losses = losing(10, 1);
         neighbours.note_capacity(1e6);
         assert_eq!(neighbours.our_part(1), neighbours.losses.tcp_rate().unwrap() * TCP_FLOWS);

@@ -1,47 +1,50 @@
 //! Search for the rate of a path by packet trains.
 //!
-//! A train is a short burst of packets at a pace that is tried. It is judged by how fast it arrived beside how fast it was *sent*: a host
-//! that sends more slowly than its pace, or has too little to send, shows nothing about the path beyond what arrived.
+//! A train is a short burst of packets at the pace under test. Its arrival rate is compared with its actual *send*
+//! rate. If the host sends below the pace, or has too little data, the train shows only that the path carries what
+//! arrived.
 
 use std::time::Duration;
 
 use super::evidence::Losses;
 
-/// A packet train under way.
+/// A packet train in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Train {
-    /// Pace that is tried, bytes/s.
+    /// Pace under test, bytes/s.
     pub(super) pace: f64,
-    /// Size in bytes. It stays when larger packets are found to pass meanwhile.
+    /// Size in bytes. It is fixed, also when path MTU discovery finds larger packets meanwhile.
     pub(super) bytes: u64,
-    /// Rate at which it arrives, bytes/s: the highest measured since half of it arrived. The acknowledgement of the last packets waits
-    /// for more packets and does not measure the path.
+    /// Arrival rate, bytes/s: the highest measured since half of the train arrived. The acknowledgement of the last
+    /// packets waits for more packets, so it does not measure the path.
     pub(super) came: f64,
     /// Rate that the path is known to carry, bytes/s.
     pub(super) proven: f64,
-    /// Times that it was sent again because a host stalled while it arrived.
+    /// Repeats of this train because a host stalled while it arrived.
     pub(super) repeats: u32,
-    /// Lowest arrival rate of those, bytes/s; infinite without one.
+    /// Lowest arrival rate of the repeated trains, bytes/s; infinite without one.
     pub(super) least: f64,
-    /// Trains in a row that had too little data.
+    /// Trains in a row with too little data.
     pub(super) starved: u32,
-    /// Times that this host was too slow for it.
+    /// Repeats because this host was too slow.
     pub(super) slow_starts: u32,
-    /// Times that it began anew behind a pause of its lane.
+    /// Restarts after a pause of the lane.
     pub(super) pauses: u32,
 }
 
-/// Evidence of one train, when all of it has arrived or is lost.
+/// Evidence of one train, once all of it has arrived or is lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TrainEvidence {
-    /// Pace asked for, the pace of departure and that of arrival, bytes/s; 0 where too few packets arrived to tell.
+    /// Requested pace, bytes/s.
     pub(super) asked: f64,
+    /// Actual send rate, bytes/s.
     pub(super) sent: f64,
+    /// Arrival rate, bytes/s; 0 if too few packets arrived to measure it.
     pub(super) came: f64,
     pub(super) losses: Losses,
-    /// A host stalled while it arrived.
+    /// True if a host stalled while the train arrived.
     pub(super) has_stall: bool,
-    /// The lane ran out of data.
+    /// True if the lane ran out of data.
     pub(super) is_starved: bool,
     pub(super) repeats: u32,
     pub(super) slow_starts: u32,
@@ -50,29 +53,29 @@ pub(super) struct TrainEvidence {
 /// Verdict on a train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TrainVerdict {
-    /// It arrived as fast as it was asked to be: a faster one is next.
+    /// The train arrived at the requested pace: a faster one is next.
     AsFast,
-    /// It arrived more slowly than it was sent: its arrival rate is that of the path.
+    /// The train arrived more slowly than it was sent: its arrival rate is the rate of the path.
     Slower,
-    /// This host was too slow for it, and all of it arrived as fast as it was sent: once more.
+    /// This host was too slow, and all of the train arrived as fast as it was sent: the train is repeated.
     SlowStart,
-    /// The same after [`SLOW_STARTS`] of them: this host sends no faster.
+    /// As `SlowStart`, after [`SLOW_STARTS`] repeats: this host sends no faster.
     HostBound,
-    /// There was too little to send.
+    /// The lane had too little data to send.
     Starved,
-    /// It says nothing: the same train again.
+    /// The train is no evidence: it is repeated.
     Blurred,
-    /// The same after [`TRAIN_REPEATS`] of them: the slowest arrival is believed.
+    /// As `Blurred`, after [`TRAIN_REPEATS`] repeats: the slowest arrival rate counts.
     BlurredAgain,
 }
 
 impl TrainEvidence {
-    /// Classifies a train.
+    /// Classifies the train.
     pub(super) fn classify(&self) -> TrainVerdict {
-        // Many losses show that it was too fast, whatever stalled.
+        // Many losses show that the train was too fast, even if a host stalled.
         let is_hopeless = self.losses.lost >= self.losses.packets * LOST_MOST;
         match self {
-            // What trickles is spread over acknowledgements at random: how fast it arrived says nothing.
+            // A train with too little data spreads over acknowledgements at random: its arrival rate shows nothing.
             _ if self.is_starved && !is_hopeless => TrainVerdict::Starved,
             _ if !self.has_stall && self.came > 0.0 => self.classify_measured(),
             _ if self.repeats >= TRAIN_REPEATS || is_hopeless => TrainVerdict::BlurredAgain,
@@ -91,7 +94,8 @@ impl TrainEvidence {
 }
 
 impl Train {
-    /// A train at `pace` bytes/s, in packets of at most `packet_bytes`; the path is known to carry `proven` bytes/s.
+    /// Returns a train at `pace` bytes/s, in packets of at most `packet_bytes`; the path carries at least `proven`
+    /// bytes/s.
     pub(super) fn new(pace: f64, packet_bytes: u64, proven: f64) -> Self {
         let bytes = (pace * TRAIN_TIME.as_secs_f64()) as u64;
         let bytes = bytes.min(TRAIN_BYTES_MAX).max(TRAIN_PACKETS_MIN * packet_bytes);
@@ -99,32 +103,32 @@ impl Train {
     }
 }
 
-/// Duration of a train at its pace. Reason: busy hosts and acknowledgements for 50 packets blur some milliseconds.
+/// Duration of a train at its pace. Reason: busy hosts, and acknowledgements for 50 packets, blur some milliseconds.
 const TRAIN_TIME: Duration = Duration::from_millis(32);
 
-/// Shortest train in packets: three acknowledgements.
+/// Shortest train, in packets: three acknowledgements.
 const TRAIN_PACKETS_MIN: u64 = 128;
 
-/// Longest train. Reason: half of what the receive buffer of our UDP sockets holds, so that a host that is busy for a moment drops
-/// nothing of it; 10 Gbit/s for 10 ms.
+/// Longest train, in bytes. Reason: half of the receive buffer of our UDP sockets, so that a host that is busy for a
+/// moment drops nothing of it. Equals 10 Gbit/s for 10 ms.
 const TRAIN_BYTES_MAX: u64 = 12_000_000;
 
-/// Share of its pace at which a train keeps up.
+/// Part of a train's pace that its send or arrival rate must reach to keep up.
 const KEEPS_UP: f64 = 0.7;
 
-/// Times that a train is sent again because a host stalled. Guess.
+/// Repeats of a train because a host stalled. Guess.
 const TRAIN_REPEATS: u32 = 3;
 
-/// Times that a train is sent again because this host was too slow for it. Reason: the first packets of a session meet a file that just
-/// opens, memory that is used for the first time and threads that just start; a round trip each is less than what a search that ended there
-/// costs.
+/// Repeats of a train because this host was too slow. Reason: the first packets of a session wait for a file that
+/// opens, for memory used for the first time and for threads that start. Each repeat costs a round trip, which is less
+/// than the cost of a search that ends too early.
 const SLOW_STARTS: u32 = 2;
 
-/// Times that a train begins anew behind a pause of its lane. Reason: what a session says first is a few packets and a pause of a read; a
-/// lane that pauses all the time has messages, and what goes at the pace of a train must end.
+/// Restarts of a train after a pause of its lane. Reason: a session first sends a few packets, and then pauses for a
+/// read. A lane that pauses all the time sends messages, and must not send at the pace of a train forever.
 pub(super) const TRAIN_PAUSES: u32 = 4;
 
-/// Share of a train above which losses show that it was too fast, whatever stalled.
+/// Loss of a train, as a fraction, from which it was too fast, even if a host stalled.
 const LOST_MOST: f64 = 0.3;
 
 #[cfg(test)]
@@ -150,7 +154,7 @@ mod tests {
         let verdict = |asked, sent, came| evidence(asked, sent, came).classify();
         assert_eq!(verdict(100.0, 100.0, 95.0), TrainVerdict::AsFast);
         assert_eq!(verdict(100.0, 100.0, 60.0), TrainVerdict::Slower);
-        // A host that sends 40 of 100 shows nothing of a path on which 40 arrive.
+        // A host that sends 40 of 100 shows nothing about a path on which 40 arrive.
         assert_eq!(verdict(100.0, 40.0, 38.0), TrainVerdict::HostBound);
         assert_eq!(verdict(100.0, 40.0, 20.0), TrainVerdict::Slower);
         let first = TrainEvidence { slow_starts: 0, ..evidence(100.0, 40.0, 38.0) };

@@ -1,39 +1,41 @@
-//! Steps up from a rate that is carried: their size, and the waits between them.
+//! Steps up from a rate that the path carries: their size, and the waits between them.
 
 use std::time::{Duration, Instant};
 
-/// Steps up: how large the next one is, and when it may be taken.
+/// Size of the next step up, and the time from which it may be taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
-    /// The next step, as a fraction of the rate.
+    /// Size of the next step, as a fraction of the rate.
     pub(super) size: f64,
-    /// Wait after a step that failed, and when it ends.
+    /// Wait after a failed step.
     hold: Duration,
+    /// End of the current wait.
     until: Option<Instant>,
 }
 
 impl Steps {
-    /// The smallest step, at once.
+    /// Returns the smallest step, due at once.
     pub(super) fn new() -> Self {
         Self { size: STEP_MIN, hold: Duration::ZERO, until: None }
     }
 
-    /// Whether a step may be taken at `now`.
+    /// Returns true if a step may be taken at `now`.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// No step before `least` has passed.
+    /// Delays the next step by at least `least`.
     pub(super) fn wait(&mut self, now: Instant, least: Duration) {
         self.until = Some(now + HOLD_MIN.max(least));
     }
 
-    /// A step may be taken at once.
+    /// Allows a step at once.
     pub(super) fn allow(&mut self) {
         (self.hold, self.until) = (Duration::ZERO, None);
     }
 
-    /// A step, or the rate itself, was too much: waits longer each time, so that a policer is not flooded every round.
+    /// Records that a step, or the rate itself, was too high. The wait grows with each failure. Reason: a policer must
+    /// not be flooded every round.
     pub(super) fn fail(&mut self, now: Instant, least: Duration, failure: Failure) {
         let (factor, most) = match failure {
             Failure::Rate => (0, HOLD_MIN),
@@ -47,7 +49,7 @@ impl Steps {
         self.size = STEP_MIN;
     }
 
-    /// The step was kept: the next one is larger while nothing above it is known to be too much.
+    /// Records that a step passed. The next step is larger if no rate above is known to be too high (`is_open`).
     pub(super) fn pass(&mut self, is_open: bool) {
         self.allow();
         if is_open {
@@ -56,27 +58,27 @@ impl Steps {
     }
 }
 
-/// Reason for a wait.
+/// Reason of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The rate itself was too high, without a step.
     Rate,
-    /// A step into a policer that is known.
+    /// A step went above a known policer.
     Policed,
-    /// A step that lost packets.
+    /// A step lost packets.
     Loss,
-    /// A step that only made a queue.
+    /// A step only built a queue.
     Queue,
-    /// The same beside flows that keep a queue full.
+    /// A step only built a queue, while competing flows keep a queue full.
     Shared,
 }
 
-/// Steps up, as fractions of the rate.
+/// Smallest and largest step up, as fractions of the rate.
 pub(super) const STEP_MIN: f64 = 0.05;
 pub(super) const STEP_MAX: f64 = 0.4;
 
-/// Waits before a step up after one that failed; doubled by each. Reason for the longest: losses to probes stay below 1 %, and more
-/// capacity is noticed within them. A probe into a queue loses nothing.
+/// Waits before a step up after a failed one. Reason for the longest: losses by probes stay below 1 %, and added
+/// capacity is still found within such a wait. A probe into a queue loses nothing, so its wait is shorter.
 pub(super) const HOLD_MIN: Duration = Duration::from_millis(500);
 const HOLD_QUEUE_MAX: Duration = Duration::from_secs(4);
 const HOLD_FACTOR_LOSS: u32 = 4;

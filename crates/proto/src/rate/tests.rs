@@ -1,4 +1,4 @@
-//! The division of a rate among lanes.
+//! Tests of the division of a rate among lanes.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::BitRate;
 
 const PACKET: Sent = Sent { wire_bytes: 1500, charged: 1500 };
 
-/// Lanes that send whenever their pacer allows, as an engine does; returns the wire bytes of every millisecond.
+/// Runs lanes that send whenever their pacer allows, as an engine does; returns the wire bytes of every millisecond.
 fn run_lanes(rate: BitRate, sends_until_ms: &[u64], stall_every_ms: u64) -> Vec<u64> {
     let start = Instant::now();
     let mut budget = RateBudget::new(Some(rate));
@@ -65,7 +65,7 @@ fn no_second_carries_more_than_the_given_rate_however_many_lanes() {
 fn the_share_of_a_lane_that_has_nothing_to_send_goes_to_the_others() {
     let rate = BitRate::megabits(50);
     let per_ms = run_lanes(rate, &[1000, 1000, 1000, 4000], 0);
-    // 50 ms after three of four lanes ran dry the last one has all of the rate.
+    // 50 ms after three of four lanes ran out of data, the last one has all of the rate.
     let after: u64 = per_ms[1050..2050].iter().sum();
     assert!(after as f64 > rate.bytes_per_second() as f64 * 0.95, "{after}");
 }

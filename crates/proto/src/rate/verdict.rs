@@ -1,4 +1,4 @@
-//! Verdict on a round: evidence in, one name out.
+//! Verdict on a round: a pure function from evidence to one verdict.
 
 use super::contract::Manner;
 
@@ -6,19 +6,20 @@ use super::contract::Manner;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence {
     pub(super) manner: Manner,
-    /// Less is sent than our part beside flows that keep a queue full.
+    /// True if the rate is below our part beside flows that keep a queue full.
     pub(super) is_below_part: bool,
-    /// More packets were lost than noise explains, in this round or over all of them.
+    /// True if more packets were lost than noise explains, in this round or over all of them.
     pub(super) has_excess: bool,
     pub(super) cure: Cure,
-    /// Rounds in a row with a queue, and whether it stood for longer than a host stalls.
+    /// Rounds in a row with a queue.
     pub(super) queued_rounds: u32,
+    /// True if the queue persists for longer than a host stall.
     pub(super) queue_stands: bool,
-    /// What arrived, as a part of the rate.
+    /// Delivery rate, as a part of the send rate.
     pub(super) arrived: f64,
-    /// The lane ran out of data, or the host sends so much less than it may that more would change nothing.
+    /// True if the lane ran out of data, or if the host sends so far below the rate that more would change nothing.
     pub(super) is_unused: bool,
-    /// What arrived is enough, losses taken off, for more to be tried.
+    /// True if the delivery rate, with noise allowed for, is high enough to try a higher rate.
     pub(super) keeps_up: bool,
     pub(super) probe: Option<ProbeEvidence>,
 }
@@ -26,61 +27,64 @@ pub(super) struct Evidence {
 /// Evidence of a probe, bytes/s.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeEvidence {
-    /// Rate that was known to be carried, and the one that is tried.
+    /// Rate that the path is known to carry.
     pub(super) known: f64,
+    /// Rate under test.
     pub(super) tried: f64,
-    /// What arrived, losses that were there before added.
+    /// Delivery rate, corrected for the losses from before the probe.
     pub(super) arrived: f64,
-    /// Packets were dropped above the rate that is tried before, and it has not been tried for long enough to empty a bucket of tokens.
+    /// True if packets were dropped above this rate before, and the probe is too short to empty a token bucket.
     pub(super) is_short: bool,
-    /// What is missing is in a queue that has grown since, or was lost: a host that is busy for a moment makes neither.
+    /// True if a queue that grew since, or losses, explain the missing rate. A host that is busy for a moment causes
+    /// neither.
     pub(super) is_explained: bool,
-    /// It has been tried for as long as a queue needs to show.
+    /// True if the probe has lasted as long as a queue needs to show.
     pub(super) is_long: bool,
 }
 
-/// Effect of a cut on the loss that it was made for.
+/// Effect of a cut on the loss that caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cure {
-    /// There was no cut for a loss.
+    /// No cut for a loss was made.
     None,
     /// Most of the loss is gone: our rate caused it.
     Done,
-    /// Too few packets to tell.
+    /// Too few packets to decide.
     Unknown,
-    /// As much is lost as before.
+    /// The loss is as high as before.
     Useless,
 }
 
-/// Name of what a round has shown.
+/// Verdict on a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Others keep a queue full, and we send less than our part.
+    /// Competing flows keep a queue full, and the rate is below our part.
     BelowPart,
-    /// More is lost than noise, at this rate.
+    /// Losses at this rate are above the noise.
     Excess,
-    /// A queue grows: a tenth and more of the rate does not arrive.
+    /// A queue grows: a tenth or more of the rate does not arrive.
     QueueGrows,
-    /// A queue stands for several rounds, and 2 % and more of the rate do not arrive.
+    /// A queue persists for several rounds, and 2 % or more of the rate do not arrive.
     QueueStands,
     /// A cut is still on trial.
     OnTrial,
-    /// The rate was not used: nothing can be said about it.
+    /// The rate was not used: the round is no evidence.
     Unused,
-    /// What a probe added has not arrived.
+    /// The added rate of a probe has not arrived.
     ProbeFailed,
-    /// What a probe added has arrived, but a bucket of tokens may have passed it; or has not, and no queue or loss says why yet.
+    /// The added rate of a probe has arrived, but a token bucket may have passed it. Or it has not arrived, and no
+    /// queue or loss explains that yet.
     ProbeUnproven,
-    /// What a probe added has arrived.
+    /// The added rate of a probe has arrived.
     ProbePassed,
-    /// All that was sent has arrived, and more may be tried.
+    /// All packets have arrived, and a higher rate may be tried.
     Clean,
-    /// Less arrives than was sent, without losses or a queue.
+    /// Delivery is below the send rate, without losses or a queue.
     Behind,
 }
 
 impl Evidence {
-    /// Classifies a round.
+    /// Classifies the round.
     pub(super) fn classify(&self) -> Verdict {
         if self.is_below_part {
             return Verdict::BelowPart;
@@ -103,7 +107,8 @@ impl Evidence {
         }
     }
 
-    /// Whether less than this part of the rate arrived; a polite sender yields to any queue.
+    /// Returns true if less than `part` of the rate arrived. In scavenger mode always true: any queue is enough to
+    /// yield.
     fn falls_behind(&self, part: f64) -> bool {
         self.manner == Manner::Polite || self.arrived < part
     }
@@ -121,13 +126,14 @@ impl ProbeEvidence {
     }
 }
 
-/// Part of the rate at which delivery keeps up: bursts and late wake-ups cost a few per cent. With a queue that has stood for
-/// [`QUEUED_ROUNDS`] less is enough to yield: somebody else takes what we do not get.
+/// Part of the rate at which delivery keeps up. Reason: bursts and late wake-ups cost a few per cent.
 pub(super) const KEEPS_UP: f64 = 0.9;
+/// The same when a queue has persisted for [`QUEUED_ROUNDS`]: other flows take the missing part.
 const KEEPS_UP_LONG: f64 = 0.98;
+/// Rounds in a row with a queue after which it counts as persistent.
 pub(super) const QUEUED_ROUNDS: u32 = 3;
 
-/// Part of a step up that must arrive for it to be kept.
+/// Part of a step up that must arrive for the step to be kept.
 const PROBE_ADDS: f64 = 0.5;
 
 #[cfg(test)]

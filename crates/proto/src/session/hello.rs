@@ -1,4 +1,4 @@
-//! The hello: which session a lane belongs to, what the session is for, and the path that the lane is on.
+//! The hello: the session that a lane belongs to, the request of the session, and the path of the lane.
 
 use super::SessionId;
 use super::message::{Request, read_flag};
@@ -7,36 +7,38 @@ use crate::quantity::BitRate;
 use crate::rate::{Manner, RateContract};
 use crate::wire::{Reader, Writer};
 
-/// The first frame of a client on every lane.
+/// First frame that a client sends on every lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The session; the first hello that arrives starts it, the others join.
+    /// The session. The first hello to arrive starts the session; later ones join it.
     pub session: SessionId,
-    /// The agent has welcomed a lane of this session before: it must still know it.
+    /// True if the agent has welcomed a lane of this session before. The agent refuses the lane if it no longer has the
+    /// session.
     pub rejoin: bool,
-    /// The SHA-256 of the key of another peer, which has asked this client for the session: the agent then grants what both of
-    /// them may do. Only a claim, but one that takes rights away and gives none.
+    /// SHA-256 of the public key of another peer that asked this client for the session. The agent grants only the
+    /// rights that both of them have. The agent cannot verify this value, but the value can only reduce rights.
     pub on_behalf_of: Option<[u8; 32]>,
-    /// What is asked; the same in every hello of a session.
+    /// The request; the same in every hello of a session.
     pub request: Request,
-    /// The path that the lane is on.
+    /// Path of the lane.
     pub path: PathNumber,
-    /// What is agreed about the rate of that path, for an agent that sends; the last hello of a path counts.
+    /// Rate contract of that path, for an agent that sends. The last hello of a path counts.
     pub contract: RateContract,
 }
 
-/// Names a path of a session, from 0 and below [`PATHS_MAX`].
+/// Number of a path in a session, from 0 and below [`PATHS_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathNumber(pub u8);
 
-/// Most paths of a session. Reason: a site has two networks, a ship or a plane four; each has state at both ends.
+/// Maximum number of paths in a session. Reason: a site has two networks, a ship or a plane four; each path has state
+/// at both ends.
 pub const PATHS_MAX: u8 = 8;
 
-/// Most loss that may be called noise: a half (see [`RateContract`]).
+/// Maximum loss that a contract may call noise: one half (see [`RateContract`]).
 const LOSS_CEILING_PPM_MAX: u64 = 500_000;
 
 impl Hello {
-    /// A first hello, on the only path, of which nothing is agreed.
+    /// Returns a first hello, on the only path, with the default contract.
     pub fn new(session: SessionId, request: Request) -> Self {
         let (path, contract) = (PathNumber::default(), RateContract::default());
         Self { session, rejoin: false, on_behalf_of: None, request, path, contract }
@@ -67,7 +69,7 @@ impl Hello {
     }
 }
 
-/// Writes what is agreed about a rate; what is known of its round trip stays here.
+/// Writes a rate contract without `expected_rtt`, which stays local.
 pub(super) fn write_contract(w: &mut Writer, contract: &RateContract) {
     let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt: _ } = *contract;
     for rate in [ceiling, minimum, target, remembered] {
@@ -77,7 +79,7 @@ pub(super) fn write_contract(w: &mut Writer, contract: &RateContract) {
     w.byte(u8::from(manner == Manner::Polite));
 }
 
-/// Reads it.
+/// Reads a rate contract; `expected_rtt` is `None`.
 pub(super) fn read_contract(r: &mut Reader<'_>) -> Result<RateContract, Error> {
     let mut rate = || Ok::<_, Error>(Some(BitRate(r.integer()?)).filter(|rate| rate.0 > 0));
     let (ceiling, minimum, target, remembered) = (rate()?, rate()?, rate()?, rate()?);

@@ -1,9 +1,14 @@
-//! The control log: a reliable, ordered stream of messages from one end of a session to the other that survives any lane.
+//! The control log: a reliable, ordered stream of messages from one end of a session to the other. It survives the loss
+//! of any lane.
 //!
-//! Messages are numbered from 0. They travel on one lane at a time, the carrier, which stays the carrier until it dies or falls
-//! silent: a message on another lane could overtake one that is under way. The far end acknowledges how many it has taken. When
-//! another lane becomes the carrier, the oldest that is left, everything not acknowledged travels again on it. Both ends drop what they have seen, so a message is taken
-//! exactly once and in order, whatever lanes come up and die when.
+//! Messages are numbered from 0. They travel on one lane at a time, the carrier. The carrier changes only when it goes
+//! down or falls silent, because a message on another lane could overtake one in flight. The peer acknowledges the
+//! messages that it has accepted. When the carrier changes, the oldest remaining lane takes over, and everything
+//! unacknowledged is sent again on it. Both ends drop messages that they have already received. So each message is
+//! accepted exactly once and in order, whenever lanes come up or go down.
+//!
+//! What it refuses to do: interpret a message, or limit a producer that ignores [`ControlLog::has_room`]. Time comes in
+//! as an argument; frames come in by `handle_*` and leave by `poll_*`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
@@ -12,41 +17,43 @@ use super::message::{Frame, Message};
 use super::{LaneId, UNSETTLED_FILES_MAX};
 use crate::error::Error;
 
-/// Most bytes of messages waiting to be acknowledged before producers are asked to wait. Reason: the manifest runs ahead of the data by
-/// tens of thousands of files, which is ahead of the bandwidth-delay product of any path that Sterna is for.
+/// Bytes of unacknowledged messages above which producers must wait. Reason: the manifest can then run ahead of the
+/// data by tens of thousands of files. This exceeds the bandwidth-delay product of any path that Sterna is for.
 pub const LOG_BYTES_MAX: usize = 8 << 20;
 
-/// Most messages waiting to be acknowledged before producers are asked to wait. Reason: blocks may run ahead of their offers on
-/// other lanes, and the far end takes no file that is more than [`UNSETTLED_FILES_MAX`] ahead of the offers it has.
+/// Number of unacknowledged messages above which producers must wait. Reason: blocks may arrive before their offers, on
+/// other lanes. The peer accepts no file that is more than [`UNSETTLED_FILES_MAX`] ahead of the offers it has received.
 const LOG_MESSAGES_MAX: usize = UNSETTLED_FILES_MAX / 2;
 
-/// Bytes of messages in one frame. Reason: small enough to slip between the data of a block, large enough that ten thousand offers
-/// cost few frames.
+/// Maximum bytes of messages in one frame. Reason: small enough to fit between the data of a block, large enough that
+/// ten thousand offers take few frames.
 const FRAME_BYTES_MAX: usize = 32 << 10;
 
-/// How many messages may be taken before they are acknowledged. Reason: keeps the far end's log short at little cost.
+/// Number of accepted messages after which an acknowledgement is due. Reason: keeps the peer's log short at little
+/// cost.
 const ACKNOWLEDGE_EVERY: u64 = 64;
 
-/// One end of the control log: what is to be sent, and what has come.
+/// One end of the control log: messages to send, and the position in the messages received.
 #[derive(Debug, Default)]
 pub struct ControlLog {
-    /// Encoded messages not yet acknowledged; the first has number `first`.
+    /// Encoded messages not yet acknowledged; the first one has number `first`.
     waiting: VecDeque<Vec<u8>>,
     waiting_bytes: usize,
     first: u64,
-    /// Number of the next message to put on the carrier.
+    /// Number of the next message to send on the carrier.
     next: u64,
-    /// Every message below this has been on a lane.
+    /// Number of the first message that has never been sent on a lane.
     sent: u64,
     lanes: BTreeSet<LaneId>,
     carrier: Option<LaneId>,
-    /// Since when there has been no lane; `None` while there is one, and before the first.
+    /// Time since which no lane is up. `None` while a lane is up, and before the first lane.
     alone_since: Option<Instant>,
-    /// Number of the next message expected from the far end.
+    /// Number of the next message expected from the peer.
     expected: u64,
-    /// The last number that has been acknowledged to the far end.
+    /// Last number that was acknowledged to the peer.
     acknowledged: u64,
-    /// The far end sent something that it had sent before: acknowledge at once, it may be behind.
+    /// True if an acknowledgement is due at once: the carrier changed, or the peer sent a message twice and may have
+    /// missed an acknowledgement.
     acknowledge_now: bool,
 }
 
@@ -58,34 +65,34 @@ impl ControlLog {
         self.waiting.push_back(encoded);
     }
 
-    /// Whether producers that can wait should add more.
+    /// Returns true if producers that can wait may add messages.
     pub fn has_room(&self) -> bool {
         self.waiting_bytes < LOG_BYTES_MAX && self.waiting.len() < LOG_MESSAGES_MAX
     }
 
-    /// Bytes of messages that wait to be acknowledged.
+    /// Returns the bytes of unacknowledged messages.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
     }
 
-    /// Whether every message has been acknowledged.
+    /// Returns true if every message has been acknowledged.
     pub fn is_settled(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whether every message has at least been handed to a lane.
+    /// Returns true if every message has been handed to a lane at least once.
     pub fn is_sent(&self) -> bool {
         self.next == self.first + self.waiting.len() as u64
     }
 
-    /// A lane is up.
+    /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
         self.lanes.insert(lane);
         self.carrier.get_or_insert(lane);
         self.alone_since = None;
     }
 
-    /// A lane is dead. When it carried the log, what is not acknowledged goes again on the next one.
+    /// Records that a lane is down. If it was the carrier, unacknowledged messages are sent again on the next lane.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
         if self.lanes.remove(&lane) && self.lanes.is_empty() {
             self.alone_since = Some(now);
@@ -95,7 +102,8 @@ impl ControlLog {
         }
     }
 
-    /// Nothing has been heard of these lanes for a while: none of them is to be the carrier when another lane can.
+    /// Records lanes from which nothing has arrived for a while. None of them stays the carrier if another lane is
+    /// active.
     pub fn handle_silence(&mut self, silent: &[LaneId]) {
         let is_silent = |lane: &LaneId| silent.contains(lane);
         let heard = self.lanes.iter().copied().find(|lane| !is_silent(lane));
@@ -104,16 +112,17 @@ impl ControlLog {
         }
     }
 
-    /// What is not acknowledged goes again on `carrier`: what is still under way on the former one is dropped when it comes.
+    /// Makes `carrier` the carrier and sends unacknowledged messages again on it. Copies that still arrive on the
+    /// former carrier are dropped by the peer.
     fn change_carrier(&mut self, carrier: Option<LaneId>) {
         self.carrier = carrier;
         self.next = self.first;
         self.acknowledge_now = true;
     }
 
-    /// Takes a frame of the log; returns the new messages in it.
+    /// Accepts a frame of the log and returns the new messages in it.
     ///
-    /// Errors: a gap, an acknowledgement of something never sent, or a malformed message.
+    /// Errors: a gap in the numbers, or a malformed message.
     pub fn handle_frame(&mut self, first: u64, encoded: &[u8]) -> Result<Vec<Message>, Error> {
         if first > self.expected {
             return Err(Error::protocol(format!("message {first} from the peer where {} was next", self.expected)));
@@ -128,7 +137,7 @@ impl ControlLog {
         Ok(new)
     }
 
-    /// The far end has taken every message below `next`.
+    /// Records that the peer has accepted every message below `next`. Errors: such a message was never sent.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
         if next > self.sent {
             return Err(Error::protocol(format!("message {next} acknowledged by the peer, which was never sent")));
@@ -143,7 +152,7 @@ impl ControlLog {
         Ok(())
     }
 
-    /// The next frame for `lane`, if the log travels on it and has something to say.
+    /// Returns the next frame for `lane`, if `lane` is the carrier and a frame is due.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
         if self.carrier != Some(lane) {
             return None;
@@ -168,7 +177,7 @@ impl ControlLog {
         Some(Frame::Messages { first, encoded })
     }
 
-    /// An acknowledgement of what has come, if any is owed; asked for when a lane has nothing else to say.
+    /// Returns an acknowledgement if one is owed. Call it when the lane has nothing else to send.
     pub fn poll_acknowledgement(&mut self, lane: LaneId) -> Option<Frame> {
         (self.carrier == Some(lane) && self.expected > self.acknowledged).then(|| self.acknowledge())
     }
@@ -179,22 +188,22 @@ impl ControlLog {
         Frame::Acknowledge { next: self.expected }
     }
 
-    /// Whether something has come that was not acknowledged yet.
+    /// Returns true if a received message has not been acknowledged yet.
     pub fn owes_acknowledgement(&self) -> bool {
         self.expected > self.acknowledged
     }
 
-    /// Since when the session has had no lane, if it had one before and has none now.
+    /// Returns the time since which no lane is up; `None` if a lane is up, or none has ever been.
     pub fn alone_since(&self) -> Option<Instant> {
         self.alone_since
     }
 
-    /// Whether `lane` is up.
+    /// Returns true if `lane` is up.
     pub fn is_up(&self, lane: LaneId) -> bool {
         self.lanes.contains(&lane)
     }
 
-    /// How many lanes are up.
+    /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
@@ -217,7 +226,7 @@ mod tests {
         messages.iter().map(number).collect()
     }
 
-    /// The origin of virtual time.
+    /// Origin of virtual time.
     fn origin() -> Instant {
         Instant::now()
     }
@@ -279,7 +288,7 @@ mod tests {
         let again = frame(&mut near, LaneId(1));
         assert_eq!(numbers(&far.handle_frame(again.0, &again.1).unwrap()), [0, 1]);
         assert_eq!(numbers(&far.handle_frame(stuck.0, &stuck.1).unwrap()), []);
-        // Heard again, it is as good as the other; who carries goes on.
+        // An active lane 0 is as good as lane 1; the carrier does not change.
         near.handle_silence(&[]);
         near.push(&numbered(2));
         assert!(near.poll_frame(LaneId(0)).is_none());
@@ -329,7 +338,7 @@ mod tests {
         }
     }
 
-    /// One direction of a lane between two logs; what is in it is lost when the lane is cut.
+    /// One direction of a lane between two logs. Its frames are lost when the lane goes down.
     struct Pipe {
         lane: LaneId,
         frames: VecDeque<Frame>,
@@ -337,11 +346,11 @@ mod tests {
         far_up: bool,
     }
 
-    /// Moves one frame, or cuts, or brings up a lane, at random; returns what the far end took.
+    /// At random moves one frame, takes a lane down or brings one up. Returns the messages that the far end accepted.
     fn stir(random: &mut Seeded, near: &mut ControlLog, far: &mut ControlLog, pipes: &mut Vec<Pipe>) -> Vec<Message> {
         let now = origin();
         if pipes.len() < 4 && random.below(4) == 0 {
-            // Numbers are no order: a lane may come up after one with a higher number.
+            // Lane numbers are not ordered: a lane may come up after one with a higher number.
             let lane = LaneId(random.below(1 << 30) as u32);
             near.handle_lane_up(lane);
             far.handle_lane_up(lane);
@@ -354,7 +363,7 @@ mod tests {
         let Pipe { lane, frames, near_up, far_up } = &mut pipes[index];
         let mut taken = Vec::new();
         match random.below(30) {
-            // One end notices that the lane is dead, the other one later; what is under way may still arrive.
+            // One end notices the dead lane first, the other end later. Frames in flight may still arrive.
             0 if *near_up => {
                 near.handle_lane_down(*lane, now);
                 *near_up = false;
@@ -370,7 +379,7 @@ mod tests {
                 Some(Frame::Acknowledge { next }) => far.handle_acknowledgement(next).unwrap(),
                 _ => {}
             },
-            // The way back is as quick as the far end lets it be.
+            // The reverse direction delivers a frame as soon as the far end returns one.
             _ if *far_up && *near_up => match far.poll_frame(*lane).or_else(|| far.poll_acknowledgement(*lane)) {
                 Some(Frame::Acknowledge { next }) => near.handle_acknowledgement(next).unwrap(),
                 Some(Frame::Messages { first, encoded }) => drop(near.handle_frame(first, &encoded).unwrap()),

@@ -1,10 +1,14 @@
-//! Runs: which stretch of a file each lane goes through, for sources that are dear to begin anew.
+//! Runs: ranges of consecutive blocks of one file, each assigned to one lane. They serve sources where starting a new
+//! request is expensive.
 //!
-//! A request to a web server costs a round trip, and one that is broken off a connection. A lane therefore gets a run of
-//! consecutive blocks, and asks for three quarters of what is left of it at a time: few requests, small ones towards the end. A lane
-//! whose run is done takes what is in nobody's run, and where there is none its part, by how much each has done, of what the lane
-//! that needs longest has before it. What lanes have asked for already is taken only when nothing else is left, and where it would hold
-//! up the end by more than what breaking a request off costs.
+//! A request to a web server costs a round trip, and cancelling a request costs a connection. A lane therefore gets a
+//! run and requests three quarters of its remaining blocks at a time: few requests, and small ones towards the end. A
+//! lane that has finished its run takes blocks that belong to no run. If there are none, it takes over part of the run
+//! of the lane that would finish last. The split is proportional to the blocks that each of the two lanes has done so
+//! far. Blocks that a lane has already requested move only when no others are left. The gain in time must then exceed
+//! the cost of cancelling the request.
+//!
+//! What it refuses to do: read a clock or send a request. Times come in as arguments.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,28 +17,29 @@ use std::time::{Duration, Instant};
 use super::{FileId, LaneId};
 use crate::range_set::RangeSet;
 
-/// In which order lanes take the blocks of a file.
+/// Order in which lanes take the blocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOrder {
-    /// Each takes the next one: every block costs the same to read.
+    /// Each lane takes the next block: every block costs the same to read.
     Next,
-    /// Likewise, and none is taken before the receiver has said which it has.
+    /// Like `Next`, but no lane takes a block before the receiver has reported which blocks it has.
     OnDemand,
-    /// Each lane goes through a run of its own.
+    /// Each lane works through a separate run.
     Runs,
-    /// Likewise, and a lane asks for a block at a time, so that all that it has not taken can go to another: each lane is a replica.
+    /// Like `Runs`, but a lane requests one block at a time, so that all blocks it has not taken can move to another
+    /// lane. Each lane represents a replica.
     Shared,
-    /// One lane takes them all, from the first to the last: the source can be read in no other way.
+    /// One lane takes all blocks in order: the source can only be read sequentially.
     OneLane,
 }
 
 impl BlockOrder {
-    /// Whether lanes go through runs.
+    /// Returns true if lanes work through runs.
     pub(super) fn has_runs(self) -> bool {
         !matches!(self, Self::Next | Self::OnDemand)
     }
 
-    /// Whether a lane may take part of the run of another.
+    /// Returns true if a lane may take over part of another lane's run.
     pub(super) fn splits_runs(self) -> bool {
         matches!(self, Self::Runs | Self::Shared)
     }
@@ -45,7 +50,7 @@ struct Run {
     file: FileId,
     blocks: Range<u64>,
     order: BlockOrder,
-    /// The lane has asked for the blocks before this one.
+    /// End of the blocks that the lane has requested so far.
     asked: u64,
 }
 
@@ -55,24 +60,24 @@ impl Run {
     }
 }
 
-/// What a lane has shown that it can do.
+/// Progress of a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    /// Blocks that it has taken.
+    /// Number of blocks that the lane has taken.
     done: u64,
-    /// Its last request was broken off, so that its next one begins slowly.
+    /// True if the lane's last request was cancelled: the next one needs a new connection, which starts slowly.
     is_cold: bool,
 }
 
-/// The runs of all lanes. Range: those of one file do not overlap.
+/// Runs of all lanes. Range: the runs of one file do not overlap.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     by_lane: BTreeMap<LaneId, Run>,
     paces: BTreeMap<LaneId, Pace>,
     lanes: u32,
-    /// When lanes were first seen to have runs.
+    /// Time of the first round-trip report while lanes had runs.
     began: Option<Instant>,
-    /// A round trip to the source, as a part of the time until now; `None` while that is not known.
+    /// Round-trip time to the source, as a fraction of the time since `began`; `None` while unknown.
     round_trip: Option<f64>,
 }
 
@@ -81,7 +86,7 @@ impl Runs {
         self.lanes = lanes;
     }
 
-    /// A request to the source takes `round_trip` before its first byte comes; zero: nobody knows.
+    /// Records the delay between a request to the source and its first byte; zero means unknown.
     pub(super) fn handle_round_trip(&mut self, round_trip: Duration, now: Instant) {
         if self.by_lane.is_empty() {
             return;
@@ -92,18 +97,18 @@ impl Runs {
         }
     }
 
-    /// The file of a lane's run, and the end of what the lane asks for now.
+    /// Returns the file of the lane's run and the end of the blocks that the lane requests now.
     pub(super) fn of(&self, lane: LaneId) -> Option<(FileId, u64)> {
         self.by_lane.get(&lane).map(|run| (run.file, run.asked))
     }
 
-    /// A lane is no more.
+    /// Removes a lane that is down.
     pub(super) fn forget(&mut self, lane: LaneId) {
         self.by_lane.remove(&lane);
         self.paces.remove(&lane);
     }
 
-    /// Moves on to the next block of the lane's run that is pending; ends the run when there is none. `pending_of`: the blocks
+    /// Returns the next pending block of the lane's run; ends the run if there is none. `pending_of` returns the blocks
     /// of a file that may be taken.
     pub(super) fn next<'a>(
         &mut self,
@@ -130,8 +135,8 @@ impl Runs {
         }
     }
 
-    /// Begins a run of `lane` in `file`, where blocks are in nobody's run; whether there are any. `files`: how many have
-    /// pending blocks.
+    /// Starts a run of `lane` in `file` on pending blocks that belong to no run. Returns false if there are none.
+    /// `files` is the number of files with pending blocks.
     pub(super) fn begin(
         &mut self,
         lane: LaneId,
@@ -150,7 +155,8 @@ impl Runs {
         } else {
             taken.sort_by_key(|range| range.start);
             let Some(free) = first_free(pending, &taken) else { return false };
-            // Where there are as many files as lanes each lane takes a file; where there is one each takes its part.
+            // With at least as many files as lanes, each lane takes a whole file. With one file, each lane takes an
+            // equal share.
             let lanes_a_file = u64::from(self.lanes.max(1)).div_ceil(files.max(1) as u64);
             let fair = pending.len().div_ceil(lanes_a_file);
             free.start..free.end.min(free.start + fair)
@@ -164,8 +170,9 @@ impl Runs {
         self.paces.entry(lane).or_default().is_cold = false;
     }
 
-    /// Gives `lane` its part of what the lane that needs longest for what it has before it: both are to be done together, if they go on as they did.
-    /// `pending_of`: the blocks of a file whose runs may be split.
+    /// Moves to `lane` part of the run of the lane that needs longest for its remaining blocks. The split lets both
+    /// lanes finish together if they keep their pace. `pending_of` returns the blocks of a file whose runs may be
+    /// split.
     pub(super) fn take_from_slowest<'a>(&mut self, lane: LaneId, pending_of: impl Fn(FileId) -> Option<&'a RangeSet>) {
         let left = |run: &Run| {
             let pending = pending_of(run.file)?;
@@ -186,23 +193,25 @@ impl Runs {
         }
     }
 
-    /// Blocks that a lane has taken, and the one that it is at.
+    /// Returns the number of blocks that a lane has taken, plus its current block.
     fn done(&self, lane: LaneId) -> f64 {
         self.paces.get(&lane).map_or(0, |pace| pace.done) as f64 + 1.0
     }
 
-    /// The part of the time until now by which a request that is broken off must bring the end nearer.
+    /// Returns the minimum gain that justifies cancelling a request, as a fraction of the time so far.
     fn worth_breaking_off(&self) -> f64 {
         self.round_trip.map_or(BROKEN_OFF_GAIN, |part| (part * BROKEN_OFF_ROUND_TRIPS).min(BROKEN_OFF_GAIN))
     }
 
-    /// Gives `lane` its part of `left`, the blocks before `other`; whether there are any that it may have.
+    /// Moves to `lane` part of `left`, a range of pending blocks in the run of `other`. Returns false if `lane` may
+    /// take none of them.
     fn split(&mut self, other: LaneId, left: &Range<u64>, lane: LaneId, breaks_off: bool) -> bool {
         let (done, others_done, worth) = (self.done(lane), self.done(other), self.worth_breaking_off());
         let Some(run) = self.by_lane.get_mut(&other) else { return false };
         let count = (left.end - left.start) as f64;
         let part = (count * done / (done + others_done)).floor().max(1.0);
-        // As parts of the time until now: what the other needs for what is left and half of the block that it is at, and this lane for its part.
+        // All times are fractions of the time so far. The gain is the time that `other` needs for its remaining blocks
+        // and half of its current block, less the time that `lane` needs for its part.
         let won = (count + 0.5) / others_done - part / done;
         let first = if breaks_off && won >= worth { left.start } else { run.asked.max(left.start) };
         let middle = (left.end - part as u64).max(first);
@@ -224,16 +233,17 @@ impl Runs {
     }
 }
 
-/// Quarters of a run that are asked for at a time. Reason: fewer requests than with two; what is left is for lanes that are done.
+/// Quarters of a run's remaining blocks that one request covers. Reason: fewer requests than with two; the last quarter
+/// stays available to lanes that finish early.
 const ASKED_QUARTERS: u64 = 3;
 
-/// By how much a request that is broken off must bring the end of its blocks nearer: a part of the time until now, or as many round trips
-/// where these are less. Reason: it costs a connection, who takes the blocks waits a round trip for them, and what was on its way for
-/// whoever had asked for them comes for nothing.
+/// Minimum gain that justifies cancelling a request: a fraction of the time so far, or the time of this many round
+/// trips if that is less. Reason: cancelling costs a connection, and the lane that takes over the blocks waits a round
+/// trip for them. Data in flight for the cancelled request is wasted.
 const BROKEN_OFF_GAIN: f64 = 1.0 / 16.0;
 const BROKEN_OFF_ROUND_TRIPS: f64 = 4.0;
 
-/// The first stretch of `pending` that is in none of `taken`, which is sorted.
+/// Returns the first range of `pending` that overlaps none of `taken`, which is sorted.
 fn first_free(pending: &RangeSet, taken: &[Range<u64>]) -> Option<Range<u64>> {
     pending.iter().find_map(|range| {
         let mut start = range.start;
@@ -278,7 +288,7 @@ mod tests {
         for lane in 0..16 {
             assert!(runs.begin(LaneId(lane), FILE, BlockOrder::Runs, &left, 1));
             let start = u64::from(lane) * 10;
-            // What others have in flight makes runs a little shorter, not much.
+            // Blocks in flight on other lanes make a run slightly shorter.
             let run = run_of(&runs, lane);
             assert!(run.start <= start && run.end - run.start >= 9, "{lane}: {run:?}");
             take(&mut runs, lane, &mut left);
@@ -324,7 +334,8 @@ mod tests {
         assert_eq!(ends, [12, 15, 16]);
     }
 
-    /// Two lanes with equal runs of `length` blocks, of which the first has taken `taken` and the second one.
+    /// Returns two lanes with equal runs of `length` blocks. The first lane has taken `taken` blocks, the second lane
+    /// one.
     fn unequal(length: u64, taken: u64) -> (Runs, RangeSet) {
         let (mut left, mut runs) = (pending(&[(0, 2 * length)]), Runs::default());
         for (lane, start, count) in [(0, 0, taken), (1, length, 1)] {
@@ -334,7 +345,7 @@ mod tests {
         (runs, left)
     }
 
-    /// Says that a round trip is this part of the time until now.
+    /// Reports a round-trip time that is `part` of the time so far.
     fn tell_round_trip(runs: &mut Runs, part: f64) {
         let began = Instant::now();
         runs.handle_round_trip(Duration::ZERO, began);
@@ -345,16 +356,16 @@ mod tests {
     fn a_fast_lane_takes_its_part_of_what_a_slow_one_has_asked_for() {
         let (mut runs, left) = unequal(100, 100);
         assert_eq!(runs.of(LaneId(1)).unwrap().1, 175, "three quarters are asked for");
-        // What is not asked for goes first.
+        // Blocks that are not requested move first.
         runs.take_from_slowest(LaneId(0), |_| Some(&left));
         assert_eq!((run_of(&runs, 0), run_of(&runs, 1)), (175..200, 101..175));
         let mut left = left;
         while take(&mut runs, 0, &mut left).is_some() {}
-        // 74 blocks, of which the slow one does two while the fast one does the rest.
+        // The slow lane does two of 74 blocks while the fast lane does the rest.
         runs.take_from_slowest(LaneId(0), |_| Some(&left));
         assert_eq!((run_of(&runs, 0), run_of(&runs, 1)), (103..175, 101..103));
         assert_eq!(runs.of(LaneId(1)).unwrap().1, 103, "nor does it ask for more");
-        // Who has lost its connection breaks off no other, fast as it was.
+        // A lane that has lost its connection cancels no other request, however fast it was before.
         assert_eq!(take(&mut runs, 0, &mut left), Some(103));
         let asked = runs.of(LaneId(0)).unwrap().1;
         runs.paces.entry(LaneId(1)).or_default().done = 1000;
@@ -362,13 +373,14 @@ mod tests {
         assert_eq!(run_of(&runs, 1), asked..175);
     }
 
-    /// Lets a lane that is done take from one that has two blocks before it in a request of three; what that still asks for then.
+    /// Lets a finished lane take over blocks from a lane with two blocks left in a request of three. Returns the blocks
+    /// that the second lane still requests afterwards.
     fn still_asked(round_trip: Option<f64>) -> Range<u64> {
         let (mut runs, mut left) = unequal(100, 100);
         (1..98).for_each(|_| assert!(take(&mut runs, 1, &mut left).is_some()));
         round_trip.into_iter().for_each(|part| tell_round_trip(&mut runs, part));
         let (_, asked) = runs.of(LaneId(1)).unwrap();
-        // What is not asked for goes first.
+        // Blocks that are not requested move first.
         runs.take_from_slowest(LaneId(0), |_| Some(&left));
         while take(&mut runs, 0, &mut left).is_some() {}
         runs.take_from_slowest(LaneId(0), |_| Some(&left));
@@ -377,12 +389,13 @@ mod tests {
 
     #[test]
     fn a_request_that_holds_nothing_up_is_not_broken_off() {
-        // Of a hundred blocks three are left, which need a thirtieth of the time until now; of twenty two, for the last of which the other needs as long.
+        // In the first case three of 100 blocks are left, which take a thirtieth of the time so far. In the second case
+        // two of 20 are left, and the finished lane would need as long for the last one.
         for (length, taken) in [(100, 97), (20, 18)] {
             let (mut runs, mut left) = unequal(length, length);
             (1..taken).for_each(|_| assert!(take(&mut runs, 1, &mut left).is_some()));
             let (_, asked) = runs.of(LaneId(1)).unwrap();
-            // What is not asked for goes, and nothing else.
+            // Only blocks that are not requested move.
             runs.take_from_slowest(LaneId(0), |_| Some(&left));
             while take(&mut runs, 0, &mut left).is_some() {}
             assert!(left.iter().flatten().eq(length + taken..asked), "{left:?}");
@@ -393,7 +406,7 @@ mod tests {
 
     #[test]
     fn over_short_paths_less_is_worth_breaking_a_request_off() {
-        // A block is a hundredth of the time until now, and a block and a half would be won.
+        // A block takes a hundredth of the time so far, and the gain would be one and a half blocks.
         let whole = still_asked(None);
         assert!(!whole.is_empty());
         assert_eq!(still_asked(Some(1.0 / 100.0)), whole, "where it costs four blocks");
@@ -410,7 +423,7 @@ mod tests {
         assert!(runs.begin(LaneId(0), FILE, BlockOrder::OneLane, &left, 1));
         assert!(!runs.begin(LaneId(1), FILE, BlockOrder::OneLane, &left, 1));
         assert_eq!(run_of(&runs, 0), 0..8);
-        // Nor is it split: the session gives no blocks of it to split.
+        // The run is not split either: the session offers none of its blocks for splitting.
         runs.take_from_slowest(LaneId(1), |_| None);
         assert_eq!(runs.of(LaneId(1)), None);
     }

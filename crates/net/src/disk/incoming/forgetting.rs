@@ -1,4 +1,4 @@
-//! Blocks that turn out to be of no use after they were recorded: a replica that gave them has another file.
+//! Removes recorded blocks that are useless because the replica that sent them has another file.
 
 use sterna_proto::journal::JournalRecord;
 use sterna_proto::{BlockMap, Digest, Error, FileDigester, RangeSet};
@@ -7,26 +7,29 @@ use super::super::fault::WRITING;
 use super::{IncomingFile, Journal, Records, unlink_ours};
 
 impl IncomingFile {
-    /// Keeps the digest of every block from here on, so that blocks can be forgotten. To be called before the first is recorded.
+    /// Keeps the digest of every block from now on, so that blocks can be forgotten. Must be called before the first
+    /// block is recorded.
     ///
-    /// Cost: some 60 bytes a block; 18 MB for 5 TB.
+    /// Cost: about 60 bytes per block; 18 MB for 5 TB.
     pub fn keep_digests(&self) {
         self.records().kept.get_or_insert_default();
     }
 
-    /// Compares the whole file with every digest of `expected`, and leaves it as it is.
+    /// Compares the whole file with every digest of `expected`. Does not change the file.
     ///
-    /// Errors: `Corrupt`, other replica, when one is not met; as [`IncomingFile::publish`]. Cost: one pass over the file for MD5 and SHA-256.
+    /// Errors: `Corrupt` with `Retry::OtherReplica` if a digest differs; others as [`IncomingFile::publish`]. Cost: one
+    /// pass over the file for MD5 and SHA-256.
     pub fn verify(&self, expected: &[Digest]) -> Result<(), Error> {
         let checks = expected.iter().fold(self.checks, |checks, digest| checks.with(digest.algorithm()));
         let digests = self.file_digests(checks)?;
         expected.iter().try_for_each(|digest| digest.check(&digests, &self.path))
     }
 
-    /// Takes blocks out of what is here, durably: no later session finds them. Range: digests are kept, and no lane writes any of these blocks.
+    /// Removes blocks from the received ones, durably: no later session finds them. Range: digests are kept, and no
+    /// lane writes any of these blocks.
     ///
-    /// The journal is deleted and written anew: a crash between the two costs what was received, and never brings a forgotten block back.
-    /// Errors: as [`IncomingFile::checkpoint`].
+    /// The journal is deleted and written again. A crash between the two loses the received blocks, and never restores
+    /// a forgotten block. Errors: as [`IncomingFile::checkpoint`].
     pub fn forget(&self, blocks: &RangeSet) -> Result<(), Error> {
         let mut journal = self.journal();
         self.refuse_closed(&journal)?;

@@ -1,4 +1,4 @@
-//! What a file on its way in does when its source grows.
+//! Reception of a file whose source still grows.
 
 use std::os::unix::fs::FileExt;
 
@@ -8,18 +8,19 @@ use super::{IncomingFile, Records};
 use crate::disk::fault::{At, WRITING};
 
 impl IncomingFile {
-    /// Takes note that the source has grown, or has ended: there is room for all its blocks then. An entry that is older than what is
-    /// known changes nothing.
+    /// Records that the source has grown or has ended, and makes room for all its blocks. An entry that is older than
+    /// the recorded one changes nothing.
     ///
-    /// Errors: of the disk; `Corrupt`, after, when the part file was cut.
+    /// Errors: those of the disk; `Corrupt` with `Retry::After` if the part file was truncated.
     pub fn grow(&self, entry: &FileEntry) -> Result<(), Error> {
-        // Held to the end: a length that was set later must not be that of an earlier entry.
+        // Held to the end, so that an earlier entry cannot set its length after a later one.
         let mut records = self.records();
         let mut ours = self.entry_mut();
         if !ours.grows_into(entry) || *ours == *entry {
             return Ok(());
         }
-        // A part file that an earlier session left may be longer than what is known of its source now; only its end cuts it.
+        // A part file from an earlier session may be longer than the recorded size of its source. It is truncated only
+        // when the source has ended.
         self.check_uncut(ours.size)?;
         let size = rustix::fs::fstat(&self.part).map_or(0, |stat| stat.st_size as u64);
         if size < entry.size || !entry.is_growing() {
@@ -32,9 +33,9 @@ impl IncomingFile {
         Ok(())
     }
 
-    /// Writes part of a block that is not whole yet, behind all that is.
+    /// Writes the beginning of an incomplete block, behind all complete blocks.
     ///
-    /// Errors: of the disk; `Corrupt`, after, when the part file was cut.
+    /// Errors: those of the disk; `Corrupt` with `Retry::After` if the part file was truncated.
     pub fn write_tail(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let size = self.entry_now().size;
         self.check_uncut(size)?;
@@ -43,12 +44,14 @@ impl IncomingFile {
         })
     }
 
-    /// Compares what was received with the BLAKE3 of the source, read as a whole after it had ended.
+    /// Compares the received file with the BLAKE3 of the source, which was computed over the whole source after its
+    /// end.
     ///
-    /// Errors: `Changed`, after: what was sent is not what the source has now; it is deleted, and the next attempt starts over.
+    /// Errors: `Changed` with `Retry::After` if the received data differs from the source as it is now. The received
+    /// data is deleted, and the next attempt starts over.
     pub fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error> {
         let size = self.entry().size;
-        // Parts of blocks that were thought to come may have been written behind its end.
+        // The tail of a block that was expected, but did not come, may lie behind the end.
         if rustix::fs::fstat(&self.part).is_ok_and(|stat| stat.st_size as u64 > size) {
             rustix::fs::ftruncate(&self.part, size)
                 .map_err(|errno| WRITING.failed(errno, format_args!("cut {} to its {size} bytes", self.path)))?;
@@ -67,14 +70,15 @@ impl IncomingFile {
 }
 
 impl Records {
-    /// Forgets the block behind the last whole one: an earlier session took its part for the end of the file, and it grows on.
+    /// Forgets the block behind the last complete one. An earlier session took this incomplete block for the end of the
+    /// file, but the file still grows.
     pub(super) fn forget_end(&mut self, blocks: &BlockMap) {
         let end = blocks.count();
         self.have.remove(end..end + 1);
         self.claimed.remove(&end);
     }
 
-    /// Whether a journal speaks of blocks that a source, cut as `blocks`, does not have.
+    /// Returns true if the journal claims blocks that a source with these `blocks` does not have.
     pub(super) fn are_beyond(&self, blocks: &BlockMap) -> bool {
         self.have.iter().next_back().is_some_and(|range| range.end > blocks.count())
     }

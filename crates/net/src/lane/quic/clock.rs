@@ -1,7 +1,8 @@
-//! The runtime as the engine sees it: tokio, with timers that come early rather than late.
+//! Runtime of the engine: tokio, with timers that fire early rather than late.
 //!
-//! Timers of tokio end up to 2 ms after their time. A lane that is paced in bursts of 1.6 ms would lose the credit of what it waits too
-//! long: 250 Mbit/s came out as 184. One that ends early costs the engine a look at its clock.
+//! Timers of tokio fire up to 2 ms late. A lane that is paced in bursts of 1.6 ms loses the credit of the time that
+//! it waits too long: 250 Mbit/s became 184 Mbit/s. A timer that fires early costs the engine one look at its
+//! clock.
 
 use std::future::Future;
 use std::io;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use noq::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::time::{Sleep, sleep_until};
 
-/// Tokio with [`EarlyTimer`]s.
+/// Tokio runtime with [`EarlyTimer`]s.
 #[derive(Debug)]
 pub(super) struct LaneRuntime;
 
@@ -31,7 +32,7 @@ impl Runtime for LaneRuntime {
     }
 }
 
-/// A timer that ends up to two ticks before its time, or, set less than a tick ahead, up to two after it.
+/// Timer that fires up to two ticks early. A timer set less than a tick ahead fires up to two ticks late.
 #[derive(Debug)]
 struct EarlyTimer(Pin<Box<Sleep>>);
 
@@ -45,12 +46,12 @@ impl AsyncTimer for EarlyTimer {
     }
 }
 
-/// When to end instead of at `at`. What is nearer than a tick is not made earlier: the engine sets a timer that came early once more, and is not to
-/// spin.
+/// Returns the time to fire instead of at `at`. A time nearer than a tick stays unchanged. Reason: the engine sets
+/// a timer that fired early again, and must not spin.
 fn early(at: Instant) -> Instant {
     let now = Instant::now();
     if at.saturating_duration_since(now) > TICK { (at - TICK * 2).max(now) } else { at }
 }
 
-/// What tokio's timers are a multiple of; so is how long the kernel is asked to wait, and both are rounded up.
+/// Granularity of tokio's timers and of the kernel's wait. Both are rounded up to a multiple of it.
 const TICK: Duration = Duration::from_millis(1);

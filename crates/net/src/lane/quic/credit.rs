@@ -1,24 +1,25 @@
-//! First-flight credit: what a listener lets peers send before it has admitted them. Sans-IO.
+//! First-flight credit: the data that peers may send before a listener has admitted them. Sans-IO.
 //!
-//! A push sends data right behind the handshake, a round trip before this end can answer. A window that is small for everybody
-//! would therefore cost every push that round trip. Windows come out of one pool instead: each new lane gets a quarter of what is
-//! left of it. Few lanes at a time have all they can use, and a flood shares an amount that does not grow.
+//! A push sends data right behind the handshake, one round trip before this end can answer. A small window for all
+//! peers would therefore cost every push that round trip. Windows come out of one pool instead: each new lane gets
+//! a quarter of the rest of the pool. A few lanes at a time get all that they can use, and a flood shares an amount
+//! that does not grow.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_proto::ByteCount;
 
-/// Receive windows that a listener may grant to peers it has not admitted yet; clones are the same pool.
+/// Pool of receive windows that a listener may grant to peers it has not admitted yet; clones share the pool.
 #[derive(Clone, Debug)]
 pub(super) struct CreditPool(Arc<Mutex<ByteCount>>);
 
 impl CreditPool {
-    /// A full pool.
+    /// Creates a full pool.
     pub(super) fn new() -> Self {
         Self(Arc::new(Mutex::new(CREDIT_BYTES_MAX)))
     }
 
-    /// Takes the credit of one new lane: a quarter of what is left, at most `most`.
+    /// Takes the credit of one new lane: a quarter of the rest, at most `most`.
     pub(super) fn take(&self, most: ByteCount) -> Credit {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let share = ByteCount(left.0 / 4).min(most);
@@ -28,7 +29,7 @@ impl CreditPool {
     }
 }
 
-/// Credit of one lane; dropped when the lane is admitted or has ended.
+/// Credit of one lane. It returns to the pool when it is dropped: when the lane is admitted or has ended.
 #[derive(Debug)]
 pub(super) struct Credit {
     taken: ByteCount,
@@ -36,12 +37,12 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    /// Receive window of the lane.
+    /// Returns the receive window of the lane.
     pub(super) fn window(&self) -> ByteCount {
         self.taken.max(WINDOW_BYTES_MIN)
     }
 
-    /// Streams for blocks that the peer may open; 0: there is room for control frames only.
+    /// Returns the number of block streams that the peer may open; with 0 there is room for control frames only.
     pub(super) fn streams(&self) -> u32 {
         u32::try_from(self.taken.0 / BYTES_PER_STREAM).unwrap_or(u32::MAX)
     }
@@ -53,19 +54,19 @@ impl Drop for Credit {
     }
 }
 
-/// Credit of all lanes of a listener that are not admitted. Reason: eight lanes at once get what 250 Mbit/s bring in 90 ms each,
-/// the first of them in 500 ms.
+/// Credit of all lanes of a listener that are not admitted. Reason: when eight lanes arrive at once, the last gets
+/// what 250 Mbit/s delivers in 70 ms, and the first what it delivers in 500 ms.
 const CREDIT_BYTES_MAX: ByteCount = ByteCount::mebibytes(64);
 
-/// Window of a lane that came when the pool was used up: a few packets, in which a hello fits. It is not taken from the pool: 1,024
-/// handshakes on each of four sockets have 64 MiB of it.
+/// Window of a lane that arrives when the pool is used up: a few packets, in which a hello fits. It is not taken
+/// from the pool. 1,024 handshakes on each of four sockets use 64 MiB of it.
 const WINDOW_BYTES_MIN: ByteCount = ByteCount(16 << 10);
 
-/// Least share that is taken from the pool.
+/// Smallest share that is taken from the pool.
 const SHARE_BYTES_MIN: ByteCount = ByteCount(BYTES_PER_STREAM);
 
-/// Credit for each stream. Reason: a stretch has 1 MiB, the last one of a block less; the engine spends up to 150 KiB on the gaps
-/// of a stream, whatever the window is.
+/// Credit per stream. Reason: a stretch has 1 MiB, and the last one of a block has less. The engine uses up to
+/// 150 KiB for the gaps of a stream, whatever its window is.
 const BYTES_PER_STREAM: u64 = 256 << 10;
 
 #[cfg(test)]

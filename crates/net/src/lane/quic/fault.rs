@@ -1,4 +1,4 @@
-//! The engine's errors in the words of this project.
+//! Errors of the engine as errors of this project.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::{CODE_LEFT, CODE_ORDERLY};
 
-/// Whether a lane that ended like this ended in order.
+/// Returns true if a lane that ended for `reason` ended in order.
 pub(super) fn is_orderly(reason: &ConnectionError) -> bool {
     match reason {
         ConnectionError::ApplicationClosed(close) => close.error_code == CODE_ORDERLY,
@@ -17,15 +17,15 @@ pub(super) fn is_orderly(reason: &ConnectionError) -> bool {
     }
 }
 
-/// Why an established lane ended; `ours`: why this end closed it, if it did.
+/// Returns the error of an established lane that ended. `ours`: reason why this end closed it, if it did.
 pub(super) fn lane_error(reason: &ConnectionError, peer: SocketAddr, ours: Option<&str>) -> Error {
     error(reason, peer, Phase::Transfer, ours)
 }
 
-/// Why a lane did not come to be.
+/// Returns the error of a lane whose handshake failed.
 pub(super) fn handshake_error(reason: &ConnectionError, peer: SocketAddr) -> Error {
     let error = error(reason, peer, Phase::Prepare, None);
-    // Refusals that no other try changes (of TLS) have another kind.
+    // Refusals that no retry changes (TLS) have another kind.
     match reason {
         ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_) | ConnectionError::Reset
             if error.kind == ErrorKind::Unreachable =>
@@ -36,7 +36,7 @@ pub(super) fn handshake_error(reason: &ConnectionError, peer: SocketAddr) -> Err
     }
 }
 
-/// The socket said that the peer cannot be reached.
+/// Returns the error for a peer that the socket reports as unreachable.
 pub(super) fn unreachable(kind: io::ErrorKind, peer: SocketAddr) -> Error {
     let text = match kind {
         io::ErrorKind::ConnectionRefused => {
@@ -48,7 +48,7 @@ pub(super) fn unreachable(kind: io::ErrorKind, peer: SocketAddr) -> Error {
     Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After)
 }
 
-/// The socket itself gave an error.
+/// Returns the error for a failed operation of the socket itself.
 pub(super) fn socket_error(what: &str, addr: SocketAddr, source: io::Error) -> Error {
     let kind = match source.kind() {
         io::ErrorKind::PermissionDenied => ErrorKind::Denied,
@@ -58,7 +58,7 @@ pub(super) fn socket_error(what: &str, addr: SocketAddr, source: io::Error) -> E
     Error::new(kind, Scope::Client, Phase::Prepare, format!("{what} UDP {addr}")).caused_by(source)
 }
 
-/// No answer in time.
+/// Returns the error for a peer that did not answer in time.
 pub(super) fn timed_out(peer: SocketAddr, after: std::time::Duration) -> Error {
     let text = format!("connect to {peer} by QUIC: no answer in {:.1} s", after.as_secs_f64());
     Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After)
@@ -102,7 +102,7 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase, ours: Option<
     Error::new(kind, Scope::Path, phase, format!("QUIC lane to {peer}: {what}")).retry(retry)
 }
 
-/// Codes of TLS alerts (RFC 9001, section 4.8).
+/// Returns true for the codes of TLS alerts (RFC 9001, section 4.8).
 fn is_tls(code: u64) -> bool {
     (0x100..0x200).contains(&code)
 }

@@ -1,4 +1,5 @@
-//! Strangers that shake hands, from one network or from many, and then say nothing: who is honest gets in all the same.
+//! Tests with peers that shake hands, from one or many networks, and then send nothing. An honest peer must still
+//! get in.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,7 +14,8 @@ use sterna_proto::rate::RateContract;
 use super::{Listener, ListenerOptions, QuicOptions, SharedRate, connect};
 use crate::identity::Identity;
 
-/// Knocks `count` times from one socket, goes through the handshakes that the listener takes, and opens no control stream.
+/// Dials `count` times from one socket, finishes the handshakes that the listener takes, and opens no control
+/// stream.
 async fn knock_and_say_nothing(from: &str, listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>) {
     let endpoint = Endpoint::client(SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
     let identity = Identity::ephemeral().unwrap();
@@ -21,7 +23,7 @@ async fn knock_and_say_nothing(from: &str, listener: SocketAddr, count: usize) -
     let dial = || endpoint.connect_with(ClientConfig::new(crypto.clone()), listener, super::SERVER_NAME).unwrap();
     let mut taken = Vec::new();
     for connecting in (0..count).map(|_| dial()).collect::<Vec<_>>() {
-        // Some are ended in favour of others.
+        // The listener ends some in favour of others.
         taken.extend(connecting.await.ok());
     }
     (endpoint, taken)
@@ -34,7 +36,8 @@ fn who_holds_its_control_streams_back_makes_room_itself_and_keeps_nobody_out() {
     let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
     let runtime = super::lane_runtime().unwrap();
-    // The kernel deals client sockets to those of the listener: so many that each of these has its share.
+    // The kernel spreads client sockets over the listener's sockets. With this many, each of the listener's sockets
+    // gets some.
     let mute: Vec<_> = (0..24)
         .map(|_| runtime.block_on(knock_and_say_nothing("127.0.0.1", listener.local_addr(), MOST + 1)))
         .collect();
@@ -55,7 +58,7 @@ fn silent_connections_from_many_networks_keep_nobody_out() {
     let options = ListenerOptions { handshakes_max: MOST, ..ListenerOptions::default() };
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), &theirs, &options).unwrap();
     let runtime = super::lane_runtime().unwrap();
-    // Each from another /24, more of them than the places of every socket.
+    // Each comes from another /24, and there are more of them than all sockets have places.
     let knock = |network| {
         let from = format!("127.1.{network}.1");
         let (endpoint, connections) = runtime.block_on(knock_and_say_nothing(&from, listener.local_addr(), 1));
@@ -72,7 +75,7 @@ fn silent_connections_from_many_networks_keep_nobody_out() {
     drop(mute);
 }
 
-/// A flood that goes on, in which time is counted.
+/// Flood that lasts until it is stopped; its dials serve as the clock of the test.
 #[derive(Default)]
 struct Flood {
     knocks: Mutex<u64>,
@@ -81,7 +84,7 @@ struct Flood {
 }
 
 impl Flood {
-    /// Knocks from one network after the other until it is over.
+    /// Dials from one network after the other until the flood is over.
     fn run(&self, listener: SocketAddr, open_max: usize) {
         let runtime = super::lane_runtime().unwrap();
         let mut open = VecDeque::new();
@@ -90,7 +93,8 @@ impl Flood {
                 return;
             }
             open.push_back(runtime.block_on(knock_and_say_nothing(&format!("127.1.{network}.1"), listener, 1)));
-            // Whoever leaves makes room: those that leave are the ones that have been ended long ago.
+            // A connection that is dropped frees its place. Only the oldest are dropped, which the listener has
+            // ended long ago.
             if open.len() > open_max {
                 open.pop_front();
             }
@@ -99,7 +103,7 @@ impl Flood {
         }
     }
 
-    /// Waits for the knock of that number, or for the end of the flood.
+    /// Waits until the flood has dialled `number` times, or is over.
     fn wait_until(&self, number: u64) {
         let mut now = self.knocks.lock().unwrap();
         while *now < number && !self.over.load(Ordering::Relaxed) {
@@ -107,7 +111,7 @@ impl Flood {
         }
     }
 
-    /// Lets a client hear each datagram of the listener `late` knocks later.
+    /// Relays between a client and the listener. Each datagram of the listener is delayed by `late` dials.
     fn keep_far(self: &Arc<Self>, listener: SocketAddr, late: u64) -> SocketAddr {
         let near = Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap());
         let far = Arc::new(UdpSocket::bind("127.200.0.1:0").unwrap());
@@ -147,7 +151,7 @@ impl Flood {
     }
 }
 
-/// Ends the flood whatever happens.
+/// Ends the flood when dropped, also if the test fails.
 struct Ending(Arc<Flood>);
 
 impl Drop for Ending {
@@ -157,8 +161,9 @@ impl Drop for Ending {
     }
 }
 
-/// Dials of a client whose handshake takes as long as the flood takes to fill every place and an eighth. Reason: one in three gets in where
-/// places are taken at random (e to the power of -9/8), so that this many fail once in 10^10 runs.
+/// Most dials of a client whose handshake takes longer, by an eighth, than the flood needs to fill every place.
+/// Reason: one in three gets in where places are taken at random (e to the power of -9/8). This many dials fail
+/// once in 10^10 runs.
 const TRIES_MAX: usize = 64;
 
 #[test]
@@ -173,7 +178,7 @@ fn a_flood_that_fills_every_place_within_a_round_trip_does_not_lock_a_far_client
     let _ending = Ending(Arc::clone(&flood));
     thread::spawn(move || flooding.run(to, 4 * places as usize));
     flood.wait_until(2 * places);
-    // Who ended the oldest would end it each time.
+    // A listener that ends the oldest handshake would end this client's each time.
     let far = flood.keep_far(to, places + places / 8);
     let (accepting, expected, is_in) = (Arc::clone(&listener), ours.fingerprint(), Arc::new(AtomicBool::new(false)));
     let got_in = Arc::clone(&is_in);

@@ -1,4 +1,4 @@
-//! The accepting side: some sockets on one port, each with a thread.
+//! Accepting side: several sockets on one port, each with a thread.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -20,16 +20,16 @@ use crate::handshakes::Handshakes;
 use crate::identity::Identity;
 use crate::lane::Lane;
 
-/// Settings of the lanes that a [`Listener`] accepts; see `QuicOptions` for the words.
+/// Settings of the lanes that a [`Listener`] accepts; `QuicOptions` explains the terms.
 #[derive(Clone, Debug)]
 pub struct ListenerOptions {
-    /// Most that one lane may hold.
+    /// Most memory that one lane may hold.
     pub memory: ByteCount,
-    /// A path that is silent for this long is dead.
+    /// Time without a packet after which a path is dead.
     pub idle_timeout: Duration,
     /// Largest UDP payload that MTU discovery tries.
     pub payload_max: u16,
-    /// Handshakes under way on a socket, up to the first bytes of the control stream.
+    /// Most handshakes in progress on a socket; a handshake ends with the first bytes of the control stream.
     pub handshakes_max: usize,
 }
 
@@ -44,7 +44,7 @@ impl Default for ListenerOptions {
     }
 }
 
-/// Accepts QUIC lanes on one UDP port. Dropping it refuses new lanes; those that were accepted live on.
+/// Accepts QUIC lanes on one UDP port. Dropping it refuses new lanes; accepted lanes continue.
 pub struct Listener {
     local_addr: SocketAddr,
     lanes: Mutex<mpsc::Receiver<Result<Lane, Error>>>,
@@ -68,14 +68,14 @@ impl Listener {
         for index in 0..cores.min(SOCKETS_MAX) {
             let bound = super::socket::bind(local_addr, PortUse::Shared)
                 .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
-            // With port 0 the first socket gets the port that the others share.
+            // With port 0, the system chooses a port for the first socket, which the others share.
             local_addr = bound.local_addr().ok().and_then(|a| a.as_socket()).unwrap_or(local_addr);
             let runtime = super::lane_runtime()?;
             let (endpoint, socket_lanes) = open(
                 &runtime,
                 bound,
                 transport::listener_endpoint(identity, index),
-                // Replaced for each lane by settings of its own.
+                // Default settings; each lane gets separate ones.
                 server_config(crypto.clone(), options, local_addr, &credit.take(ByteCount(0))),
             )
             .map_err(|e| fault::socket_error("listen on", local_addr, e))?;
@@ -97,15 +97,15 @@ impl Listener {
         Ok(Self { local_addr, lanes: Mutex::new(lanes), stop })
     }
 
-    /// The address, with the port that the system chose.
+    /// Returns the local address, with the port that the system chose.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Waits for the next lane whose handshake is done, or for what one failed by; callable from several threads. Its peer can
-    /// send little until `LaneHandle::admit`.
+    /// Waits for the next lane whose handshake is done, or for the error of a failed handshake. Callable from
+    /// several threads. The peer can send little until `LaneHandle::admit`.
     ///
-    /// `None` soon after [`Listener::stop`].
+    /// Returns `None` soon after [`Listener::stop`].
     pub fn accept(&self) -> Option<Result<Lane, Error>> {
         let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -115,7 +115,7 @@ impl Listener {
             match lanes.recv_timeout(STOP_NOTICED_WITHIN) {
                 Ok(lane) => return Some(lane),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
-                // Every socket has gone.
+                // All sockets have ended.
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
             }
         }
@@ -146,7 +146,7 @@ fn open(
     Ok((Endpoint::new_with_abstract_socket(endpoint_config, Some(config), Box::new(socket), runtime)?, lanes))
 }
 
-/// The settings for a lane from `peer`, which has this credit until it is admitted.
+/// Returns the settings of a lane from `peer`, which has this credit until it is admitted.
 fn server_config(
     crypto: Arc<QuicServerConfig>,
     options: &ListenerOptions,
@@ -166,7 +166,8 @@ fn server_config(
     let mut config = ServerConfig::with_crypto(crypto);
     config
         .transport_config(Arc::new(transport::transport(&hints, peer, None)))
-        // Another address may belong to another of our sockets, which knows nothing of the lane: it is redialled.
+        // Another address may belong to another of our sockets, which does not have the lane. The client redials
+        // instead.
         .migration(false)
         .max_incoming(INCOMING_MAX)
         .incoming_buffer_size(INCOMING_BYTES_MAX)
@@ -174,7 +175,7 @@ fn server_config(
     config
 }
 
-/// One socket's share of the accepting.
+/// Accepts the connections of one socket.
 struct Door {
     crypto: Arc<QuicServerConfig>,
     options: ListenerOptions,
@@ -187,9 +188,9 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts until told to stop, then stays until its lanes have ended.
+    /// Accepts until it is stopped, then waits until its lanes have ended.
     ///
-    /// Started by `Listener::bind` on its own thread; woken by packets; a turn is one connection attempt.
+    /// Started by `Listener::bind` on a separate thread; woken by packets; a turn is one connection attempt.
     async fn serve(mut self, endpoint: Endpoint, runtime: Handle) {
         loop {
             let incoming = tokio::select! {
@@ -204,7 +205,7 @@ impl Door {
         let _ = tokio::time::timeout(CLOSE_GRACE, endpoint.wait_idle()).await;
     }
 
-    /// Starts a handshake, or defends itself: addresses must prove themselves when many knock at once.
+    /// Starts a handshake. While many are in progress, first requires each address to prove itself.
     fn admit(&self, incoming: Incoming, runtime: &Handle) {
         if self.handshakes.count() >= HANDSHAKES_UNPROVEN_MAX && !incoming.remote_address_validated() {
             // A second retry is never needed: a validated address does not come here.
@@ -225,13 +226,15 @@ impl Door {
             let greet = greet(incoming, config, credit, memory, local_addr);
             let greeted = tokio::select! {
                 greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet) => greeted,
-                // Ended in favour of another: a flood must not fill the log too. What is dropped is closed.
+                // Ended in favour of another handshake, without a report: a flood must not fill the log too.
+                // Dropping the connection closes it.
                 _ = is_cut.changed() => return,
             };
             drop(slot);
             let parts = match greeted {
                 Ok(Ok(parts)) => parts,
-                // Told to who accepts, for its log. While lanes wait there the log is of less use than they are.
+                // Reported to the caller of `accept`, for its log. While accepted lanes fill the queue, the report
+                // is dropped.
                 Ok(Err(error)) => return drop(lanes.try_send(Err(error))),
                 Err(_) => return drop(lanes.try_send(Err(fault::timed_out(peer, HANDSHAKE_TIMEOUT)))),
             };
@@ -273,11 +276,12 @@ async fn greet(
     Ok(LaneParts { connection, send, receive, pace, memory, credit: Some(credit), local_addr, peer_addr: peer })
 }
 
-/// A connection that has not become a lane yet. A peer that is given up meanwhile is told so: to it the handshake was over.
+/// Connection that has not become a lane yet. Dropping it sends a close, because for the peer the handshake was
+/// over.
 struct Ungreeted(Option<Connection>);
 
 impl Ungreeted {
-    /// It is a lane now.
+    /// Marks the connection as a lane, which stays open.
     fn greeted(mut self) {
         self.0 = None;
     }
@@ -291,24 +295,26 @@ impl Drop for Ungreeted {
     }
 }
 
-/// Sockets on the port. Guess: four cores of packets are more than the path of one agent.
+/// Most sockets on the port. Guess: four cores process more packets than the path of one agent carries.
 pub(super) const SOCKETS_MAX: usize = 4;
 
-/// Handshakes under way on a socket before an address has to prove itself, and at all. Reason: beyond the first, who floods
-/// does so under its own address; beyond the second, one of its own makes room (`crowd`). An honest lane needs a round trip
-/// here once its address is proven: the arithmetic is that of `handshakes`, for each socket.
+/// Handshakes in progress on a socket: before an address has to prove itself, and at most. Reason: beyond the
+/// first, a flood has to use its real addresses. Beyond the second, one handshake ends to make room, most likely
+/// one of a crowded network (`crowd`). An honest lane needs a round trip here once its address is proven; see the
+/// arithmetic of `handshakes`, for each socket.
 const HANDSHAKES_UNPROVEN_MAX: usize = 32;
 const HANDSHAKES_MAX: usize = 1024;
 
-/// How long a handshake may take, the first bytes of the control stream included: 660 ms paths with losses need some seconds.
+/// Time limit for a handshake, with the first bytes of the control stream. Reason: 660 ms paths with losses need
+/// some seconds.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connection attempts and their early packets that wait to be looked at.
+/// Connection attempts, and bytes of their early packets, that wait to be processed.
 const INCOMING_MAX: usize = 512;
 const INCOMING_BYTES_MAX: u64 = 64 << 10;
 
-/// Lanes that wait for [`Listener::accept`].
+/// Most lanes that wait for [`Listener::accept`].
 const ACCEPTED_WAITING_MAX: usize = 64;
 
-/// How soon `accept` notices a stop.
+/// Time within which `accept` notices a stop.
 const STOP_NOTICED_WITHIN: Duration = Duration::from_millis(200);

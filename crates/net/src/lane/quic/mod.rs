@@ -1,22 +1,25 @@
 //! QUIC lanes: blocks over UDP at a given rate, for paths that lose packets.
 //!
-//! What it does: [`connect`] and [`Listener`] make [`Lane`]s from QUIC connections of the crate `noq`, with our own rate
-//! control. What it refuses to do: decide rates or numbers of lanes. Where time enters: the engine reads the clock and
-//! hands it to [`sterna_proto::rate`]. Each client lane has a UDP socket and a thread of its own, so that lanes spread over
-//! cores and the engine's window for duplicates (129 packets) of one lane spans more time than a path reorders; a
-//! listener has a socket and a thread per core.
+//! What it does: [`connect`] and [`Listener`] make [`Lane`]s from QUIC connections of the crate `noq`, with the
+//! rate control of this project. What it refuses to do: choose rates or the number of lanes. Where time enters: the
+//! engine reads the clock and passes it to [`sterna_proto::rate`]. Each client lane has a separate UDP socket and
+//! thread. Reason: lanes spread over cores. The engine's duplicate window (129 packets) also covers one lane only,
+//! so that it spans more time than a path reorders. A listener has a socket and a thread per core.
 //!
 //! # On the wire
-//! All numbers are big-endian. QUIC version 1, TLS 1.3, ALPN as every lane, certificates both ways.
-//! - Bidirectional stream 0, opened by the client at once: each end first sends [`PREAMBLE`] (client) or nothing
-//!   (server), then control frames, each `[u32 length][frame]`, length at most 256 KiB. Its end says that no more come.
-//! - A block travels in stretches of 1 MiB of its data (one, empty, for a block without data), each on a unidirectional
-//!   stream of its own, from either end: `[u64 block][u64 data_len][u32 index][u32 header_len][header][data][trailer]`.
-//!   `block` counts from 0 per lane and direction; `data_len` is that of the whole block, at most 16 MiB; the header, at most
-//!   128 KiB, comes with index 0 only; the trailer, at most 64 KiB, with the last stretch only and up to the end of its
-//!   stream. Index 2^32 - 1 (no header, no data) gives the block up; a stream that is reset (code 1) belongs to such a block.
-//! - Close codes: 0 in order, with a reason for people; 1 the receiver could not go on, with a reason; 2 this end has left for good
-//!   and did not wait for what it had still to say.
+//! All numbers are big-endian. QUIC version 1, TLS 1.3, the ALPN of every lane, certificates in both directions.
+//! - Bidirectional stream 0, which the client opens at once. The client first sends [`PREAMBLE`]. Then each end sends
+//!   control frames, each `[u32 length][frame]`, length at most 256 KiB. The end of a direction means that no more
+//!   control frames follow.
+//! - A block travels in stretches of 1 MiB of its data; a block without data has one empty stretch. Each stretch has a
+//!   separate unidirectional stream, from either end:
+//!   `[u64 block][u64 data_len][u32 index][u32 header_len][header][data][trailer]`.
+//!   `block` counts from 0 per lane and direction. `data_len` is the length of the whole block, at most 16 MiB. The
+//!   header, at most 128 KiB, comes with index 0 only. The trailer, at most 64 KiB, comes with the last stretch only
+//!   and extends to the end of its stream. Index 2^32 - 1 (no header, no data) abandons the block. A stream that is
+//!   reset (code 1) belongs to an abandoned block.
+//! - Close codes: 0 in order, with a reason for users; 1 the receiver could not continue, with a reason; 2 this end has
+//!   left and did not wait to send its remaining data.
 
 mod clock;
 mod credit;
@@ -62,30 +65,31 @@ use share::{Arriving, PathShare, RoundTrip};
 pub(crate) use stretch::{FuzzStep, fuzz as fuzz_stretches};
 pub use transport::MEMORY_MIN;
 
-/// What [`connect`] needs to know.
+/// Settings of [`connect`].
 #[derive(Clone, Debug)]
 pub struct QuicOptions {
-    /// The address of the peer.
+    /// Address of the peer.
     pub remote: SocketAddr,
-    /// The local address, for a host with several; `None`: the system chooses.
+    /// Local address, for a host with several; `None` lets the system choose.
     pub local: Option<SocketAddr>,
-    /// The rate that this lane shares with the other lanes of its session.
+    /// Rate that this lane shares with the other lanes of its session.
     pub rate: SharedRate,
-    /// How many lanes share the rate, at least 1; only a hint for how often to acknowledge.
+    /// Number of lanes that share the rate, at least 1. A hint for the frequency of acknowledgements, the loss
+    /// threshold, the first receive window and the size of reads.
     pub lanes: u32,
-    /// Most that the lane may hold on each side: bounds its flow-control windows. Twice the lane's share of the BDP
-    /// carries the full rate.
+    /// Most memory that the lane may hold at each end; limits its flow-control windows. Twice the lane's share of
+    /// the BDP carries the full rate.
     pub memory: ByteCount,
-    /// How long to wait for the peer.
+    /// Time limit for the connect and the handshake together.
     pub connect_timeout: Duration,
-    /// A path that is silent for this long is dead.
+    /// Time without a packet after which a path is dead.
     pub idle_timeout: Duration,
     /// Largest UDP payload that MTU discovery tries.
     pub payload_max: u16,
 }
 
 impl QuicOptions {
-    /// The defaults for a lane to `remote`.
+    /// Creates the default options for a lane to `remote`.
     pub fn new(remote: SocketAddr, rate: SharedRate) -> Self {
         Self {
             remote,
@@ -116,8 +120,8 @@ impl QuicOptions {
 
 /// Connects a lane; blocks until the handshake is done.
 ///
-/// Errors: `Unreachable` (refused, unreachable, no answer; worth a retry), `Untrusted` (TLS), `Protocol`.
-/// Whether the peer is trusted is for the caller to decide: see [`Lane::peer`].
+/// Errors: `Unreachable` (refused, unreachable, no answer; worth a retry), `Untrusted` (TLS), `Protocol`. The
+/// caller decides if the peer is trusted: see [`Lane::peer`].
 pub fn connect(options: &QuicOptions, identity: &Identity) -> Result<Lane, Error> {
     let (report, outcome) = mpsc::sync_channel(1);
     let options = options.clone();
@@ -131,7 +135,7 @@ pub fn connect(options: &QuicOptions, identity: &Identity) -> Result<Lane, Error
         runtime.block_on(async move {
             match dial(&options, crypto, endpoint_config, handle).await {
                 Ok((lane, end)) => {
-                    // Whoever asked waits on the other side; if not, dropping the lane closes it.
+                    // The caller waits for this message. If it does not, dropping the lane closes it.
                     let _ = report.send(Ok(lane));
                     end.wait().await;
                 }
@@ -147,7 +151,7 @@ pub fn connect(options: &QuicOptions, identity: &Identity) -> Result<Lane, Error
     })
 }
 
-/// What keeps a lane's thread going until the last bytes are out and handed over.
+/// Keeps the thread of a lane running until the last bytes are sent and passed on.
 struct LaneEnd {
     endpoint: Endpoint,
     pump: tokio::task::JoinHandle<()>,
@@ -156,7 +160,7 @@ struct LaneEnd {
 impl LaneEnd {
     async fn wait(self) {
         let _ = self.pump.await;
-        // The close itself has to reach the peer.
+        // The close itself still has to reach the peer.
         self.endpoint.wait_all_draining().await;
         let _ = tokio::time::timeout(CLOSE_GRACE, self.endpoint.wait_idle()).await;
     }
@@ -174,7 +178,7 @@ async fn dial(
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     });
     let bound = socket::bind(local, socket::PortUse::Alone).map_err(|e| fault::socket_error("bind", local, e))?;
-    // A connected socket hears of refusals, and the kernel looks the route up once.
+    // A connected socket reports refusals (ICMP), and the kernel looks up the route once.
     let route = socket::connect(&bound, peer).map_err(|e| fault::unreachable(e.kind(), peer))?;
     let hints = options.hints().through(route);
     let pace = pace::Pace::new(&options.rate);
@@ -208,14 +212,14 @@ async fn dial(
     Ok((lane, LaneEnd { endpoint, pump }))
 }
 
-/// A connection with its control stream.
+/// Connection with its control stream.
 struct LaneParts {
     connection: Connection,
     send: SendStream,
     receive: RecvStream,
     pace: Arc<pace::Pace>,
     memory: ByteCount,
-    /// Of a lane whose peer is not admitted yet; `None`: the peer was chosen by this end.
+    /// Credit of a lane whose peer is not admitted yet; `None` when this end chose the peer.
     credit: Option<Credit>,
     local_addr: SocketAddr,
     peer_addr: SocketAddr,
@@ -274,24 +278,26 @@ struct Windows {
     pace: Arc<pace::Pace>,
     memory: ByteCount,
     room: receive::Room,
-    /// The receive window, for whoever asks.
+    /// Receive window, as published to other threads.
     announced: Arc<AtomicU64>,
-    /// The receive window, once it was sized by the path.
+    /// Receive window, once it was sized from the path.
     receiving: Option<ByteCount>,
 }
 
 impl Windows {
-    /// Sizes them by the path while the lane lives: the send window by what the controller lets go, the receive window by what has
-    /// come, all by how many lanes share the path. Until the peer is admitted it has its `credit` and no more.
+    /// Sizes windows and buffers from the path while the lane lives. The send window follows the controller, and
+    /// the receive window follows the received rate. All depend on the number of lanes that share the path. Until
+    /// the peer is admitted, it gets only its `credit`.
     ///
-    /// Started with the lane; woken forty times a second, and when the peer is admitted; ends with the connection.
+    /// Started with the lane; wakes forty times a second, and when the peer is admitted; ends with the connection.
     async fn keep(mut self, mut admitted: watch::Receiver<bool>, mut credit: Option<Credit>) {
         let mut sending = ByteCount(0);
         let mut brought = RoundTrip::new(Instant::now(), self.connection.stats().udp_rx.bytes);
         let mut arriving = Arriving::new(self.pace.share());
         loop {
             let share = self.pace.share();
-            // Of the empty path: a sink that is slower than the path makes the present round trip long, and would get more to hold.
+            // RTT of the empty path. A sink slower than the path makes the current RTT longer, and would get a
+            // larger window.
             let rtt = self.pace.rtt_min();
             let rate = brought.rate(Instant::now(), self.connection.stats().udp_rx.bytes, rtt);
             arriving.report(Arc::clone(&share), rate);
@@ -311,13 +317,14 @@ impl Windows {
             tokio::select! {
                 _ = self.connection.closed() => return,
                 () = tokio::time::sleep(WINDOWS_EVERY) => {}
-                // It cannot change back, and a lane that is dropped closes its connection.
+                // `admitted` cannot change back, and a dropped lane closes its connection.
                 Ok(()) = admitted.changed() => {}
             }
         }
     }
 
-    /// Smaller only when the round trip becomes known and when lanes join: the rate of a moment says nothing against a larger one before.
+    /// Shrinks the window only when the round trip becomes known and when lanes join. A low rate at one moment is
+    /// no reason to shrink a window that was larger before.
     fn size_receive_window(&mut self, rate: BitRate, share: &PathShare, rtt: Duration) {
         let wanted = transport::receive_window(rate, share, rtt, self.memory);
         let most = transport::receive_window_most(share.lanes(), share.most(), rtt);
@@ -335,9 +342,9 @@ impl Windows {
     }
 }
 
-/// Probes a silent path, so that one that is back is found at once.
+/// Probes a silent path, so that a path that works again is found at once.
 ///
-/// Started with the lane; woken each [`pace::PROBE_EVERY`]; ends with the connection.
+/// Started with the lane; wakes every [`pace::PROBE_EVERY`]; ends with the connection.
 async fn probe_silence(connection: Connection, pace: Arc<pace::Pace>) {
     loop {
         tokio::select! {
@@ -353,7 +360,7 @@ async fn probe_silence(connection: Connection, pace: Arc<pace::Pace>) {
     }
 }
 
-/// What the parts of a lane share. When the last of them is dropped the lane is closed.
+/// State that the parts of a lane share. Dropping the last reference closes the lane.
 struct Shared {
     connection: Connection,
     control: send::ControlStream,
@@ -361,20 +368,20 @@ struct Shared {
     peer_addr: SocketAddr,
     local_addr: SocketAddr,
     runtime: Handle,
-    /// Why this end closes the lane, once it does.
+    /// Reason why this end closes the lane, once it does.
     closing: OnceLock<Box<str>>,
     header_bytes: u64,
-    /// Of the thread that the engine runs on.
+    /// Clock of the thread that runs the engine.
     engine: Option<ThreadClock>,
     memory: ByteCount,
-    /// What the peer may send that was not taken yet, in bytes; 0 until the path is known.
+    /// Receive window in bytes; 0 until the path is known.
     receive_window: Arc<AtomicU64>,
-    /// Set once the peer may send as much as the lane takes.
+    /// True once the peer may send as much as the lane accepts.
     admitted: watch::Sender<bool>,
 }
 
 impl Shared {
-    /// The lane has ended like this.
+    /// Returns the error of a lane that ended for `reason`.
     fn lane_error(&self, reason: &ConnectionError) -> Error {
         fault::lane_error(reason, self.peer_addr, self.closing.get().map(|why| &**why))
     }
@@ -386,7 +393,7 @@ impl Drop for Shared {
     }
 }
 
-/// The lane for any thread.
+/// Access to the lane from any thread.
 struct QuicHandle(Arc<Shared>);
 
 impl LaneHandle for QuicHandle {
@@ -481,7 +488,7 @@ impl LaneHandle for QuicHandle {
     }
 }
 
-/// As much of a reason as fits into one packet.
+/// Returns the longest part of a reason that fits into one packet.
 fn shortened(reason: &str) -> &[u8] {
     let mut end = reason.len().min(REASON_BYTES_MAX);
     while !reason.is_char_boundary(end) {
@@ -505,7 +512,7 @@ fn spawn_named(name: &str, body: impl FnOnce() + Send + 'static) -> Result<threa
 /// First bytes of the control stream from the client: the lane protocol and its version.
 pub const PREAMBLE: &[u8; 4] = b"STQ1";
 
-/// The server name in the handshake; peers are known by their keys.
+/// Server name in the handshake; peers are identified by their keys.
 const SERVER_NAME: &str = "sterna";
 
 /// Close codes on the wire.
@@ -513,23 +520,24 @@ const CODE_ORDERLY: VarInt = VarInt::from_u32(0);
 const CODE_FAULT: VarInt = VarInt::from_u32(1);
 const CODE_LEFT: VarInt = VarInt::from_u32(2);
 
-/// Longest reason of a close: it has to fit into one packet of 1200 bytes.
+/// Longest reason of a close, in bytes: it has to fit into one packet of 1200 bytes.
 const REASON_BYTES_MAX: usize = 512;
 
-/// Control frames go before blocks.
+/// Priority of the control stream: control frames go before blocks.
 const CONTROL_PRIORITY: i32 = 1;
 
-/// How long a close waits for what is under way, and then for the close itself (the contract of `LaneHandle::close`).
+/// Time that a close waits for data in progress, and then for the close itself (the contract of
+/// `LaneHandle::close`).
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How often the windows follow the path. Reason: a lane has data for twice as long.
+/// Interval at which the windows follow the path. Reason: a lane has data for twice as long.
 const WINDOWS_EVERY: Duration = Duration::from_millis(25);
 
-/// Default bound of a lane's windows: 1 Gbit/s over 660 ms in one lane, with a reserve.
+/// Default limit of a lane's windows: 1 Gbit/s over 660 ms in one lane, with a reserve.
 const MEMORY_DEFAULT: ByteCount = ByteCount::mebibytes(128);
 
-/// Default wait for a peer: a handshake over 660 ms with some packets lost.
+/// Default time limit to connect: a handshake over 660 ms with some packets lost.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Default silence after which a path is dead: an outage of 10 s is survived.
+/// Default time without a packet after which a path is dead: a lane survives an outage of 10 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);

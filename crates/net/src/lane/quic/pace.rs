@@ -1,6 +1,6 @@
-//! Our rate control as the QUIC engine's congestion controller.
+//! Rate control of this project as the congestion controller of the QUIC engine.
 //!
-//! The engine counts UDP payload, [`PathControl`] counts bytes on the wire: this is where they meet.
+//! The engine counts UDP payload and [`PathControl`] counts bytes on the wire. This module converts between them.
 
 use std::any::Any;
 use std::net::UdpSocket;
@@ -19,48 +19,48 @@ use crate::sys;
 use super::send::Undelivered;
 use super::share::PathShare;
 
-/// The rate of one path, for all QUIC lanes that share it; clones are the same.
+/// Rate of one path, for all QUIC lanes that share it; clones share the rate.
 #[derive(Clone, Debug)]
 pub struct SharedRate(Arc<Mutex<PathControl>>, Arc<PathShare>);
 
 impl SharedRate {
-    /// A path of which this is agreed.
+    /// Creates the rate of a path with this contract.
     pub fn new(contract: RateContract) -> Self {
         Self(Arc::new(Mutex::new(PathControl::new(contract))), Arc::default())
     }
 
-    /// What is agreed.
+    /// Returns the contract.
     pub fn contract(&self) -> RateContract {
         *self.lock().contract()
     }
 
-    /// Agrees anew.
+    /// Replaces the contract.
     pub fn set_contract(&self, contract: RateContract) {
         self.lock().set_contract(contract);
     }
 
-    /// The part of the ceiling that TCP lanes leave to QUIC's.
+    /// Sets the part of the ceiling that TCP lanes leave to QUIC lanes.
     pub fn set_fraction(&self, fraction: f64) {
         self.lock().set_fraction(fraction);
     }
 
-    /// The rate that the path has been found to carry; `None` while that is being found out.
+    /// Returns the rate that the path was found to carry; `None` while it is still being measured.
     pub fn found(&self) -> Option<BitRate> {
         self.lock().control().found()
     }
 
-    /// Whether both are the rate of one path.
+    /// Returns true if both are the rate of one path.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
     fn lock(&self) -> MutexGuard<'_, PathControl> {
-        // No call into the control can panic half-way: a poisoned one is whole.
+        // No call into the control can panic halfway, so a poisoned control is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A lane's place at the rate of a path; given up when dropped.
+/// Membership of a lane in the rate of a path; ends when dropped.
 #[derive(Debug)]
 struct Seat {
     rate: SharedRate,
@@ -81,7 +81,7 @@ impl Drop for Seat {
     }
 }
 
-/// What a lane and its controller share: the seat, and figures for whoever asks.
+/// State that a lane and its controller share: the seat, and figures for other threads.
 #[derive(Debug)]
 pub(super) struct Pace {
     seat: Mutex<Seat>,
@@ -89,21 +89,21 @@ pub(super) struct Pace {
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
     rate_bytes: AtomicU64,
-    /// Nobody gives the lane anything to send.
+    /// True while no thread gives the lane data to send.
     is_dry: AtomicBool,
-    /// A control frame goes to the engine.
+    /// True from the time a control frame goes to the engine until the next packet is sent.
     is_asked: AtomicBool,
     pub(super) undelivered: Undelivered,
-    /// Datagrams that may be sent twice: of the first words of the lane, and of now; see [`Pace::repeats`].
+    /// Datagrams that may be sent twice: at the start of the lane, and now; see [`Pace::repeats`].
     greetings: AtomicU64,
     repeats: AtomicU64,
     overhead_bytes: AtomicU64,
-    /// The socket of the lane once its peer is known, and how many packets it had dropped by then.
+    /// Socket of the lane once its peer is proven, and the number of packets that the socket had dropped by then.
     socket: OnceLock<(Arc<UdpSocket>, u32)>,
-    /// Time since `born`, in microseconds, at which something was last acknowledged or first in flight.
+    /// Time since `born`, in microseconds, at which data was last acknowledged or first in flight.
     heard_micros: AtomicU64,
     born: Instant,
-    /// Window for probes of a silent path, in UDP payload; 0 while it is heard.
+    /// Window for probes of a silent path, in UDP payload; 0 while acknowledgements arrive.
     probe_window: AtomicU64,
 }
 
@@ -128,10 +128,12 @@ impl Pace {
         })
     }
 
-    /// Makes room for one packet more when nothing has been acknowledged for a while; returns whether there is room now.
+    /// Makes room for one more packet when nothing has been acknowledged for a while. Returns true if there is room
+    /// now.
     ///
-    /// The engine's own probes come ever more rarely, up to 10 s apart, and the window is full of what was lost. One packet each
-    /// [`PROBE_EVERY`] finds a path that is back within that time and a round trip; a lane sends 4 in a second of an outage.
+    /// The engine's probes become rarer, up to 10 s apart, and lost data fills the window. One packet every
+    /// [`PROBE_EVERY`] finds a path that works again within that time and a round trip. A lane sends 4 such packets
+    /// per second of an outage.
     pub(super) fn make_room_to_probe(&self) -> bool {
         let heard = Duration::from_micros(self.heard_micros.load(Ordering::Relaxed));
         let in_flight = self.in_flight_bytes.load(Ordering::Relaxed);
@@ -143,14 +145,14 @@ impl Pace {
         true
     }
 
-    /// The lane has come up on `socket`.
+    /// Records the socket on which the lane has come up.
     pub(super) fn set_socket(&self, socket: &Arc<UdpSocket>) {
         let dropped = sys::socket_memory(socket).unwrap_or_default().dropped_packets;
         // Set once, when the lane comes up.
         let _ = self.socket.set((Arc::clone(socket), dropped));
     }
 
-    /// The receiving side of the socket: what it holds unread, and what it has dropped since the lane came up.
+    /// Returns the receiving side of the socket: its unread data, and the packets dropped since the lane came up.
     pub(super) fn receive_memory(&self) -> ReceiveMemory {
         let Some((socket, before)) = self.socket.get() else { return ReceiveMemory::default() };
         let memory = sys::socket_memory(socket).unwrap_or_default();
@@ -163,7 +165,7 @@ impl Pace {
         }
     }
 
-    /// The receiving host dropped `packets`.
+    /// Records that the receiving host dropped `packets`.
     pub(super) fn handle_overrun(&self, packets: u64) {
         self.seat().rate.lock().handle_overrun(Instant::now(), packets);
     }
@@ -174,7 +176,7 @@ impl Pace {
         self.probe_window.store(0, Ordering::Relaxed);
     }
 
-    /// Moves the lane to the rate of another path, if it is not there.
+    /// Moves the lane to the rate of another path, unless it is there already.
     pub(super) fn join(&self, rate: &SharedRate) {
         if self.seat().rate.is(rate) {
             return;
@@ -183,50 +185,53 @@ impl Pace {
         *self.seat() = seat;
     }
 
-    /// The lanes of its path.
+    /// Returns the lanes of its path.
     pub(super) fn share(&self) -> Arc<PathShare> {
         Arc::clone(&self.seat().rate.1)
     }
 
-    /// Whether nobody gives the lane anything to send, now. The engine alone cannot tell this from a send window that is full.
+    /// Records if the lane has no data to send now. The engine alone cannot distinguish this from a full send
+    /// window.
     pub(super) fn set_dry(&self, is_dry: bool) {
         self.is_dry.store(is_dry, Ordering::Relaxed);
     }
 
-    /// Smallest RTT seen; zero while unknown.
+    /// Returns the smallest RTT seen; zero while unknown.
     pub(super) fn rtt_min(&self) -> Duration {
         Duration::from_micros(self.rtt_min_micros.load(Ordering::Relaxed))
     }
 
-    /// Window in bytes on the wire.
+    /// Returns the window in bytes on the wire.
     pub(super) fn window(&self) -> ByteCount {
         ByteCount(self.window_bytes.load(Ordering::Relaxed))
     }
 
-    /// Bytes in flight.
+    /// Returns the bytes in flight.
     pub(super) fn in_flight(&self) -> ByteCount {
         ByteCount(self.in_flight_bytes.load(Ordering::Relaxed))
     }
 
-    /// What the rate of the lane's path rests on.
+    /// Returns the state of the rate of the lane's path.
     pub(super) fn rate_state(&self) -> RateState {
         self.seat().rate.lock().control().state()
     }
 
-    /// What the lane is at.
+    /// Returns the current window, bytes in flight and rate.
     pub(super) fn state(&self) -> PaceState {
         let rate = self.rate_bytes.load(Ordering::Relaxed).saturating_mul(8);
         PaceState { window: self.window(), in_flight: self.in_flight(), rate: BitRate(rate) }
     }
 
-    /// Whether to send a transmit of `datagrams` datagrams and `bytes` payload twice.
+    /// Returns true if a transmit of `datagrams` datagrams and `bytes` payload is to be sent twice.
     ///
-    /// When a lane has run dry nothing follows that would show a loss, and each loss costs two round trips: at 660 ms and
-    /// 1 % the end of a file took 2.5 s. The rate is free then, so what is sent at the end, what is sent alone, and the first words
-    /// of a lane go twice; the peer drops the second copy unread. Not acknowledgements: each says again what the ones before it
-    /// said, and a return path that is a thousand times narrower is full of them. Not what a listener says to an address that is not
-    /// proven yet: no more than three times what came goes there (RFC 9000, section 8.1), and the engine does not count copies.
-    /// Bounded by [`REPEATS_TAIL`] per acknowledgement.
+    /// When a lane has no more data, no later packet reveals a loss, and each loss costs two round trips. At 660 ms
+    /// and 1 % loss the end of a file took 2.5 s. The rate is unused then. So the last packets, single packets and
+    /// the first packets of a lane are sent twice; the peer drops the second copy unread.
+    ///
+    /// Acknowledgements are sent once: each repeats the content of the ones before it, and they fill a return path
+    /// that is a thousand times narrower. Packets of a listener to an address that is not proven yet are sent once
+    /// too. At most three times the received bytes may go there (RFC 9000, section 8.1), and the engine does not
+    /// count copies. Copies are limited to [`REPEATS_TAIL`] per acknowledgement.
     pub(super) fn repeats(&self, now: Instant, datagrams: u64, bytes: u64) -> bool {
         let spend = |budget: &AtomicU64| {
             budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(datagrams)).is_ok()
@@ -240,17 +245,18 @@ impl Pace {
         granted
     }
 
-    /// A control frame goes to the engine now. The engine alone cannot tell the packet that carries it from an acknowledgement.
+    /// Records that a control frame goes to the engine now. The engine alone cannot distinguish its packet from an
+    /// acknowledgement.
     pub(super) fn note_control(&self) {
         self.is_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing is in flight that would show the loss of what is sent now.
+    /// Allows copies of the packets sent now: nothing in flight would reveal their loss.
     fn repeat_alone(&self) {
         self.repeats.fetch_max(REPEATS_ALONE, Ordering::Relaxed);
     }
 
-    /// The next packets are the last: they go twice.
+    /// Allows copies of the next packets, because they are the last.
     pub(super) fn repeat_last(&self) {
         self.repeats.store(REPEATS_TAIL, Ordering::Relaxed);
     }
@@ -263,7 +269,7 @@ impl Pace {
         self.seat().rate.lock().set_packet_bytes(bytes);
     }
 
-    /// Tells the path what happened; returns what it allows now.
+    /// Reports an event to the path; returns the terms that the path allows now.
     fn tell(&self, now: Instant, news: News<'_>) -> Terms {
         let seat = self.seat();
         let mut path = seat.rate.lock();
@@ -281,28 +287,28 @@ impl Pace {
     }
 }
 
-/// What a lane tells its path.
+/// Event that a lane reports to its path.
 enum News<'a> {
     Nothing,
     Sent { wire_bytes: u64, has_train_paused: bool },
     Heard(&'a AckBatch),
 }
 
-/// What a lane is at.
+/// State of a lane's pace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PaceState {
-    /// Window of the controller on the wire.
+    /// Window of the controller, in bytes on the wire.
     pub(super) window: ByteCount,
     /// Bytes in flight.
     pub(super) in_flight: ByteCount,
-    /// The pace.
+    /// Pacing rate.
     pub(super) rate: BitRate,
 }
 
-/// Makes the controller of one lane.
+/// Creates the controller of one lane.
 #[derive(Debug)]
 pub(super) struct PaceFactory {
-    /// The lane's pace when there is one lane (client); a server's lanes each make their own.
+    /// Pace of the lane at a client, which has one lane; `None` at a listener, whose lanes each make one.
     pub(super) pace: Mutex<Option<Arc<Pace>>>,
     pub(super) expected_rtt: Option<Duration>,
     /// Bytes of IP and UDP headers of each datagram.
@@ -334,26 +340,26 @@ impl ControllerFactory for PaceFactory {
     }
 }
 
-/// The controller of one lane, owned by its connection.
+/// Controller of one lane, owned by its connection.
 #[derive(Clone, Debug)]
 pub(super) struct PaceController {
     pace: Arc<Pace>,
     control: LaneControl,
     overhead_bytes: u64,
     mtu: u64,
-    /// In UDP payload, for the engine, which asks for both with each datagram.
+    /// Both in UDP payload, for the engine, which reads them with each datagram.
     window: u64,
     pacing_rate: u64,
     smoothed: Smoothed,
     last_sent: Option<Instant>,
 }
 
-/// The smoothed RTT of the engine, as far as a controller is told: by what it is before each acknowledgement.
+/// Smoothed RTT of the engine, as far as a controller gets it: the value before each acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 struct Smoothed {
-    /// `None` before the first acknowledgement.
+    /// Smoothed RTT; `None` before the first acknowledgement.
     rtt: Option<Duration>,
-    /// Of the last packet acknowledged: the time since it was sent, and the engine's value.
+    /// Last acknowledged packet: the time since it was sent, and the smoothed RTT of the engine.
     last: Option<(Duration, Duration)>,
 }
 
@@ -362,7 +368,7 @@ impl Smoothed {
         self.last = Some((sample, before));
     }
 
-    /// All of an acknowledgement has been told; the engine adds its sample now, the first as it is.
+    /// Ends an acknowledgement. The engine adds its sample now; it takes the first sample unchanged.
     fn end_acks(&mut self) {
         if let Some((sample, before)) = self.last.take() {
             self.rtt = Some(if self.rtt.is_none() { sample } else { before });
@@ -370,24 +376,26 @@ impl Smoothed {
     }
 }
 
-/// The window that makes the engine pace at `rate` (bytes/s of payload) in bursts; `None` where it is better told the rate.
+/// Returns the window that makes the engine pace at `rate` (bytes/s of payload) in bursts; `None` where a rate
+/// works better.
 ///
-/// Told a rate, the engine (noq-proto 1.4) waits for the credit of one packet. That is less time than it takes to send one from about 300 Mbit/s
-/// on, so that it never rests and sends one or two packets with each system call: 7.5 s of CPU time for 1 GB at 1 Gbit/s. Told a window, it sends
-/// five quarters of one in a smoothed RTT and waits until 1.6 ms of it may go at once. A window of few bytes would be rounded, and the
-/// burst of a very fast lane, of which the engine bounds the packets, is over before a timer ends.
+/// With a rate, the engine (noq-proto 1.4) waits for the credit of one packet. From about 300 Mbit/s on, this wait
+/// takes less time than sending one. The engine then never rests and sends one or two packets per system call:
+/// 7.5 s of CPU time for 1 GB at 1 Gbit/s. With a window, it sends five quarters of the window in a smoothed RTT,
+/// and waits until 1.6 ms of that may leave at once. A window of few bytes would be rounded. The burst of a very
+/// fast lane, whose packets the engine limits, is over before a timer fires.
 fn burst_window(rate: u64, rtt: Duration, mtu: u64) -> Option<u64> {
     let window = (rate as f64 * rtt.as_secs_f64() / REFILL) as u64;
     (window >= BURST_WINDOW_MIN && rate <= BURST_PACKETS_PER_SECOND * mtu).then_some(window)
 }
 
 impl PaceController {
-    /// The lane that this controller paces.
+    /// Returns the pace of the lane that this controller serves.
     pub(super) fn pace(&self) -> Arc<Pace> {
         Arc::clone(&self.pace)
     }
 
-    /// Whether the rate would have let the lane send before: it had nothing to send.
+    /// Returns true if the rate would have let the lane send earlier: it had nothing to send.
     fn has_rested(&self, now: Instant) -> bool {
         let packet = Duration::from_secs_f64(self.mtu as f64 / self.pacing_rate as f64);
         self.last_sent.is_none_or(|last| now.saturating_duration_since(last) > packet * RESTED_PACKETS)
@@ -452,8 +460,8 @@ impl Controller for PaceController {
         self.control.handle_lost(pn);
     }
 
-    /// Losses have been counted packet by packet, and a run of them ("persistent congestion") is an outage here, which
-    /// [`LaneControl`] knows by its silence. Only a mark of the network is news.
+    /// Ignores losses, which have been counted packet by packet. A run of losses ("persistent congestion") is an
+    /// outage here, which [`LaneControl`] detects by silence. Only an ECN mark of the network is new information.
     fn on_congestion_event(
         &mut self,
         _now: Instant,
@@ -500,37 +508,40 @@ impl Controller for PaceController {
     }
 }
 
-/// How much of a window the engine sends in a smoothed RTT (noq-proto 1.4, after RFC 9002, section 7.7).
+/// Windows that the engine sends in a smoothed RTT (noq-proto 1.4, after RFC 9002, section 7.7).
 const REFILL: f64 = 1.25;
 
-/// Least window to pace by: below, whole bytes are more than a thousandth of it.
+/// Smallest window to pace by, in bytes. Reason: below it, rounding to whole bytes changes it by more than a
+/// thousandth.
 const BURST_WINDOW_MIN: u64 = 1000;
 
-/// Packets a second up to which a lane is paced in bursts. Reason: the engine's bursts have 256 packets at most, and waits of less than a
-/// millisecond may end late (`clock`).
+/// Packets per second up to which a lane is paced in bursts. Reason: the engine's bursts have at most 256 packets,
+/// and waits of less than a millisecond may end late (`clock`).
 const BURST_PACKETS_PER_SECOND: u64 = 200_000;
 
-/// Time without an acknowledgement, beside two round trips, after which a path is probed, and the time between probes. Reason: a path that is
-/// back is to be used again within a second or so.
+/// Time without an acknowledgement, in addition to two round trips, after which a path is probed; and the interval
+/// of probes. Reason: a path that works again is to be used within about a second.
 const PROBE_AFTER: Duration = Duration::from_millis(250);
 pub(super) const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// Room for a probe: one packet of any size.
+/// Room for a probe, in bytes: one packet of any size.
 const PROBE_BYTES: u64 = 9000;
 
-/// First datagrams of a lane that are sent twice: handshake, hello and what follows it at once, or the answers to it.
+/// First datagrams of a lane that are sent twice: the handshake, the hello and the data right after it, or the
+/// answers.
 const REPEATS_GREETING: u64 = 12;
 
-/// Datagrams sent twice when nothing else is in flight: an outcome, or a question. Reason: nothing follows that would show their loss, which costs
-/// two round trips and more.
+/// Datagrams sent twice when nothing else is in flight: an outcome, or a request. Reason: no later packet reveals
+/// their loss, which costs two round trips and more.
 const REPEATS_ALONE: u64 = 2;
 
-/// Packets that could have been sent since the last one, for a lane to have rested. Reason: on a short and slow path each packet finds nothing in
-/// flight, and with its copy takes the time of two; what was sent of 5 Mbit/s over 0.1 ms was half of it for ever.
+/// Packets that could have been sent since the last one, for a lane to have rested. Reason: on a short and slow
+/// path each packet finds nothing in flight, and with its copy takes the time of two. A lane of 5 Mbit/s over
+/// 0.1 ms stayed at half of its rate.
 const RESTED_PACKETS: u32 = 4;
 
-/// Datagrams sent twice per acknowledgement once a lane has run dry. Reason: an acknowledgement stands for 50 to 200
-/// packets, of which some per cent were lost; more would be new data, which needs no copy.
+/// Datagrams sent twice per acknowledgement once a lane has no more data. Reason: an acknowledgement covers 50 to
+/// 200 packets, of which some percent were lost. More packets would be new data, which needs no copy.
 const REPEATS_TAIL: u64 = 16;
 
 #[cfg(test)]

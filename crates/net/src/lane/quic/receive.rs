@@ -1,8 +1,9 @@
-//! The receiving half of a QUIC lane.
+//! Receiving half of a QUIC lane.
 //!
-//! Tasks on the lane's runtime read streams as packets arrive and hand batches to the thread that runs the sink, through
-//! an inbox that holds at most [`INBOX_BYTES`], less where there are many lanes. When the sink is slow the inbox fills, streams are no longer read, the
-//! engine's flow-control windows fill, and the peer stops: nothing is buffered without bound.
+//! Tasks on the lane's runtime read streams as packets arrive. They pass batches to the thread that runs the sink,
+//! through an inbox that holds at most [`INBOX_BYTES`], less where there are many lanes. When the sink is slow, the
+//! inbox fills and streams are no longer read. The engine's flow-control windows fill and the peer stops: nothing
+//! is buffered without limit.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -29,7 +30,7 @@ pub(super) struct QuicRx {
     inbox: mpsc::Receiver<Parcel>,
 }
 
-/// What the tasks hand to the thread of the sink, with the room in the inbox that it takes.
+/// Item that the tasks pass to the thread of the sink, with the room that it takes in the inbox.
 struct Parcel {
     content: Content,
     _room: Option<OwnedSemaphorePermit>,
@@ -41,37 +42,38 @@ enum Content {
     Fault(Error),
 }
 
-/// Where tasks put what they read.
+/// Inbox to which the tasks add what they read.
 #[derive(Clone)]
 pub(super) struct Inbox {
     parcels: mpsc::Sender<Parcel>,
     room: Arc<Semaphore>,
-    /// Bytes of headers and trailers that are not complete yet.
+    /// Room for bytes of headers and trailers that are not complete yet.
     held: Arc<Semaphore>,
 }
 
-/// The sink is gone: nobody reads any more.
+/// Error: the sink is gone, and no thread reads the inbox any more.
 struct Gone;
 
 impl Inbox {
-    /// Puts something into the inbox, once that has room for its `bytes`.
+    /// Adds an item to the inbox, once the inbox has room for its `bytes`.
     async fn put(&self, content: Content, bytes: usize) -> Result<(), Gone> {
         let room = if bytes == 0 { None } else { Some(self.reserve(bytes).await?) };
         self.put_in(content, room).await
     }
 
-    /// Puts something into the inbox, in the room that it has there.
+    /// Adds an item to the inbox, in the room that it has there.
     async fn put_in(&self, content: Content, room: Option<OwnedSemaphorePermit>) -> Result<(), Gone> {
         self.parcels.send(Parcel { content, _room: room }).await.map_err(|_| Gone)
     }
 
-    /// Waits for room for so many bytes, but for no more than there is at the least: that would never fit.
+    /// Waits for room for so many bytes, at most the size of the smallest inbox: more would never fit.
     async fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Gone> {
         let wanted = u32::try_from(bytes.min(INBOX_BYTES_MIN)).unwrap_or(u32::MAX);
         Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(|_| Gone)
     }
 
-    /// Accounts for bytes that wait for the end of their header or trailer; the peer decides how many, so there is an end to it.
+    /// Reserves room for bytes that wait for the end of their header or trailer. Limited, because the peer chooses
+    /// how many.
     fn hold(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&self.held)
@@ -80,7 +82,7 @@ impl Inbox {
     }
 }
 
-/// Makes the receiving half, the inbox that [`pump`] fills for it, and the room in that.
+/// Creates the receiving half, the inbox that [`pump`] fills for it, and the room of the inbox.
 pub(super) fn receiver(shared: Arc<Shared>) -> (QuicRx, Inbox, Room) {
     let (sender, inbox) = mpsc::channel(INBOX_PARCELS);
     let room = Arc::new(Semaphore::new(INBOX_BYTES));
@@ -88,14 +90,14 @@ pub(super) fn receiver(shared: Arc<Shared>) -> (QuicRx, Inbox, Room) {
     (QuicRx { shared, inbox }, Inbox { parcels: sender, room, held: Arc::new(Semaphore::new(HELD_BYTES_MAX)) }, size)
 }
 
-/// Room in an inbox.
+/// Room of an inbox.
 pub(super) struct Room {
     semaphore: Arc<Semaphore>,
     bytes: usize,
 }
 
 impl Room {
-    /// Makes it larger; or smaller, as far as it is free now.
+    /// Makes the room larger; or smaller, as far as it is free now.
     pub(super) fn resize(&mut self, bytes: usize) {
         match bytes.checked_sub(self.bytes) {
             Some(more) => {
@@ -110,8 +112,8 @@ impl Room {
 impl LaneRx for QuicRx {
     fn run(mut self: Box<Self>, sink: &mut dyn LaneSink) -> Result<(), Error> {
         let mut blocks = Blocks::default();
-        // What came before the frame that the sink must hear first: streams overtake each other when packets are lost. It
-        // keeps its room in the inbox, which bounds it.
+        // Blocks that arrived before the frame that the sink needs first: streams overtake each other when packets
+        // are lost. They keep their room in the inbox, which limits them.
         let mut early = VecDeque::new();
         while let Some(parcel) = self.inbox.blocking_recv() {
             let delivered = match parcel.content {
@@ -143,7 +145,7 @@ impl LaneRx for QuicRx {
     }
 }
 
-/// Reads everything that the peer sends until the lane ends and the last of it is in the inbox.
+/// Reads everything that the peer sends, until the lane ends and the last data is in the inbox.
 ///
 /// Started with the lane on its runtime; woken by the engine; a turn is one stream accepted or one ended.
 pub(super) async fn pump(connection: Connection, control: RecvStream, inbox: Inbox) {
@@ -159,7 +161,7 @@ pub(super) async fn pump(connection: Connection, control: RecvStream, inbox: Inb
             () = inbox.parcels.closed() => break,
         }
     }
-    // What has arrived before the end is still given; the tasks end with the connection.
+    // Data that arrived before the end is still delivered; the tasks end with the connection.
     while streams.join_next().await.is_some() {}
 }
 
@@ -169,7 +171,8 @@ async fn read_control(mut stream: RecvStream, inbox: Inbox) {
     loop {
         let mut length = [0; 4];
         if stream.read_exact(&mut length).await.is_err() {
-            // Ended in order, or with the connection, whose reason the sink's thread looks up.
+            // The stream ended in order, or with the connection. The sink's thread looks up the reason of the
+            // connection.
             return;
         }
         let length = u32::from_be_bytes(length) as usize;
@@ -186,9 +189,9 @@ async fn read_control(mut stream: RecvStream, inbox: Inbox) {
     }
 }
 
-/// Why the reading of a stretch ended early.
+/// Reason why the reading of a stretch ended early.
 enum StretchEnd {
-    /// The lane ended, the block was given up, or the sink is gone.
+    /// The lane ended, the block was abandoned, or the sink is gone.
     Over,
     /// The peer broke the protocol.
     Fault(Error),
@@ -218,10 +221,12 @@ async fn read_stretch(stream: RecvStream, inbox: Inbox) {
     }
 }
 
-/// Reads one stretch, in order: what lies behind a lost packet waits in the engine for its repeat, and other stretches do not.
+/// Reads one stretch, in order. Data behind a lost packet waits in the engine for the retransmission; other
+/// stretches do not wait.
 ///
-/// What was read of the engine gives the peer credit for more. So a stretch reads no more than a packet before it has room in the inbox:
-/// with a sink that is slow, each of a thousand stretches would else hold a batch that no window counts.
+/// Data that was read from the engine gives the peer credit for more. So a stretch reads at most one packet before
+/// it has room in the inbox. Otherwise, with a slow sink, each of a thousand stretches would hold a batch that no
+/// window counts.
 async fn receive_stretch(mut stream: RecvStream, inbox: &Inbox) -> Result<(), StretchEnd> {
     let mut reading = StretchReading::default();
     let mut known = None;
@@ -255,7 +260,8 @@ async fn receive_stretch(mut stream: RecvStream, inbox: &Inbox) -> Result<(), St
     Ok(inbox.put(Content::Block(Arrival::End(prefix, trailer)), bytes).await?)
 }
 
-/// Takes all that comes within [`GATHER`], so that the batch, of which `bytes` are there, has up to [`BATCH_BYTES`].
+/// Reads all data that arrives within [`GATHER`], so that the batch reaches up to [`BATCH_BYTES`]. `bytes` of it
+/// were read before.
 async fn read_batch(
     stream: &mut RecvStream,
     rest: &mut StretchReading,
@@ -277,7 +283,7 @@ async fn read_batch(
                 gathered = true;
             }
             Some(Ok(Some(chunk))) => bytes += rest.take(chunk, pieces)?,
-            // The end of the stream is read once more.
+            // The end of the stream is read once more, by the caller.
             None | Some(Ok(None)) => break,
             Some(Err(error)) => return Err(error.into()),
         }
@@ -285,20 +291,23 @@ async fn read_batch(
     Ok(())
 }
 
-/// Parcels in the inbox; each is at least one wake-up of the sink's thread.
+/// Most parcels in the inbox; each is at least one wake-up of the sink's thread.
 const INBOX_PARCELS: usize = 256;
 
-/// Headers and trailers that are not complete. Reason: 32 stretches that have lost their first packet.
+/// Most bytes of incomplete headers and trailers. Reason: 32 stretches that have lost their first packet.
 const HELD_BYTES_MAX: usize = 32 << 20;
 
-/// How long a parcel waits for more when it is smaller than [`GATHER_BYTES`]; timers are no finer.
+/// Time that a parcel smaller than [`GATHER_BYTES`] waits for more data; timers are no finer.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// A parcel of this size goes at once. Reason: beside its bytes a wake-up of the sink's thread costs nothing.
+/// Size from which a parcel leaves at once, in bytes. Reason: compared with so many bytes, a wake-up of the sink's
+/// thread costs nothing.
 const GATHER_BYTES: usize = 128 << 10;
 
-/// Most data in one parcel, so that the sink starts before a whole block is there; the least inbox has room for one.
+/// Most data in one parcel, so that the sink starts before a whole block has arrived. The smallest inbox has room
+/// for one.
 const BATCH_BYTES: usize = INBOX_BYTES_MIN;
 
-/// Most data that a stretch reads before it has room. Reason: the engine hands over what came in one packet, which is no more.
+/// Most data that a stretch reads before it has room. Reason: the engine returns the data of one packet, which is
+/// no more.
 const CHUNK_BYTES: usize = 16 << 10;

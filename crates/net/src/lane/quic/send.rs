@@ -1,7 +1,8 @@
-//! The sending half of a QUIC lane: called by one plain thread, which hands pieces of blocks to a task on the lane's runtime.
+//! Sending half of a QUIC lane. One plain thread calls it and passes pieces of blocks to a task on the lane's
+//! runtime.
 //!
-//! The queue in between is short. It is there because a thread that waits on the engine itself is woken for every
-//! acknowledgement, and fights the engine for its lock.
+//! The queue between them is short. Reason for the queue: a thread that waits on the engine directly is woken for
+//! every acknowledgement, and competes with the engine for its lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,11 +22,11 @@ use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_M
 pub(super) struct QuicTx {
     shared: Arc<Shared>,
     orders: mpsc::Sender<Order>,
-    /// Bytes that the open block still has to get.
+    /// Data bytes that the open block still lacks; `None` while no block is open.
     left: Option<u64>,
 }
 
-/// What the feeding task does next.
+/// Next action of the feeding task.
 pub(super) enum Order {
     /// Opens a block.
     Begin {
@@ -33,12 +34,13 @@ pub(super) enum Order {
         data_len: u64,
     },
     Data(Bytes),
-    /// The trailer, and the end of the block.
+    /// Sends the trailer and ends the block.
     End(Bytes),
     Abandon,
 }
 
-/// Stretches of blocks that were given whole and are not yet acknowledged; a lane that closes in order waits for them.
+/// Count of stretches that were passed whole and are not acknowledged yet. A lane that closes in order waits for
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct Undelivered {
     count: AtomicUsize,
@@ -64,7 +66,7 @@ impl Undelivered {
     pub(super) async fn none(&self) {
         loop {
             let mut delivered = std::pin::pin!(self.all_delivered.notified());
-            // Listens before it looks, so that the last delivery is not missed in between.
+            // Registers before the check, so that the last delivery is not missed in between.
             delivered.as_mut().enable();
             if !self.any() {
                 return;
@@ -74,12 +76,12 @@ impl Undelivered {
     }
 }
 
-/// Makes the queue of a lane.
+/// Creates the queue of a lane.
 pub(super) fn queue() -> (mpsc::Sender<Order>, mpsc::Receiver<Order>) {
     mpsc::channel(ORDERS)
 }
 
-/// Carries orders out until the lane ends or nobody gives any.
+/// Executes orders until the lane ends or the queue is closed.
 ///
 /// Started with the lane on its runtime; woken by orders and by room in the engine's window; a turn is one order.
 pub(super) async fn feed(connection: Connection, mut orders: mpsc::Receiver<Order>, pace: Arc<Pace>) {
@@ -87,17 +89,18 @@ pub(super) async fn feed(connection: Connection, mut orders: mpsc::Receiver<Orde
     let mut ended = std::pin::pin!(connection.closed());
     loop {
         pace.set_dry(orders.is_empty());
-        // An order that waits in the engine's window fails with the lane by itself; here the lane may end between orders.
+        // An order that waits in the engine's window fails when the lane ends. Here the lane may end between
+        // orders.
         let order = tokio::select! {
             order = orders.recv() => order,
             _ = &mut ended => return,
         };
         pace.set_dry(false);
-        // A queue without a giver: an open block will never be complete.
+        // The queue is closed: an open block will never be complete.
         let last = order.is_none();
         if let Err(error) = feeder.carry_out(order.unwrap_or(Order::Abandon)).await {
             if !matches!(error, WriteError::ConnectionLost(_)) {
-                // A peer that stops a stream of ours breaks the protocol.
+                // A peer that stops one of our streams breaks the protocol.
                 connection.close(CODE_FAULT, b"a block was refused");
             }
             return;
@@ -108,7 +111,7 @@ pub(super) async fn feed(connection: Connection, mut orders: mpsc::Receiver<Orde
     }
 }
 
-/// The block that is being sent, cut into stretches.
+/// Sends the current block, cut into stretches.
 struct Feeder {
     connection: Connection,
     pace: Arc<Pace>,
@@ -119,7 +122,7 @@ struct Feeder {
 struct OpenBlock {
     prefix: Prefix,
     stream: SendStream,
-    /// Bytes that the stretch still has to get.
+    /// Data bytes that the stretch still lacks.
     left: u64,
 }
 
@@ -143,7 +146,7 @@ impl Feeder {
             }
             Order::Abandon => {
                 let Some(OpenBlock { prefix, mut stream, .. }) = self.open.take() else { return Ok(()) };
-                // What was sent of the stretch need not arrive; that the block is given up must.
+                // The data sent for the stretch need not arrive; the abandon notice must.
                 let _ = stream.reset(CODE_ABANDONED);
                 let notice = Prefix { index: ABANDONED, header_len: 0, ..prefix };
                 let notice = self.start(notice, Bytes::new()).await?;
@@ -154,7 +157,7 @@ impl Feeder {
         }
     }
 
-    /// Opens the stream of a stretch.
+    /// Opens the stream of a stretch; sends its prefix and header.
     async fn start(&self, prefix: Prefix, header: Bytes) -> Result<OpenBlock, WriteError> {
         let mut stream = self.connection.open_uni().await?;
         let mut front = prefix.write();
@@ -180,19 +183,19 @@ impl Feeder {
         Ok(())
     }
 
-    /// Ends the stream of a stretch, which has been added to the undelivered.
+    /// Ends the stream of a stretch that was added to `undelivered`.
     fn end_stretch(&self, mut stream: SendStream) {
         let _ = stream.finish();
         let pace = Arc::clone(&self.pace);
         tokio::spawn(async move {
-            // Acknowledged, refused or lost with the lane: either way it is no longer waited for.
+            // Acknowledged, refused or lost with the lane: in each case the lane waits for it no longer.
             let _ = stream.stopped().await;
             pace.undelivered.remove();
         });
     }
 }
 
-/// The control stream, shared with the task that closes the lane.
+/// Control stream, shared with the task that closes the lane.
 pub(super) type ControlStream = Arc<Mutex<SendStream>>;
 
 impl QuicTx {
@@ -201,11 +204,12 @@ impl QuicTx {
     }
 
     fn order(&mut self, order: Order) -> Result<(), Error> {
-        // With the lane its feeding task ends, and the queue. The engine itself is not asked: it holds its lock while it sends.
+        // When the lane ends, its feeding task ends and the queue closes. A direct query would wait: the engine
+        // holds its lock while it sends.
         self.orders.blocking_send(order).map_err(|_| self.ended())
     }
 
-    /// Why the lane takes nothing more.
+    /// Returns the error of a lane that takes no more data.
     fn ended(&self) -> Error {
         match self.shared.connection.close_reason() {
             Some(reason) => self.shared.lane_error(&reason),
@@ -222,7 +226,7 @@ impl LaneTx for QuicTx {
         let mut bytes = BytesMut::with_capacity(4 + frame.len());
         bytes.extend_from_slice(&(frame.len() as u32).to_be_bytes());
         bytes.extend_from_slice(frame);
-        // Past the queue, so that a frame overtakes the block under way.
+        // Bypasses the queue, so that a frame overtakes the block in progress.
         let runtime: &Handle = &self.shared.runtime;
         let written = runtime.block_on(async {
             let mut control = self.shared.control.lock().await;
@@ -273,16 +277,17 @@ impl LaneTx for QuicTx {
     }
 
     fn flush(&mut self) -> Result<(), Error> {
-        // The queue empties by itself; what is left to say is whether the lane lives.
+        // The queue empties without a call; only the end of the lane has to be reported.
         if self.orders.is_closed() { Err(self.ended()) } else { Ok(()) }
     }
 }
 
-/// Pieces between the thread and the feeding task, of [`LaneTx::piece_bytes`]. Reason: the engine has [`super::transport::send_window`] ahead of
-/// them; these only let the thread read while the task writes, and 64 lanes have them too.
+/// Pieces of [`LaneTx::piece_bytes`] between the thread and the feeding task. Reason: the engine has
+/// [`super::transport::send_window`] bytes ahead of them. The queue only lets the thread read while the task
+/// writes, and each of 64 lanes has one.
 const ORDERS: usize = 2;
 
-/// The code of a stream that the sender gave up.
+/// Reset code of a stream that the sender abandoned.
 const CODE_ABANDONED: VarInt = VarInt::from_u32(1);
 
 fn misuse(what: &str) -> Error {

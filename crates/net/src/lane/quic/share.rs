@@ -1,4 +1,4 @@
-//! Lanes of one path at this end: how many share it, and what they receive together.
+//! Lanes of one path at this end: how many share it, and the rate that they receive together.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::{BitRate, ByteCount};
 
-/// Lanes of one path, for those that deal out memory.
+/// Lanes of one path, for the code that divides memory between them.
 #[derive(Debug, Default)]
 pub(super) struct PathShare {
     lanes: AtomicU32,
-    /// Rate that all lanes receive at now, in bit/s.
+    /// Current rate that all lanes receive, in bit/s.
     arriving: AtomicU64,
-    /// Highest of these rates so far.
+    /// Highest value of `arriving` so far.
     most: AtomicU64,
 }
 
@@ -28,25 +28,25 @@ impl PathShare {
         self.lanes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Lanes of the path, at least 1.
+    /// Returns the number of lanes of the path, at least 1.
     pub(super) fn lanes(&self) -> u32 {
         self.lanes.load(Ordering::Relaxed).max(1)
     }
 
-    /// Highest rate at which they have received together.
+    /// Returns the highest rate that the lanes have received together.
     pub(super) fn most(&self) -> BitRate {
         BitRate(self.most.load(Ordering::Relaxed))
     }
 
     fn replace(&self, before: BitRate, now: BitRate) {
-        // Each lane takes back what it has added: the sum does not wrap.
+        // Each lane subtracts what it has added, so the sum does not wrap.
         let others = self.arriving.fetch_sub(before.0, Ordering::Relaxed) - before.0;
         self.arriving.fetch_add(now.0, Ordering::Relaxed);
         self.most.fetch_max(others + now.0, Ordering::Relaxed);
     }
 }
 
-/// What one lane adds to the rate of its path, until it is dropped.
+/// Rate that one lane adds to the rate of its path, until it is dropped.
 pub(super) struct Arriving {
     share: Arc<PathShare>,
     rate: BitRate,
@@ -57,7 +57,7 @@ impl Arriving {
         Self { share, rate: BitRate(0) }
     }
 
-    /// Reports that the lane receives at `rate`, as one of those of `share`.
+    /// Records that the lane receives at `rate`, as one of the lanes of `share`.
     pub(super) fn report(&mut self, share: Arc<PathShare>, rate: BitRate) {
         if !Arc::ptr_eq(&share, &self.share) {
             *self = Self::new(share);
@@ -75,20 +75,21 @@ impl Drop for Arriving {
 
 /// Bytes that a lane receives in a round trip.
 ///
-/// Reason for a whole round trip: a host that was busy for a moment reads in milliseconds what its socket gathered meanwhile, at several times
-/// the rate of the path.
+/// Reason for a whole round trip: a host that was busy for a moment reads in milliseconds the data that its socket
+/// has collected. It then reads at several times the rate of the path.
 pub(super) struct RoundTrip {
-    /// Times, and the bytes that had come by then, at least [`SAMPLE_EVERY`] apart; the first is older than a round trip.
+    /// Times, and the bytes received by then, at least [`SAMPLE_EVERY`] apart; the first is older than a round
+    /// trip.
     samples: VecDeque<(Instant, u64)>,
 }
 
 impl RoundTrip {
-    /// Begins at `now`, when `bytes` have come.
+    /// Starts at `now`, when `bytes` have been received.
     pub(super) fn new(now: Instant, bytes: u64) -> Self {
         Self { samples: VecDeque::from([(now, bytes)]) }
     }
 
-    /// Mean rate over the last round trip, of which `rtt` is the length; a shorter one counts as [`SAMPLE_EVERY`].
+    /// Returns the mean rate over the last round trip of length `rtt`; a shorter one counts as [`SAMPLE_EVERY`].
     pub(super) fn rate(&mut self, now: Instant, bytes: u64, rtt: Duration) -> BitRate {
         let rtt = rtt.clamp(SAMPLE_EVERY, ROUND_TRIP_MAX);
         let is_old = |at: Instant, least| now.saturating_duration_since(at) >= least;
@@ -103,10 +104,10 @@ impl RoundTrip {
     }
 }
 
-/// Least time between samples. Reason: a timer of the runtime ends by a millisecond or two late.
+/// Least time between samples. Reason: a timer of the runtime fires one or two milliseconds late.
 const SAMPLE_EVERY: Duration = Duration::from_millis(25);
 
-/// Longest round trip that is looked at. Reason: bounds the samples at 40.
+/// Longest round trip that is used. Reason: limits the samples to 40.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -119,7 +120,7 @@ mod tests {
         let (rtt, each) = (Duration::from_millis(150), 625_000);
         let mut trip = RoundTrip::new(start, 0);
         let mut most = BitRate(0);
-        // 200 Mbit/s, of which 100 ms at a time are read in one go.
+        // 200 Mbit/s, read in portions of 100 ms.
         for step in 1..=80_u32 {
             let bytes = u64::from(step / 4 * 4) * each;
             most = most.max(trip.rate(start + step * Duration::from_millis(25), bytes, rtt));

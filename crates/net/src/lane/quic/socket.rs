@@ -1,7 +1,8 @@
-//! The UDP socket of a QUIC endpoint: buffers, batches that the kernel takes, and errors that the engine would swallow.
+//! UDP socket of a QUIC endpoint: buffers, batches that the kernel takes, and errors that the engine would ignore.
 //!
-//! A batch (UDP segmentation offload) of more than 65,507 bytes is refused whole with EMSGSIZE, which QUIC engines take
-//! for a lost MTU probe: at MTU 9000 the default batch of ten vanished and throughput fell to 0.1 %. Batches are cut here.
+//! The kernel refuses a batch (UDP segmentation offload) of more than 65,507 bytes as a whole, with EMSGSIZE. QUIC
+//! engines take this for a lost MTU probe: at MTU 9000 the default batch of ten was lost and throughput fell to
+//! 0.1 %. This module splits such batches.
 
 use std::future::Future;
 use std::io::{self, IoSliceMut};
@@ -22,26 +23,27 @@ use tokio::time::Sleep;
 use super::pace::Pace;
 use crate::sys::{Watch, watch_for};
 
-/// Whether several sockets of this process share the port.
+/// Use of the local port by the sockets of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PortUse {
-    /// The port is ours alone.
+    /// One socket has the port alone.
     Alone,
     /// The kernel spreads peers over all sockets bound to the port.
     Shared,
 }
 
-/// Binds a UDP socket with buffers as large as the kernel gives.
+/// Binds a UDP socket with buffers as large as the kernel allows.
 pub(super) fn bind(addr: SocketAddr, port_use: PortUse) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     if addr.is_ipv6() {
-        // An IPv6 wildcard serves IPv4 peers too where the system allows it.
+        // An IPv6 wildcard also serves IPv4 peers, where the system allows it.
         let _ = socket.set_only_v6(false);
     }
     if port_use == PortUse::Shared {
         socket.set_reuse_port(true)?;
     }
-    // The forced variants pass net.core.[rw]mem_max and need CAP_NET_ADMIN; without it the kernel caps what is asked for.
+    // The forced variants exceed net.core.[rw]mem_max and need CAP_NET_ADMIN. Without it, the kernel caps the
+    // requested size.
     if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES).is_err() {
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES);
     }
@@ -53,7 +55,8 @@ pub(super) fn bind(addr: SocketAddr, port_use: PortUse) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The largest UDP payload that the route of a connected socket carries, as far as this host knows.
+/// Returns the largest UDP payload that the route of a connected socket carries, as far as the kernel has recorded
+/// it.
 fn route_payload(socket: &Socket, peer: SocketAddr) -> Option<u16> {
     let mtu = match peer {
         SocketAddr::V4(_) => rustix::net::sockopt::ip_mtu(socket),
@@ -69,13 +72,13 @@ pub(super) fn connect(socket: &Socket, peer: SocketAddr) -> io::Result<Option<u1
     Ok(route_payload(socket, peer))
 }
 
-/// The same for a socket that serves many peers: asks the kernel by way of another socket. Sends nothing.
+/// Returns the same payload for a socket that serves many peers, from a temporary connected socket. Sends nothing.
 pub(super) fn payload_towards(peer: SocketAddr) -> Option<u16> {
     let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP)).ok()?;
     connect(&socket, peer).ok()?
 }
 
-/// What went wrong on the socket, for those who wait for a handshake and for the figures of the lane.
+/// Last error of the socket, for callers that wait for a handshake.
 #[derive(Debug)]
 pub(super) struct SocketTrouble {
     last: watch::Sender<Option<io::ErrorKind>>,
@@ -83,16 +86,16 @@ pub(super) struct SocketTrouble {
 
 impl SocketTrouble {
     fn note(&self, error: &io::Error) {
-        // A datagram that is too big is a probe of MTU discovery, which hears of it by its loss.
+        // A datagram that is too big is a probe of MTU discovery, which detects its loss.
         if !noq::udp::is_msg_size_err(error) {
             self.last.send_replace(Some(error.kind()));
         }
     }
 
-    /// Waits for an error that says that the peer cannot be reached.
+    /// Waits for an error which means that the peer is unreachable.
     pub(super) async fn unreachable(&self) -> io::ErrorKind {
         let mut last = self.last.subscribe();
-        // The sender lives as long as `self`: waiting cannot fail.
+        // The sender lives as long as `self`, so this wait cannot fail.
         match last.wait_for(Option::is_some).await {
             Ok(kind) => kind.unwrap_or(io::ErrorKind::Other),
             Err(_) => std::future::pending().await,
@@ -100,21 +103,21 @@ impl SocketTrouble {
     }
 }
 
-/// The socket as the engine sees it.
+/// Socket of the engine.
 #[derive(Debug)]
 pub(super) struct LaneSocket {
     io: Arc<StdUdpSocket>,
     arrivals: Arrivals,
     state: Arc<UdpSocketState>,
     trouble: Arc<SocketTrouble>,
-    /// The lane, when the socket is its own.
+    /// Pace of the lane, when the socket serves this lane only.
     pace: Option<Arc<Pace>>,
     lanes: SocketLanes,
-    /// Trains of datagrams that are read at once.
+    /// Batches of coalesced datagrams (GRO) that are read at once.
     trains: usize,
 }
 
-/// The lanes of a socket: by their round trips it knows whether reading may wait a moment, by their pace what to send twice.
+/// Lanes of a socket. Their round trips decide if reading may pause, and their paces decide what is sent twice.
 #[derive(Clone)]
 pub(super) struct SocketLanes {
     lanes: Arc<Mutex<Vec<SocketLane>>>,
@@ -128,7 +131,7 @@ struct SocketLane {
 }
 
 impl SocketLanes {
-    /// Takes note of a lane, whose peer has proven its address.
+    /// Adds a lane whose peer has proven its address.
     pub(super) fn add(&self, lane: &Connection, peer: SocketAddr, pace: &Arc<Pace>) {
         pace.set_socket(&self.socket);
         let mut lanes = self.lock();
@@ -136,14 +139,15 @@ impl SocketLanes {
         lanes.push(SocketLane { connection: lane.weak_handle(), peer, pace: Arc::downgrade(pace) });
     }
 
-    /// How long packets may gather before they are read: a small part of the shortest round trip; `None` when that is short.
+    /// Returns how long packets may accumulate before they are read: a small part of the shortest round trip.
+    /// `None` when that round trip is short.
     fn rest(&self) -> Option<Duration> {
         let lanes = self.lock();
         let rtts = lanes.iter().filter_map(|lane| lane.connection.upgrade()?.rtt(PathId::ZERO));
         rtts.min().filter(|rtt| *rtt >= LONG_RTT).map(|rtt| (rtt / REST_PART).clamp(REST_MIN, REST_MAX))
     }
 
-    /// The pace of the newest lane to `peer`.
+    /// Returns the pace of the newest lane to `peer`.
     fn pace_to(&self, peer: SocketAddr) -> Option<Arc<Pace>> {
         self.lock().iter().rev().find(|lane| lane.peer == peer)?.pace.upgrade()
     }
@@ -159,13 +163,14 @@ impl std::fmt::Debug for SocketLanes {
     }
 }
 
-/// The socket as it is read from.
+/// Receiving side of the socket.
 ///
-/// When all is read and every lane is long, reading rests for a moment in which packets gather: a wake-up for each costs more
-/// than the packet. The runtime must not watch the socket meanwhile, since it is woken by each arrival, wanted or not.
+/// When all is read and every lane has a long round trip, reading pauses so that packets accumulate. A wake-up for
+/// each costs more than the packet. The runtime must not watch the socket meanwhile, because every arrival would
+/// wake it.
 #[derive(Debug)]
 struct Arrivals {
-    /// A second descriptor of the socket: the runtime can begin and end to watch it by itself.
+    /// Second descriptor of the socket, so that the runtime can start and stop watching it separately.
     socket: Arc<StdUdpSocket>,
     watch: Option<Watch>,
     timer: Option<Pin<Box<Sleep>>>,
@@ -178,7 +183,7 @@ impl Arrivals {
         Self { socket: Arc::new(socket), watch: None, timer: None, rest: None, asked: None }
     }
 
-    /// Begins to rest, if the lanes allow it.
+    /// Starts a pause, if the lanes allow it.
     fn rest(&mut self, lanes: &SocketLanes) {
         let now = Instant::now();
         if self.asked.is_none_or(|asked| now - asked >= ASK_INTERVAL) {
@@ -191,7 +196,8 @@ impl Arrivals {
         }
     }
 
-    /// Waits until it has rested and something has come, then gives what `read` gives; `WouldBlock` when all is read.
+    /// Waits for the end of the pause and for a packet, then returns the result of `read`; `WouldBlock` when all is
+    /// read.
     fn poll<T>(&mut self, cx: &mut Context<'_>, read: impl FnOnce() -> io::Result<T>) -> Poll<io::Result<T>> {
         if let Some(timer) = &mut self.timer {
             ready!(timer.as_mut().poll(cx));
@@ -206,22 +212,24 @@ impl Arrivals {
     }
 }
 
-/// How long packets gather: this part of the round trip, within these bounds. Reason: it adds to the round trip that is
-/// measured; the timer of the runtime is no finer than 1 ms, and after 4 ms at 250 Mbit/s a wake-up is shared by 80 packets.
+/// Time that packets accumulate: this part of the round trip, within these bounds. Reason: it adds to the round
+/// trip that is measured, and the timer of the runtime is no finer than 1 ms. After 4 ms at 250 Mbit/s, 80 packets
+/// share a wake-up.
 const REST_PART: u32 = 64;
 const REST_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(4);
 
-/// Round trip from which packets may gather. Reason: the moment, and the timer's slack, stay under a tenth of it.
+/// Round trip from which packets may accumulate. Reason: the pause, and the timer's delay, stay under a tenth of
+/// it.
 const LONG_RTT: Duration = Duration::from_millis(20);
 
-/// How often the round trips are looked at. Guess: lanes come and go by the second.
+/// Interval at which the round trips are read. Guess: lanes come and go within seconds.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl LaneSocket {
     /// Wraps a bound, non-blocking socket; must be called within the runtime that will drive it.
     ///
-    /// `lanes`: how many lanes of the session have a socket of their own beside it, with it.
+    /// `lanes`: number of lanes of the session with a separate socket, this one included.
     pub(super) fn new(socket: Socket, pace: Option<Arc<Pace>>, lanes: u32) -> io::Result<Self> {
         let socket: StdUdpSocket = socket.into();
         let state = UdpSocketState::new((&socket).into())?;
@@ -239,7 +247,7 @@ impl LaneSocket {
         })
     }
 
-    /// The lanes that this socket serves; whoever makes one adds it.
+    /// Returns the lanes that this socket serves; the code that makes a lane adds it.
     pub(super) fn lanes(&self) -> SocketLanes {
         self.lanes.clone()
     }
@@ -266,7 +274,8 @@ impl AsyncUdpSocket for LaneSocket {
         bufs: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        // The engine offers 32 buffers, each as long as the longest train of datagrams; those that are not used take no memory.
+        // The engine offers 32 buffers, each as long as the longest batch of coalesced datagrams. Unused buffers
+        // take no memory.
         let count = bufs.len().min(meta.len()).min(self.trains);
         let (bufs, meta) = (&mut bufs[..count], &mut meta[..count]);
         loop {
@@ -275,8 +284,9 @@ impl AsyncUdpSocket for LaneSocket {
             match ready!(self.arrivals.poll(cx, read)) {
                 Ok(count) => return Poll::Ready(Ok(count)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.arrivals.rest(&self.lanes),
-                // An ICMP error is a report about an earlier datagram (anyone may forge it); each is given once, so
-                // this does not spin. Whoever waits for a handshake hears of it, an established lane does not care.
+                // An ICMP error reports on an earlier datagram, and anyone may forge it. Each is returned once, so
+                // this does not spin. A dial that waits for its handshake gets the error; an established lane
+                // ignores it.
                 Err(error) if is_report(&error) => self.trouble.note(&error),
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -287,7 +297,8 @@ impl AsyncUdpSocket for LaneSocket {
         self.arrivals.socket.local_addr()
     }
 
-    /// The engine makes each buffer as long as so many of the largest datagrams; a train of any has 64 KiB at most.
+    /// Returns the number of datagrams for which the engine sizes each buffer, at the largest size. A batch has at
+    /// most 64 KiB.
     fn max_receive_segments(&self) -> NonZeroUsize {
         self.state.gro_segments().min(TRAIN_SEGMENTS)
     }
@@ -297,8 +308,8 @@ impl AsyncUdpSocket for LaneSocket {
     }
 }
 
-/// Largest datagrams ([`super::transport::PAYLOAD_MAX`]) that a train of 64 KiB has at most, rounded up. Reason: with the kernel's 64 the
-/// engine begins with 573 KB for each lane.
+/// Number of the largest datagrams ([`super::transport::PAYLOAD_MAX`]) in a batch of 64 KiB, rounded up. Reason:
+/// with the kernel's 64, the engine starts with 573 KB for each lane.
 const TRAIN_SEGMENTS: NonZeroUsize =
     match NonZeroUsize::new((1usize << 16).div_ceil(super::transport::PAYLOAD_MAX as usize)) {
         Some(segments) => segments,
@@ -315,10 +326,10 @@ fn is_report(error: &io::Error) -> bool {
     ) || noq::udp::is_msg_size_err(error)
 }
 
-/// A wait for room in a socket.
+/// Future that waits for room in a socket.
 type Room = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
 
-/// What sending needs of a [`LaneSocket`].
+/// Parts of a [`LaneSocket`] that sending needs.
 #[derive(Debug)]
 struct SendSocket {
     io: Arc<StdUdpSocket>,
@@ -328,30 +339,31 @@ struct SendSocket {
 }
 
 impl SendSocket {
-    /// One system call. Errors: `WouldBlock` when the socket is full, and what the system says.
+    /// Makes one system call. Errors: `WouldBlock` when the socket is full, and other errors of the system.
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         self.state.try_send((&*self.io).into(), transmit)
     }
 
-    /// Waits until the socket has room. Each wait has a descriptor and a watch of its own: the connections of a listener share the
-    /// socket and all must be woken, and a socket that is watched for room wakes its runtime for each datagram that leaves.
+    /// Waits until the socket has room. Each wait has a separate descriptor and watch. Reason: the connections of a
+    /// listener share the socket, and all must be woken. A socket that is watched for room also wakes its runtime
+    /// for each sent datagram.
     fn room(&self) -> io::Result<Room> {
         let watched = watch_for(&Arc::new(self.io.try_clone()?), Interest::WRITABLE)?;
         Ok(Box::pin(async move { watched.writable().await.map(drop) }))
     }
 }
 
-/// Sends for one connection (or for the endpoint).
+/// Sends for one connection, or for the endpoint.
 struct LaneSender {
     socket: SendSocket,
-    /// The lane that it sends for, once that is known: at a listener only when the peer has proven its address, so that
-    /// nothing is sent twice to a victim of forgery.
+    /// Pace of the lane, once it is known. At a listener, this is when the peer has proven its address, so that
+    /// nothing is sent twice to the victim of a forged address.
     pace: Option<Arc<Pace>>,
-    /// How much of the transmit under way has been sent, when the socket filled up in its middle.
+    /// Bytes of the current transmit that have been sent, when the socket became full in its middle.
     sent_bytes: usize,
-    /// When the last transmit was sent, and how many bytes it had.
+    /// Time and length in bytes of the last transmit.
     last: Option<(Instant, usize)>,
-    /// Set while the socket is full.
+    /// Wait for room; set while the socket is full.
     room: Option<Room>,
 }
 
@@ -381,11 +393,12 @@ impl UdpSender for LaneSender {
                     continue;
                 }
                 Err(error) if noq::udp::is_msg_size_err(&error) && part.contents.len() > segment => {
-                    // Not as a batch on this way: one by one, so that none vanishes unseen.
+                    // The route does not take this batch: send the datagrams one by one, so that none is lost
+                    // unnoticed.
                     batch = segment;
                     continue;
                 }
-                // The datagrams count as lost; loss recovery deals with them, as with any other loss.
+                // The datagrams count as lost; loss recovery handles them like any other loss.
                 Err(error) => this.socket.trouble.note(&error),
             }
             this.sent_bytes = end;
@@ -396,10 +409,11 @@ impl UdpSender for LaneSender {
         Poll::Ready(Ok(()))
     }
 
-    /// Data goes in batches, and what may be a probe of a silent path goes alone.
+    /// Allows batches for data. A packet that may be a probe of a silent path is sent alone.
     ///
-    /// noq-proto 1.4 panics when the second probe of a batch, cut to the length of the first, has no room for the frames
-    /// that it writes without looking (IMMEDIATE_ACK, ACK): the whole process ends, since its destructors panic too.
+    /// Reason: noq-proto 1.4 cuts the second probe of a batch to the length of the first. It then writes frames
+    /// without a check for room (IMMEDIATE_ACK, ACK), and panics if they do not fit. The whole process ends,
+    /// because its destructors panic too.
     fn max_transmit_segments(&self) -> NonZeroUsize {
         match self.last {
             Some((at, bytes)) if bytes >= BURST_BYTES_MIN && at.elapsed() < BURST_PAUSE_MAX => {
@@ -411,7 +425,7 @@ impl UdpSender for LaneSender {
 }
 
 impl LaneSender {
-    /// Sends a transmit once more when the lane has the rate to spare; a copy that does not fit is not missed.
+    /// Sends a transmit once more when the lane has unused rate. A copy that does not fit is skipped.
     fn repeat(&mut self, transmit: &Transmit<'_>, segment: usize) {
         if self.pace.is_none() {
             self.pace = self.socket.lanes.pace_to(transmit.destination);
@@ -429,26 +443,27 @@ impl LaneSender {
     }
 }
 
-/// A transmit of at least so many bytes carries data. Reason: a full datagram of the smallest MTU, headers taken off.
+/// Length from which a transmit counts as data, in bytes. Reason: a full datagram of the smallest MTU, minus
+/// headers.
 const BURST_BYTES_MIN: usize = 1000;
 
-/// Longest pause within a burst. Reason: a probe comes 25 ms (the longest delay of an acknowledgement) and more after what
-/// it probes for.
+/// Longest pause within a burst. Reason: a probe is sent at least 25 ms (the longest delay of an acknowledgement)
+/// after the packet that it probes for.
 const BURST_PAUSE_MAX: Duration = Duration::from_millis(10);
 
-/// How many datagrams of `segment` bytes the kernel takes at once.
+/// Returns how many datagrams of `segment` bytes the kernel takes at once.
 fn segments_per_batch(segment: usize) -> usize {
     (BATCH_BYTES_MAX / segment).max(1)
 }
 
-/// Largest batch of datagrams for one system call: the largest UDP payload over IPv4 (65,535 - 20 - 8).
+/// Largest batch of datagrams for one system call, in bytes: the largest UDP payload over IPv4 (65,535 - 20 - 8).
 const BATCH_BYTES_MAX: usize = 65_507;
 
-/// Receive buffer asked for. Reason: a busy host may not read for 50 ms; at 2.5 Gbit/s that is 16 MB, and the
-/// kernel counts about twice the payload. UDP has no autotuning.
+/// Requested receive buffer, in bytes. Reason: a busy host may not read for 50 ms, which is 16 MB at 2.5 Gbit/s.
+/// The kernel counts about twice the payload. UDP has no autotuning.
 const RECEIVE_BUFFER_BYTES: usize = 32 << 20;
 
-/// Send buffer asked for. Reason: a pacing interval of 10 ms at 2.5 Gbit/s is 3 MB.
+/// Requested send buffer, in bytes. Reason: a pacing interval of 10 ms at 2.5 Gbit/s is 3 MB.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 #[cfg(test)]

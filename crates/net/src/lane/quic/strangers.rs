@@ -1,4 +1,4 @@
-//! Tests against peers that nobody knows yet: receive windows before admission, stateless resets across sockets.
+//! Tests with peers that are not admitted yet: receive windows before admission, stateless resets across sockets.
 
 use std::future::{Future, poll_fn};
 use std::net::{SocketAddr, UdpSocket};
@@ -23,7 +23,7 @@ fn listener() -> Listener {
     Listener::bind("127.0.0.1:0".parse().unwrap(), &identity, &ListenerOptions::default()).unwrap()
 }
 
-/// Connects `count` times and says nothing; the engine would send whatever it is given.
+/// Connects `count` times and sends nothing; the engine would send everything that it gets.
 async fn knock(listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>) {
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
     let crypto = Arc::new(QuicClientConfig::try_from(Identity::ephemeral().unwrap().client_config()).unwrap());
@@ -39,7 +39,7 @@ async fn knock(listener: SocketAddr, count: usize) -> (Endpoint, Vec<Connection>
     (endpoint, connections)
 }
 
-/// The outcome of `future` when it is there without a wait.
+/// Returns the outcome of `future` if it is ready without a wait.
 async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
@@ -51,12 +51,14 @@ async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     .await
 }
 
-/// Bytes that the peer has granted on unidirectional streams: as many are given to the engine, and nothing leaves meanwhile.
+/// Returns the bytes that the peer has granted on unidirectional streams. Passes as many to the engine; none is
+/// sent meanwhile.
 async fn granted(connection: &Connection, most: usize) -> usize {
     let piece = Bytes::from(vec![0; 1 << 16]);
     let mut bytes = 0;
     while let Some(Ok(mut stream)) = at_once(connection.open_uni()).await {
-        // A piece that the window cuts is taken in part; the rest tells that it is full.
+        // The engine takes a part of a piece that the window cuts. The write of the rest shows that the window is
+        // full.
         while bytes < most
             && let Some(Ok(written)) = at_once(stream.write(&piece)).await
         {
@@ -85,11 +87,11 @@ fn strangers_are_granted_no_more_together_than_a_bound_of_the_whole_port() {
     });
 }
 
-/// Connection id of the lane at its server: what the last short packet of the client begins with.
+/// Connection id of the lane at its server, taken from the last short-header packet of the client.
 type SeenId = Arc<Mutex<Vec<u8>>>;
 
-/// Carries datagrams between one client and `server`, reads the connection id off them, and gives the client whatever comes by
-/// `forged`, as from the server.
+/// Relays datagrams between one client and `server` and records the connection id. Passes datagrams from `forged`
+/// to the client as if the server had sent them.
 async fn relay(
     inner: tokio::net::UdpSocket,
     server: SocketAddr,
@@ -121,11 +123,12 @@ async fn relay(
     }
 }
 
-/// Asks for stateless resets of connection `id` from many ports, so that each socket of the server's port is asked.
+/// Requests stateless resets of connection `id` from many ports, so that each socket of the server's port gets a
+/// request.
 fn resets_of(id: &[u8], server: SocketAddr) -> Vec<Vec<u8>> {
     const PORTS: usize = 64;
     let unknown: Vec<u8> = [&[0x41], id, &[7; 200]].concat();
-    // A packet of a version that nobody speaks is answered always: what comes before that answer is the reset, if there is one.
+    // A packet of an unknown version always gets an answer. A reset, if there is one, arrives before that answer.
     let version = [&[0xc0, 0x1a, 0x2a, 0x3a, 0x4a, 8], &[1; 8][..], &[8], &[2; 8], &[0; 1200]].concat();
     let ask = |_| {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -143,7 +146,7 @@ fn resets_of(id: &[u8], server: SocketAddr) -> Vec<Vec<u8>> {
     (0..PORTS).flat_map(ask).collect()
 }
 
-/// Counts the blocks that are whole.
+/// Sink that reports each block that is complete.
 struct Count(mpsc::Sender<u64>);
 
 impl LaneSink for Count {
@@ -170,7 +173,7 @@ fn send_block(lane: &mut Lane, bytes: usize) {
     lane.tx.block_end(b"").unwrap();
 }
 
-/// Takes the blocks of `lane` on a thread; gives the number of each.
+/// Takes the blocks of `lane` on a thread; returns a channel with the number of each.
 fn count_blocks(lane: Lane) -> mpsc::Receiver<u64> {
     let (sender, blocks) = mpsc::channel();
     thread::spawn(move || {

@@ -1,8 +1,8 @@
-//! Stretches: how a block travels on QUIC streams, and how it is put together again. Sans-IO.
+//! Stretches: the units in which a block travels on QUIC streams, and their reassembly. Sans-IO.
 //!
-//! A block is cut into stretches of [`STRETCH_BYTES`], each on a stream of its own. Reason: the engine keeps what it has
-//! received of a stream as one entry per packet until it is read, and ends the *connection* ("too many gaps") at some 2048
-//! entries, holes or not. A sink that stalls would kill its lane with the third megabyte of a block.
+//! A block is cut into stretches of [`STRETCH_BYTES`], each on a separate stream. Reason: the engine keeps one
+//! entry per received packet of a stream until it is read. At about 2048 entries it ends the *connection* ("too
+//! many gaps"), with or without gaps. A sink that stalls would end its lane with the third megabyte of a block.
 
 use std::collections::HashMap;
 
@@ -11,26 +11,26 @@ use sterna_proto::{Error, RangeSet};
 
 use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, LaneSink};
 
-/// What stands in front of each stretch.
+/// Prefix of each stretch on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
     /// Number of the block on this lane and in this direction, from 0.
     pub(super) block: u64,
-    /// Length of the data of the whole block.
+    /// Length of the data of the whole block, in bytes.
     pub(super) data_len: u64,
-    /// Which stretch, from 0; [`ABANDONED`] gives the block up.
+    /// Index of the stretch, from 0; [`ABANDONED`] abandons the block.
     pub(super) index: u32,
-    /// Length of the header that follows; 0 but for the first stretch.
+    /// Length of the header that follows, in bytes; 0 except for the first stretch.
     pub(super) header_len: usize,
 }
 
 impl Prefix {
-    /// Where the data of the stretch starts in the block.
+    /// Returns the offset of the stretch's data in the block.
     pub(super) fn offset(&self) -> u64 {
         u64::from(self.index) * STRETCH_BYTES
     }
 
-    /// How much data the stretch has.
+    /// Returns the length of the stretch's data.
     pub(super) fn length(&self) -> u64 {
         if self.index == ABANDONED { 0 } else { self.data_len.saturating_sub(self.offset()).min(STRETCH_BYTES) }
     }
@@ -39,7 +39,7 @@ impl Prefix {
         self.index != ABANDONED && self.offset() + self.length() == self.data_len
     }
 
-    /// The bytes on the wire, with room for a header behind them.
+    /// Returns the bytes on the wire, with room for a header behind them.
     pub(super) fn write(&self) -> BytesMut {
         let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + self.header_len);
         bytes.put_u64(self.block);
@@ -63,10 +63,10 @@ impl Prefix {
     }
 }
 
-/// Takes one stream apart: prefix, header, data, trailer.
+/// Splits one stream into prefix, header, data and trailer.
 #[derive(Default)]
 pub(super) struct StretchReading {
-    /// What came before the header was complete.
+    /// Bytes that arrived before the header was complete.
     head: Vec<u8>,
     prefix: Option<Prefix>,
     front: Option<(Prefix, Vec<u8>)>,
@@ -74,7 +74,8 @@ pub(super) struct StretchReading {
 }
 
 impl StretchReading {
-    /// Takes the next bytes of the stream; returns how many. Data goes to `pieces` with its offset in the block.
+    /// Takes the next bytes of the stream; returns their number. Adds data to `pieces`, with its offset in the
+    /// block.
     pub(super) fn take(&mut self, mut bytes: Bytes, pieces: &mut Vec<(u64, Bytes)>) -> Result<usize, Error> {
         let length = bytes.len();
         if self.rest.is_none() {
@@ -86,7 +87,7 @@ impl StretchReading {
         Ok(length)
     }
 
-    /// Reads what it can of the prefix and the header.
+    /// Reads as much of the prefix and the header as has arrived.
     fn take_head(&mut self, bytes: &mut Bytes) -> Result<(), Error> {
         loop {
             let wanted = PREFIX_BYTES + self.prefix.map_or(0, |prefix| prefix.header_len);
@@ -106,17 +107,18 @@ impl StretchReading {
         }
     }
 
-    /// The prefix and the header, once.
+    /// Returns the prefix and the header, once.
     pub(super) fn take_front(&mut self) -> Option<(Prefix, Vec<u8>)> {
         self.front.take()
     }
 
-    /// Bytes that wait: for the rest of the header, or as a trailer for the end of the stream.
+    /// Returns the number of bytes that wait: for the rest of the header, or as a trailer for the end of the
+    /// stream.
     pub(super) fn held_bytes(&self) -> usize {
         self.head.len() + self.rest.as_ref().map_or(0, |rest| rest.trailer.len())
     }
 
-    /// The trailer, when the stream has ended.
+    /// Returns the trailer, when the stream has ended.
     pub(super) fn finish(self) -> Result<Vec<u8>, Error> {
         match self.rest {
             Some(rest) => rest.finish(),
@@ -125,9 +127,9 @@ impl StretchReading {
     }
 }
 
-/// What follows the header.
+/// Data and trailer, which follow the header.
 struct StretchRest {
-    /// Where the data belongs in the block.
+    /// Offset of the data in the block.
     block_offset: u64,
     data_len: u64,
     trailer_max: usize,
@@ -164,21 +166,22 @@ impl StretchRest {
     }
 }
 
-/// What has come of a stretch.
+/// Content of a stretch that has arrived.
 pub(super) enum Arrival {
-    /// Its prefix, and the header of the block with the first.
+    /// Prefix, and with the first stretch the header of the block.
     Front(Prefix, Vec<u8>),
-    /// Some of its data, by offset in the block.
+    /// Number of the block, and data by offset in it.
     Data(u64, Vec<(u64, Bytes)>),
-    /// Its end; the last one brings the trailer of the block.
+    /// End of the stretch; the last stretch brings the trailer of the block.
     End(Prefix, Vec<u8>),
 }
 
-/// The blocks that are under way on a lane; turns what comes of stretches into the calls of a sink.
+/// Blocks in progress on a lane. Converts what arrives on stretches into the calls of a sink.
 #[derive(Default)]
 pub(super) struct Blocks {
     open: HashMap<u64, OpenBlock>,
-    /// Blocks that have ended or were given up: what still comes of them is dropped, so that no number stands for two blocks.
+    /// Blocks that have ended or were abandoned. Later data for them is dropped, so that no number stands for two
+    /// blocks.
     closed: RangeSet,
     held_bytes: usize,
 }
@@ -186,7 +189,7 @@ pub(super) struct Blocks {
 struct OpenBlock {
     data_len: u64,
     begun: bool,
-    /// Stretches that have started, one bit each: none may come twice.
+    /// Stretches that have started, one bit each: none may arrive twice.
     stretches: u32,
     ended: u32,
     held: Vec<(u64, Bytes)>,
@@ -194,9 +197,9 @@ struct OpenBlock {
 }
 
 impl Blocks {
-    /// Passes on what has come.
+    /// Passes content of a stretch to the sink.
     ///
-    /// Errors: those of the sink, and `Protocol` when the peer lies.
+    /// Errors: those of the sink, and `Protocol` when the peer breaks the protocol.
     pub(super) fn handle(&mut self, arrival: Arrival, sink: &mut dyn LaneSink) -> Result<(), Error> {
         match arrival {
             Arrival::Front(prefix, header) => self.handle_front(prefix, &header, sink),
@@ -224,7 +227,7 @@ impl Blocks {
             held: Vec::new(),
             trailer: Vec::new(),
         });
-        // In range: a block has at most 16 stretches, as the prefix was checked for.
+        // In range: a block has at most 16 stretches, which `Prefix::read` has checked.
         let bit = 1u32 << index;
         if open.data_len != data_len || open.stretches & bit != 0 {
             return Err(Error::protocol(format!("stretch {index} of block {block} came twice, or does not fit")));
@@ -275,7 +278,8 @@ impl Blocks {
         }
     }
 
-    /// Takes a block out, and its number: no other block gets it. Errors: the peer leaves too many numbers out.
+    /// Removes a block and marks its number as used, so that no other block gets it. Errors: the peer skips too
+    /// many numbers.
     fn close(&mut self, block: u64) -> Result<Option<OpenBlock>, Error> {
         self.closed.insert_from_peer(block..block + 1)?;
         let open = self.open.remove(&block);
@@ -294,39 +298,41 @@ impl Blocks {
     }
 }
 
-/// Data of one stretch. Reason: at 1200 bytes a packet it is 912 entries of the engine's 2048.
+/// Data of one stretch, in bytes. Reason: at 1200 bytes per packet it makes 912 of the engine's 2048 entries.
 pub(super) const STRETCH_BYTES: u64 = 1 << 20;
 
-/// Bytes in front of a stretch.
+/// Length of the prefix of a stretch, in bytes.
 pub(super) const PREFIX_BYTES: usize = 24;
 
-/// The index that gives a block up.
+/// Index that abandons a block.
 pub(super) const ABANDONED: u32 = u32::MAX;
 
-/// Blocks that a peer may have under way at once on a lane: as many as streams.
+/// Blocks that a peer may have in progress at once on a lane: as many as streams.
 const OPEN_BLOCKS_MAX: usize = 1024;
 
-/// Largest number of a block. Reason: a connection has no more streams (RFC 9000, section 4.6).
+/// Largest number of a block. Reason: a connection has at most that many streams (RFC 9000, section 4.6).
 const BLOCK_NUMBER_MAX: u64 = (1 << 60) - 1;
 
-/// Data that may wait for the headers of its blocks, and trailers for their data. Reason: four of the largest blocks, all of them but the first packet.
+/// Bytes of data that may wait for the headers of its blocks, and of trailers that may wait for their data. Reason:
+/// four of the largest blocks without their first packet.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// A step of a peer that a fuzzer makes up: bytes on one of its streams, which may end with them.
+/// Step of a peer that a fuzzer generates: bytes on one of its streams, which may end with them.
 pub(crate) struct FuzzStep<'a> {
-    /// Which stream.
+    /// Number of the stream.
     pub(crate) stream: u8,
-    /// Starts the stream anew with the prefix of this stretch, when there is one: block, length of its data, index, length of its header.
+    /// Restarts the stream with the prefix of this stretch, if given: block, length of its data, index, length of
+    /// its header.
     pub(crate) front: Option<(u64, u64, u32, u32)>,
-    /// The next bytes of the stream.
+    /// Next bytes of the stream.
     pub(crate) bytes: &'a [u8],
-    /// Zeros behind them, up to the length of a stretch.
+    /// Number of zeros after these bytes, at most the length of a stretch.
     pub(crate) zeros: usize,
-    /// The stream ends.
+    /// True if the stream ends.
     pub(crate) ends: bool,
 }
 
-/// Takes what a peer sends as `receive` does, and holds the calls of the sink against their contract.
+/// Processes the bytes of a peer as `receive` does, and checks the calls of the sink against their contract.
 pub(crate) fn fuzz<'a>(steps: impl IntoIterator<Item = FuzzStep<'a>>) -> Result<(), Error> {
     static ZEROS: [u8; STRETCH_BYTES as usize] = [0; STRETCH_BYTES as usize];
     let (mut blocks, mut sink) = (Blocks::default(), FuzzSink::default());
@@ -362,10 +368,10 @@ pub(crate) fn fuzz<'a>(steps: impl IntoIterator<Item = FuzzStep<'a>>) -> Result<
     Ok(())
 }
 
-/// Checks the contract of [`LaneSink`].
+/// Sink that checks the contract of [`LaneSink`].
 #[derive(Default)]
 struct FuzzSink {
-    /// What has come of each block that is open, and its length.
+    /// Ranges that have arrived of each open block, and the length of the block.
     open: HashMap<u64, (RangeSet, u64)>,
     closed: RangeSet,
 }
@@ -482,7 +488,7 @@ mod tests {
         }
     }
 
-    /// Writes down the calls that it gets.
+    /// Records the calls that it gets.
     #[derive(Default)]
     struct Calls(Vec<String>);
 
@@ -547,20 +553,20 @@ mod tests {
     fn a_number_never_stands_for_two_blocks() {
         let (mut blocks, mut calls) = (Blocks::default(), Calls::default());
         let data = |offset| Arrival::Data(4, vec![(offset, Bytes::from_static(b"x"))]);
-        // A stretch of the first block is still under way when a shorter one wants its number.
+        // A stretch of the first block is still in progress when a shorter block uses its number.
         blocks.handle(Arrival::Front(prefix(4, TWO, 1, 0), vec![]), &mut calls).unwrap();
         for block in 0..1000 {
             blocks.handle(Arrival::Front(prefix(block, 0, ABANDONED, 0), vec![]), &mut calls).unwrap();
         }
         blocks.handle(Arrival::Front(prefix(4, 1, 0, 0), vec![]), &mut calls).unwrap();
         blocks.handle(data(STRETCH_BYTES), &mut calls).unwrap();
-        // The end of the notice is not that of a stretch.
+        // The end of the abandon notice is not the end of a stretch.
         blocks.handle(Arrival::Front(prefix(2000, TWO, 0, 0), vec![]), &mut calls).unwrap();
         for _ in 0..2 {
             blocks.handle(Arrival::End(prefix(2000, TWO, ABANDONED, 0), vec![]), &mut calls).unwrap();
         }
         assert_eq!(calls.0, [format!("begin 2000 {TWO}")]);
-        // Numbers that are left out are remembered, and there is an end to it.
+        // Skipped numbers are stored, and their count is limited.
         let skip = |block: u64| Arrival::Front(prefix(2 * block, 0, ABANDONED, 0), vec![]);
         assert!((0..1 << 20).try_for_each(|block| blocks.handle(skip(block), &mut calls)).is_err());
     }

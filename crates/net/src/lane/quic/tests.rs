@@ -1,4 +1,4 @@
-//! Lanes over loopback, both ends in this process.
+//! Tests of lanes over loopback, with both ends in this process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, mpsc};
@@ -17,7 +17,7 @@ use crate::lane::{
     LaneSink, LaneTx, Transport,
 };
 
-/// What a lane brought.
+/// Arrival on a lane.
 #[derive(Debug, PartialEq)]
 enum Arrival {
     Control(Vec<u8>),
@@ -30,11 +30,11 @@ struct Open {
     data: Vec<Option<u8>>,
 }
 
-/// A sink that checks the contract of `LaneSink` and passes on what is complete.
+/// Sink that checks the contract of `LaneSink` and passes on what is complete.
 struct Collect {
     open: HashMap<u64, Open>,
     arrivals: mpsc::Sender<Arrival>,
-    /// Taken before each piece of data: whoever holds it makes the sink slow.
+    /// Taken before each piece of data; a test that holds it makes the sink slow.
     gate: Arc<Mutex<()>>,
     refuse_blocks: bool,
 }
@@ -84,7 +84,7 @@ impl LaneSink for Collect {
     }
 }
 
-/// One side of a lane with its reader running.
+/// One end of a lane, with its reader running.
 struct Side {
     tx: Box<dyn LaneTx>,
     handle: Arc<dyn LaneHandle>,
@@ -157,7 +157,7 @@ fn send_block(tx: &mut Box<dyn LaneTx>, header: &[u8], data: &[u8], trailer: &[u
 #[test]
 fn blocks_of_every_size_arrive_whole_in_both_directions() {
     let (mut client, mut server) = lane_pair();
-    // Nothing, one byte, around a packet, around a parcel, around a stretch, the largest.
+    // Sizes: nothing, one byte, around a packet, around a parcel, around a stretch, the largest.
     let mebibyte = 1 << 20;
     let sizes =
         [0, 1, 1199, 1200, 1453, 256 << 10, (256 << 10) + 1, mebibyte - 1, mebibyte, mebibyte + 1, BLOCK_BYTES_MAX];
@@ -198,7 +198,7 @@ fn an_abandoned_block_leaves_the_lane_usable() {
     let (mut client, server) = lane_pair();
     client.tx.block_begin(b"gone", 1 << 20).unwrap();
     client.tx.block_data(Bytes::from(pattern(500_000, 0))).unwrap();
-    // The notice may overtake everything: then the receiver never hears of the block at all.
+    // The notice may overtake all data. The receiver then gets no call for the block at all.
     client.tx.block_abandon().unwrap();
     send_block(&mut client.tx, b"kept", b"data", b"").unwrap();
     let kept = Arrival::Block { header: b"kept".to_vec(), data: b"data".to_vec(), trailer: vec![] };
@@ -236,7 +236,7 @@ fn a_slow_sink_stops_the_sender_instead_of_filling_memory() {
     let closed = server.gate.lock().unwrap();
     let (progress, sent) = mpsc::channel();
     let sender = thread::spawn(move || {
-        // Blocks of many packets: the engine gives up on a stream with 2048 of them unread.
+        // Blocks of many packets: the engine fails with 2048 unread packets of one stream.
         let data = Bytes::from(vec![7; 1 << 20]);
         for _ in 0..32 {
             client.tx.block_begin(b"", BLOCK_BYTES_MAX).unwrap();
@@ -248,8 +248,8 @@ fn a_slow_sink_stops_the_sender_instead_of_filling_memory() {
         }
         client
     });
-    // 512 MiB are offered. The windows of both sides, the queue and the inbox hold under 200 MiB (the receiver's window
-    // is 128 MiB by default), and the sender stops there for as long as the sink does.
+    // 512 MiB are offered. The windows of both ends, the queue and the inbox hold under 200 MiB; the receiver's
+    // window is 128 MiB by default. The sender stops there for as long as the sink does.
     sent.recv().unwrap();
     let mut count = 1;
     while sent.recv_timeout(super::CLOSE_GRACE).is_ok() {
@@ -274,7 +274,7 @@ fn an_error_of_the_sink_closes_the_lane_and_the_peer_hears_why() {
     let error = client.reader.join().unwrap().unwrap_err();
     assert!(error.text().contains("the disk is full"), "{error}");
     assert_eq!(error.retry, Retry::After);
-    // The task that feeds the engine hears of the end by itself, and may do so after the reader has.
+    // The task that feeds the engine detects the end separately, perhaps after the reader.
     while client.tx.flush().is_ok() {
         thread::yield_now();
     }
@@ -287,7 +287,7 @@ fn a_dropped_lane_ends_in_order_at_the_peer() {
     let Side { tx, handle, reader, .. } = client;
     drop(tx);
     drop(handle);
-    // The reader holds the last share of the lane until the peer closes; the peer goes first here.
+    // The reader holds the last reference to the lane until the peer closes, so the peer closes first here.
     server.handle.close("bye");
     assert!(reader.join().unwrap().is_ok());
     assert!(server.reader.join().unwrap().is_ok());
@@ -331,7 +331,7 @@ fn a_lane_that_is_cut_ends_whatever_its_peer_does() {
         let parts = super::LaneParts { connection, send, receive, pace, memory, credit: None, local_addr, peer_addr };
         (endpoint, ours, super::assemble(parts, runtime.handle().clone()).unwrap().0)
     });
-    // From here on nothing leaves and nothing arrives: a close in order waits for its time to run out.
+    // From here on no packet leaves and none arrives: a close in order waits until its time is over.
     lane.handle.close("bye");
     assert!(connection.close_reason().is_none());
     lane.handle.cut("now");
@@ -359,7 +359,7 @@ fn several_lanes_share_one_port_and_one_rate() {
         server.handle.admit();
         pairs.push((client, side(server, false)));
     }
-    // One after the other: each lane was accepted before the next was dialled.
+    // In order: each lane was accepted before the next was dialled.
     for (index, (client, server)) in pairs.iter_mut().enumerate() {
         let data = pattern(3 << 20, index as u8);
         send_block(&mut client.tx, b"h", &data, b"t").unwrap();
@@ -376,7 +376,7 @@ fn several_lanes_share_one_port_and_one_rate() {
 
 #[test]
 fn acknowledgements_go_once() {
-    // Packets as on Ethernet: many, so that many are acknowledged.
+    // Packets as on Ethernet: there are many, so that many are acknowledged.
     let (mut client, server) = lane_pair_with(|options| QuicOptions { payload_max: 1452, ..options });
     let data = pattern(BLOCK_BYTES_MAX, 7);
     let mut send = |blocks: u32| {
@@ -385,13 +385,13 @@ fn acknowledgements_go_once() {
             let Arrival::Block { data: arrived, .. } = server.arrivals.recv().unwrap() else { panic!("a block") };
             assert!(arrived == data);
         }
-        // Copies are made beneath the engine, which counts what it sends and all that comes.
+        // Copies are made below the engine, which counts what it sends and everything that arrives.
         (client.handle.stats().wire_bytes_received, server.handle.stats().wire_bytes_sent)
     };
-    // The first words of a lane go twice, and with them the first block.
+    // The first packets of a lane are sent twice, and the first block is among them.
     let before = send(1);
     let after = send(12);
     let (came, sent) = (after.0 - before.0, after.1 - before.1);
-    // Some datagrams may be on their way at either moment.
+    // Some datagrams may be in flight at either moment.
     assert!(came < sent + 2000, "{came} bytes came of {sent} that were sent");
 }

@@ -1,4 +1,4 @@
-//! The settings of a QUIC lane, from what is known of its path.
+//! Settings of a QUIC lane, from the known properties of its path.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use super::stretch::{PREFIX_BYTES, STRETCH_BYTES};
 use crate::identity::Identity;
 use crate::lane::{BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, PIECE_BYTES};
 
-/// What a lane is made for; see the fields of `QuicOptions` that have the same names.
+/// Properties that a lane is configured for; see the fields of `QuicOptions` with the same names.
 #[derive(Clone, Debug)]
 pub(super) struct PathHints {
     pub(super) rate: Option<BitRate>,
@@ -25,19 +25,20 @@ pub(super) struct PathHints {
     pub(super) payload_max: u16,
     /// Receive window of the lane until its path is known.
     pub(super) window: ByteCount,
-    /// Stretches that the peer may have open until then.
+    /// Stretches that the peer may have open until the path is known.
     pub(super) stretches: u32,
 }
 
 impl PathHints {
-    /// The same for a route that carries payloads up to `route`: probes beyond it are lost time.
+    /// Limits payloads to `route`, the largest that the route carries: larger probes only lose time.
     pub(super) fn through(mut self, route: Option<u16>) -> Self {
         self.payload_max = self.payload_max.min(route.unwrap_or(u16::MAX));
         self
     }
 }
 
-/// The settings of one lane (client: `pace` is its own) or of all lanes of a listener.
+/// Returns the settings of one lane. `pace`: that of a client lane; `None` at a listener, whose lanes each make
+/// one.
 pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pace>>) -> TransportConfig {
     let mut config = TransportConfig::default();
     let rtt = hints.rtt.unwrap_or(Duration::ZERO);
@@ -47,7 +48,7 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
         .stream_receive_window(varint(STREAM_WINDOW))
         .receive_window(varint(hints.window.0))
         .send_window(SEND_AHEAD.min(hints.memory.max(SEND_AHEAD)).0)
-        // One block after the other: they become complete earlier and fewer are open.
+        // Blocks leave one after the other: they become complete earlier, and fewer are open.
         .send_fairness(false)
         .packet_threshold(packet_threshold(hints.rate))
         .time_threshold(time_threshold(hints.rtt))
@@ -67,17 +68,18 @@ pub(super) fn transport(hints: &PathHints, peer: SocketAddr, pace: Option<Arc<Pa
     config
 }
 
-/// The settings of a client's endpoint. Its secrets are random: nobody asks it for a reset once it has ended.
+/// Returns the settings of a client's endpoint. Its secrets are random: no peer asks it for a reset after its end.
 pub(super) fn client_endpoint() -> EndpointConfig {
     with_payload_max(EndpointConfig::default())
 }
 
-/// The settings of the endpoint of socket `index` of a listener.
+/// Returns the settings of the endpoint of socket `index` of a listener.
 ///
-/// Its secrets come from the identity, so that an agent that was restarted can tell a lane of its former life that it is
-/// gone (RFC 9000, section 10.3): the client redials at once and not after the idle timeout. Each socket has a reset key of its
-/// own (section 21.11): a socket that does not know a lane of another one must not give away the token that ends it. The kernel
-/// deals a peer to the same socket again as long as there are as many.
+/// Its secrets are derived from the identity. Reason: a restarted agent can reset the lanes of its previous process
+/// (RFC 9000, section 10.3). The client then redials at once, and not after the idle timeout. Each socket has a
+/// separate reset key (section 21.11). Reason: a socket that does not have a lane of another socket must not reveal
+/// the token that ends that lane. The kernel assigns a peer to the same socket again as long as the number of
+/// sockets is the same.
 pub(super) fn listener_endpoint(identity: &Identity, index: usize) -> EndpointConfig {
     let secret = identity.reset_secret();
     let mut of_socket = blake3::Hasher::new_derive_key("sterna 2026-11-23 QUIC stateless reset of a socket");
@@ -91,24 +93,25 @@ pub(super) fn listener_endpoint(identity: &Identity, index: usize) -> EndpointCo
     with_payload_max(config)
 }
 
-/// The same for any payload that a probe of the peer may try.
+/// Allows every payload size that a probe of the peer may have.
 fn with_payload_max(mut config: EndpointConfig) -> EndpointConfig {
-    // In range, so this cannot fail.
+    // The value is in range, so this call cannot fail.
     let _ = config.max_udp_payload_size(PAYLOAD_MAX);
     config
 }
 
-/// Bytes of IP and UDP headers of each datagram to or from `peer`.
+/// Returns the bytes of IP and UDP headers of each datagram to or from `peer`.
 pub(super) fn header_bytes(peer: SocketAddr) -> u64 {
     if peer.ip().to_canonical().is_ipv4() { 28 } else { 48 }
 }
 
-/// How much may be given to the engine and not yet be acknowledged: what is in flight, a quarter of it for repeats, and what
-/// goes within [`SEND_AHEAD_TIME`]; never more than five eighths of the controller's window, which is two products of the
-/// path. Memory is this much. Reason for the first: a lane that is alone for its first round trips has all of the rate, and
-/// would otherwise take a whole product of the path before the others come and do the same.
+/// Returns how many bytes the engine may hold unacknowledged. The limit is the bytes in flight, a quarter of them
+/// for retransmissions, and the bytes sent within [`SEND_AHEAD_TIME`]. It is at most five eighths of the
+/// controller's window, which is two BDPs. A reserve for [`SEND_RESERVE_TIME`] is added. Memory use is this much.
+/// Reason for the limit by bytes in flight: a lane that is alone for its first round trips has the whole rate. It
+/// would otherwise take a whole BDP before the other lanes come and do the same.
 ///
-/// `lanes`: those of the path, which share what is given ahead.
+/// `lanes`: number of lanes of the path, which share the reserve.
 pub(super) fn send_window(state: &PaceState, lanes: u32, memory: ByteCount) -> ByteCount {
     let soon = state.rate.bytes_in(SEND_AHEAD_TIME).0.saturating_add(state.in_flight.0 / 4 * 5);
     let least = share(SEND_AHEAD_MIN_ALL, lanes, SEND_AHEAD_MIN);
@@ -116,56 +119,60 @@ pub(super) fn send_window(state: &PaceState, lanes: u32, memory: ByteCount) -> B
     (ByteCount(soon.min(state.window.0 / 8 * 5)) + ahead).min(memory.max(SEND_AHEAD))
 }
 
-/// How much the peer may send on a lane that the sink has not taken: three times what `rate` brings in a round trip, since what lies
-/// behind a lost packet waits for more than one, at least what a lane brings at [`RATE_FIRST`] and [`RECEIVE_WINDOW_MIN`]; at most the
-/// lane's part of [`receive_window_most`]. Memory is this much when the sink is slower than the path.
+/// Returns how many bytes the peer may send on a lane before the sink takes them: three times what `rate` delivers
+/// in a round trip. Reason: data behind a lost packet waits for more than one round trip. The window is at least
+/// what a lane receives in it at [`RATE_FIRST`], and [`RECEIVE_WINDOW_MIN`], and at most [`receive_window_most`]
+/// and `memory`. Memory use is this much when the sink is slower than the path.
 pub(super) fn receive_window(rate: BitRate, path: &PathShare, rtt: Duration, memory: ByteCount) -> ByteCount {
     let wanted = ByteCount(rate.bytes_in(rtt).0.saturating_mul(3));
     let most = receive_window_most(path.lanes(), path.most(), rtt);
     wanted.max(RATE_FIRST.bytes_in(rtt)).max(RECEIVE_WINDOW_MIN).min(most).min(memory)
 }
 
-/// The part that one of `lanes` lanes has of what they may have together: three times what their path has brought in a round trip
-/// (`rate`), and as much again as lanes want that are new.
+/// Returns the largest receive window of one of `lanes` lanes: its part of what they may have together. Together
+/// they may have three times what their path has delivered in a round trip at `rate`, and in addition what new
+/// lanes need.
 pub(super) fn receive_window_most(lanes: u32, rate: BitRate, rtt: Duration) -> ByteCount {
     let first = BitRate(RATE_FIRST.0.saturating_mul(LANES_FULL.into())).bytes_in(rtt);
     let all = rate.bytes_in(rtt).0.saturating_mul(3).saturating_add(first.max(RECEIVE_WINDOW_MIN_ALL).0);
     ByteCount(all / u64::from(lanes.max(1)))
 }
 
-/// The receive window of one of `lanes` lanes whose round trip is not known yet.
+/// Returns the receive window of one of `lanes` lanes whose round trip is not known yet.
 pub(super) fn receive_window_first(lanes: u32, memory: ByteCount) -> ByteCount {
     let all = RECEIVE_WINDOW_FIRST.0 * u64::from(LANES_FULL);
     ByteCount(all / u64::from(lanes.max(LANES_FULL))).min(memory)
 }
 
-/// Stretches that the peer may have open on a lane with that window. What the engine spends on the gaps of streams is bounded by it.
+/// Returns how many stretches the peer may have open on a lane with that window. This limits the memory that the
+/// engine uses for the gaps of streams.
 pub(super) fn stretches(window: ByteCount) -> u32 {
     (window.0 / BYTES_PER_STRETCH).clamp(OPEN_STRETCHES_MIN.into(), OPEN_STRETCHES_MAX.into()) as u32
 }
 
-/// Data that is read and given to a lane at once, one of `lanes`: some pieces are on their way through each.
+/// Returns how many bytes are read and passed at once to one of `lanes` lanes. Each lane has several such pieces in
+/// progress.
 pub(super) fn piece_bytes(lanes: u32) -> usize {
     if lanes > LANES_FEW { PIECE_BYTES / 4 } else { PIECE_BYTES }
 }
 
-/// Trains of datagrams (up to 64 KB each) that one of `lanes` lanes reads at once.
+/// Returns how many batches of coalesced datagrams (GRO, up to 64 KB each) one of `lanes` lanes reads at once.
 pub(super) fn receive_trains(lanes: u32) -> usize {
     (RECEIVE_TRAINS_ALL / lanes.max(1) as usize).clamp(RECEIVE_TRAINS_MIN, RECEIVE_TRAINS_MAX)
 }
 
-/// Bytes between the tasks and the sink of one of `lanes` lanes.
+/// Returns how many bytes may wait between the tasks and the sink of one of `lanes` lanes.
 pub(super) fn inbox_bytes(lanes: u32) -> usize {
     (INBOX_BYTES_ALL / lanes.max(1) as usize).clamp(INBOX_BYTES_MIN, INBOX_BYTES)
 }
 
-/// The part of `all` that one of `lanes` has, at most `most`.
+/// Returns the part of `all` that one of `lanes` lanes has, at most `most`.
 fn share(all: ByteCount, lanes: u32, most: ByteCount) -> ByteCount {
     ByteCount(all.0 / u64::from(lanes.max(1))).min(most)
 }
 
-/// One acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer cost CPU nothing and
-/// blur rates; more cost the sender a pass over its packets in flight each time.
+/// Requests one acknowledgement per 50 to 200 packets: about 16 in a round trip. Fewer save no CPU time and make
+/// rates less exact. More cost the sender a pass over its packets in flight each time.
 fn ack_frequency(rate: Option<BitRate>, rtt: Duration) -> AckFrequencyConfig {
     let in_flight = rate.map_or(0, |rate| bandwidth_delay_product(rate, rtt.max(Duration::from_millis(10))).0 / 1500);
     let mut config = AckFrequencyConfig::default();
@@ -175,13 +182,13 @@ fn ack_frequency(rate: Option<BitRate>, rtt: Duration) -> AckFrequencyConfig {
     config
 }
 
-/// How many later packets make a hole a loss: as many as pass in [`REORDERING`].
+/// Returns how many later packets make a gap a loss: as many as pass in [`REORDERING`].
 fn packet_threshold(rate: Option<BitRate>) -> u32 {
     let packets = rate.map_or(u64::MAX, |rate| rate.bytes_in(REORDERING).0 / 1500);
     u32::try_from(packets).unwrap_or(u32::MAX).clamp(PACKET_THRESHOLD_MIN, PACKET_THRESHOLD_MAX)
 }
 
-/// How late, in RTTs, a packet may be before it is lost: 5 ms of reordering must not be a loss.
+/// Returns how late a packet may be, in RTTs, before it is lost: 5 ms of reordering must not be a loss.
 fn time_threshold(rtt: Option<Duration>) -> f32 {
     let Some(rtt) = rtt else { return 1.5 };
     let reordering = REORDERING.as_secs_f32() / rtt.max(Duration::from_millis(1)).as_secs_f32();
@@ -193,8 +200,8 @@ fn mtu_discovery(payload_max: u16) -> MtuDiscoveryConfig {
     let payload_max = payload_max.clamp(1200, PAYLOAD_MAX);
     config.upper_bound(payload_max);
     if payload_max <= ETHERNET_PAYLOAD_MAX {
-        // Between 1200 and Ethernet a search in halves costs five round trips and wins little: the top is tried at once
-        // (a smallest step above half the range makes the engine do so).
+        // Between 1200 and Ethernet, a binary search costs five round trips and gains little. So the engine tries
+        // the top at once: a smallest step above half the range makes it do so.
         config.minimum_change(((payload_max - 1200) / 3 * 2).max(20));
     }
     config
@@ -204,90 +211,96 @@ pub(super) fn varint(value: u64) -> VarInt {
     VarInt::from_u64(value).unwrap_or(VarInt::MAX)
 }
 
-/// Largest UDP payload that is tried and taken: jumbo Ethernet (9000) less IPv6 and UDP headers.
+/// Largest UDP payload that is tried and accepted: jumbo Ethernet (9000) minus IPv6 and UDP headers.
 pub(super) const PAYLOAD_MAX: u16 = 8952;
 
-/// Window of one stream. Reason: the engine announces more of it whenever an eighth was read, which for a stretch is a frame in vain; six of them a
-/// stretch were a third of what a receiving end sent. What a lane holds is bounded by its own window, and what is said of a stream by `stretch`.
+/// Window of one stream. Reason: the engine announces more of it whenever an eighth was read, which is useless for
+/// a stretch. Six such frames per stretch were a third of what a receiving end sent. The lane's window limits what
+/// a lane holds, and `stretch` limits the length of a stream.
 const STREAM_WINDOW: u64 = 9 * STREAM_BYTES_MAX;
 
-/// The longest stretch on its stream: see `stretch`.
+/// Longest stretch on its stream: see `stretch`.
 const STREAM_BYTES_MAX: u64 = STRETCH_BYTES + (PREFIX_BYTES + BLOCK_HEADER_BYTES_MAX + BLOCK_TRAILER_BYTES_MAX) as u64;
 
-/// Least memory of a lane: one stretch as a whole.
+/// Smallest memory of a lane: one whole stretch.
 pub const MEMORY_MIN: ByteCount = ByteCount(STREAM_BYTES_MAX);
 
-/// Stretches that a peer may have open at once on a lane: one for so many bytes of its window, within these bounds. Reason: the
-/// smallest blocks of large files have four times as much; 825 MB (10 Gbit/s at 660 ms) are 825 whole stretches.
+/// Stretches that a peer may have open at once on a lane: one for so many bytes of its window, within these bounds.
+/// Reason: the smallest blocks of large files have four times as many bytes. 825 MB (10 Gbit/s at 660 ms) are 825
+/// whole stretches.
 const BYTES_PER_STRETCH: u64 = 64 << 10;
 const OPEN_STRETCHES_MIN: u32 = 64;
 const OPEN_STRETCHES_MAX: u32 = 1024;
 
-/// Lanes whose windows and buffers are not made smaller by each other, at [`RATE_FIRST`] each. Reason: 1 Gbit/s.
+/// Lanes that do not reduce each other's windows and buffers, at [`RATE_FIRST`] each. Reason: 1 Gbit/s.
 const LANES_FULL: u32 = 4;
 
-/// Lanes that are few: each has whole pieces. Guess: 16 of them have 8 MiB of pieces.
+/// Most lanes that each have whole pieces. Guess: 16 of them have 8 MiB of pieces.
 const LANES_FEW: u32 = 16;
 
-/// Trains read at once. Reason for the most: 32 of them are 2 MB for each lane, out of the cache.
+/// Batches of coalesced datagrams (GRO) that are read at once. Reason for the maximum: 32 of them are 2 MB for each
+/// lane, more than the cache holds.
 const RECEIVE_TRAINS_ALL: usize = 32;
 const RECEIVE_TRAINS_MIN: usize = 2;
 const RECEIVE_TRAINS_MAX: usize = 8;
 
-/// Inbox of a lane, and of all lanes of a path. Reason for the first: 10 Gbit/s for 3 ms, so that a sink that stalls briefly costs
-/// nothing; for the least: one parcel.
+/// Inbox of a lane, and of all lanes of a path, in bytes. Reason for the first: 10 Gbit/s for 3 ms, so that a short
+/// stall of the sink costs nothing. Reason for the minimum: one parcel.
 pub(super) const INBOX_BYTES: usize = 4 << 20;
 const INBOX_BYTES_ALL: usize = 16 << 20;
 pub(super) const INBOX_BYTES_MIN: usize = 256 << 10;
 
-/// How much the RTT may vary without a loss, as a part of it, on paths where 7 ms are less. Below the 1/8 of RFC 9002: at
-/// 660 ms an eighth is 80 ms at the end of each file, and a packet sent twice in vain costs nothing there.
+/// Variation of the RTT without a loss, as a part of the RTT, on paths where 7 ms are less than this part. Below
+/// the 1/8 of RFC 9002. Reason: at 660 ms an eighth is 80 ms at the end of each file, and a useless retransmission
+/// costs nothing there.
 const RTT_JITTER: f32 = 1.0 / 32.0;
 
 /// Largest payload of Ethernet without jumbo frames, over IPv4.
 const ETHERNET_PAYLOAD_MAX: u16 = 1472;
 
-/// Bounds of the later packets that make a hole a loss. Reason: the engine's window for duplicates is 129 packets; what
-/// comes later than that is dropped anyway. Below 16, a burst that a router reorders would do.
+/// Bounds of the later packets that make a gap a loss. Reason: the engine's duplicate window is 129 packets, and it
+/// drops packets that are later than that. Below 16, a burst that a router reorders would count as a loss.
 const PACKET_THRESHOLD_MIN: u32 = 16;
 const PACKET_THRESHOLD_MAX: u32 = 128;
 
-/// Reordering that is not taken for loss, with a reserve over the 5 ms of measured paths.
+/// Reordering that is not taken for a loss, with a reserve over the 5 ms of measured paths.
 const REORDERING: Duration = Duration::from_millis(7);
 
-/// Bounds of the packets per acknowledgement. Above 200, 64 ranges of an acknowledgement no longer hold the holes of 1 % loss.
+/// Bounds of the packets per acknowledgement. Above 200, the 64 ranges of an acknowledgement cannot hold the gaps
+/// of 1 % loss.
 const ACK_PACKETS_MIN: u64 = 50;
 const ACK_PACKETS_MAX: u64 = 200;
 
-/// The rate that a new lane's windows are made for: that of the lanes which are chosen for a rate.
+/// Rate for which a new lane's windows are sized: the rate per lane when the number of lanes is chosen for a rate.
 const RATE_FIRST: BitRate = BitRate::megabits(250);
 
-/// The receive window of a lane whose round trip is not known yet. Reason: [`RATE_FIRST`] over 660 ms, the longest path; a push
-/// has filled it before this end knows.
+/// Receive window of a lane whose round trip is not known yet. Reason: [`RATE_FIRST`] over 660 ms, the longest
+/// path. A push fills it before this end has measured the round trip.
 const RECEIVE_WINDOW_FIRST: ByteCount = ByteCount::mebibytes(20);
 
-/// Least receive window of a lane, and of all lanes of a path. Reason: 10 Gbit/s for 3 ms, in which a busy host does other things.
+/// Smallest receive window of a lane, and of all lanes of a path. Reason: 10 Gbit/s for 3 ms, in which a busy host
+/// does other work.
 const RECEIVE_WINDOW_MIN: ByteCount = ByteCount::mebibytes(4);
 const RECEIVE_WINDOW_MIN_ALL: ByteCount = ByteCount::mebibytes(16);
 
-/// Time for which data is given to the engine ahead. Reason: twice as long as until the window is looked at again.
+/// Time for which the engine gets data ahead. Reason: twice the time until the window is checked again.
 const SEND_AHEAD_TIME: Duration = Duration::from_millis(50);
 
-/// Time for which data is given to the engine ahead of that. Reason: some reads of a busy disk.
+/// Additional time for which the engine gets data ahead. Reason: some reads of a busy disk.
 const SEND_RESERVE_TIME: Duration = Duration::from_millis(60);
 
-/// Bounds of the data for that time, of a lane and of all lanes of a path. Reason: the upper one is that of a lane's 250 Mbit/s; the
-/// lower one leaves each of 64 lanes some pieces.
+/// Bounds of the data for that time, of a lane and of all lanes of a path. Reason: the upper bound fits a lane of
+/// 250 Mbit/s. The lower bound leaves each of 64 lanes some pieces.
 const SEND_AHEAD_MIN: ByteCount = ByteCount(256 << 10);
 const SEND_AHEAD_MIN_ALL: ByteCount = ByteCount::mebibytes(8);
 const SEND_AHEAD: ByteCount = ByteCount::mebibytes(2);
 const SEND_AHEAD_ALL: ByteCount = ByteCount::mebibytes(24);
 
-/// Keeps addresses translated on the way (RFC 9308, section 3.5: 15 s; middleboxes are often hastier), and says that this end
-/// lives (`ALIVE_EVERY`).
+/// Longest interval of keep-alive packets. They keep address translations alive (RFC 9308, section 3.5: 15 s;
+/// middleboxes are often faster). They also show that this end is alive (`ALIVE_EVERY`).
 const KEEP_ALIVE_MAX: Duration = Duration::from_secs(2);
 
-/// Least RTT assumed before the first sample: a busy host answers no faster.
+/// Smallest RTT that is assumed before the first sample: a busy host answers no faster.
 const INITIAL_RTT_MIN: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -321,7 +334,7 @@ mod tests {
         };
         let given = |in_flight, window| send_window(&state(in_flight, window), 1, memory);
         assert_eq!(given(0, 0), SEND_AHEAD);
-        // Alone on a new path: what goes in 50 ms, and not the whole product at once.
+        // Alone on a new path: the data of 50 ms, and not a whole BDP at once.
         assert_eq!(given(0, 64), ByteCount(6_250_000) + SEND_AHEAD);
         assert_eq!(given(8, 64), ByteCount(6_250_000) + ByteCount::mebibytes(10) + SEND_AHEAD);
         assert_eq!(given(32, 32), ByteCount::mebibytes(20) + SEND_AHEAD);
@@ -361,7 +374,7 @@ mod tests {
                 let mut arriving: Vec<Arriving> = (0..lanes).map(|_| Arriving::new(Arc::clone(&path))).collect();
                 arriving.iter_mut().for_each(|lane| lane.report(Arc::clone(&path), rate));
                 (0..lanes).for_each(|_| path.join());
-                // A lane that has all of the rate for a moment.
+                // A lane that has the whole rate for a moment.
                 let window = receive_window(all, &path, rtt, memory).0;
                 let count = u32::try_from(lanes).unwrap();
                 let held = lanes * (window + inbox_bytes(count) as u64);

@@ -1,4 +1,4 @@
-//! The TLS handshake of a lane, over a blocking socket with a deadline.
+//! TLS handshake of a lane, over a blocking socket with a deadline.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,27 +15,28 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use super::record::{KEY_RECORDS_MIN, RECORD_HEAD_BYTES, RecordKey};
 use crate::identity::{self, Fingerprint, Identity, peer_fingerprint};
 
-/// Most bytes that a peer may send in a handshake. Reason: ours takes under 2 KiB; another certificate might be larger.
+/// Most bytes that a peer may send in a handshake. Reason: sterna's handshake takes under 2 KiB; another
+/// certificate may be larger.
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 
-/// Most bytes that one step of the handshake sends: a flight of ours is under 2 KiB.
+/// Most bytes that one step of the handshake sends. Reason: a flight of this end is under 2 KiB.
 const FLIGHT_BYTES_MAX: usize = 32 << 10;
 
-/// What a finished handshake leaves.
+/// Result of a finished handshake.
 pub(super) struct Established {
-    /// Who is at the other end.
+    /// Fingerprint of the peer's key.
     pub(super) peer: Fingerprint,
-    /// Key for what we send.
+    /// Key for sent records.
     pub(super) tx: RecordKey,
-    /// Key for what we receive.
+    /// Key for received records.
     pub(super) rx: RecordKey,
-    /// Derives the keys after these.
+    /// Source of the keys that follow these.
     pub(super) secrets: Secrets,
-    /// What came behind the handshake.
+    /// Bytes of the lane that arrived with the end of the handshake.
     pub(super) early: Vec<u8>,
 }
 
-/// Derives the next keys of a lane when one is worn.
+/// Derives the next keys of a lane when one is near its record limit.
 pub(super) struct Secrets {
     connection: Connection,
     records_max: u64,
@@ -47,7 +48,7 @@ enum Connection {
 }
 
 impl Secrets {
-    /// The next key for what we send.
+    /// Returns the next key for sent records.
     pub(super) fn next_tx(&mut self) -> Result<RecordKey, Error> {
         let next = match &mut self.connection {
             Connection::Client(connection) => connection.update_tx_secret(),
@@ -56,7 +57,7 @@ impl Secrets {
         Self::key(next, self.records_max)
     }
 
-    /// The next key for what we receive.
+    /// Returns the next key for received records.
     pub(super) fn next_rx(&mut self) -> Result<RecordKey, Error> {
         let next = match &mut self.connection {
             Connection::Client(connection) => connection.update_rx_secret(),
@@ -95,10 +96,11 @@ pub(super) fn accept(link: &mut Link<'_>, identity: &Identity, key_records_max: 
     established(peer, secrets, Connection::Server(kernel), early, records_max(suite, key_records_max))
 }
 
-/// How many records may be sealed with one key: what the cipher allows (2^24, or 256 GiB, for AES-GCM), or less.
+/// Returns how many records one key may encrypt: the limit of the cipher (2^24 records, or 256 GiB, for AES-GCM),
+/// or less if `key_records_max` is less.
 fn records_max(suite: Option<SupportedCipherSuite>, key_records_max: u64) -> u64 {
     let wanted = key_records_max.max(KEY_RECORDS_MIN);
-    // Every suite that we offer is one of TLS 1.3; without one there is no secret to extract either.
+    // Every offered suite belongs to TLS 1.3. Without a suite, there is no secret to extract either.
     suite.and_then(|suite| suite.tls13()).map_or(0, |suite| suite.common.confidentiality_limit.min(wanted))
 }
 
@@ -113,38 +115,38 @@ fn established(
     Ok(Established {
         peer,
         tx: RecordKey::new(tx_sequence, tx, records_max)?,
-        // When to replace that one is for the peer to say.
+        // The peer decides when to replace this key.
         rx: RecordKey::new(rx_sequence, rx, u64::MAX)?,
         secrets: Secrets { connection, records_max },
         early,
     })
 }
 
-/// What a step of the handshake asks for.
+/// Next action that the handshake needs.
 enum Step {
-    /// Bytes to send lie ready behind those that did before.
+    /// Number of bytes appended to the outgoing flight.
     Encoded(usize),
-    /// What lies ready has to be sent now.
+    /// The outgoing flight has to be sent now.
     Send,
-    /// The peer's turn.
+    /// Data from the peer is needed.
     Receive,
     /// The handshake is complete.
     Done,
 }
 
-/// A socket with the deadline of its handshake.
+/// Socket with the deadline of its handshake.
 pub(super) struct Link<'s> {
     pub(super) stream: &'s TcpStream,
     pub(super) peer_addr: SocketAddr,
     pub(super) deadline: Instant,
-    /// We have connected, to whatever listens there.
+    /// True if this end has connected; any service may listen at the other end.
     pub(super) is_dialled: bool,
 }
 
 impl Link<'_> {
-    /// Drives `connection` to the end of its handshake; returns what came behind it.
+    /// Drives `connection` to the end of its handshake; returns the bytes of the lane that arrived after it.
     ///
-    /// rustls is given one record at a time, so that it never sees one that belongs to the lane.
+    /// Passes one record at a time to rustls, so that rustls never gets a record that belongs to the lane.
     fn drive<D>(
         &mut self,
         connection: &mut UnbufferedConnectionCommon<D>,
@@ -194,7 +196,7 @@ impl Link<'_> {
         }
     }
 
-    /// Checks what rustls leaves to us: that both speak this protocol, and who the peer is.
+    /// Checks the application protocol, which rustls leaves to its user, and returns the fingerprint of the peer.
     fn check_peer(&self, connection: &CommonState) -> Result<Fingerprint, Error> {
         if connection.alpn_protocol() != Some(identity::ALPN) {
             return Err(match self.is_dialled {
@@ -205,7 +207,7 @@ impl Link<'_> {
         peer_fingerprint(connection.peer_certificates().unwrap_or_default())
     }
 
-    /// Tells the peer what was wrong, as far as that is possible at once.
+    /// Sends the peer a TLS alert about the error, if rustls has one and the socket takes it.
     fn send_alert<D>(
         &mut self,
         connection: &mut UnbufferedConnectionCommon<D>,
@@ -213,11 +215,12 @@ impl Link<'_> {
         process: impl for<'c, 'i> Fn(&'c mut UnbufferedConnectionCommon<D>, &'i mut [u8]) -> UnbufferedStatus<'c, 'i, D>,
     ) {
         let mut alert = [0; 1024];
-        // With what was given before: rustls may hold places in it of a message that was not complete, and panics without.
+        // Passes the same input again: rustls may hold positions in it for an incomplete message, and panics
+        // without it.
         if let Ok(ConnectionState::EncodeTlsData(mut data)) = process(connection, given).state
             && let Ok(bytes) = data.encode(&mut alert)
         {
-            // The error that is on its way to the caller says more than one about the alert would.
+            // The caller gets the handshake error, which is more useful than a failure to send the alert.
             let _ = self.send(&alert[..bytes]);
         }
     }
@@ -230,7 +233,7 @@ impl Link<'_> {
             .map_err(|e| self.io_error(&e))
     }
 
-    /// Reads what there is; the first bytes must look like TLS.
+    /// Reads the available bytes. Errors: the peer closed the connection, or the deadline has passed.
     fn receive(&mut self, incoming: &mut Vec<u8>) -> Result<usize, Error> {
         let time_left = self.time_left()?;
         let mut bytes = [0; 4096];
@@ -279,7 +282,7 @@ impl Link<'_> {
         }
     }
 
-    /// The error of a port where something else listens.
+    /// Returns the error for a port where another service listens.
     fn no_agent(&self, what: &str) -> Error {
         let text = format!(
             "{} {what}; is the port right? agents listen on {DEFAULT_PORT} unless --listen says otherwise",
@@ -288,13 +291,13 @@ impl Link<'_> {
         Error::new(ErrorKind::Protocol, Scope::Path, Phase::Prepare, text)
     }
 
-    /// The error of a handshake that rustls refused.
+    /// Returns the error for a handshake that rustls refused.
     fn tls_error(&self, error: &rustls::Error) -> Error {
         match error {
             rustls::Error::InvalidMessage(_) if self.is_dialled => {
                 self.no_agent("answers, but does not speak TLS: no sterna agent")
             }
-            // What other servers say to who offers the one protocol and the one kind of key that agents have.
+            // Alerts of other servers, which do not have the only protocol and key type that this end offers.
             rustls::Error::AlertReceived(
                 AlertDescription::HandshakeFailure
                 | AlertDescription::ProtocolVersion
@@ -319,17 +322,17 @@ impl Link<'_> {
     }
 }
 
-/// Whether the record at the front of `bytes` is complete.
+/// Returns true if the record at the front of `bytes` is complete.
 pub fn is_whole_record(bytes: &[u8]) -> bool {
     record_bytes(bytes).is_some()
 }
 
-/// Length of the record at the front of `bytes`, head included; `None` unless it is complete.
+/// Returns the length of the record at the front of `bytes`, head included; `None` unless it is complete.
 ///
-/// A head that is none of TLS counts as complete, so that rustls sees and refuses it.
+/// Treats a head that is not TLS as complete, so that rustls sees and refuses it.
 fn record_bytes(bytes: &[u8]) -> Option<usize> {
     let (&[kind, _, _, high, low], rest) = bytes.split_first_chunk::<RECORD_HEAD_BYTES>()?;
-    // Change cipher spec, alert, handshake, application data.
+    // Kinds of TLS: change cipher spec, alert, handshake, application data.
     if !(20..=23).contains(&kind) {
         return Some(bytes.len());
     }

@@ -1,12 +1,14 @@
 //! TCP lanes: TLS 1.3 over one TCP connection, on plain blocking threads.
 //!
-//! What it does: connects and accepts, runs the handshake (rustls), and moves frames ([`super::frame`]) through records
-//! that are sealed and opened in place ([`record`]), so that a byte of a block is copied once on its way to the kernel and
-//! not at all on its way from it to the sink. What it refuses to do: trust a peer, or decide how many lanes there are.
+//! What it does: connects and accepts, runs the handshake (rustls), and moves frames ([`super::frame`]) in TLS
+//! records. It encrypts and decrypts records in place ([`record`]). A byte of a block is copied once on its way to
+//! the kernel. It is not copied on its way from the kernel to the sink. What it refuses to do: trust a peer, or
+//! choose the number of lanes.
 //!
-//! Where time enters: handshake and close have deadlines, and the reading thread looks at the path when nothing comes.
-//! Where bytes enter and leave: [`writer`] and [`reader`]; each blocks in the kernel, which is the back-pressure.
-//! Memory of a lane: 256 KiB to send, 256 KiB to receive, one control frame; the kernel's buffers come on top.
+//! Where time enters: handshake and close have deadlines, and the reading thread checks the path while no data
+//! arrives. Where bytes enter and leave: [`writer`] and [`reader`]. Both block in the kernel, which is the
+//! back-pressure. Memory of a lane: 256 KiB to send, 256 KiB to receive, and one control frame; the kernel's
+//! buffers are not included.
 
 mod handshake;
 mod reader;
@@ -38,27 +40,29 @@ use super::{Lane, LaneHandle, LaneRx, LaneStats, LaneTx, ReceiveMemory, Transpor
 use crate::identity::{Fingerprint, Identity};
 use crate::sys::{self, SocketMemory, TcpInfo};
 
-/// Time for connecting and the handshake together. Reason: at 800 ms of round trip three of them take 2.4 s; a SYN and
-/// two flights that are each lost twice add 3 s and 2 × 5 s; twice that.
+/// Time limit for the connect and the handshake together. Reason: three round trips of 800 ms take 2.4 s. A SYN and
+/// two flights that are each lost twice add 3 s and 2 × 5 s. The limit is twice that sum.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Time without any acknowledgement after which a path is dead. Reason: after an outage of 10 s at 660 ms of round trip
-/// the kernel, doubling its timeout from about 1 s, tries again at 15 s: twice that. Also the time without a word from
-/// the peer itself after which it counts as stuck; one that lives says so every 2 s.
+/// Time without any acknowledgement after which a path is dead. Reason: the kernel doubles its timeout from about
+/// 1 s. After an outage of 10 s at 660 ms of round trip it retries at 15 s; the limit is twice that. The limit also
+/// applies to the time without a message from the peer's process. Beyond it, the peer counts as stuck; a live peer
+/// sends one every 2 s.
 pub const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// Settings of a TCP lane that have a default.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
-    /// Congestion control by its name in the kernel; `None` keeps the system's.
+    /// Congestion control by its name in the kernel; `None` keeps the system default.
     pub congestion: Option<String>,
-    /// Cap on the wire from the first byte behind the handshake.
+    /// Cap on the wire rate, from the first byte after the handshake.
     pub rate: Option<BitRate>,
-    /// Time for connecting and the handshake together.
+    /// Time limit for the connect and the handshake together.
     pub handshake_time_max: Duration,
     /// Time without any acknowledgement after which the path is dead.
     pub dead_after: Duration,
-    /// Records that are sealed with one key, when the cipher allows more; a lane then replaces its keys sooner.
+    /// Most records that one key encrypts, if the cipher allows more. A lower value makes a lane replace its keys
+    /// sooner.
     pub key_records_max: u64,
 }
 
@@ -74,40 +78,40 @@ impl Default for TcpOptions {
     }
 }
 
-/// Where to connect to, and how.
+/// Destination and settings of a connection.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// The address of the peer.
+    /// Address of the peer.
     pub remote: SocketAddr,
-    /// Our address, to choose the network; a port of 0 is any.
+    /// Local address, which selects the network; port 0 means any port.
     pub local: Option<SocketAddr>,
-    /// The rest.
+    /// Other settings of the lane.
     pub tcp: TcpOptions,
 }
 
 impl ConnectOptions {
-    /// Connects to `remote` with every default.
+    /// Creates options to connect to `remote` with all defaults.
     pub fn new(remote: SocketAddr) -> Self {
         Self { remote, local: None, tcp: TcpOptions::default() }
     }
 }
 
-/// A TCP lane fresh from the handshake; [`TcpLane::into_lane`] forgets that it is one of TCP.
+/// TCP lane after its handshake; [`TcpLane::into_lane`] hides the transport.
 pub struct TcpLane {
-    /// Who is at the other end.
+    /// Fingerprint of the peer's key.
     pub peer: Fingerprint,
-    /// Feeds the lane.
+    /// Sending half.
     pub tx: Box<dyn LaneTx>,
-    /// Reads the lane.
+    /// Receiving half.
     pub rx: Box<dyn LaneRx>,
-    /// Asks and steers the lane.
+    /// Measurements and control.
     pub handle: Arc<TcpHandle>,
-    /// Why the congestion control that was asked for is not in use; the lane goes on with another.
+    /// Reason why the requested congestion control is not in use; the lane continues with another.
     pub congestion_refused: Option<Error>,
 }
 
 impl TcpLane {
-    /// The lane behind the traits that both transports share.
+    /// Converts the lane to the type that both transports share.
     pub fn into_lane(self) -> Lane {
         Lane { peer: self.peer, tx: self.tx, rx: self.rx, handle: self.handle }
     }
@@ -115,9 +119,9 @@ impl TcpLane {
 
 /// Connects a lane; blocks until the handshake is done.
 ///
-/// Errors: `Unreachable` (refused, no answer, cut), `Protocol` (no TLS 1.3, another protocol), `Untrusted` (certificate).
-/// A peer that refuses *our* certificate in the handshake says so only in the first read: the end that connects is done
-/// half a round trip before the other (RFC 8446, section 4.4.2.4).
+/// Errors: `Unreachable` (refused, no answer, cut), `Protocol` (no TLS 1.3, another protocol), `Untrusted`
+/// (certificate). A peer that refuses *our* certificate in the handshake reports it only at the first read. Reason:
+/// the connecting end is done half a round trip before the other (RFC 8446, section 4.4.2.4).
 pub fn connect(options: &ConnectOptions, identity: &Identity) -> Result<TcpLane, Error> {
     let deadline = Instant::now() + options.tcp.handshake_time_max;
     let stream = socket::connect(options, deadline)?;
@@ -126,9 +130,9 @@ pub fn connect(options: &ConnectOptions, identity: &Identity) -> Result<TcpLane,
     })
 }
 
-/// Makes a lane of a connection that was accepted; blocks until the handshake is done.
+/// Makes a lane from an accepted connection; blocks until the handshake is done.
 ///
-/// Errors: as of [`connect`].
+/// Errors: the same as for [`connect`].
 pub fn accept(stream: TcpStream, identity: &Identity, options: &TcpOptions) -> Result<TcpLane, Error> {
     let deadline = Instant::now() + options.handshake_time_max;
     let peer_addr = stream.peer_addr().map_err(|e| {
@@ -165,41 +169,43 @@ fn establish(
     })
 }
 
-/// A TCP lane as seen from any thread.
+/// Access to a TCP lane from any thread.
 pub struct TcpHandle {
     shared: Arc<Shared>,
 }
 
 impl TcpHandle {
-    /// The congestion control in use, by its name in the kernel.
+    /// Returns the congestion control in use, by its name in the kernel.
     pub fn congestion(&self) -> String {
         socket::congestion(&self.shared.stream)
     }
 
-    /// Changes the congestion control of the live lane, for instance to bbr when the path turns out to lose packets.
+    /// Changes the congestion control of the live lane, for instance to bbr when the path loses packets.
     ///
-    /// Errors: the kernel has it not, or does not allow it; the lane goes on as it was.
+    /// Errors: the kernel does not have this congestion control or does not allow it. The lane then keeps its
+    /// current one.
     pub fn set_congestion(&self, name: &str) -> Result<(), Error> {
         socket::set_congestion(&self.shared.stream, name)
     }
 
-    /// What the kernel knows of the connection; all zero once it is gone.
+    /// Returns the kernel's state of the connection; all zero once the connection is gone.
     pub fn tcp_info(&self) -> TcpInfo {
         sys::tcp_info(&self.shared.stream).unwrap_or_default()
     }
 
-    /// The memory that the kernel holds for the connection; all zero once it is gone.
+    /// Returns the memory that the kernel holds for the connection; all zero once the connection is gone.
     pub fn socket_memory(&self) -> SocketMemory {
         sys::socket_memory(&self.shared.stream).unwrap_or_default()
     }
 
-    /// Most bytes that this lane can have in flight, by this host's limits and the window scaling of the peer; `None`
-    /// when the kernel does not say.
+    /// Returns the largest number of bytes that this lane can have in flight, by this host's limits and the peer's
+    /// window scaling. `None` when the kernel does not report them.
     pub fn window_max(&self) -> Option<ByteCount> {
         window::window_max_of(&self.tcp_info())
     }
 
-    /// What the peer said when it closed the lane, with special characters escaped; `None` while it has not.
+    /// Returns the reason that the peer sent when it closed the lane, with special characters escaped. `None` while
+    /// it is open.
     pub fn closed_by_peer(&self) -> Option<String> {
         match self.shared.ending() {
             Some(Ending::ByPeer { reason }) => Some(reason),
@@ -271,7 +277,7 @@ impl LaneHandle for TcpHandle {
     }
 
     fn set_rate(&self, rate: Option<BitRate>) {
-        // Fails only on a connection that is gone, which has no rate.
+        // Fails only when the connection is gone, which needs no rate.
         let _ = socket::set_rate(&self.shared.stream, self.shared.peer_addr, rate);
     }
 
@@ -294,7 +300,7 @@ fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSam
         sndbuf_limited: info.sndbuf_limited.unwrap_or_default(),
         sent: u64::from(info.data_segs_out.unwrap_or_default()),
         lost: u64::from(info.total_retrans),
-        // Acknowledged out of order too: what a hole holds back does not come in one step behind it.
+        // Includes data acknowledged out of order. Otherwise, the data behind a gap would appear in one large step.
         delivered: info.delivered.map_or(info.bytes_acked.unwrap_or_default(), of_mss).0,
         rtt: info.rtt,
         rtt_min: info.min_rtt.unwrap_or(info.rtt),
@@ -303,7 +309,7 @@ fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSam
         unsent: info.notsent.unwrap_or_default(),
         receive_window: info.snd_wnd.unwrap_or_default(),
         send_buffer: memory.send_limit,
-        // Of the host and not of the connection: whoever samples knows it.
+        // A limit of the host and not of the connection; the caller that takes the sample fills it in.
         send_buffer_max: ByteCount(0),
         send_queued: memory.send_queued,
         cap: info.max_pacing_rate,

@@ -1,4 +1,4 @@
-//! The receiving half of a TCP lane.
+//! Receiving half of a TCP lane.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::lane::frame::{FrameDecoder, FrameEvent};
 use crate::lane::{LaneRx, LaneSink};
 use crate::sys;
 
-/// How often the path is looked at, within the time after which it counts as dead, while nothing comes in.
+/// Number of path checks within the time after which a path is dead, while no data arrives.
 const PATH_CHECKS: u32 = 6;
 
-/// The receiving half as the driver sees it.
+/// Receiving half, as the driver uses it.
 pub(super) struct TcpRx {
     pub(super) shared: Arc<Shared>,
     pub(super) opener: Opener,
@@ -32,13 +32,14 @@ impl LaneRx for TcpRx {
         let ending = shared.ending();
         match (result, ending) {
             (Ok(()), _) => close_open_block(&decoder, sink),
-            // Either end has closed the lane: how the connection went down makes no difference any more.
+            // One end has closed the lane. The way in which the connection then ended is not an error.
             (Err(Failure::Lane(_)), Some(Ending::ByUs { .. } | Ending::ByPeer { .. })) => {
                 close_open_block(&decoder, sink)
             }
             (Err(Failure::Lane(error)), _) => Err(error),
             (Err(Failure::Told(error)), _) => {
-                // The sink or the rules of the lane ended it; the peer hears why, as far as it still listens.
+                // The sink failed or the peer broke the protocol of the lane. The peer gets the reason if it still
+                // reads.
                 shared.close(error.text());
                 if let Some(Ending::ByUs { deadline, .. }) = shared.ending() {
                     shared.drain(deadline);
@@ -49,27 +50,27 @@ impl LaneRx for TcpRx {
     }
 }
 
-/// What stopped the reading, and whether the peer has to be told.
+/// Reason why the reading stopped; it decides if the peer gets a report.
 enum Failure {
     /// The lane is gone.
     Lane(Error),
-    /// The lane is there, and the error is ours to report to the peer.
+    /// The lane still works, and this end reports the error to the peer.
     Told(Error),
 }
 
-/// Whether the peer may send more.
+/// State of the peer's direction: open while the peer may send more.
 enum Progress {
     Open,
     Closed,
 }
 
-/// Tells the sink that a block which was open at an orderly end stays incomplete.
+/// Reports to the sink that a block which was open at an orderly end stays incomplete.
 fn close_open_block(decoder: &FrameDecoder, sink: &mut dyn LaneSink) -> Result<(), Error> {
     decoder.open_block().map_or(Ok(()), |block| sink.block_abandoned(block))
 }
 
 impl TcpRx {
-    /// Reads until the peer is done.
+    /// Reads until the peer closes its direction.
     fn read_all(&mut self, decoder: &mut FrameDecoder, sink: &mut dyn LaneSink) -> Result<(), Failure> {
         loop {
             if let Progress::Closed = self.hand_on(decoder, sink)? {
@@ -82,7 +83,7 @@ impl TcpRx {
         }
     }
 
-    /// Hands on all that was read and is complete.
+    /// Passes on all complete records that were read.
     fn hand_on(&mut self, decoder: &mut FrameDecoder, sink: &mut dyn LaneSink) -> Result<Progress, Failure> {
         loop {
             let run = self.opener.open().map_err(Failure::Told)?;
@@ -93,7 +94,7 @@ impl TcpRx {
                     self.opener.update_key(self.shared.next_rx_key(requested).map_err(Failure::Told)?);
                 }
                 RunEnd::CloseNotify => {
-                    // Harmless after a close frame, which came with a reason.
+                    // Has no effect after a close frame, which carried a reason.
                     self.shared.closed_by_peer("");
                     return Ok(Progress::Closed);
                 }
@@ -117,7 +118,7 @@ impl TcpRx {
         Ok(())
     }
 
-    /// Reads what there is, watching the path while there is nothing.
+    /// Reads the available bytes; checks the path while there are none.
     fn read_some(&mut self) -> Result<usize, Error> {
         let mut watch = PathWatch::new(self.dead_after);
         let waiting_since = Instant::now();
@@ -134,7 +135,8 @@ impl TcpRx {
                             format!("the path is dead: nothing was acknowledged for {:.0} s", silence.as_secs_f64());
                         return Err(self.shared.cut_because(what));
                     }
-                    // Its kernel may answer for long: a peer that lives says so.
+                    // The peer's kernel may acknowledge data for a long time. A live peer process sends a sign of
+                    // life.
                     if waiting_since.elapsed() >= self.dead_after {
                         let what =
                             format!("the peer is stuck: not a word from it for {:.0} s", self.dead_after.as_secs_f64());
@@ -146,7 +148,8 @@ impl TcpRx {
         }
     }
 
-    /// Sets how long the next read may take: until the next look at the path, or until the end when we are closing.
+    /// Sets the timeout of the next read: until the next path check, or until the close deadline if that is
+    /// earlier.
     fn arm_timeout(&self, interval: Duration) -> Result<(), Error> {
         let timeout = match self.shared.ending() {
             Some(Ending::ByUs { deadline, .. }) => deadline.saturating_duration_since(Instant::now()).min(interval),
@@ -159,11 +162,11 @@ impl TcpRx {
     }
 }
 
-/// Finds out that a path is dead from what the kernel knows of the connection.
+/// Detects a dead path from the kernel's state of the connection.
 ///
-/// Not by `TCP_USER_TIMEOUT`, which also ends the lane of a peer that is alive and does not read for a while, and not by
-/// the kernel's own 15 minutes. A path is dead when data (or probes of a closed window) wait for an acknowledgement and
-/// none of any kind has come for the time given; an outage that ends before costs nothing.
+/// Does not use `TCP_USER_TIMEOUT`, which also ends the lane of a live peer that does not read for a while. Does
+/// not use the kernel's timeout of 15 minutes either. A path is dead when data, or probes of a closed window, wait
+/// for an acknowledgement and none arrives for the given time. An outage that ends before that costs nothing.
 #[derive(Debug)]
 struct PathWatch {
     dead_after: Duration,
@@ -171,7 +174,7 @@ struct PathWatch {
 }
 
 impl PathWatch {
-    /// Unanswered probes of a closed window that count as waiting; one is always under way.
+    /// Unanswered probes of a closed window that count as waiting. Reason: one probe is always in flight.
     const PROBES_WAITING: u8 = 2;
 
     fn new(dead_after: Duration) -> Self {
@@ -182,7 +185,7 @@ impl PathWatch {
         (self.dead_after / PATH_CHECKS).max(Duration::from_millis(10))
     }
 
-    /// Looks at the connection; how long the path has been silent, once that is too long.
+    /// Checks the connection. Returns the time for which the path has been silent, once it reaches the limit.
     fn look(&mut self, info: &sys::TcpInfo, now: Instant) -> Option<Duration> {
         let is_waiting = info.unacked > 0 || info.probes >= Self::PROBES_WAITING;
         if !is_waiting || info.since_ack_received < self.interval() {
@@ -200,7 +203,8 @@ mod tests {
 
     const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-    /// Looks every interval at a connection whose state `info` gives for the time; when it is found dead.
+    /// Checks at every interval a connection with the state `info` at each time. Returns the time at which it is
+    /// found dead.
     fn dead_at(info: impl Fn(Duration) -> sys::TcpInfo) -> Option<Duration> {
         let mut watch = PathWatch::new(DEAD_AFTER);
         let start = Instant::now();
@@ -221,14 +225,14 @@ mod tests {
     fn an_idle_lane_and_a_peer_that_does_not_read_are_alive() {
         let idle = |time| sys::TcpInfo { since_ack_received: time, ..Default::default() };
         assert_eq!(dead_at(idle), None);
-        // The window is closed, every probe is answered, and they come up to two minutes apart.
+        // The window is closed. The peer answers every probe, and the probes are up to two minutes apart.
         let not_reading = |time| sys::TcpInfo { probes: 1, since_ack_received: time, ..Default::default() };
         assert_eq!(dead_at(not_reading), None);
     }
 
     #[test]
     fn outages_of_ten_seconds_and_first_data_after_an_hour_are_survived() {
-        // The kernel tries again 15 s after the start of the outage and hears the answer 660 ms later.
+        // The kernel retries 15 s after the start of the outage and gets the answer 660 ms later.
         let outage = |time: Duration| {
             let since_ack_received = Duration::from_millis(time.as_millis() as u64 % 15_660);
             sys::TcpInfo { unacked: 10, since_ack_received, ..Default::default() }

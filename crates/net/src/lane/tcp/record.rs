@@ -1,11 +1,12 @@
-//! The record layer of TLS 1.3 (RFC 8446, section 5) over buffers that are used again and again.
+//! Record layer of TLS 1.3 (RFC 8446, section 5) with buffers that are reused.
 //!
-//! What it does: seals plaintext into records in place, and opens runs of records in place so that their plaintext lies
-//! in one piece. What it refuses to do: handshakes, key derivation (rustls does both) and input or output.
+//! What it does: encrypts plaintext into records in place, and decrypts runs of records in place so that their
+//! plaintext is contiguous. What it refuses to do: handshakes, key derivation (rustls does both) and input or
+//! output.
 //!
-//! Why not rustls' own: its unbuffered interface (0.23) allocates and copies each record of 16 KiB once on each side and
-//! needs one lock for both directions. This module is what its `kernel` interface is made for, where the record layer
-//! belongs to somebody else (the kernel, or here).
+//! Reason for not using the record layer of rustls: its unbuffered interface (0.23) allocates and copies each
+//! record of 16 KiB once at each end. It also needs one lock for both directions. The `kernel` interface of rustls
+//! is made for a record layer outside rustls, in the kernel or here.
 
 use std::ops::Range;
 
@@ -16,36 +17,37 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 /// Most plaintext in a record, in bytes (RFC 8446, section 5.1).
 pub(super) const RECORD_PLAIN_BYTES_MAX: usize = 1 << 14;
 
-/// Longest record on the wire after its head, in bytes (RFC 8446, section 5.2).
+/// Longest record on the wire, without its head, in bytes (RFC 8446, section 5.2).
 const RECORD_SEALED_BYTES_MAX: usize = RECORD_PLAIN_BYTES_MAX + 256;
 
-/// Head of a record: type, version, length.
+/// Length of the head of a record in bytes: type, version, length.
 pub(super) const RECORD_HEAD_BYTES: usize = 5;
 
 /// Length of the tag that every cipher of TLS 1.3 adds, in bytes.
 const TAG_BYTES: usize = 16;
 
-/// What a sealed record adds to its plaintext: head, inner type, tag.
+/// Bytes that a record adds to its plaintext: head, inner type, tag.
 const RECORD_OVERHEAD_BYTES: usize = RECORD_HEAD_BYTES + 1 + TAG_BYTES;
 
-/// Records in the send buffer. Reason: 256 KiB, a whole DATA frame, goes out in one system call and fits in the L2 cache
-/// of current servers beside what it is copied from.
+/// Number of records in the send buffer. Reason: a whole DATA frame of 256 KiB leaves in one system call. The
+/// buffer and its source fit together in the L2 cache of current servers.
 const SEND_BUFFER_RECORDS: usize = 16;
 
-/// Room in the send buffer for a key update, a close frame and an alert behind full records.
+/// Room in the send buffer behind full records, in bytes: for a key update, a close frame and an alert.
 const SEND_BUFFER_SLACK_BYTES: usize = 4096;
 
-/// Length of the receive buffer, in bytes. Reason: what one system call brings stays in the L2 cache until it is used.
+/// Length of the receive buffer, in bytes. Reason: the data of one system call stays in the L2 cache until it is
+/// used.
 const RECEIVE_BUFFER_BYTES: usize = 256 << 10;
 
-/// Records in a row that carry nothing; a peer that sends more wastes our time on purpose.
+/// Most consecutive records without data. A peer that sends more does so to waste the time of this end.
 const EMPTY_RECORDS_MAX: u32 = 32;
 
-/// Room below the limit of a key, in records, at which it is replaced. Reason: more than one send buffer, so that the
-/// check is made once a buffer.
+/// Margin below the limit of a key, in records, at which the key is replaced. Reason: more than one send buffer, so
+/// that one check per buffer is enough.
 const KEY_MARGIN_RECORDS: u64 = 64;
 
-/// Fewest records to be sealed with one key, so that a key is not worn from the start.
+/// Fewest records for one key, so that a new key does not need replacement at once.
 pub(super) const KEY_RECORDS_MIN: u64 = 2 * KEY_MARGIN_RECORDS;
 
 /// Content types (RFC 8446, section 5.1 and appendix B.1).
@@ -57,10 +59,10 @@ const APPLICATION_DATA: u8 = 23;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// The alert `close_notify`: level warning, description 0.
+/// Alert `close_notify`: level warning, description 0.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
-/// The key of one direction, and how far it is used.
+/// Key of one direction, and the number of records that it has processed.
 pub(super) struct RecordKey {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
@@ -69,7 +71,8 @@ pub(super) struct RecordKey {
 }
 
 impl RecordKey {
-    /// Takes over what rustls derived. `records_max` is how many records the cipher allows under one key.
+    /// Creates a key from the secrets that rustls derived. `records_max` is the most records that the cipher allows
+    /// for one key.
     pub(super) fn new(sequence: u64, secrets: ConnectionTrafficSecrets, records_max: u64) -> Result<Self, Error> {
         let (algorithm, key, iv) = match &secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
@@ -82,12 +85,12 @@ impl RecordKey {
         Ok(Self { key: LessSafeKey::new(key), iv, sequence, records_max })
     }
 
-    /// Whether the key has to be replaced before much more is sealed with it.
+    /// Returns true if the key has to be replaced before much more is encrypted with it.
     pub(super) fn is_worn(&self) -> bool {
         self.sequence.saturating_add(KEY_MARGIN_RECORDS) >= self.records_max
     }
 
-    /// The nonce of the next record; each is given once.
+    /// Returns the nonce of the next record; each nonce is used once.
     fn next_nonce(&mut self) -> Result<Nonce, Error> {
         let sequence = self.sequence;
         if sequence >= self.records_max {
@@ -102,9 +105,9 @@ impl RecordKey {
     }
 }
 
-/// The sending side: plaintext goes in, records lie ready to be written.
+/// Sending side: plaintext enters, and encrypted records are ready to be written.
 ///
-/// The buffer holds sealed records and behind them at most one open record, whose plaintext is still growing.
+/// The buffer holds encrypted records, followed by at most one open record whose plaintext is still growing.
 pub(super) struct Sealer {
     key: RecordKey,
     buffer: Box<[u8]>,
@@ -118,7 +121,7 @@ impl Sealer {
         Self { key, buffer: vec![0; length].into_boxed_slice(), sealed_bytes: 0, open_bytes: 0 }
     }
 
-    /// Takes as much of `bytes` as there is room for, sealing each record that becomes full.
+    /// Takes as much of `bytes` as there is room for, and encrypts each record that becomes full.
     pub(super) fn push(&mut self, bytes: &mut &[u8]) -> Result<(), Error> {
         let full_bytes = RECORD_PLAIN_BYTES_MAX + RECORD_OVERHEAD_BYTES;
         while !bytes.is_empty() && self.sealed_bytes + full_bytes + SEND_BUFFER_SLACK_BYTES <= self.buffer.len() {
@@ -134,37 +137,38 @@ impl Sealer {
         Ok(())
     }
 
-    /// Seals the open record, however short it is.
+    /// Encrypts the open record, even if it is short.
     pub(super) fn seal_open(&mut self) -> Result<(), Error> {
         if self.open_bytes > 0 { self.seal(APPLICATION_DATA) } else { Ok(()) }
     }
 
-    /// The records that are ready.
+    /// Returns the records that are ready to be written.
     pub(super) fn sealed(&self) -> &[u8] {
         &self.buffer[..self.sealed_bytes]
     }
 
-    /// Forgets the first `bytes` of the records that were ready: they have been written. Range: at most as many as there are.
+    /// Removes the first `bytes` of the ready records, because they have been written. Range: at most the length of
+    /// `sealed`.
     pub(super) fn written(&mut self, bytes: usize) {
         let left = bytes..self.sealed_bytes + RECORD_HEAD_BYTES + self.open_bytes;
         self.buffer.copy_within(left, 0);
         self.sealed_bytes -= bytes;
     }
 
-    /// Whether the key has to be replaced.
+    /// Returns true if the key has to be replaced.
     pub(super) fn key_is_worn(&self) -> bool {
         self.key.is_worn()
     }
 
-    /// Tells the peer that what follows is sealed with `key`, and goes over to it.
+    /// Adds a key update for the peer, and encrypts all later records with `key`.
     pub(super) fn update_key(&mut self, key: RecordKey) -> Result<(), Error> {
-        // The last byte is `update_not_requested`: each side replaces its own key when it has to.
+        // The last byte is `update_not_requested`: each end replaces its key when it needs to.
         self.seal_message(HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0])?;
         self.key = key;
         Ok(())
     }
 
-    /// Says that nothing more will follow.
+    /// Adds the alert `close_notify`: no more data follows.
     pub(super) fn close_notify(&mut self) -> Result<(), Error> {
         self.seal_message(ALERT, &CLOSE_NOTIFY)
     }
@@ -177,7 +181,7 @@ impl Sealer {
         self.seal(content_type)
     }
 
-    /// Makes a record of the open plaintext.
+    /// Makes a record from the open plaintext.
     fn seal(&mut self, content_type: u8) -> Result<(), Error> {
         let plain_bytes = self.open_bytes + 1;
         let [high, low] = ((plain_bytes + TAG_BYTES) as u16).to_be_bytes();
@@ -196,30 +200,30 @@ impl Sealer {
     }
 }
 
-/// What ended a run of records with data.
+/// Reason why a run of data records ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunEnd {
-    /// There is no further complete record: read more.
+    /// No further complete record is there: read more.
     NeedMore,
-    /// The peer replaced its key: give the next one by [`Opener::update_key`] before opening more.
+    /// The peer replaced its key: pass the next one to [`Opener::update_key`] before opening more.
     KeyUpdate {
-        /// The peer wants us to replace ours as well.
+        /// True if the peer requests that this end replaces its key too.
         requested: bool,
     },
-    /// The peer sends nothing more.
+    /// The peer sends no more data.
     CloseNotify,
 }
 
-/// A run of opened records.
+/// Run of decrypted records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Where the plaintext of all of them lies, in one piece: see [`Opener::plaintext`].
+    /// Range of their contiguous plaintext: see [`Opener::plaintext`].
     pub(super) data: Range<usize>,
-    /// Why the run ended.
+    /// Reason why the run ended.
     pub(super) end: RunEnd,
 }
 
-/// The receiving side: records go in, plaintext lies ready.
+/// Receiving side: records enter, and plaintext is ready to be used.
 pub(super) struct Opener {
     key: RecordKey,
     buffer: Box<[u8]>,
@@ -229,38 +233,39 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    /// Starts with `early`, what was read from the socket behind the handshake.
+    /// Creates the receiving side. `early` holds the bytes that were read from the socket after the handshake.
     pub(super) fn new(key: RecordKey, early: &[u8]) -> Self {
         let mut buffer = vec![0; RECEIVE_BUFFER_BYTES.max(early.len())].into_boxed_slice();
         buffer[..early.len()].copy_from_slice(early);
         Self { key, buffer, start: 0, end: early.len(), empty_records: 0 }
     }
 
-    /// Where to read more to, never empty; say how much it was by [`Opener::filled`].
+    /// Returns the space to read into, never empty. The caller reports the number of bytes read with
+    /// [`Opener::filled`].
     pub(super) fn space(&mut self) -> &mut [u8] {
-        // Less than one record is left here: `open` takes every complete one, and the buffer holds several.
+        // Less than one record is left here: `open` takes every complete record, and the buffer holds several.
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
         &mut self.buffer[self.end..]
     }
 
-    /// `bytes` bytes were read to [`Opener::space`].
+    /// Records that `bytes` bytes were read into [`Opener::space`].
     pub(super) fn filled(&mut self, bytes: usize) {
         self.end = (self.end + bytes).min(self.buffer.len());
     }
 
-    /// The plaintext of a run.
+    /// Returns the plaintext of a run.
     pub(super) fn plaintext(&self, run: &Run) -> &[u8] {
         &self.buffer[run.data.clone()]
     }
 
-    /// Goes over to the next key of the peer.
+    /// Switches to the next key of the peer.
     pub(super) fn update_key(&mut self, key: RecordKey) {
         self.key = key;
     }
 
-    /// Opens complete records until there is none or one that is not data.
+    /// Decrypts complete records until none is left, or until one is not data.
     ///
     /// Errors: the peer broke TLS, or a record was changed on the way.
     pub(super) fn open(&mut self) -> Result<Run, Error> {
@@ -294,7 +299,8 @@ impl Opener {
         }
     }
 
-    /// Opens the record at `record` so that its plaintext starts at `to`, right behind that of the record before it.
+    /// Decrypts the record at `record` so that its plaintext starts at `to`, right behind the plaintext of the
+    /// record before it.
     ///
     /// Returns its content type and the length of its plaintext.
     fn open_record(&mut self, to: usize, record: Range<usize>) -> Result<(u8, usize), Error> {
@@ -308,7 +314,7 @@ impl Opener {
             .key
             .open_within(nonce, Aad::from(head), in_out, sealed_at..)
             .map_err(|_| Error::protocol("a TLS record was changed on the way, or is not of this lane"))?;
-        // Zeroes behind the type are padding (RFC 8446, section 5.4).
+        // Zeros behind the content type are padding (RFC 8446, section 5.4).
         let at = plain.iter().rposition(|byte| *byte != 0);
         let at = at.ok_or_else(|| Error::protocol("peer sent a TLS record without a kind"))?;
         if at > RECORD_PLAIN_BYTES_MAX {
@@ -328,7 +334,7 @@ impl Opener {
     }
 }
 
-/// Length of the record at the front of `bytes`, head included; `None` unless it is complete.
+/// Returns the length of the record at the front of `bytes`, head included; `None` unless it is complete.
 fn complete_record(bytes: &[u8]) -> Result<Option<usize>, Error> {
     let Some((&[kind, _, _, high, low], rest)) = bytes.split_first_chunk::<RECORD_HEAD_BYTES>() else {
         return Ok(None);
@@ -343,10 +349,11 @@ fn complete_record(bytes: &[u8]) -> Result<Option<usize>, Error> {
     Ok((rest.len() >= length).then_some(RECORD_HEAD_BYTES + length))
 }
 
-/// Reads the handshake messages of one record: `Some` for a key update, with whether ours is requested as well.
+/// Reads the handshake messages of one record. Returns `Some` for a key update, with true if the peer requests an
+/// update of this end's key too.
 ///
-/// Tickets are read over, since nothing is ever resumed. Messages that go on in the next record are refused: none of
-/// those that may come here is that long.
+/// Skips tickets, because no TLS session is ever resumed. Refuses messages that continue in the next record,
+/// because no message that is valid here is that long.
 fn read_handshake(mut messages: &[u8]) -> Result<Option<bool>, Error> {
     let wrong = |what: &str| Error::protocol(format!("peer sent {what} after the TLS handshake"));
     if messages.is_empty() {
@@ -358,7 +365,7 @@ fn read_handshake(mut messages: &[u8]) -> Result<Option<bool>, Error> {
         messages = rest;
         match (kind, body) {
             (NEW_SESSION_TICKET, _) => {}
-            // A key change is the end of its record: what follows is sealed otherwise (RFC 8446, section 5.1).
+            // A key update is the last message of its record: later data has another key (RFC 8446, section 5.1).
             (KEY_UPDATE, [request @ (0 | 1)]) if rest.is_empty() => return Ok(Some(*request == 1)),
             (KEY_UPDATE, _) => return Err(wrong("a malformed key update")),
             _ => return Err(wrong(&format!("a handshake message of kind {kind}"))),
@@ -367,7 +374,7 @@ fn read_handshake(mut messages: &[u8]) -> Result<Option<bool>, Error> {
     if messages.is_empty() { Ok(None) } else { Err(wrong("a handshake message in pieces")) }
 }
 
-/// The error of an alert other than `close_notify`. Codes: RFC 8446, section 6.
+/// Returns the error for an alert other than `close_notify`. Codes: RFC 8446, section 6.
 pub(super) fn alert_error(code: u8) -> Error {
     let name = rustls::AlertDescription::from(code);
     // bad_certificate to certificate_unknown, unknown_ca, access_denied, certificate_required.
@@ -391,7 +398,7 @@ mod tests {
         RecordKey::new(0, secrets, u64::MAX).unwrap()
     }
 
-    /// Opens `wire`, given in slices of `slice_bytes`; the data of all runs and the last end.
+    /// Decrypts `wire`, given in slices of `slice_bytes`. Returns the data of all runs and the last end.
     fn open_all(wire: &[u8], slice_bytes: usize) -> Result<(Vec<u8>, RunEnd), Error> {
         let mut opener = Opener::new(key(1), &[]);
         let mut data = Vec::new();
@@ -419,7 +426,7 @@ mod tests {
         sealer.sealed().to_vec()
     }
 
-    /// Records of many lengths, a key update in between, and the end.
+    /// Returns wire bytes and plaintext of records of many lengths, with a key update in between and a close.
     fn sample() -> (Vec<u8>, Vec<u8>) {
         let (mut wire, mut plain) = (Vec::new(), Vec::new());
         let mut sealer = Sealer::new(key(1));
@@ -481,7 +488,7 @@ mod tests {
         for at in (0..wire.len()).step_by(17) {
             let mut changed = wire.clone();
             changed[at] ^= 1 << (at % 8);
-            // A changed length may wait for bytes that never come; what was opened before is right.
+            // A changed length may wait for bytes that never arrive. The data decrypted before it is right.
             match open_all(&changed, wire.len()) {
                 Ok((data, end)) => assert!(end == RunEnd::NeedMore && plain.starts_with(&data), "byte {at}"),
                 Err(error) => assert_eq!(error.kind, ErrorKind::Protocol, "byte {at}"),
@@ -493,7 +500,7 @@ mod tests {
 
     #[test]
     fn padding_is_taken_off_and_records_without_a_kind_are_refused() {
-        // Written as "abc", the kind of data, zeroes: `seal_message` adds the last zero itself.
+        // Plaintext: "abc", the content type of data, zeros. `seal_message` adds the last zero.
         let (data, _) = open_all(&message(0, b"abc\x17\0\0"), 1000).unwrap();
         assert_eq!(data, b"abc");
         assert!(open_all(&message(0, &[0; 20]), 1000).unwrap_err().text().contains("without a kind"));

@@ -1,8 +1,8 @@
-//! What the two halves and the handle of a TCP lane share, and how a lane ends.
+//! State that the two halves and the handle of a TCP lane share, and the end of a lane.
 //!
-//! A lane ends once, for the first reason that is given: by us (in order), by the peer (in order), or cut. The writer is
-//! a token: whoever has taken it out of its place may write to the socket, and no lock is held while it does. Closing
-//! takes the token too, so that the close frame never lands in the middle of another.
+//! A lane ends once, for the first reason: closed by this end in order, closed by the peer in order, or cut. The
+//! writer is a token: the thread that has taken it may write to the socket, and holds no lock meanwhile. Closing
+//! takes the token too, so that the close frame never enters another frame.
 
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ use super::record::RecordKey;
 use super::writer::Writer;
 use crate::sys;
 
-/// Longest time for closing in order, beside one round trip.
+/// Time limit for closing in order, in addition to one round trip.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Longest round trip that closing waits for.
@@ -30,9 +30,9 @@ pub(super) struct Shared {
     pub(super) local_addr: SocketAddr,
     pub(super) peer_addr: SocketAddr,
     secrets: Mutex<Secrets>,
-    /// The peer asked us to replace our key.
+    /// True if the peer requested that this end replaces its key.
     key_update_owed: AtomicBool,
-    /// The reading half waits for the peer, and not for its sink.
+    /// True while the reading half waits for the peer, and not for its sink.
     pub(super) listens: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -44,22 +44,22 @@ struct State {
     reader: ReaderState,
 }
 
-/// Why a lane ends or has ended.
+/// Reason why a lane ends or has ended.
 #[derive(Clone, Debug)]
 pub(super) enum Ending {
-    /// We close it in order.
+    /// This end closes it in order.
     ByUs {
-        /// What the peer is told.
+        /// Reason that is sent to the peer.
         reason: String,
-        /// When the peer has to be done.
+        /// Time by which the peer has to finish.
         deadline: Instant,
     },
     /// The peer closed it in order.
     ByPeer {
-        /// What it told us, escaped.
+        /// Reason that the peer sent, escaped.
         reason: String,
     },
-    /// It was cut or the peer broke the protocol.
+    /// The connection was cut, or the peer broke the protocol.
     Cut(String),
 }
 
@@ -70,7 +70,7 @@ enum ReaderState {
     Ended,
 }
 
-/// Which half of a lane saw something.
+/// Half of a lane in which an operation failed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Half {
     Sending,
@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Takes the writer for one call; waits while a sign of life goes out. Errors: the lane has ended.
+    /// Takes the writer for one call; waits while a sign of life is written. Errors: the lane has ended.
     pub(super) fn take_writer(&self) -> Result<Box<Writer>, Error> {
         let mut state = self.lock();
         loop {
@@ -111,25 +111,26 @@ impl Shared {
         }
     }
 
-    /// Takes the writer, if nobody has it and the lane has not ended.
+    /// Takes the writer if it is free and the lane has not ended.
     pub(super) fn writer_if_free(&self) -> Option<Box<Writer>> {
         let mut state = self.lock();
         if state.ending.is_some() { None } else { state.writer.take() }
     }
 
-    /// Puts the writer back after a call that went well.
+    /// Puts the writer back after a successful call.
     pub(super) fn return_writer(&self, writer: Box<Writer>) {
         self.lock().writer = Some(writer);
         self.changed.notify_all();
     }
 
-    /// The next key for what we send.
+    /// Returns the next key for sent records.
     pub(super) fn next_tx_key(&self) -> Result<RecordKey, Error> {
         self.key_update_owed.store(false, Ordering::Relaxed);
         self.lock_secrets().next_tx()
     }
 
-    /// The next key for what we receive. With `requested`, the sending half replaces its key before it sends more data.
+    /// Returns the next key for received records. With `requested`, the sending half replaces its key before it
+    /// sends more data.
     pub(super) fn next_rx_key(&self, requested: bool) -> Result<RecordKey, Error> {
         if requested {
             self.key_update_owed.store(true, Ordering::Relaxed);
@@ -137,23 +138,24 @@ impl Shared {
         self.lock_secrets().next_rx()
     }
 
-    /// Whether the peer waits for us to replace our key.
+    /// Returns true if the peer waits for a key update of this end.
     pub(super) fn owes_key_update(&self) -> bool {
         self.key_update_owed.load(Ordering::Relaxed)
     }
 
-    /// Why the lane ends, if it does.
+    /// Returns the reason why the lane ends, if it does.
     pub(super) fn ending(&self) -> Option<Ending> {
         self.lock().ending.clone()
     }
 
-    /// Notes that this thread reads the lane from now on; the guard notes the end of it.
+    /// Records that this thread reads the lane from now on; the guard records the end of the reading.
     pub(super) fn start_reading(&self) -> ReadingGuard<'_> {
         self.lock().reader = ReaderState::Running(thread::current().id());
         ReadingGuard { shared: self }
     }
 
-    /// Cuts the lane: an operation of one half came back with `error`. Returns the error for the caller of that half.
+    /// Cuts the lane, because an operation of one half failed with `error`. Returns the error for the caller of
+    /// that half.
     pub(super) fn cut(&self, half: Half, error: &io::Error) -> Error {
         let what = match error.kind() {
             io::ErrorKind::UnexpectedEof => "cut by the peer without a word".to_owned(),
@@ -167,7 +169,7 @@ impl Shared {
         self.cut_because(what)
     }
 
-    /// Cuts the lane for `what`; an ending that was there first stays the reason.
+    /// Cuts the lane for the reason `what`; an earlier ending stays the reason.
     pub(super) fn cut_because(&self, what: String) -> Error {
         let mut state = self.lock();
         let ending = state.ending.get_or_insert(Ending::Cut(what)).clone();
@@ -177,7 +179,7 @@ impl Shared {
         self.ended(&ending)
     }
 
-    /// The peer has closed the lane; answers in kind. Called by the reading thread.
+    /// Records that the peer has closed the lane, and closes the other direction. Called by the reading thread.
     pub(super) fn closed_by_peer(&self, reason: &str) {
         let deadline = self.close_deadline();
         let mut state = self.lock();
@@ -188,9 +190,9 @@ impl Shared {
         self.finish_sending(state, "closed by the peer", deadline);
     }
 
-    /// Closes the lane in order and waits for the peer to take it, but not for longer than the close time.
+    /// Closes the lane in order and waits until the reader has ended, at most for the close time.
     ///
-    /// On the reading thread it does not wait: the reader goes on until the peer is done or the time is over.
+    /// Does not wait on the reading thread: the reader continues until the peer is done or the time is over.
     pub(super) fn close(&self, reason: &str) {
         let deadline = self.close_deadline();
         let mut state = self.lock();
@@ -215,9 +217,9 @@ impl Shared {
         }
     }
 
-    /// Reads and forgets what the peer still sends, until it is done or the time is over.
+    /// Reads and drops the data that the peer still sends, until the peer is done or the time is over.
     ///
-    /// A socket that is closed with unread data answers with a reset, which would overtake our close frame.
+    /// Reason: a socket that is closed with unread data sends a reset, which would overtake the close frame.
     pub(super) fn drain(&self, deadline: Instant) {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -234,7 +236,7 @@ impl Shared {
         self.shut_down(Shutdown::Both);
     }
 
-    /// The error of a call on a lane that ends.
+    /// Returns the error of a call on a lane that ends.
     pub(super) fn ended(&self, ending: &Ending) -> Error {
         let (kind, scope, what) = match ending {
             Ending::ByUs { reason, .. } => (ErrorKind::Cancelled, Scope::Client, format!("closed: {reason}")),
@@ -244,7 +246,7 @@ impl Shared {
         Error::new(kind, scope, Phase::Transfer, format!("lane to {}: {what}", self.peer_addr)).retry(Retry::After)
     }
 
-    /// Takes the writer and sends the last words with it; a call of the sending half that is under way comes first.
+    /// Takes the writer and sends the close frame with it. Waits first for a running call of the sending half.
     fn finish_sending(&self, mut state: MutexGuard<'_, State>, reason: &str, deadline: Instant) {
         let mut writer = loop {
             if let Some(writer) = state.writer.take() {
@@ -260,7 +262,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a change of the state; `None` when the deadline passes first.
+    /// Waits for a change of the state; returns `None` when the deadline passes first.
     fn wait<'g>(&self, state: MutexGuard<'g, State>, deadline: Instant) -> Option<MutexGuard<'g, State>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -275,11 +277,11 @@ impl Shared {
     }
 
     fn shut_down(&self, how: Shutdown) {
-        // Fails only on a socket that is no longer connected, which is what is wanted.
+        // Fails only on a socket that is no longer connected, which is the wanted result.
         let _ = self.stream.shutdown(how);
     }
 
-    /// A thread that panicked in between left the state whole: every change of it is one assignment.
+    /// Locks the state. A panic of another thread leaves it consistent: every change of it is one assignment.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -289,7 +291,7 @@ impl Shared {
     }
 }
 
-/// Lives as long as a thread reads the lane.
+/// Guard that exists as long as a thread reads the lane.
 pub(super) struct ReadingGuard<'s> {
     shared: &'s Shared,
 }

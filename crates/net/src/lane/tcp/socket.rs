@@ -1,4 +1,4 @@
-//! The options of a lane's socket, and what each is for.
+//! Socket options of a lane, with the reason for each.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -10,14 +10,15 @@ use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 use super::{ConnectOptions, TcpOptions};
 use crate::sys::{self, TcpInfo};
 
-/// Unsent bytes that the kernel takes ahead, in bytes. Reason: enough that a sender thread that is woken late leaves no
-/// gap at 10 Gbit/s for 0.4 ms, and little enough that control frames wait 84 ms behind it at 50 Mbit/s, not seconds.
+/// Unsent bytes that the kernel takes ahead. Reason: a sender thread that wakes up to 0.4 ms late leaves no gap at
+/// 10 Gbit/s. Control frames wait at most 84 ms behind these bytes at 50 Mbit/s, not seconds.
 const NOTSENT_LOWAT_BYTES: u32 = 512 << 10;
 
-/// Keepalive probes that stay unanswered before the kernel gives an idle connection up.
+/// Unanswered keepalive probes after which the kernel ends an idle connection.
 const KEEPALIVE_PROBES: u32 = 4;
 
-/// Connects a socket. Errors: `Unreachable` for what the network says, `Usage` for an address of ours that is not.
+/// Connects a socket. Errors: `Unreachable` for errors of the network, `Usage` for a local address that this host
+/// does not have.
 pub(super) fn connect(options: &ConnectOptions, deadline: Instant) -> Result<TcpStream, Error> {
     let remote = options.remote;
     let failed = |what: &str, error: io::Error| {
@@ -37,7 +38,7 @@ pub(super) fn connect(options: &ConnectOptions, deadline: Instant) -> Result<Tcp
         io::ErrorKind::TimedOut => {
             failed(&format!("no answer in {:.0} s", options.tcp.handshake_time_max.as_secs_f64()), e)
         }
-        // Sent to a client whose last packet of the connection's own handshake came too late.
+        // The peer resets a connection when the last packet of the TCP handshake arrives too late.
         io::ErrorKind::ConnectionReset => failed("the peer cut the connection", e).cut_in_handshake(),
         io::ErrorKind::ConnectionRefused => failed("nobody listens there", e),
         _ => failed("no way there", e),
@@ -45,15 +46,17 @@ pub(super) fn connect(options: &ConnectOptions, deadline: Instant) -> Result<Tcp
     Ok(socket.into())
 }
 
-/// Sets what every lane wants. The buffers are left to the kernel's own tuning, which setting a size would end.
+/// Sets the options that every lane needs. Leaves the buffers to the kernel's autotuning, which a set size would
+/// end.
 pub(super) fn tune(stream: &TcpStream, peer: SocketAddr, options: &TcpOptions) -> Result<(), Error> {
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new()
         .with_time(options.dead_after / 3)
         .with_interval(options.dead_after / 6)
         .with_retries(KEEPALIVE_PROBES);
-    // TCP_USER_TIMEOUT is not set: it also ends a connection whose peer is alive and does not read for that long, as a
-    // receiver with a stalled disk (tcp_probe_timer in net/ipv4/tcp_timer.c). The lane watches the path itself.
+    // TCP_USER_TIMEOUT is not set. Reason: it also ends a connection whose live peer does not read for that long,
+    // for instance a receiver with a stalled disk (tcp_probe_timer in net/ipv4/tcp_timer.c). The lane checks the
+    // path in `PathWatch` instead.
     let tuned = stream
         .set_nonblocking(false)
         .and_then(|()| socket.set_tcp_nodelay(true))
@@ -64,7 +67,7 @@ pub(super) fn tune(stream: &TcpStream, peer: SocketAddr, options: &TcpOptions) -
     })
 }
 
-/// Chooses the congestion control of a socket by its name in the kernel.
+/// Sets the congestion control of a socket by its name in the kernel.
 pub(super) fn set_congestion(stream: &TcpStream, name: &str) -> Result<(), Error> {
     SockRef::from(stream).set_tcp_congestion(name.as_bytes()).map_err(|e| {
         let text = format!("use congestion control {name}: the kernel refuses; going on with {}", congestion(stream));
@@ -72,30 +75,31 @@ pub(super) fn set_congestion(stream: &TcpStream, name: &str) -> Result<(), Error
     })
 }
 
-/// The congestion control of a socket.
+/// Returns the congestion control of a socket.
 pub(super) fn congestion(stream: &TcpStream) -> String {
     let name = SockRef::from(stream).tcp_congestion().unwrap_or_default();
     String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// Headers of a full segment of this connection, in bytes: IP, TCP and its options.
+/// Returns the header bytes of a full segment of this connection: IP, TCP and its options.
 pub(super) fn segment_header_bytes(info: &TcpInfo, peer: SocketAddr) -> u64 {
     let ip = if peer.is_ipv4() { 20 } else { 40 };
     ip + 20 + if info.timestamps { 12 } else { 0 }
 }
 
-/// Caps what a socket sends so that the packets on the wire, IP headers included, stay at `rate`.
+/// Caps the rate of a socket so that the packets on the wire, IP headers included, stay at `rate`.
 ///
-/// The kernel's own pacing counts payload only, so the headers of full segments are taken off (measured on Linux 6.18
-/// over veth at MTU 1500: packets at 1.032 times the rate that was set, cubic and bbr alike). Where the interface has
-/// the fq queueing discipline, which counts whole packets, the lane stays that much (3 % at MTU 1500) below its rate.
+/// The kernel's pacing counts payload only, so the headers of full segments are subtracted. Measured on Linux 6.18
+/// over veth at MTU 1500: packets at 1.032 times the rate that was set, with cubic and bbr alike. The fq queueing
+/// discipline counts whole packets. Where the interface has it, the lane stays that much (3 % at MTU 1500) below
+/// its rate.
 pub(super) fn set_rate(stream: &TcpStream, peer: SocketAddr, rate: Option<BitRate>) -> io::Result<()> {
     let info = sys::tcp_info(stream)?;
     let payload = u64::from(info.snd_mss.max(1));
     let packet = payload + segment_header_bytes(&info, peer);
     let payload_rate = rate.map(|rate| {
         let bytes = u128::from(rate.bytes_per_second()) * u128::from(payload) / u128::from(packet);
-        // Not above what was given, and not the zero that the kernel would take for no cap at all.
+        // Not above the given rate, and not 0, which the kernel would take for no cap.
         u64::try_from(bytes).unwrap_or(u64::MAX).max(1)
     });
     sys::set_pacing_rate(stream, payload_rate)

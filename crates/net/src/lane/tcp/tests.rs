@@ -1,4 +1,4 @@
-//! Real sockets on loopback. Nothing here waits for time to pass; what is awaited is an event.
+//! Tests over real sockets on loopback. They wait for events, and never for time to pass.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use super::*;
 use crate::lane::frame::{DATA_FRAME_BYTES_MAX, FrameKind};
 use crate::lane::{BLOCK_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, LaneSink};
 
-/// What a sink was called with.
+/// Call that a sink got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Call {
     Control(Vec<u8>),
@@ -23,12 +23,12 @@ enum Call {
     Abandoned(u64),
 }
 
-/// Sends every call to the test, and fails at the control frame "fail".
+/// Sends every call to the test; fails at the control frame "fail".
 struct Recorder(Sender<Call>);
 
 impl Recorder {
     fn note(&mut self, call: Call) -> Result<(), Error> {
-        // The test has ended when nobody listens.
+        // Fails only when the test has ended.
         let _ = self.0.send(call);
         Ok(())
     }
@@ -56,7 +56,7 @@ impl LaneSink for Recorder {
     }
 }
 
-/// A lane whose receiving half runs on a thread.
+/// Lane whose receiving half runs on a thread.
 struct End {
     peer: Fingerprint,
     tx: Box<dyn LaneTx>,
@@ -73,14 +73,14 @@ impl End {
         Self { peer: lane.peer, tx: lane.tx, handle: lane.handle, calls, reader }
     }
 
-    /// Waits for the end of the lane; what was heard since the last look, and how it ended.
+    /// Waits for the end of the lane. Returns the calls since the last look, and the result of the lane.
     fn join(self) -> (Vec<Call>, Result<(), Error>) {
         let result = self.reader.join().unwrap();
         (join_data(self.calls.iter()), result)
     }
 }
 
-/// Joins data that came in several slices, checking that the slices are in order.
+/// Joins data that arrived in several slices; checks that the slices are in order.
 fn join_data(calls: impl Iterator<Item = Call>) -> Vec<Call> {
     let mut joined: Vec<Call> = Vec::new();
     for call in calls {
@@ -133,7 +133,7 @@ fn send_block(tx: &mut dyn LaneTx, data: &[u8], piece: usize) {
 fn blocks_and_control_frames_arrive_as_they_were_sent_both_ways() {
     let (mut a, mut b) = ends();
     assert_ne!(a.peer, b.peer);
-    // Lengths at the edges of records (16 KiB), of DATA frames (256 KiB) and of blocks.
+    // Lengths at the edges of records (16 KiB), DATA frames (256 KiB) and blocks.
     let lengths =
         [0, 1, 16_379, 16_384, 16_385, DATA_FRAME_BYTES_MAX, DATA_FRAME_BYTES_MAX + 1, BLOCK_BYTES_MAX as usize];
     let longest_control = pattern(CONTROL_FRAME_BYTES_MAX, 1);
@@ -180,7 +180,7 @@ fn blocks_and_control_frames_arrive_as_they_were_sent_both_ways() {
 
 #[test]
 fn keys_are_replaced_while_data_flows_both_ways() {
-    // 100 records a key, of which 64 are kept in reserve: some dozens of updates in each direction.
+    // 100 records per key, of which 64 are kept in reserve: some dozens of updates in each direction.
     let (a, b) = lanes(&TcpOptions { key_records_max: 100, ..TcpOptions::default() });
     let (mut a, mut b) = (End::of(a), End::of(b));
     let data = pattern(BLOCK_BYTES_MAX as usize, 9);
@@ -208,7 +208,7 @@ fn a_closed_lane_ends_both_halves_at_both_ends_and_tells_the_reason() {
     b.handle.close("again");
     let error = b.tx.control(b"x").unwrap_err();
     assert_eq!(error.kind, ErrorKind::Cancelled);
-    // The peer ends by itself; its sending half says why.
+    // The peer calls no close; its sending half reports the reason.
     let Err(error) = (0..).try_for_each(|_| a.tx.control(b"x").and_then(|()| a.tx.flush())) else { unreachable!() };
     assert_eq!((error.kind, error.retry), (ErrorKind::Unreachable, Retry::After));
     assert!(error.text().contains("closed by the peer: going down\\nfor today"), "{error}");
@@ -238,7 +238,7 @@ fn a_peer_that_is_refused_hears_why_before_it_reads() {
     let mut a = End::of(a);
     a.tx.control(b"hello").unwrap();
     a.tx.flush().unwrap();
-    // Nobody reads at this end: the agent has looked at the fingerprint and refuses.
+    // No thread reads at this end: the agent has looked at the fingerprint and refuses the peer.
     b.handle.close("your key is not authorized");
     assert!(b.rx.run(&mut Recorder(channel().0)).is_ok());
     let error = loop {
@@ -271,7 +271,7 @@ fn a_peer_that_does_not_read_cannot_hold_up_a_close() {
     let (full, is_full) = channel();
     let feeding = thread::spawn(move || {
         loop {
-            // The other end reads nothing: this blocks once the buffers of the kernel are full.
+            // The other end reads nothing: this call blocks once the buffers of the kernel are full.
             a.tx.block_begin(b"", BLOCK_BYTES_MAX).unwrap();
             for _ in 0..64 {
                 let _ = full.send(());
@@ -293,7 +293,7 @@ fn a_peer_that_does_not_read_cannot_hold_up_a_close() {
 #[test]
 fn a_lane_that_is_cut_is_an_error_that_may_be_tried_again() {
     let (a, b) = ends();
-    // Below TLS: the connection ends without a close.
+    // Below TLS: the connection ends without a TLS close.
     b.handle.shared.stream.shutdown(Shutdown::Both).unwrap();
     for end in [a, b] {
         let error = end.join().1.unwrap_err();
@@ -304,9 +304,9 @@ fn a_lane_that_is_cut_is_an_error_that_may_be_tried_again() {
 
 #[test]
 fn a_peer_whose_kernel_lives_and_that_says_nothing_is_cut_off() {
-    // The shortest whose parts the kernel takes for its own probes.
+    // Shortest time whose sixth part the kernel takes as the interval of its keepalive probes (1 s).
     let (a, b) = lanes(&TcpOptions { dead_after: Duration::from_secs(6), ..TcpOptions::default() });
-    // Its end of the connection stays open, and nobody runs it.
+    // The peer's end of the connection stays open, but no thread runs it.
     let a = End::of(a);
     let error = a.join().1.unwrap_err();
     assert_eq!((error.kind, error.retry), (ErrorKind::Unreachable, Retry::After));
@@ -334,7 +334,7 @@ fn a_sign_of_life_is_heard_by_the_lane_and_not_by_the_sink() {
 #[test]
 fn a_sign_of_life_does_not_wait_for_a_peer_that_does_not_read() {
     let (a, b) = lanes(&TcpOptions::default());
-    // Far more than the kernels take; what they do not take stays for the next call.
+    // Far more than the kernels take; the rest stays for the next call.
     for _ in 0..100_000 {
         a.handle.say_alive();
     }
@@ -346,7 +346,7 @@ fn a_sign_of_life_does_not_wait_for_a_peer_that_does_not_read() {
 #[test]
 fn bytes_changed_on_the_way_end_the_lane() {
     let (a, b) = ends();
-    // A record that looks right and is not sealed with the key of the lane; then one that is none; then a lie.
+    // A record with a valid head that is not encrypted with the lane's key; then a wrong type; then a wrong length.
     let forged = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
     (&a.handle.shared.stream).write_all(&forged).unwrap();
     let error = b.join().1.unwrap_err();
@@ -395,7 +395,7 @@ fn calls_out_of_order_are_refused_before_the_peer_sees_them() {
     }
 }
 
-/// Runs `accept` against what `peer` does with a plain connection.
+/// Runs `accept` against a plain connection that `peer` controls; returns the error.
 fn accept_from(handshake_time_max: Duration, peer: impl FnOnce(TcpStream) + Send) -> Error {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -416,11 +416,11 @@ fn peers_that_do_not_shake_hands_are_cut_off() {
     let error = accept_from(HANDSHAKE_TIME_MAX, drop);
     assert_eq!((error.kind, error.retry), (ErrorKind::Unreachable, Retry::After), "{error}");
 
-    // Says nothing, and stays until it is cut off.
+    // The peer sends nothing, and stays until it is cut off.
     let error = accept_from(Duration::from_millis(50), |mut stream| drop(stream.read(&mut [0])));
     assert!(error.text().contains("did not finish the handshake in time"), "{error}");
 
-    // A record that never ends, and handshake messages without end.
+    // A record that is longer than TLS allows, and more bytes than a handshake may have.
     let error = accept_from(HANDSHAKE_TIME_MAX, |mut stream| {
         let _ = stream.write_all(&[22, 3, 1, 0xff, 0xff]).and_then(|()| stream.write_all(&[0; 100_000]));
         let _ = stream.read(&mut [0]);
@@ -460,7 +460,7 @@ fn a_port_where_something_else_listens_is_named_with_the_one_that_agents_have() 
 fn a_record_of_another_kind_behind_half_a_handshake_message_is_an_error() {
     let half =
         [&[22, 3, 1, 1, 0xda, 1, 0, 0x0f, 0xff, 3, 3][..], &[b'A'; 468], &[23, 3, 3, 0, 16], &[b'B'; 16]].concat();
-    // The first time each end hears of the other: whoever is in the path can say this.
+    // The two ends have no keys yet: any host on the path can send this.
     let error = accept_from(HANDSHAKE_TIME_MAX, |mut stream| {
         stream.write_all(&half).unwrap();
         let _ = stream.read(&mut [0]);
@@ -525,7 +525,8 @@ fn the_head_of_each_frame_is_as_documented() {
 
 #[test]
 fn another_implementation_of_tls_is_understood() {
-    // rustls as the accepting end, with its own record layer; it sends tickets and asks for key updates, which we do not.
+    // rustls as the accepting end, with its own record layer. It sends tickets and requests key updates; sterna
+    // does neither.
     let (a, b) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let mut config = (*b.server_config()).clone();
     config.send_tls13_tickets = 3;
@@ -605,7 +606,7 @@ fn a_peer_with_another_protocol_in_tls_is_refused() {
 
 #[test]
 fn a_peer_without_a_certificate_is_untrusted() {
-    /// Has none to show.
+    /// Resolver that has no certificate.
     #[derive(Debug)]
     struct NoCertificate;
     impl rustls::client::ResolvesClientCert for NoCertificate {

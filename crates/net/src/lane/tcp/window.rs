@@ -1,4 +1,4 @@
-//! How many bytes one TCP connection can have in flight, by the limits of this host and by what the peer announced.
+//! Bytes that one TCP connection can have in flight, by the limits of this host and the announcements of the peer.
 
 use std::fs;
 use std::time::Duration;
@@ -7,49 +7,52 @@ use sterna_proto::ByteCount;
 
 use crate::sys::{SocketMemory, TcpInfo};
 
-/// Limits to which the kernel grows the buffers of a connection by itself; the third number of each file counts.
+/// Limits to which the kernel grows the buffers of a connection; the third number of each file applies.
 const SEND_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_wmem";
 const RECEIVE_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_rmem";
 
 /// Share of a full send buffer that is payload, in percent. Measured on Linux 6.18: 98.3 at MTU 1500, 97.0 at 9000.
 const SEND_PAYLOAD_PERCENT: u64 = 97;
 
-/// Share of a full receive buffer that is announced as window, in percent, until data flows and [`held_to`] measures it.
-/// Reason: fixed at 50 up to Linux 6.5 (`tcp_adv_win_scale` of 1); later kernels start there and go to 90 to 97.
+/// Share of a full receive buffer that is announced as window, in percent, until data flows and [`held_to`]
+/// measures it. Reason: fixed at 50 up to Linux 6.5 (`tcp_adv_win_scale` of 1). Later kernels start there and grow
+/// to 90 to 97.
 const RECEIVE_WINDOW_PERCENT: u64 = 50;
 
 /// Largest window before scaling, in bytes (RFC 7323, section 2.3).
 const UNSCALED_WINDOW_BYTES_MAX: u64 = 65_535;
 
-/// Most bytes that one connection of this host can have in flight, in either direction, if its peer has the same limits.
+/// Returns the largest number of bytes that one connection of this host can have in flight, in either direction, if
+/// its peer has the same limits.
 ///
-/// `None` when the kernel does not say. Cost: reads two small files.
+/// `None` when the kernel does not report them. Cost: reads two small files.
 pub fn window_max() -> Option<ByteCount> {
     let limit = |path| fs::read_to_string(path).ok().and_then(|text| largest(&text));
     Some(host_window(limit(SEND_BUFFER_LIMITS)?, limit(RECEIVE_BUFFER_LIMITS)?))
 }
 
-/// What this host's kernel lets the buffers of a connection grow to, for sending and receiving; 0 where it does not say.
+/// Returns the sizes to which this host's kernel grows the send and receive buffers of a connection; 0 where not
+/// reported.
 pub fn buffer_limits() -> (ByteCount, ByteCount) {
     let limit = |path| fs::read_to_string(path).ok().and_then(|text| largest(&text)).unwrap_or(0);
     (ByteCount(limit(SEND_BUFFER_LIMITS)), ByteCount(limit(RECEIVE_BUFFER_LIMITS)))
 }
 
-/// The same for a live connection, also bounded by the largest window that its peer can announce.
+/// Returns [`window_max`] for a live connection, also bounded by the largest window that its peer can announce.
 pub(super) fn window_max_of(info: &TcpInfo) -> Option<ByteCount> {
     let shift = if info.window_scaling { info.snd_wnd_scale } else { 0 };
     Some(window_max()?.min(ByteCount(UNSCALED_WINDOW_BYTES_MAX << shift)))
 }
 
-/// Time with data to send after which it means something what held it back. Reason: some round trips of the longest path, in
-/// which buffers grow to their limits.
+/// Time with data to send from which the measured limits are meaningful. Reason: some round trips of the longest
+/// path, in which buffers grow to their limits.
 const BUSY_MIN: Duration = Duration::from_secs(3);
 
-/// The window that a live lane is held to, as it is now; `None` while something else limits the lane, or nothing.
+/// Returns the window that limits a live lane now; `None` while something else limits the lane, or nothing.
 ///
-/// A sender hears from the kernel for how long the peer's window or its own buffer held it back: more than half of the time
-/// with data to send is what counts. A receiver knows only that its buffer has grown to the limit, which the kernel does for a
-/// sender that fills it.
+/// For a sender, the kernel reports for how long the peer's window or the local buffer limited it. Such a limit
+/// counts when it held for more than half of the time with data to send. For a receiver, the only sign is a buffer
+/// that has grown to its limit: the kernel grows it for a sender that fills it.
 pub(super) fn held_to(info: &TcpInfo, memory: &SocketMemory) -> Option<ByteCount> {
     let busy = info.busy.filter(|busy| *busy >= BUSY_MIN);
     let (by_peer, by_buffer) = (info.rwnd_limited.unwrap_or_default(), info.sndbuf_limited.unwrap_or_default());
@@ -67,7 +70,7 @@ fn host_window(send_buffer_max: u64, receive_buffer_max: u64) -> ByteCount {
     ByteCount(send.min(receive))
 }
 
-/// The third of the three numbers of such a file.
+/// Returns the third of the three numbers of such a file.
 fn largest(text: &str) -> Option<u64> {
     text.split_whitespace().nth(2)?.parse().ok()
 }
@@ -79,7 +82,7 @@ mod tests {
     #[test]
     fn the_smaller_buffer_bounds_the_window() {
         let limit = |text| largest(text).unwrap();
-        // Linux 6.16 and later: the send buffer binds. Up to 6.15: the receive buffer.
+        // Linux 6.16 and later: the send buffer is the limit. Up to 6.15: the receive buffer.
         let (send, later, earlier) =
             (limit("4096\t16384\t4194304\n"), limit("4096\t131072\t33554432\n"), limit("4096\t131072\t6291456\n"));
         assert_eq!(host_window(send, later), ByteCount(4_068_474));

@@ -1,4 +1,4 @@
-//! The sending half of a TCP lane.
+//! Sending half of a TCP lane.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::shared::{Half, Shared};
 use crate::lane::frame::{CLOSE_REASON_BYTES_MAX, DATA_FRAME_BYTES_MAX, FrameKind};
 use crate::lane::{BLOCK_BYTES_MAX, LaneTx};
 
-/// Puts frames into records and records on the socket.
+/// Writes frames to records and records to the socket.
 pub(super) struct Writer {
     sealer: Sealer,
-    /// Data that the open block still has to get, in bytes.
+    /// Data bytes that the open block still lacks; `None` while no block is open.
     block_missing: Option<u64>,
 }
 
@@ -26,7 +26,7 @@ impl Writer {
         Self { sealer, block_missing: None }
     }
 
-    /// Sends what is left, the close frame and the TLS close, before `deadline`.
+    /// Sends the remaining data, the close frame and the TLS close, before `deadline`.
     pub(super) fn finish(&mut self, shared: &Shared, reason: &str, deadline: Instant) -> Result<(), Error> {
         let longest = reason.len().min(CLOSE_REASON_BYTES_MAX);
         let cut_at = (0..=longest).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or(0);
@@ -42,14 +42,14 @@ impl Writer {
         self.write_sealed(shared, Some(deadline))
     }
 
-    /// Queues a frame whose payload is in two pieces.
+    /// Queues a frame whose payload is in two pieces; writes to the socket when the buffer is full.
     fn put(&mut self, shared: &Shared, kind: FrameKind, pieces: [&[u8]; 2]) -> Result<(), Error> {
         let length = pieces[0].len() + pieces[1].len();
         if !kind.allows(length) {
             return Err(misuse(&format!("send a {kind:?} frame of {length} bytes")));
         }
         if shared.owes_key_update() {
-            // Before the next data, as RFC 8446, section 4.6.3 wants it.
+            // Before the next data, as RFC 8446, section 4.6.3 requires.
             self.sealer.update_key(shared.next_tx_key()?)?;
         }
         let head = kind.head(length);
@@ -81,7 +81,7 @@ impl Writer {
         for piece in data.chunks(DATA_FRAME_BYTES_MAX) {
             self.put(shared, FrameKind::Data, [piece, &[]])?;
         }
-        // Full records go out at once; a record that is still growing takes what comes next along.
+        // Full records leave at once. A record that is still growing waits for the next data.
         self.write_sealed(shared, None)
     }
 
@@ -104,7 +104,7 @@ impl Writer {
         self.write_sealed(shared, None)
     }
 
-    /// Says that this end lives, as far as the kernel takes it without waiting; what it does not take goes with the next call.
+    /// Sends a sign of life, as far as the kernel takes it without waiting. The next call sends the rest.
     fn alive(&mut self, shared: &Shared) -> Result<(), Error> {
         if self.sealer.sealed().is_empty() {
             self.put(shared, FrameKind::Alive, [&[], &[]])?;
@@ -122,7 +122,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the records that are ready and replaces the key when it is time.
+    /// Writes the records that are ready, and replaces the key when it is due.
     fn write_sealed(&mut self, shared: &Shared, deadline: Option<Instant>) -> Result<(), Error> {
         if !self.sealer.sealed().is_empty() {
             let written = match deadline {
@@ -139,7 +139,7 @@ impl Writer {
     }
 }
 
-/// Writes all of `bytes`, or gives up at the deadline.
+/// Writes all of `bytes`, or fails at the deadline.
 fn write_until(shared: &Shared, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -157,12 +157,12 @@ fn write_until(shared: &Shared, mut bytes: &[u8], deadline: Instant) -> io::Resu
     Ok(())
 }
 
-/// A call that the contract of [`LaneTx`] does not allow.
+/// Returns the error for a call that the contract of [`LaneTx`] does not allow.
 fn misuse(what: &str) -> Error {
     Error::new(ErrorKind::Internal, Scope::Path, Phase::Transfer, format!("{what} on a lane"))
 }
 
-/// The sending half as the driver sees it.
+/// Sending half, as the driver uses it.
 pub(super) struct TcpTx {
     pub(super) shared: Arc<Shared>,
 }
@@ -173,7 +173,7 @@ impl TcpTx {
     }
 }
 
-/// Runs one call with the writer; after a failure the lane is dead and the writer gone.
+/// Runs one call with the writer. After a failure the lane is dead and the writer is gone.
 fn run(
     shared: &Shared,
     mut writer: Box<Writer>,
@@ -191,11 +191,11 @@ fn run(
     }
 }
 
-/// Says that this end lives, unless a call of the sending half is under way: then it says more than that, or the peer
-/// does not read. Never blocks.
+/// Sends a sign of life, unless a call of the sending half is running. Such a call sends data, or it waits because
+/// the peer does not read. Never blocks.
 pub(super) fn say_alive(shared: &Shared) {
     if let Some(writer) = shared.writer_if_free() {
-        // A failure is the end of the lane, which both halves find out.
+        // A failure ends the lane, and both halves detect that.
         let _ = run(shared, writer, Writer::alive);
     }
 }

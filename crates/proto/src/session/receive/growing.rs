@@ -1,4 +1,4 @@
-//! What the receiving end does with a file that is sent while it grows.
+//! The receiving end for a file that is sent while it grows.
 
 use super::super::message::Message;
 use super::super::{FileId, LaneId};
@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::file::FileEntry;
 
 impl RecvSession {
-    /// Asks for the right to write the part of a block that begins at `offset` and is not whole yet. To be given back with
-    /// [`RecvSession::handle_tail`] by who gets it.
+    /// Claims an incomplete block for writing its tail, which begins at `offset`. A lane that gets [`BlockClaim::Take`]
+    /// must release the claim with [`RecvSession::handle_tail`].
     pub fn claim_tail(&mut self, lane: LaneId, id: FileId, offset: u64) -> BlockClaim {
         let is_over = self.over;
         let Some(file) = self.files.get_mut(&id).filter(|file| !is_over && file.entry.is_growing()) else {
@@ -23,8 +23,8 @@ impl RecvSession {
         BlockClaim::Take
     }
 
-    /// The part of a block that begins at `offset` was written, or was not: its block is free. One that came whole meanwhile was read past, and is
-    /// asked for again.
+    /// Releases the claim on the tail that begins at `offset`, whether it was written or not. If the complete block
+    /// arrived in the meantime and was discarded, requests that block again.
     pub fn handle_tail(&mut self, lane: LaneId, id: FileId, offset: u64) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let index = offset / file.entry.blocks().block_bytes();
@@ -37,7 +37,7 @@ impl RecvSession {
         self.publish_if_complete(id);
     }
 
-    /// A growing file has ended.
+    /// Records that a growing file has ended.
     pub(super) fn handle_ended(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
         self.check_offered(id)?;
         if entry.growth.is_none() || entry.is_growing() {
@@ -50,7 +50,7 @@ impl RecvSession {
         Ok(())
     }
 
-    /// A growing file that has ended was read as a whole by its sender.
+    /// Records the digest of a growing file that has ended and that its sender has read as a whole.
     pub(super) fn handle_sealed(&mut self, id: FileId, blake3: [u8; 32]) -> Result<(), Error> {
         self.check_offered(id)?;
         let Some(file) = self.files.get_mut(&id) else { return Ok(()) };
@@ -62,7 +62,7 @@ impl RecvSession {
         Ok(())
     }
 
-    /// Errors: no file of this number was offered in the log.
+    /// Checks that a file was offered in the log. Errors: no file of this number was offered.
     fn check_offered(&self, id: FileId) -> Result<(), Error> {
         if id.0 >= self.offered {
             return Err(Error::protocol(format!("file {} of the peer: it was never offered", id.0)));
@@ -70,25 +70,26 @@ impl RecvSession {
         Ok(())
     }
 
-    /// What is known of a file that is open, which may have grown since its offer; also the BLAKE3 that it must have, when its sender
-    /// has said so.
+    /// Returns the current entry of an open file, which may have grown since its offer. Also returns the BLAKE3 that
+    /// the file must have, if its sender has reported it.
     pub fn open_entry(&self, file: FileId) -> Option<(&FileEntry, Option<[u8; 32]>)> {
         self.files.get(&file).map(|file| (&file.entry, file.seal))
     }
 }
 
 impl RecvFile {
-    /// Whether it may get its name once its blocks are here: it does not grow, or has ended and was read as a whole.
+    /// Returns true if the file may get its name once its blocks have arrived: it does not grow, or it has ended and is
+    /// sealed.
     pub(super) fn is_closed(&self) -> bool {
         self.entry.growth.is_none() || !self.entry.is_growing() && self.seal.is_some()
     }
 
-    /// Takes an entry that came with a block or a message. Errors: it is not of this file.
+    /// Adopts an entry that came with a block or a message. Errors: the entry belongs to another file.
     pub(super) fn take_entry(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
         if self.entry.grows_into(entry) {
             self.entry = entry.clone();
         } else if self.entry != *entry && !entry.grows_into(&self.entry) {
-            // Blocks of a growing file may come in another order than they appeared in.
+            // An older entry of a growing file is no error, because its blocks may arrive in any order.
             return Err(Error::protocol(format!("file {} from the peer: two entries for it", id.0)));
         }
         Ok(())

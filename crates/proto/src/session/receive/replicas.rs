@@ -1,16 +1,16 @@
-//! What the receiving end does for a file that comes from several replicas: it waits for a word before it publishes, and gives back blocks that
-//! turned out to be of a wrong one.
+//! The receiving end for a file that comes from several replicas. It withholds publication until a release, and gives
+//! back blocks that came from a wrong replica.
 
 use super::{FileId, LaneId, RecvSession, Stage};
 use crate::range_set::RangeSet;
 
 impl RecvSession {
-    /// Files are published only once [`RecvSession::release`] has been called for them. To be called before the first is offered.
+    /// Withholds every file from publication until [`RecvSession::release`]. Must be called before the first offer.
     pub fn withhold_files(&mut self) {
         self.withholds = true;
     }
 
-    /// A file that was withheld may be published when every block of it is here.
+    /// Releases a withheld file: it is published once every block has arrived.
     pub fn release(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(&id) {
             file.withheld = false;
@@ -18,8 +18,8 @@ impl RecvSession {
         self.publish_if_complete(id);
     }
 
-    /// These blocks of a file count as missing again, and are asked for: what the storage has of them is of no use. Also of a file that was to be
-    /// published and was not; it is withheld again. Returns those of them that were here.
+    /// Marks blocks of a file as missing and requests them, because their stored data is useless. Also applies to a
+    /// file whose publication failed; the file is withheld again. Returns the blocks that had arrived.
     pub fn take_back(&mut self, id: FileId, blocks: &RangeSet) -> RangeSet {
         let open = |stage: &Stage| matches!(stage, Stage::Receiving | Stage::Publishing);
         let Some(file) = self.files.get_mut(&id).filter(|file| open(&file.stage) && !file.entry.is_packed()) else {
@@ -30,7 +30,7 @@ impl RecvSession {
         self.miss(id, blocks)
     }
 
-    /// Gives up the right of `lane` to write a block, without asking for the block: another lane brings it.
+    /// Releases the claim of `lane` on a block without requesting the block: another lane delivers it.
     pub fn release_claim(&mut self, lane: LaneId, id: FileId, index: u64) {
         if let Some(file) = self.files.get_mut(&id)
             && file.claims.get(&index).is_some_and(|claim| claim.lane == lane)
@@ -39,13 +39,14 @@ impl RecvSession {
         }
     }
 
-    /// Whether `lane` has the right to write a block.
+    /// Returns true if `lane` has the claim on a block.
     pub fn has_claim(&self, lane: LaneId, id: FileId, index: u64) -> bool {
         let claim = self.files.get(&id).and_then(|file| file.claims.get(&index));
         claim.is_some_and(|claim| claim.lane == lane)
     }
 
-    /// Whether a block of a file is here, verified; also of a packed file (index 0) that is to be published.
+    /// Returns true if a block of a file has arrived and is verified. For a packed file (index 0): true if the file is
+    /// in publication.
     pub fn has_block(&self, id: FileId, index: u64) -> bool {
         self.files.get(&id).is_some_and(|file| match file.entry.is_packed() {
             true => file.stage == Stage::Publishing,

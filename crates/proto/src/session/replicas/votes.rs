@@ -1,34 +1,36 @@
-//! Blocks that several replicas have sent, to see whether they have the same file.
+//! Comparison of blocks that several replicas have sent, to find replicas that have another file.
 
 use std::collections::BTreeMap;
 
 use super::ReplicaId;
 
-/// Blocks of each replica that are compared with those of the others. Reason: replicas of another version differ nearly everywhere, so that one
-/// block tells; files that were cut or written over from some place on differ at their end; two more at random cost little.
+/// Number of blocks of a file that are compared between replicas. Reason: replicas of another version differ nearly
+/// everywhere, so one block shows it. Files that were truncated or overwritten from some offset on differ at their end.
+/// Two more random blocks cost little.
 const COMPARED_MAX: u64 = 3;
 
-/// Files of fewer blocks than this have their last one compared and no other. Reason: what is compared travels once for each replica.
+/// Number of blocks from which a file has more than its last block compared. Reason: a compared block travels once for
+/// each replica.
 const COMPARED_MORE_FROM: u64 = 16;
 
-/// The digests that replicas have for the blocks that are compared.
+/// Digests reported by the replicas for the compared blocks.
 #[derive(Debug, Default)]
 pub(super) struct Votes {
     by_block: BTreeMap<u64, BTreeMap<ReplicaId, [u8; 32]>>,
 }
 
-/// What comes out of a comparison.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) block: u64,
-    /// Those that differ from the one that is believed.
+    /// Replicas that differ from the trusted one.
     pub(super) wrong: Vec<ReplicaId>,
-    /// Most replicas agree; otherwise the first that was named is believed.
+    /// True if most replicas agree. Otherwise the replica named first is trusted.
     pub(super) by_majority: bool,
 }
 
 impl Votes {
-    /// The blocks of a file of `count` blocks that are compared: the last one, and some that `seed` gives.
+    /// Selects the compared blocks of a file of `count` blocks: the last one, and some chosen by `seed`.
     pub(super) fn of_file(count: u64, seed: u64) -> Self {
         let mut by_block = BTreeMap::new();
         if count > 0 {
@@ -53,26 +55,26 @@ impl Votes {
         self.by_block.get(&block).is_some_and(|votes| votes.contains_key(&replica))
     }
 
-    /// A replica has sent a block with this digest; nothing happens when the block is not compared.
+    /// Records the digest of a block that a replica has sent. Ignored if the block is not compared.
     pub(super) fn vote(&mut self, replica: ReplicaId, block: u64, digest: [u8; 32]) {
         if let Some(votes) = self.by_block.get_mut(&block) {
             votes.insert(replica, digest);
         }
     }
 
-    /// What a replica says does not count any more.
+    /// Removes the votes of a replica.
     pub(super) fn forget(&mut self, replica: ReplicaId) {
         for votes in self.by_block.values_mut() {
             votes.remove(&replica);
         }
     }
 
-    /// How many replicas have sent the block that most have sent.
+    /// Returns the number of votes for the compared block that has the most.
     pub(super) fn voters(&self) -> usize {
         self.by_block.values().map(BTreeMap::len).max().unwrap_or_default()
     }
 
-    /// How many blocks a replica has that another one has otherwise.
+    /// Returns the number of compared blocks where a replica differs from another one.
     pub(super) fn differences(&self, replica: ReplicaId) -> usize {
         let differs = |votes: &&BTreeMap<ReplicaId, [u8; 32]>| {
             let own = votes.get(&replica);
@@ -81,14 +83,15 @@ impl Votes {
         self.by_block.values().filter(differs).count()
     }
 
-    /// Whether two replicas differ from others, and nowhere from each other.
+    /// Returns true if two replicas differ from others and nowhere from each other.
     pub(super) fn differ_alike(&self, one: ReplicaId, other: ReplicaId) -> bool {
         let both = self.by_block.values().filter_map(|votes| votes.get(&one).zip(votes.get(&other)));
         let mut alike = both.map(|(one, other)| one == other).peekable();
         self.differences(one) > 0 && alike.peek().is_some() && alike.all(|is_same| is_same)
     }
 
-    /// What is to be said now of blocks that differ, of `voters` replicas in all. While `more` may vote only a majority of all of them decides.
+    /// Returns the verdict on the first block with different digests, if it can be decided. `voters` is the number of
+    /// replicas that may vote. While `more` votes may come, only a majority of all voters decides.
     pub(super) fn verdict(&self, voters: usize, more: bool) -> Option<Verdict> {
         self.by_block.iter().find_map(|(block, votes)| {
             let count = |digest: &[u8; 32]| votes.values().filter(|other| *other == digest).count();
@@ -101,7 +104,7 @@ impl Votes {
             let believed = match majority {
                 Some(digest) => digest,
                 None if more => return None,
-                // Replicas are numbered as they were named.
+                // Replicas are numbered in the order of their names.
                 None => first,
             };
             let wrong = votes.iter().filter(|(_, digest)| *digest != believed).map(|(replica, _)| *replica).collect();
@@ -109,7 +112,8 @@ impl Votes {
         })
     }
 
-    /// Those that have a block otherwise than who gave it; `giver` says who that is.
+    /// Returns the replicas that differ from the origin of a block in the file, each with its first such block. `giver`
+    /// returns that origin.
     pub(super) fn against(&self, giver: impl Fn(u64) -> Option<ReplicaId>) -> Vec<(ReplicaId, u64)> {
         let mut found: Vec<(ReplicaId, u64)> = Vec::new();
         for (block, votes) in &self.by_block {
@@ -120,13 +124,13 @@ impl Votes {
         found
     }
 
-    /// The first in order that has sent `block`.
+    /// Returns the first replica, in the order of names, that has sent `block`.
     pub(super) fn first_voter(&self, block: u64) -> Option<ReplicaId> {
         self.by_block.get(&block)?.keys().next().copied()
     }
 }
 
-/// The next of a sequence of numbers that looks random. Source: splitmix64, Steele, Lea and Flood, 2014.
+/// Returns the next pseudo-random number. Source: splitmix64, Steele, Lea and Flood, 2014.
 fn scramble(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

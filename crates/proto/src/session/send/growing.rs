@@ -1,4 +1,4 @@
-//! What the sending end does with a file that is sent while it grows.
+//! The sending end for a file that is sent while it grows.
 
 use std::ops::Range;
 
@@ -8,9 +8,10 @@ use super::{BlockTask, SendFile, SendSession, unit_count};
 use crate::file::FileEntry;
 
 impl SendSession {
-    /// A growing file has become `entry`: its new blocks join the pool, and the receiver is told when that is its end.
+    /// Replaces the entry of a growing file by `entry`. New blocks join the pool. If `entry` has ended, the receiver is
+    /// notified.
     ///
-    /// Range: its entry until now grows into this one; otherwise, and when it has settled, nothing changes.
+    /// Range: the current entry grows into `entry`. Otherwise, or if the file has settled, nothing changes.
     pub fn grow(&mut self, id: FileId, entry: FileEntry) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.entry.grows_into(&entry)) else { return };
         let (before, now) = (unit_count(&file.entry), unit_count(&entry));
@@ -27,16 +28,19 @@ impl SendSession {
         }
     }
 
-    /// A growing file that has ended was read once more as a whole, and has this BLAKE3: what was sent of it must have it too.
+    /// Sends the BLAKE3 of a growing file that has ended and was read again as a whole. The blocks that were sent must
+    /// have the same digest.
     pub fn seal(&mut self, id: FileId, blake3: [u8; 32]) {
         if self.files.get(&id).is_some_and(|file| !file.withdrawn && !file.entry.is_growing()) {
             self.log.push(&Message::Sealed { file: id, blake3 });
         }
     }
 
-    /// The writer of a growing file pauses, and has written `size` bytes: the part of a block that is not whole goes when nothing else is to be sent.
+    /// Queues the tail of a growing file whose writer pauses at `size` bytes: the incomplete block. A tail is sent only
+    /// when nothing else is left to send.
     ///
-    /// Each byte goes so once, and again with its block; what a lane loses of it, or the receiver could not take, goes when the writer pauses again or with the block.
+    /// Each byte travels once in a tail and again with its block. When a lane goes down, the tail is sent again from
+    /// its start. Bytes that the receiver discarded travel with their block.
     pub fn set_tail(&mut self, id: FileId, size: u64) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.entry.is_growing()) else { return };
         file.tail.end = size;
@@ -45,7 +49,8 @@ impl SendSession {
         }
     }
 
-    /// The large file whose turn it is. In the order of the manifest; but a file that grows may never be done, and others take turns with it.
+    /// Returns the large file whose turn it is, in manifest order. If the first one grows, large files take turns,
+    /// because that file may never be done.
     pub(super) fn next_ready_large(&self) -> Option<FileId> {
         let first = self.ready_large.first().copied()?;
         if !self.grows(first) {
@@ -55,7 +60,8 @@ impl SendSession {
         self.last_large.and_then(behind).or(Some(first))
     }
 
-    /// Whether small files go before the large file whose turn it is.
+    /// Returns true if small files go before the large file whose turn it is. They go in manifest order, but alternate
+    /// with a growing file.
     pub(super) fn small_goes_first(&mut self, small: FileId, large: FileId) -> bool {
         if small < large || !self.grows(large) {
             return small < large;
@@ -68,7 +74,7 @@ impl SendSession {
         self.files.get(&file).is_some_and(|file| file.entry.is_growing())
     }
 
-    /// Takes a part of a block that is not whole.
+    /// Takes the next tail to send.
     pub(super) fn next_tail(&mut self) -> Option<BlockTask> {
         while let Some(id) = self.ready_tails.first().copied() {
             let Some(file) = self.files.get_mut(&id) else { break };
@@ -85,7 +91,7 @@ impl SendSession {
         None
     }
 
-    /// A lane is gone, and nobody knows what it carried of parts of blocks.
+    /// Queues all tails again from their start: nothing records which tail bytes were on the lane that went down.
     pub(super) fn send_tails_again(&mut self) {
         for (id, file) in self.files.iter_mut().filter(|(_, file)| file.tail.end > 0) {
             file.tail.start = 0;
@@ -97,11 +103,11 @@ impl SendSession {
 }
 
 impl SendFile {
-    /// What is to be sent of the part of a block that its writer has written.
+    /// Returns the bytes of the tail that are left to send.
     fn tail_left(&self) -> Range<u64> {
         let start = self.tail.start.max(self.entry.size);
         let may_go = self.entry.is_growing() && !self.withdrawn && !self.waits;
-        // A writer that went on has a whole block instead.
+        // If the writer continued, the tail belongs to a complete block instead.
         let end = self.tail.end.min(self.entry.size + self.entry.blocks().block_bytes());
         if may_go { start..end.max(start) } else { start..start }
     }

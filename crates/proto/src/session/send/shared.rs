@@ -1,14 +1,16 @@
-//! A file of which each lane of a sender stands for a replica: what whoever asks replicas for its blocks needs to know and to change.
+//! Access for `replicas` to a file in the order `BlockOrder::Shared`, where each lane of the sender represents a
+//! replica.
 
 use super::{FileId, LaneId, RangeSet, SendSession};
 
 impl SendSession {
-    /// Whether the receiver has said which blocks of a file it has.
+    /// Returns true if the receiver has reported which blocks of a file it has.
     pub(in crate::session) fn is_looked_up(&self, id: FileId) -> bool {
         self.files.get(&id).is_some_and(|file| !file.unasked && !file.waits)
     }
 
-    /// The blocks of a file that the receiver has not confirmed. Cost: by how many ranges they are, and how many are on lanes.
+    /// Returns the blocks of a file that the receiver has not confirmed. Cost: proportional to the number of pending
+    /// ranges and of blocks in flight.
     pub(in crate::session) fn missing(&self, id: FileId) -> RangeSet {
         let Some(file) = self.files.get(&id) else { return RangeSet::default() };
         let mut missing = file.pending.clone();
@@ -16,23 +18,24 @@ impl SendSession {
         missing
     }
 
-    /// Whether the receiver has confirmed every block of a file that it has looked up.
+    /// Returns true if the receiver has looked up a file and confirmed every block of it.
     pub(in crate::session) fn is_confirmed(&self, id: FileId) -> bool {
         self.files.get(&id).is_some_and(|file| !file.unasked && file.pending.is_empty() && file.in_flight.is_empty())
     }
 
-    /// The blocks of a file that the receiver has asked for since the last call, whatever has become of them since.
+    /// Returns the blocks of a file that the receiver has requested since the last call, including blocks that have
+    /// arrived since.
     pub(in crate::session) fn take_wanted(&mut self, id: FileId) -> RangeSet {
         self.files.get_mut(&id).map(|file| std::mem::take(&mut file.wanted)).unwrap_or_default()
     }
 
-    /// Takes this block of a file for `lane`, if no lane has it and it is missing.
+    /// Takes a block for `lane` if it is missing and no lane has it. Returns true if the block was taken.
     pub(in crate::session) fn take_block(&mut self, lane: LaneId, id: FileId, index: u64) -> bool {
         let is_free = self.files.get(&id).is_some_and(|file| file.is_ready() && file.pending.contains(index));
         is_free && self.take_single(id, index, lane).is_some()
     }
 
-    /// Takes these blocks of a file back from the lanes that have taken them, if any has.
+    /// Returns blocks of a file from their lanes to the pool.
     pub(in crate::session) fn give_back(&mut self, id: FileId, blocks: std::ops::Range<u64>) {
         let Some(file) = self.files.get_mut(&id) else { return };
         for index in file.take_in_flight(blocks) {
@@ -43,7 +46,7 @@ impl SendSession {
         }
     }
 
-    /// Gives a block that a lane has taken to another lane; whether a lane had it.
+    /// Moves a block from its lane to `lane`. Returns false if no lane had the block.
     pub(in crate::session) fn hand_over(&mut self, lane: LaneId, id: FileId, index: u64) -> bool {
         let owner = self.files.get_mut(&id).and_then(|file| file.in_flight.get_mut(&index));
         owner.map(|owner| *owner = lane).is_some()
