@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{ActiveEnd, Frame, Hello, LaneId, Request};
-use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
+use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope, Setting};
 
 use crate::arrivals::{ARRIVALS_MAX, Arrivals, Arrived};
 use crate::buffer::BufferPool;
@@ -205,7 +205,7 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
                 _ => ErrorKind::Io,
             };
             let text = format!("listen on TCP {listen}{}", why_not_listening(&e));
-            Error::new(kind, Scope::Client, Phase::Prepare, text).caused_by(e)
+            Error::new(kind, Scope::Client, Phase::Prepare, text).about(&[Setting::Listen]).caused_by(e)
         })?;
         let bound = tcp.local_addr().map_err(|e| crate::internal("ask for the port that was bound").caused_by(e))?;
         match quic::Listener::bind(bound, identity, &quic::ListenerOptions::default()) {
@@ -219,13 +219,9 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
 /// What an operator can do about an address that cannot be listened on, in front of the words of the system.
 fn why_not_listening(error: &std::io::Error) -> &'static str {
     match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            ", where another program listens; stop that or give another port with --listen"
-        }
-        std::io::ErrorKind::AddrNotAvailable => {
-            ", an address that this host has not; give one of its own with --listen"
-        }
-        std::io::ErrorKind::PermissionDenied => ", which is not allowed; give a port from 1024 on with --listen",
+        std::io::ErrorKind::AddrInUse => ", where another program listens; stop that program or give another port",
+        std::io::ErrorKind::AddrNotAvailable => ", which is not an address of this host; give one that is",
+        std::io::ErrorKind::PermissionDenied => ", which is not allowed; give a port from 1024 on",
         _ => "",
     }
 }
@@ -386,7 +382,7 @@ impl Shared {
         granted.ok_or_else(|| {
             let text = format!(
                 "{peer} is not authorized here: the operator of the agent must add a line with that fingerprint (alone for all \
-                 rights, or with ro behind it to read only) to the file that its --authorize names; the next try counts"
+                 rights, or with ro behind it to read only) to its list of authorized keys; the next try counts"
             );
             Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
         })
@@ -650,7 +646,7 @@ impl AgentSink<'_> {
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;
         // The peer may be gone already. Closing in order lets it hear the reason before the end.
-        let _ = tx.control(&Frame::Refuse(crate::copy_of(error)).encode()).and_then(|()| tx.flush());
+        let _ = tx.control(&Frame::Refuse(error.clone()).encode()).and_then(|()| tx.flush());
         self.handle.close("refused");
         Ok(())
     }

@@ -26,21 +26,28 @@ use std::time::{Duration, Instant};
 use sterna_proto::compress::Wish;
 use sterna_proto::follow::EndRule;
 use sterna_proto::limit::LimitReport;
-use sterna_proto::location::{HostPort, RemoteLocation};
+use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
-use sterna_proto::session::{ActiveFile, Overwrite, PathNumber};
-use sterna_proto::{BitRate, ByteCount, Checks, Digest, Error, ErrorKind, Location, Phase, Retry};
+use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber};
+use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, ErrorKind, Location, Phase, Retry};
 
+use crate::engine::CopyKind;
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
 use crate::session::{LimitsNow, Progress, SessionEvent, Then, lock};
 use crate::web::TokenSource;
 
+use self::direct::Direct;
 use self::job::Job;
 use self::keeper::run_session;
 pub use self::path::{PathOptions, PathPlan, UnreachedPath};
+use self::replicas::ReplicaCopy;
 pub use self::replicas::ReplicaSummary;
 use self::tally::Tally;
+use self::third_party::ThirdPartyCopy;
+
+/// Memory for data in flight over QUIC, all lanes of a copy together, where nothing else is given. Reason: 10 Gbit/s over 200 ms.
+pub const MEMORY_DEFAULT: ByteCount = ByteCount(256 << 20);
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
@@ -62,7 +69,7 @@ pub enum ViaChoice {
 
 /// One copy.
 #[derive(Clone, Debug)]
-pub struct CopyOptions {
+pub struct CopySpec {
     /// What to copy.
     pub sources: Vec<Location>,
     /// Where to.
@@ -85,8 +92,6 @@ pub struct CopyOptions {
     pub dry_run: bool,
     /// How long the session outlives its last lane.
     pub linger: Duration,
-    /// Directory that keeps what is learnt about paths; `None`: nothing is remembered.
-    pub memory_dir: Option<PathBuf>,
     /// Where the bearer token for a web server comes from.
     pub web_token: Option<TokenSource>,
     /// A file of certificates of authorities that web servers may have beside those of this host.
@@ -97,13 +102,34 @@ pub struct CopyOptions {
     pub then: Option<Then>,
     /// The sources are replicas of one file.
     pub same: bool,
-    /// The peer that has asked an agent for this copy: at the other agent it has the rights that both have.
-    pub on_behalf_of: Option<Fingerprint>,
     /// Takes what the account of limits is given, where this host sends; for tests that replay it.
     pub recording: Option<Arc<File>>,
 }
 
-impl CopyOptions {
+impl CopySpec {
+    /// A copy of `sources` to `destination` over one path, with the default of everything else.
+    pub fn new(sources: Vec<Location>, destination: Location) -> Self {
+        Self {
+            sources,
+            destination,
+            paths: vec![PathOptions::default()],
+            congestion: None,
+            overwrite: Overwrite::IfChanged,
+            checks: Checks::NONE,
+            expect: None,
+            compress: Wish::Auto,
+            memory: MEMORY_DEFAULT,
+            dry_run: false,
+            linger: LINGER_DEFAULT,
+            web_token: None,
+            web_authority: None,
+            follow: None,
+            then: None,
+            same: false,
+            recording: None,
+        }
+    }
+
     /// The most that may be sent on all paths together, if that is limited.
     fn ceiling(&self) -> Option<BitRate> {
         BitRate::sum(self.paths.iter().map(|path| path.contract.ceiling))
@@ -133,8 +159,8 @@ pub trait CopyObserver: Send + Sync {
     fn expected_keys(&self, _remote: &RemoteLocation, _beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
         Ok(Vec::new())
     }
-    /// The copy ends with an error, and this was done by then.
-    fn cut_short(&self, _summary: &CopySummary) {}
+    /// Called when the copy ends with an error, with what was copied before.
+    fn cut_short(&self, _summary: CopySummary) {}
     /// Whether the person wants to stop.
     fn stopped(&self) -> bool;
 }
@@ -205,16 +231,8 @@ pub struct CopySummary {
     pub bytes: u64,
     /// Bytes of the files that were up to date.
     pub bytes_skipped: u64,
-    /// Bytes that were there from an earlier run; goodput does not count them.
-    pub bytes_held: u64,
-    /// Bytes of holes that this run told instead of carrying; goodput does not count them either.
-    pub bytes_holes: u64,
-    /// File bytes that lanes carried, those of blocks that travelled again included.
-    pub bytes_carried: u64,
-    /// What these bytes became on the lanes: fewer where they were compressed.
-    pub bytes_encoded: u64,
-    /// Blocks that were sent or asked for again.
-    pub blocks_again: u64,
+    /// Counters over all sessions of the copy.
+    pub counters: Counters,
     /// Time from the start to the last outcome.
     pub elapsed: Duration,
     /// Why files failed.
@@ -234,64 +252,108 @@ pub struct CopySummary {
 impl CopySummary {
     /// Mean rate of the file bytes that lanes brought in this run.
     pub fn goodput(&self) -> BitRate {
-        BitRate::mean(ByteCount(self.bytes.saturating_sub(self.bytes_held + self.bytes_holes)), self.elapsed)
+        BitRate::mean(
+            ByteCount(self.bytes.saturating_sub(self.counters.bytes_held + self.counters.bytes_holes)),
+            self.elapsed,
+        )
     }
 }
 
 /// Failures whose reasons are kept. Reason: bounds memory; the observer has heard them all.
 pub const FAILURES_KEPT_MAX: usize = 100;
 
-/// Runs one copy to its end.
-///
-/// Errors: nothing could be done at all (usage, no agent, not trusted), or the session ended early. Files that failed on
-/// their own are in the summary.
-pub fn copy(
-    options: &CopyOptions,
-    identity: &Identity,
-    observer: &Arc<dyn CopyObserver>,
-) -> Result<CopySummary, Error> {
-    if let Some(replicas) = replicas::ReplicaCopy::plan(options)? {
-        return replicas.copy(options, identity, observer);
-    }
-    follow::check(options)?;
-    if let Some(direct) = direct::Direct::plan(options)? {
-        return direct.copy(options, observer);
-    }
-    if let Some(third_party) = third_party::ThirdPartyCopy::plan(options)? {
-        return third_party.copy(options, identity, observer).map_err(|error| with_line(error, identity));
-    }
-    let (job, tally) = (Job::plan(options)?, Tally::new(observer));
-    lock(&tally.state).remembers_none = options.follow.is_some();
-    copy_job(options, &job, identity, &tally).map_err(|error| with_line(error, identity))
+/// Host that starts the sessions of a copy.
+#[derive(Clone)]
+pub(crate) struct Initiator {
+    /// Key of this host.
+    pub(crate) identity: Identity,
+    /// Peer that requested the copy from this agent. At the other agent the copy has the rights that both peers have.
+    pub(crate) on_behalf_of: Option<Fingerprint>,
+    /// Directory of the path cache; `None`: nothing is remembered about paths.
+    pub(crate) path_cache: Option<PathBuf>,
 }
 
-/// A refusal with the name of the agent whose words it is in; any other error as it is.
-fn said_by(error: Error, agent: &HostPort) -> Error {
-    if !error.is_refusal() {
-        return error;
+/// A copy that has been checked, by the kind of its ends.
+pub(crate) enum PlannedCopy {
+    /// From several replicas of one file to this host.
+    Replicas(ReplicaCopy),
+    /// From web servers to this host.
+    Direct(Direct),
+    /// From one agent to another.
+    ThirdParty(ThirdPartyCopy),
+    /// Between this host, or web servers, and one agent.
+    Agent(Job),
+}
+
+impl PlannedCopy {
+    /// Kind of the copy.
+    pub(crate) fn kind(&self) -> CopyKind {
+        match self {
+            Self::Replicas(_) => CopyKind::Replicas,
+            Self::Direct(_) => CopyKind::Direct,
+            Self::ThirdParty(_) => CopyKind::ThirdParty,
+            Self::Agent(_) => CopyKind::Agent,
+        }
     }
-    let text = format!("{agent} says: {}", error.chain());
-    Error::new(error.kind, error.scope, error.phase, text).retry(error.retry).refused(true)
+}
+
+/// Checks a copy and decides its kind. Dials nothing.
+///
+/// Errors: `Usage`; a source on this host that does not exist, when it is followed or taken away.
+pub(crate) fn plan(options: &CopySpec) -> Result<PlannedCopy, Error> {
+    if let Some(replicas) = ReplicaCopy::plan(options)? {
+        return Ok(PlannedCopy::Replicas(replicas));
+    }
+    follow::check(options)?;
+    if let Some(direct) = Direct::plan(options)? {
+        return Ok(PlannedCopy::Direct(direct));
+    }
+    if let Some(third_party) = ThirdPartyCopy::plan(options)? {
+        return Ok(PlannedCopy::ThirdParty(third_party));
+    }
+    Job::plan(options).map(PlannedCopy::Agent)
+}
+
+/// Runs one copy to its end.
+///
+/// Errors: nothing was copied (no agent, not trusted), or the session ended early. Files that failed by themselves are in the summary.
+pub(crate) fn run(
+    copy: PlannedCopy,
+    options: &CopySpec,
+    initiator: &Initiator,
+    observer: &Arc<dyn CopyObserver>,
+) -> Result<CopySummary, Error> {
+    let outcome = match copy {
+        PlannedCopy::Replicas(replicas) => return replicas.copy(options, initiator, observer),
+        PlannedCopy::Direct(direct) => return direct.copy(options, observer),
+        PlannedCopy::ThirdParty(third_party) => third_party.copy(options, initiator, observer),
+        PlannedCopy::Agent(job) => {
+            let tally = Tally::new(observer);
+            lock(&tally.state).remembers_none = options.follow.is_some();
+            copy_job(options, &job, initiator, &tally)
+        }
+    };
+    outcome.map_err(|error| with_line(error, &initiator.identity))
 }
 
 /// The refusal of an agent that does not know us, with the line that its operator needs, alone on one of ours: it is pasted into a mail.
 fn with_line(error: Error, identity: &Identity) -> Error {
     let ours = identity.fingerprint().to_string();
-    if !error.is_refusal() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
+    if !error.is_from_peer() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
         return error;
     }
-    let text = format!("{}\n{ours}", error.chain());
-    Error::new(error.kind, error.scope, error.phase, text).retry(error.retry).refused(true)
+    let text = format!("{}\n{ours}", error.text());
+    error.reworded(text)
 }
 
-/// Runs one job to its end. Errors: as [`copy`].
-fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
+/// Runs one job to its end. Errors: as [`run`].
+fn copy_job(options: &CopySpec, job: &Job, initiator: &Initiator, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
     let observer = &tally.observer;
     // Since when the agent has been looked for again, after it lost a session.
     let mut lost_since: Option<Instant> = None;
     loop {
-        match run_session(options, job, identity, tally, &mut started) {
+        match run_session(options, job, initiator, tally, &mut started) {
             Err(error) if error.kind == ErrorKind::SessionLost && !observer.stopped() => {
                 lost_since = Some(Instant::now());
                 lock(&tally.state).start_over();
@@ -307,7 +369,7 @@ fn copy_job(options: &CopyOptions, job: &Job, identity: &Identity, tally: &Arc<T
                 thread::sleep(BACKOFF_MIN);
             }
             outcome => {
-                let outcome = outcome.map_err(|error| said_by(error, &job.remote.host_port()));
+                let outcome = outcome.map_err(|error| error.named(job.remote.host_port()));
                 return tally.conclude(outcome, started.elapsed());
             }
         }

@@ -6,10 +6,11 @@
 pub mod agent;
 mod arrivals;
 pub mod buffer;
-pub mod client;
+mod client;
 mod crowd;
 pub mod descriptors;
 pub mod disk;
+pub mod engine;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handshakes;
@@ -25,9 +26,4 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 /// A bug of ours, or the operating system refusing what it always gives (a thread).
 pub(crate) fn internal(text: &str) -> Error {
     Error::new(ErrorKind::Internal, Scope::Service, Phase::Transfer, text)
-}
-
-/// The same error for a second listener: its words, with those of its causes.
-pub(crate) fn copy_of(error: &Error) -> Error {
-    Error::new(error.kind, error.scope, error.phase, error.chain()).retry(error.retry).refused(error.is_refusal())
 }

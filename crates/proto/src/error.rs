@@ -1,8 +1,12 @@
-//! The one error vocabulary: what went wrong, at whose end, in which phase, and whether trying again can help.
+//! The one error type: kind of failure, end, phase, and the use of another attempt.
 
 use std::fmt;
+use std::sync::Arc;
 
-/// Whose end a failure belongs to.
+use crate::location::HostPort;
+use crate::setting::Setting;
+
+/// End of a transfer that a failure belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// The storage or host that is read from.
@@ -20,7 +24,7 @@ pub enum Scope {
 /// The phase of a transfer in which a failure was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Names, rights, space and connections are looked at; no byte has moved.
+    /// Names, rights, space and connections are checked; no byte has moved.
     Prepare,
     /// Bytes move.
     Transfer,
@@ -30,7 +34,7 @@ pub enum Phase {
     Finalise,
 }
 
-/// What the one who saw a failure first knows about trying again.
+/// Use of another attempt, as the code that saw the failure first knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retry {
     /// The same attempt would fail again.
@@ -41,18 +45,18 @@ pub enum Retry {
     OtherReplica,
 }
 
-/// What kind of failure it is; the wire carries its code.
+/// Kind of a failure; the wire carries its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// A name that does not exist, or of nothing that is copied (a fifo, a device).
+    /// The name does not exist, or it is not of a kind that is copied (a fifo, a device).
     NotFound,
     /// The file system or the agent's rules refuse.
     Denied,
-    /// The peer is not the one that is trusted, or is unknown.
+    /// The peer is unknown, or has another key than the trusted one.
     Untrusted,
-    /// No space, or a quota is reached.
+    /// The disk is full, or a quota is reached.
     NoSpace,
-    /// Another session holds the destination.
+    /// Another session writes to the destination.
     Busy,
     /// The destination exists and may not be replaced.
     Exists,
@@ -62,17 +66,17 @@ pub enum ErrorKind {
     Corrupt,
     /// The peer broke the protocol, or speaks another version.
     Protocol,
-    /// The network did not carry it: refused, reset, timed out.
+    /// The network failed: connection refused, reset or timed out.
     Unreachable,
-    /// A limit of ours was reached.
+    /// A limit of Sterna was reached.
     Limit,
-    /// The request makes no sense.
+    /// The request is contradictory or incomplete.
     Usage,
     /// Stopped by the person, or by shutdown.
     Cancelled,
-    /// Reading or writing storage gave an error of its own.
+    /// Storage returned an error on read or write.
     Io,
-    /// A bug of ours.
+    /// A bug in Sterna.
     Internal,
     /// The peer does not know the session any more (it was restarted): a new one takes over.
     SessionLost,
@@ -109,102 +113,157 @@ wire_codes!(ErrorKind {
     Internal = 15 "internal", SessionLost = 16 "session_lost",
 });
 
-/// A failure, with everything that the one who handles it needs to know.
+/// Host that reported a failure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SaidBy {
+    /// This process.
+    #[default]
+    Us,
+    /// The peer: "here" in the text is there.
+    Peer,
+    /// The peer at this address.
+    Host(Box<HostPort>),
+}
+
+/// A failure, with everything that its handler needs to decide what to do.
 ///
-/// `Display` prints `text` only: what was tried, on what, what came back, what happens next. The reporter in `main`
-/// walks `source()`.
-#[derive(Debug)]
+/// `Display` prints the peer that reported it, if it is known, and the text: what was tried, on what, what came back, what happens
+/// next. [`Error::chain`] adds the causes.
+/// Clones share the causes.
+#[derive(Clone, Debug)]
 pub struct Error {
-    /// What kind of failure.
+    /// Kind of failure.
     pub kind: ErrorKind,
-    /// Whose end.
+    /// End of the transfer that it belongs to.
     pub scope: Scope,
-    /// In which phase.
+    /// Phase of the transfer.
     pub phase: Phase,
-    /// Whether trying again can help; set by whoever saw the failure first.
+    /// Use of another attempt; set by the code that saw the failure first.
     pub retry: Retry,
-    text: String,
-    is_refusal: bool,
+    /// Host that reported it.
+    pub said_by: SaidBy,
+    text: Arc<str>,
+    settings: &'static [Setting],
     is_cut_in_handshake: bool,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    cause: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
-    /// A failure that trying again does not cure; see [`Error::retry`] to say otherwise.
+    /// Creates a failure that another attempt would meet again; [`Error::retry`] changes that.
     pub fn new(kind: ErrorKind, scope: Scope, phase: Phase, text: impl Into<String>) -> Self {
         Self {
             kind,
             scope,
             phase,
             retry: Retry::Never,
-            text: text.into(),
-            is_refusal: false,
+            said_by: SaidBy::Us,
+            text: text.into().into(),
+            settings: &[],
             is_cut_in_handshake: false,
-            source: None,
+            cause: None,
         }
     }
 
-    /// The same failure, with another word on trying again.
+    /// Sets the use of another attempt.
     #[must_use]
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// The same failure, with what caused it.
+    /// Sets the cause.
     #[must_use]
-    pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Box::new(source));
+    pub fn caused_by(mut self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.cause = Some(Arc::new(cause));
         self
     }
 
-    /// The same failure, as one that a peer refuses us with: "here" in its words is there.
+    /// Creates the failure of a request that is contradictory or incomplete, because of these settings.
+    pub fn usage(settings: &'static [Setting], text: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text).about(settings)
+    }
+
+    /// Names the settings that the user can change to avoid the failure.
     #[must_use]
-    pub fn refused(mut self, is_refusal: bool) -> Self {
-        self.is_refusal = is_refusal;
+    pub fn about(mut self, settings: &'static [Setting]) -> Self {
+        self.settings = settings;
         self
     }
 
-    /// Whether it is in the words of a peer that refuses us.
-    pub const fn is_refusal(&self) -> bool {
-        self.is_refusal
+    /// Settings that the user can change to avoid the failure. Empty for most failures, and for those that a peer reported.
+    pub const fn settings(&self) -> &'static [Setting] {
+        self.settings
     }
 
-    /// The same failure, as one of a connection that the peer ended before it was known who the peer is.
+    /// Marks the failure as reported by the peer.
+    #[must_use]
+    pub fn from_peer(mut self) -> Self {
+        self.said_by = SaidBy::Peer;
+        self
+    }
+
+    /// Names the peer that reported the failure. Does nothing when this process reported it, or the peer is known.
+    #[must_use]
+    pub fn named(mut self, peer: HostPort) -> Self {
+        if self.said_by == SaidBy::Peer {
+            self.said_by = SaidBy::Host(Box::new(peer));
+        }
+        self
+    }
+
+    /// Returns true if a peer reported the failure.
+    pub fn is_from_peer(&self) -> bool {
+        self.said_by != SaidBy::Us
+    }
+
+    /// Marks the failure as a connection that the peer closed before either end was authenticated.
     #[must_use]
     pub fn cut_in_handshake(mut self) -> Self {
         self.is_cut_in_handshake = true;
         self
     }
 
-    /// Whether the peer ended the connection before it was known who the peer is: a busy agent does so, and takes the next.
+    /// Returns true if the peer closed the connection before either end was authenticated. A busy agent does so and accepts the next one.
     pub const fn is_cut_in_handshake(&self) -> bool {
         self.is_cut_in_handshake
     }
 
-    /// A peer that broke the protocol.
+    /// Replaces the text; it holds those of the causes, which are dropped.
+    #[must_use]
+    pub fn reworded(self, text: impl Into<String>) -> Self {
+        Self { text: text.into().into(), cause: None, ..self }
+    }
+
+    /// Creates the failure of a peer that broke the protocol.
     pub fn protocol(text: impl Into<String>) -> Self {
         Self::new(ErrorKind::Protocol, Scope::Path, Phase::Transfer, text)
     }
 
-    /// The words of this failure, without its causes.
+    /// Text without the peer that reported it and without the causes.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The words of this failure and of all its causes, on one line.
+    /// [`Display`](fmt::Display) form and all causes, on one line.
     pub fn chain(&self) -> String {
-        let mut line = self.text.clone();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
+        let mut line = self.to_string();
+        for cause in self.causes() {
             line.push_str(": ");
-            line.push_str(&error.to_string());
-            cause = error.source();
+            line.push_str(&cause.to_string());
         }
         line
     }
 
-    /// The exit code of a run that ended with this failure: see the list in `--help`.
+    /// Error number of the operating system (errno), if a cause has one.
+    pub fn os_code(&self) -> Option<i32> {
+        self.causes().find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error())
+    }
+
+    fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+        std::iter::successors(std::error::Error::source(self), |cause| cause.source())
+    }
+
+    /// Exit code of a run that ends with this failure: see the list in `--help`.
     pub fn exit_code(&self) -> u8 {
         match (self.kind, self.scope) {
             (ErrorKind::Cancelled, _) => 130,
@@ -221,13 +280,16 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let SaidBy::Host(peer) = &self.said_by {
+            write!(f, "{peer} says: ")?;
+        }
         f.write_str(&self.text)
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|s| &**s as _)
+        self.cause.as_ref().map(|cause| &**cause as _)
     }
 }
 
@@ -256,6 +318,17 @@ mod tests {
             Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "write block 3 of a.h5").caused_by(io);
         assert_eq!(error.chain(), "write block 3 of a.h5: No space left on device (os error 28)");
         assert_eq!(error.exit_code(), 4);
+        assert_eq!((error.os_code(), error.clone().os_code()), (Some(28), Some(28)));
+    }
+
+    #[test]
+    fn a_failure_names_the_peer_that_reported_it_once() {
+        let peer = |host: &str| HostPort { host: host.to_owned(), port: 7373 };
+        let error = Error::new(ErrorKind::Denied, Scope::Destination, Phase::Prepare, "write to /x: not allowed");
+        assert_eq!(error.clone().named(peer("hub")).chain(), error.chain(), "our own");
+        let theirs = error.from_peer().named(peer("hub"));
+        assert_eq!(theirs.chain(), "hub:7373 says: write to /x: not allowed");
+        assert_eq!(theirs.clone().named(peer("gate")).said_by, theirs.said_by);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The sans-IO core of Sterna.
 //!
-//! What it does: quantities, locations, frames, the two ends of a session, digests, the journal format, rate control.
-//! What it refuses to do: read a clock, open a socket or a file, spawn, log. Time is an argument (`now: Instant`), bytes
-//! come in as slices and leave as values; every state machine here can be run in virtual time.
+//! What it does: quantities, locations, frames, both ends of a session, digests, the journal format, rate control.
+//! What it refuses to do: read a clock, open a socket or a file, start a thread, log. Time is an argument, `now`. Bytes
+//! enter as slices and leave as values. Every state machine here can run in virtual time.
 
 pub mod compress;
 pub mod contest;
+pub mod counters;
 pub mod digest;
 pub mod error;
 pub mod file;
@@ -20,13 +21,16 @@ pub mod quantity;
 pub mod range_set;
 pub mod rate;
 pub mod session;
+pub mod setting;
 pub mod web;
 pub mod wire;
 
+pub use counters::{Counters, Earlier};
 pub use digest::{Algorithm, BlockDigest, BlockHasher, Checks, Digest, FileDigester, FileDigests};
-pub use error::{Error, ErrorKind, Phase, Retry, Scope};
+pub use error::{Error, ErrorKind, Phase, Retry, SaidBy, Scope};
 pub use file::{BlockMap, EntryKind, FileEntry, FileTime, RelPath};
 pub use growth::Growth;
 pub use location::Location;
 pub use quantity::{BitRate, ByteCount};
 pub use range_set::RangeSet;
+pub use setting::Setting;

@@ -7,15 +7,15 @@ use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
-    ActiveEnd, ActiveFile, BlockData, BlockHeader, BlockTask, Conclusion, Counts, FileId, FileOutcome, Frame, Hello,
-    IpBytes, KEYS_MAX, LINGER_DEFAULT, LaneFigures, LaneId, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX,
-    PATHS_MAX, PassiveAgent, PathNumber, PeerAddress, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SendSession, SessionId,
-    Snapshot, Subject, ThirdParty, Told,
+    ActiveEnd, ActiveFile, BlockData, BlockHeader, BlockTask, Conclusion, FileId, FileOutcome, Frame, Hello, IpBytes,
+    KEYS_MAX, LINGER_DEFAULT, LaneFigures, LaneId, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PATHS_MAX,
+    PassiveAgent, PathNumber, PeerAddress, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SendSession, SessionId, Snapshot,
+    Subject, ThirdParty, Told,
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{
-    Algorithm, BitRate, ByteCount, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime,
-    Growth, Phase, RelPath, Retry, Scope,
+    Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,
+    FileTime, Growth, Phase, RelPath, Retry, Scope,
 };
 
 const MIB: u64 = 1 << 20;
@@ -149,8 +149,8 @@ fn a_third_party_copy_that_cannot_be_is_an_error() {
     }
 }
 
-fn counts() -> Counts {
-    Counts {
+fn counters() -> Counters {
+    Counters {
         files_known: 1,
         bytes_known: 1 << 62,
         bytes_done: 3,
@@ -187,8 +187,8 @@ fn told() -> Vec<Told> {
 }
 
 fn conclusion(first_failure: Option<Error>) -> Conclusion {
-    let (counts, limits) = (counts(), limit_report());
-    Conclusion { done: 1, skipped: 2, failed: 3, bytes: 4, bytes_skipped: 5, first_failure, counts, limits }
+    let (counters, limits) = (counters(), limit_report());
+    Conclusion { done: 1, skipped: 2, failed: 3, bytes: 4, bytes_skipped: 5, first_failure, counters, limits }
 }
 
 fn snapshot(lanes: usize) -> Snapshot {
@@ -201,7 +201,7 @@ fn snapshot(lanes: usize) -> Snapshot {
         wire_bytes_received: 4,
     };
     Snapshot {
-        counts: counts(),
+        counters: counters(),
         manifest_complete: true,
         lanes_up: lanes as u64,
         lanes: vec![lane; lanes],

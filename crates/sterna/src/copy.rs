@@ -2,15 +2,16 @@
 
 use std::fs::File;
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use sterna_net::client::{
-    CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, PathOptions, ReplicaSummary, ViaChoice, copy,
+use sterna_net::engine::{
+    CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next, PathOptions,
+    ReplicaSummary, Trust, ViaChoice,
 };
 use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts, SHOWN_AT_AGENT};
 use sterna_net::session::SessionEvent;
@@ -24,7 +25,7 @@ use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::brevity::{AlikeFailures, LanesDown};
-use crate::flags::{CompressFlag, CopyFlags, Lanes, MEMORY_DEFAULT, OverwriteFlag, ViaFlag};
+use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag, worded};
 use crate::log::SampleLog;
 use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
@@ -38,7 +39,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             let _ = print_line(json::error(error).as_bytes());
         }
     })?;
-    let outcome = copy(&options, &identity, &(Arc::clone(&person) as Arc<dyn CopyObserver>));
+    let outcome = start(options, identity, &person).and_then(|copy| follow_to_end(copy, &person));
     person.tell_rest();
     person.display.finish();
     match outcome {
@@ -46,9 +47,12 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             person.summarise(&summary);
             Ok(person.code_with_output(exit_code(&summary)))
         }
-        Err(error) => {
+        Err(CopyFailure { error, summary }) => {
+            if let Some(summary) = summary.filter(|summary| person.speaks() && summary.done > 0) {
+                person.display.line(&summary_line(&summary, person.dry_run));
+            }
             let end = serde_json::from_str(&json::error(&error)).unwrap_or_default();
-            person.write_log(|log| log.finish(&end, &[error.chain()]));
+            person.write_log(|log| log.finish(&end, &[worded(&error)]));
             if person.output == Output::Json {
                 person.print(json::error(&error).as_bytes());
             }
@@ -57,8 +61,38 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     }
 }
 
+/// Starts the copy. Its path cache lies in the state directory.
+fn start(spec: CopySpec, identity: Identity, person: &Arc<Person>) -> Result<CopyHandle, CopyFailure> {
+    let engine = Engine::new(identity, Arc::clone(person) as Arc<dyn Trust>).with_path_cache(person.state.clone());
+    engine.start(spec).map_err(|error| CopyFailure { error, summary: None })
+}
+
+/// Shows what the copy does until it ends; cancels it when a signal comes.
+fn follow_to_end(copy: CopyHandle, person: &Person) -> Result<CopySummary, CopyFailure> {
+    let mut shown = Instant::now();
+    loop {
+        match copy.next(LOOK_EVERY.saturating_sub(shown.elapsed())) {
+            Next::Event(event) => person.event(&event),
+            Next::Nothing => {}
+            Next::Ended => break,
+        }
+        if shown.elapsed() >= LOOK_EVERY {
+            shown = Instant::now();
+            copy.snapshot().iter().for_each(|progress| person.progress(progress));
+            if person.stopped() {
+                copy.cancel();
+            }
+        }
+    }
+    copy.snapshot().iter().for_each(|progress| person.progress(progress));
+    copy.wait()
+}
+
+/// How often progress is shown, and how soon a signal stops the copy. Reason: the engine takes a snapshot as often.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// What a copy needs, before anything is sent: what to do, who we are, and who sees it.
-fn prepare(flags: &CopyFlags) -> Result<(CopyOptions, Identity, Arc<Person>), Error> {
+fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error> {
     let options = options(flags)?;
     let is_between_agents = is_between_agents(&options);
     check_flags(flags, is_between_agents && !flags.same)?;
@@ -77,6 +111,7 @@ fn prepare(flags: &CopyFlags) -> Result<(CopyOptions, Identity, Arc<Person>), Er
     let person = Arc::new(Person {
         log: Mutex::new(log),
         known: KnownHosts::new(&directory),
+        state: directory,
         trust: flags.trust.clone(),
         has_several_agents: is_between_agents || flags.same,
         output: match (flags.json, flags.quiet) {
@@ -189,7 +224,7 @@ fn via(flag: ViaFlag) -> ViaChoice {
     }
 }
 
-fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
+fn options(flags: &CopyFlags) -> Result<CopySpec, Error> {
     let locations = flags.locations.iter().map(|text| Location::parse(text)).collect::<Result<Vec<_>, _>>();
     let mut sources = locations?;
     let destination = sources.pop().filter(|_| !sources.is_empty()).ok_or_else(|| {
@@ -202,11 +237,10 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
     let wanted = flags.checksum.iter().copied().chain(flags.expect.map(|digest| digest.algorithm()));
-    Ok(CopyOptions {
+    Ok(CopySpec {
         sources,
         destination,
         paths: paths(flags)?,
-        memory_dir: state::directory(flags.state.as_deref()).ok(),
         congestion: flags.congestion.clone(),
         compress: match flags.compress {
             CompressFlag::Auto => Wish::Auto,
@@ -229,7 +263,6 @@ fn options(flags: &CopyFlags) -> Result<CopyOptions, Error> {
             (None, None) => None,
         },
         web_authority: flags.http_ca.clone(),
-        on_behalf_of: None,
         follow: flags.follow.map(|idle| idle.map_or(EndRule::DEFAULT, EndRule::after)),
         then: flags.then.clone(),
         same: flags.same,
@@ -246,7 +279,7 @@ fn recording(path: &Path) -> Result<Arc<File>, Error> {
 }
 
 /// Whether both ends are at agents.
-fn is_between_agents(options: &CopyOptions) -> bool {
+fn is_between_agents(options: &CopySpec) -> bool {
     let is_remote = |location: &Location| matches!(location, Location::Remote(_));
     is_remote(&options.destination) && options.sources.iter().any(is_remote)
 }
@@ -292,6 +325,7 @@ enum Output {
 /// The person at the terminal, or the program that reads our JSON.
 struct Person {
     known: KnownHosts,
+    state: PathBuf,
     trust: Vec<Fingerprint>,
     /// Several agents are spoken of, and `trust` does not say which key is whose.
     has_several_agents: bool,
@@ -318,16 +352,16 @@ struct Untold {
     failures: AlikeFailures,
 }
 
-impl CopyObserver for Person {
-    fn event(&self, event: CopyEvent) {
+impl Person {
+    fn event(&self, event: &CopyEvent) {
         if self.output == Output::Json {
-            if let Some(line) = json::event(&event, self.dry_run) {
+            if let Some(line) = json::event(event, self.dry_run) {
                 self.print(line.as_bytes());
             }
             return;
         }
-        self.tell(&event);
-        self.print_checksums(&event);
+        self.tell(event);
+        self.print_checksums(event);
     }
 
     fn progress(&self, progress: &CopyProgress) {
@@ -340,7 +374,14 @@ impl CopyObserver for Person {
         }
     }
 
-    fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
+    /// True once a signal has asked for the end.
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Trust for Person {
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let name = known_as(remote);
         let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         match self.trust.first() {
@@ -360,7 +401,7 @@ impl CopyObserver for Person {
                  {SHOWN_AT_AGENT}",
                 self.known.path().display()
             ))),
-            KnownHost::Unknown => self.ask(&name, peer),
+            KnownHost::Unknown => self.ask(&name, peer, is_cancelled),
         }
     }
 
@@ -374,20 +415,10 @@ impl CopyObserver for Person {
             _ => Ok(known),
         }
     }
-
-    fn cut_short(&self, summary: &CopySummary) {
-        if self.speaks() && summary.done > 0 {
-            self.display.line(&summary_line(summary, self.dry_run));
-        }
-    }
-
-    fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
 }
 
 impl Person {
-    fn ask(&self, name: &str, peer: &Fingerprint) -> Result<(), Error> {
+    fn ask(&self, name: &str, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
             return Err(untrusted(format!(
                 "{name} is not known here: compare {peer} with {SHOWN_AT_AGENT}; if it is the same, give --trust {peer}"
@@ -401,7 +432,7 @@ impl Person {
         write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
         // A read would go on after a signal: what waits is a poll that looks for one.
         while !input_waits(STOP_LOOKED_FOR_EVERY)? {
-            if self.stopped() {
+            if is_cancelled() {
                 return Err(Error::new(
                     ErrorKind::Cancelled,
                     Scope::Client,
@@ -456,7 +487,7 @@ impl Person {
     fn words(&self, event: &CopyEvent) -> Option<String> {
         match event {
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
-                Some(format!("{}: {}", entry.path, error.chain()))
+                Some(format!("{}: {}", entry.path, worded(error)))
             }
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Skipped }) => {
                 self.names_files().then(|| format!("up to date  {}", entry.path))
@@ -466,7 +497,7 @@ impl Person {
                 format!("{verb} {} ({})", entry.path, ByteCount(entry.size))
             }),
             CopyEvent::Session(SessionEvent::Notice(text)) => Some(text.clone()),
-            CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => Some(error.chain()),
+            CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => Some(worded(error)),
             // Reported at the end.
             CopyEvent::Session(SessionEvent::Aborted(_)) => None,
             CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
@@ -644,13 +675,15 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
             summary.goodput(),
         ),
     };
-    if summary.bytes_held > 0 && !dry_run {
-        line.push_str(&format!(", {} of them from an earlier run", ByteCount(summary.bytes_held)));
+    if summary.counters.bytes_held > 0 && !dry_run {
+        line.push_str(&format!(", {} of them from an earlier run", ByteCount(summary.counters.bytes_held)));
     }
-    if summary.bytes_holes > 0 && !dry_run {
-        line.push_str(&format!(", {} of them holes", ByteCount(summary.bytes_holes)));
+    if summary.counters.bytes_holes > 0 && !dry_run {
+        line.push_str(&format!(", {} of them holes", ByteCount(summary.counters.bytes_holes)));
     }
-    if let Some(ratio) = compression_ratio(summary.bytes_carried, summary.bytes_encoded).filter(|_| !dry_run) {
+    if let Some(ratio) =
+        compression_ratio(summary.counters.bytes_carried, summary.counters.bytes_encoded).filter(|_| !dry_run)
+    {
         line.push_str(&format!(", compressed {ratio:.1} : 1"));
     }
     if summary.skipped > 0 {
@@ -666,8 +699,8 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
         let sources = if summary.left == 1 { "source" } else { "sources" };
         line.push_str(&format!(", {} {sources} could not be deleted or moved", summary.left));
     }
-    if summary.blocks_again > 0 {
-        line.push_str(&format!(", {} blocks sent again", summary.blocks_again));
+    if summary.counters.blocks_again > 0 {
+        line.push_str(&format!(", {} blocks sent again", summary.counters.blocks_again));
     }
     line
 }
@@ -678,6 +711,8 @@ fn untrusted(text: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use sterna_proto::Counters;
+
     use super::*;
 
     fn line(name: &[u8], shown: Shown) -> Vec<u8> {
@@ -714,10 +749,11 @@ mod tests {
         let left = CopySummary { done: 3, failed: 2, left: 1, ..CopySummary::default() };
         let line = summary_line(&left, false);
         assert!(line.ends_with(", 1 file failed, 1 source could not be deleted or moved"), "{line}");
-        let dense =
-            CopySummary { done: 1, bytes: 9000, bytes_carried: 9000, bytes_encoded: 4286, ..CopySummary::default() };
+        let counters = Counters { bytes_carried: 9000, bytes_encoded: 4286, ..Counters::default() };
+        let dense = CopySummary { done: 1, bytes: 9000, counters, ..CopySummary::default() };
         assert!(summary_line(&dense, false).ends_with(" goodput), compressed 2.1 : 1"));
-        let sparse = CopySummary { done: 1, bytes: 9000, bytes_holes: 8000, ..CopySummary::default() };
+        let counters = Counters { bytes_holes: 8000, ..Counters::default() };
+        let sparse = CopySummary { done: 1, bytes: 9000, counters, ..CopySummary::default() };
         assert!(summary_line(&sparse, false).ends_with(" goodput), 8.00 kB of them holes"));
         assert!(said(2, 1, 0, false).starts_with("copied 2 files, 2.00 kB in 0.0 s"), "{}", said(2, 1, 0, false));
     }

@@ -8,7 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sterna_net::session::Then;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
-use sterna_proto::{Algorithm, BitRate, ByteCount, Digest};
+use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
 
 use crate::paths::PathFlag;
 
@@ -307,9 +307,6 @@ pub struct CopyFlags {
     pub state: Option<PathBuf>,
 }
 
-/// `--memory` when nobody says it: the default of the flag. Reason: 10 Gbit/s over 200 ms.
-pub const MEMORY_DEFAULT: ByteCount = ByteCount(256 << 20);
-
 /// `--lanes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lanes {
@@ -406,6 +403,44 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
     }
 }
 
+/// Text of an error with the flags that change it, on one line; an error of several lines keeps them.
+pub fn worded(error: &Error) -> String {
+    let flags: Vec<&str> = error.settings().iter().map(|setting| flag_of(*setting)).collect();
+    match flags.is_empty() {
+        true => error.chain(),
+        false => format!("{} ({})", error.chain(), flags.join(", ")),
+    }
+}
+
+/// Flag of a setting.
+const fn flag_of(setting: Setting) -> &'static str {
+    match setting {
+        Setting::Paths => "--path",
+        Setting::Transport => "--via",
+        Setting::Lanes => "--lanes",
+        Setting::Congestion => "--congestion",
+        Setting::Rate => "--rate",
+        Setting::RateMin => "--rate-min",
+        Setting::RateMax => "--rate-max",
+        Setting::Scavenger => "--polite",
+        Setting::LossCeiling => "--loss-ceiling",
+        Setting::Memory => "--memory",
+        Setting::Overwrite => "--overwrite",
+        Setting::Expect => "--expect",
+        Setting::Follow => "--follow",
+        Setting::Then => "--then",
+        Setting::Replicas => "--same",
+        Setting::DryRun => "--dry-run",
+        Setting::Linger => "--linger",
+        Setting::Trust => "--trust",
+        Setting::WebToken => "--http-token-file",
+        Setting::WebAuthority => "--http-ca",
+        Setting::Listen => "--listen",
+        Setting::Authorize => "--authorize",
+        Setting::ThirdParty => "--third-party",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -458,6 +493,20 @@ mod tests {
         for wrong in ["", "hub/x", "hub:", "hub:0", "::1", "a@hub", "sterna://hub"] {
             assert!(parse_reachable(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn every_setting_has_a_flag_and_an_error_names_it() {
+        let command = Flags::command();
+        let has = |flag: &str| {
+            let names = |arg: &clap::Arg| arg.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long));
+            command.get_subcommands().any(|command| command.get_arguments().any(names))
+        };
+        for setting in Setting::ALL {
+            assert!(has(flag_of(*setting)), "{setting:?}");
+        }
+        let error = Error::usage(&[Setting::Memory, Setting::Lanes], "1 MB of memory are too little");
+        assert_eq!(worded(&error), "1 MB of memory are too little (--memory, --lanes)");
     }
 
     #[test]

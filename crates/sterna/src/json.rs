@@ -1,12 +1,13 @@
 //! The events of `--json`: one object a line. Names and units are API: sizes in bytes, rates in bit/s, times in seconds.
 
 use serde_json::{Map, Value, json};
-use sterna_net::client::{CopyEvent, CopyProgress, CopySummary, ReplicaSummary};
+use sterna_net::engine::{CopyEvent, CopyProgress, CopySummary, ReplicaSummary};
 use sterna_net::session::SessionEvent;
 use sterna_proto::file::drives_terminal;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{BitRate, ByteCount, Error, FileDigests, FileEntry};
 
+use crate::flags::worded;
 use crate::progress::path_figures;
 use crate::{limits, plan};
 
@@ -67,7 +68,8 @@ fn error_value(error: &Error) -> Value {
         "scope": error.scope.name(),
         "phase": error.phase.name(),
         "retry": error.retry.name(),
-        "text": error.chain(),
+        "text": worded(error),
+        "settings": error.settings().iter().map(|setting| setting.name()).collect::<Vec<_>>(),
     })
 }
 
@@ -95,32 +97,31 @@ pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
         return json!({
             "event": "progress",
             "elapsed_s": progress.elapsed.as_secs_f64(),
-            "bytes_known": session.bytes_known,
-            "files_known": session.files_known,
+            "bytes_known": session.counters.bytes_known,
+            "files_known": session.counters.files_known,
             "manifest_complete": session.manifest_complete,
             "lanes": session.lanes,
         })
         .to_string();
     }
     let (rtt, loss) = path_figures(&progress.lanes);
-    let bytes_held = session.bytes_held + session.bytes_up_to_date;
-    let carried = ByteCount(session.bytes_done.saturating_sub(bytes_held + session.bytes_holes));
+    let counters = &session.counters;
     json!({
         "event": "progress",
         "elapsed_s": progress.elapsed.as_secs_f64(),
-        "bytes_done": session.bytes_done,
-        "bytes_known": session.bytes_known,
-        "files_known": session.files_known,
+        "bytes_done": counters.bytes_done,
+        "bytes_known": counters.bytes_known,
+        "files_known": counters.files_known,
         "manifest_complete": session.manifest_complete,
-        "bytes_held": bytes_held,
-        "bytes_holes": session.bytes_holes,
-        "goodput_bps": BitRate::mean(carried, progress.elapsed).0,
-        "bytes_carried": session.bytes_carried,
-        "bytes_encoded": session.bytes_encoded,
+        "bytes_held": counters.bytes_held + counters.bytes_up_to_date,
+        "bytes_holes": counters.bytes_holes,
+        "goodput_bps": BitRate::mean(ByteCount(counters.bytes_brought()), progress.elapsed).0,
+        "bytes_carried": counters.bytes_carried,
+        "bytes_encoded": counters.bytes_encoded,
         "lanes": session.lanes,
         "rtt_s": rtt.map(|rtt| rtt.as_secs_f64()),
         "loss": loss,
-        "blocks_again": session.blocks_again,
+        "blocks_again": counters.blocks_again,
         "limits": limits::shares(&progress.limits.report.recent),
     })
     .to_string()
@@ -148,12 +149,12 @@ pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
         "bytes": summary.bytes,
         "bytes_up_to_date": summary.bytes_skipped,
         "elapsed_s": summary.elapsed.as_secs_f64(),
-        "bytes_held": summary.bytes_held,
-        "bytes_holes": summary.bytes_holes,
+        "bytes_held": summary.counters.bytes_held,
+        "bytes_holes": summary.counters.bytes_holes,
         "goodput_bps": summary.goodput().0,
-        "bytes_carried": summary.bytes_carried,
-        "bytes_encoded": summary.bytes_encoded,
-        "blocks_again": summary.blocks_again,
+        "bytes_carried": summary.counters.bytes_carried,
+        "bytes_encoded": summary.counters.bytes_encoded,
+        "blocks_again": summary.counters.blocks_again,
         "limits": limits::value(&summary.limits),
     });
     if !summary.replicas.is_empty() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use sterna_net::client::{CopyOptions, CopyProgress};
+use sterna_net::engine::{CopyProgress, CopySpec};
 use sterna_net::lane::LaneStats;
 use sterna_proto::limit::{LaneJudgement, TransportSample};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
@@ -45,7 +45,7 @@ impl SampleLog {
     /// Makes the file, and says in it what is copied. A log of an earlier copy is written over.
     ///
     /// Errors: `Usage`: the file is something else, and is left as it is; others: this host does not let us.
-    pub fn create(path: &Path, options: &CopyOptions) -> Result<Self, Error> {
+    pub fn create(path: &Path, options: &CopySpec) -> Result<Self, Error> {
         let file = open(path, options)?;
         let is_page = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("html"));
         let head = Head::new(options);
@@ -102,7 +102,7 @@ impl SampleLog {
 
 /// Opens the file of a log, empty. What it holds goes only if that is a log of ours: a slip in the order of words must not cost a
 /// file.
-fn open(path: &Path, options: &CopyOptions) -> Result<File, Error> {
+fn open(path: &Path, options: &CopySpec) -> Result<File, Error> {
     let refused = |what: &str| {
         let text = format!(
             "--log {}: {what}; it was left as it is and nothing was sent: give a name that is not taken, or that of an old log",
@@ -171,7 +171,7 @@ struct Head {
 }
 
 impl Head {
-    fn new(options: &CopyOptions) -> Self {
+    fn new(options: &CopySpec) -> Self {
         Self {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             started: SystemTime::now(),
@@ -236,12 +236,11 @@ impl Sums {
 /// One line: sizes in bytes, rates in bit/s, times in seconds; counts are since the start, those of a lane since its own.
 fn sample(progress: &CopyProgress, [wire_bytes, packets_sent, packets_lost]: [u64; 3]) -> Value {
     let session = &progress.session;
-    let not_carried = session.bytes_held + session.bytes_up_to_date + session.bytes_holes;
     let rtts: Vec<f64> = progress.lanes.iter().map(|lane| lane.rtt.as_secs_f64()).filter(|rtt| *rtt > 0.0).collect();
     json!({
         "event": "sample",
         "elapsed_s": progress.elapsed.as_secs_f64(),
-        "bytes_carried": session.bytes_done.saturating_sub(not_carried),
+        "bytes_carried": session.counters.bytes_brought(),
         "wire_bytes": wire_bytes,
         "rtt_s": (!rtts.is_empty()).then(|| rtts.iter().sum::<f64>() / rtts.len() as f64),
         "packets_sent": packets_sent,

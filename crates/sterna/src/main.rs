@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            say(&format!("sterna: {}", error.chain()));
+            say(&format!("sterna: {}", flags::worded(&error)));
             ExitCode::from(error.exit_code())
         }
     }

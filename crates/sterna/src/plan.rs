@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna_net::client::{CopySummary, PathPlan, UnreachedPath};
+use sterna_net::engine::{CopySummary, PathPlan, UnreachedPath};
 use sterna_proto::plan::expect_time;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};

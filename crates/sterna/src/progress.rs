@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sterna_net::client::CopyProgress;
+use sterna_net::engine::CopyProgress;
 use sterna_net::lane::LaneStats;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
@@ -62,8 +62,8 @@ impl Display {
         let goodput = state.goodput(progress);
         drop(state);
         let session = &progress.session;
-        bars.total.set_length(session.bytes_known);
-        bars.total.set_position(session.bytes_done);
+        bars.total.set_length(session.counters.bytes_known);
+        bars.total.set_position(session.counters.bytes_done);
         bars.total.set_message(total_words(progress, goodput));
         let mut lines = bars.files.lock().unwrap_or_else(PoisonError::into_inner);
         while lines.len() < progress.files.len() {
@@ -130,8 +130,7 @@ impl State {
     fn goodput(&mut self, progress: &CopyProgress) -> BitRate {
         let session = &progress.session;
         // Holes are told before they are confirmed, so that this may fall for a moment: then nothing has come.
-        let not_carried = session.bytes_held + session.bytes_up_to_date + session.bytes_holes;
-        self.samples.push((progress.elapsed, session.bytes_done.saturating_sub(not_carried)));
+        self.samples.push((progress.elapsed, session.counters.bytes_brought()));
         let horizon = progress.elapsed.saturating_sub(GOODPUT_WINDOW);
         self.samples.retain(|(at, _)| *at >= horizon);
         match (self.samples.first(), self.samples.last()) {
@@ -145,14 +144,16 @@ impl State {
 
 fn total_words(progress: &CopyProgress, goodput: BitRate) -> String {
     let session = &progress.session;
-    let mut words = format!("{} of {}  {goodput}", ByteCount(session.bytes_done), ByteCount(session.bytes_known));
+    let mut words =
+        format!("{} of {}  {goodput}", ByteCount(session.counters.bytes_done), ByteCount(session.counters.bytes_known));
     if !session.manifest_complete {
         words.push_str("  (still listing)");
     } else if goodput.0 > 0 {
-        let left = goodput.time_for(ByteCount(session.bytes_known.saturating_sub(session.bytes_done)));
+        let left =
+            goodput.time_for(ByteCount(session.counters.bytes_known.saturating_sub(session.counters.bytes_done)));
         words.push_str(&format!("  ETA {}", clock(left)));
     }
-    if let Some(ratio) = compression_ratio(session.bytes_carried, session.bytes_encoded) {
+    if let Some(ratio) = compression_ratio(session.counters.bytes_carried, session.counters.bytes_encoded) {
         words.push_str(&format!("  compressed {ratio:.1} : 1"));
     }
     let (rtt, loss) = path_figures(&progress.lanes);

@@ -129,15 +129,15 @@ impl SessionLog {
         if cut.is_some() {
             tally.elapsed = self.started.elapsed();
         }
-        let brought = tally.copied_bytes.saturating_sub(progress.bytes_held + progress.bytes_holes);
+        let brought = tally.copied_bytes.saturating_sub(progress.counters.bytes_held + progress.counters.bytes_holes);
         let goodput = BitRate::mean(ByteCount(brought), tally.elapsed);
         // A client may leave before its last word is here.
-        let is_whole = progress.manifest_complete && progress.bytes_done >= progress.bytes_known;
+        let is_whole = progress.manifest_complete && progress.counters.bytes_done >= progress.counters.bytes_known;
         let (mut line, unfinished) = match tally.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
             None => ("over: ".to_owned(), 0),
             Some(reason) => {
-                let whole = tally.copied_bytes + progress.bytes_up_to_date;
-                (format!("ended early: {reason}; until then "), progress.bytes_done.saturating_sub(whole))
+                let whole = tally.copied_bytes + progress.counters.bytes_up_to_date;
+                (format!("ended early: {reason}; until then "), progress.counters.bytes_done.saturating_sub(whole))
             }
         };
         let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
@@ -318,7 +318,8 @@ mod tests {
         let stopped = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
         session.session_event(SessionEvent::Unreadable(Error::protocol("x")));
         session.session_event(SessionEvent::Aborted(stopped));
-        session.end(&Progress { bytes_done: 7000, ..Progress::default() }, None);
+        let counters = sterna_proto::Counters { bytes_done: 7000, ..Default::default() };
+        session.end(&Progress { counters, ..Progress::default() }, None);
         let said = lock(&lines.0).clone();
         assert_eq!((said.len(), &*said[1]), (3, "session a5a5a5a5: x"));
         assert!(

@@ -115,12 +115,12 @@ impl AgentSession {
         }
         let mut failure = lock(&self.failure);
         if let Some(error) = &*failure {
-            return Err(crate::copy_of(error));
+            return Err(error.clone());
         }
         if let Some(started) = self.started.get() {
             return Ok(started);
         }
-        let started = start().inspect_err(|error| *failure = Some(crate::copy_of(error)))?;
+        let started = start().inspect_err(|error| *failure = Some(error.clone()))?;
         Ok(self.started.get_or_init(|| started))
     }
 
@@ -137,7 +137,7 @@ impl AgentSession {
 
     /// Ends the session at both ends, if it has begun.
     pub(super) fn abort(&self, error: &Error) {
-        self.started().iter().for_each(|started| started.end.abort(crate::copy_of(error)));
+        self.started().iter().for_each(|started| started.end.abort(error.clone()));
     }
 
     /// Lanes that have joined and not ended.

@@ -15,17 +15,17 @@ use sterna_proto::location::HostPort;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, Counts, FileOutcome, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject,
-    ThirdParty, Told, WatchEvent, WatchSide,
+    ActiveEnd, Conclusion, FileOutcome, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty,
+    Told, WatchEvent, WatchSide,
 };
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::log::SessionLog;
 use crate::client::errand::{Errand, Place, run_errand};
-use crate::client::{CopyEvent, CopyObserver, CopyProgress, CopySummary};
+use crate::client::{CopyEvent, CopyObserver, CopyProgress, CopySummary, Initiator};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
-use crate::session::{Observer, Progress, SessionEvent, Source, Watch, lock};
+use crate::session::{Observer, SessionEvent, Source, Watch, lock};
 
 /// How long a new copy waits for one of the same command to the same place whose command is gone. Reason: it hears of its stop
 /// within a tick, and says goodbye for at most 2 s.
@@ -146,8 +146,9 @@ impl Runner {
         let passive = request.passive.clone();
         let relay = Relay { watch: Arc::clone(&self.watch), log, stop: Arc::clone(&self.stop), passive };
         let observer: Arc<dyn CopyObserver> = Arc::new(relay);
-        let errand = Errand { request, place, on_behalf_of: *command, memory_dir: memory_dir.clone() };
-        let outcome = run_errand(errand, identity, &observer);
+        let initiator =
+            Initiator { identity: identity.clone(), on_behalf_of: Some(*command), path_cache: memory_dir.clone() };
+        let outcome = run_errand(Errand { request, place }, &initiator, &observer);
         match outcome {
             _ if self.leaving.load(Ordering::Relaxed) => {}
             Ok(summary) => self.watch.conclude(conclusion_of(&summary)),
@@ -193,18 +194,15 @@ fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
         (_, Scope::Client) => Scope::Service,
         (_, scope) => scope,
     };
-    let text = match (error.kind, error.scope) {
-        // It is the other agent that says "here" then, of the key of this one or of the command's.
+    let mut told = error.clone();
+    told.scope = scope;
+    match (error.kind, error.scope) {
+        // The text says "here" and means the other agent, of the key of this one or of the command.
         (ErrorKind::Untrusted, Scope::Client | Scope::Service) => {
-            let said = format!("{} says: ", HostPort { host: passive.host.clone(), port: passive.port });
-            match error.chain() {
-                text if text.starts_with(&said) => text,
-                text => said + &text,
-            }
+            told.from_peer().named(HostPort { host: passive.host.clone(), port: passive.port })
         }
-        _ => error.chain(),
-    };
-    Error::new(error.kind, scope, error.phase, text).retry(error.retry)
+        _ => told,
+    }
 }
 
 /// Passes on to the command what the copy has to say, and to the log of this agent.
@@ -284,31 +282,17 @@ impl Relay {
                 let outcome = match outcome {
                     FileOutcome::Done(digests) => FileOutcome::Done(*digests),
                     FileOutcome::Skipped => FileOutcome::Skipped,
-                    FileOutcome::Failed(error) => FileOutcome::Failed(crate::copy_of(error)),
+                    FileOutcome::Failed(error) => FileOutcome::Failed(error.clone()),
                 };
                 Told::Settled { entry: entry.clone(), outcome }
             }
             CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
             CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => {
-                Told::Unreadable(crate::copy_of(error))
+                Told::Unreadable(error.clone())
             }
             CopyEvent::Session(SessionEvent::Aborted(_)) => return,
         };
         self.watch.tell(told);
-    }
-}
-
-fn counts_of(progress: &Progress) -> Counts {
-    Counts {
-        files_known: progress.files_known,
-        bytes_known: progress.bytes_known,
-        bytes_done: progress.bytes_done,
-        bytes_held: progress.bytes_held,
-        bytes_up_to_date: progress.bytes_up_to_date,
-        bytes_holes: progress.bytes_holes,
-        bytes_carried: progress.bytes_carried,
-        bytes_encoded: progress.bytes_encoded,
-        blocks_again: progress.blocks_again,
     }
 }
 
@@ -322,7 +306,7 @@ fn snapshot_of(progress: &CopyProgress) -> Snapshot {
         wire_bytes_received: lane.wire_bytes_received,
     });
     Snapshot {
-        counts: counts_of(&progress.session),
+        counters: progress.session.counters,
         manifest_complete: progress.session.manifest_complete,
         lanes_up: progress.session.lanes as u64,
         lanes: lanes.collect(),
@@ -338,15 +322,8 @@ fn conclusion_of(summary: &CopySummary) -> Conclusion {
         failed: summary.failed,
         bytes: summary.bytes,
         bytes_skipped: summary.bytes_skipped,
-        first_failure: summary.failures.first().map(crate::copy_of),
-        counts: Counts {
-            bytes_held: summary.bytes_held,
-            bytes_holes: summary.bytes_holes,
-            bytes_carried: summary.bytes_carried,
-            bytes_encoded: summary.bytes_encoded,
-            blocks_again: summary.blocks_again,
-            ..Counts::default()
-        },
+        first_failure: summary.failures.first().cloned(),
+        counters: summary.counters,
         limits: summary.limits,
     }
 }

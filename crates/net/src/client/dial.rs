@@ -13,12 +13,12 @@ use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::memory::{PathRecord, Way};
 use sterna_proto::plan::{self, Decision, TransportFacts, Via};
 use sterna_proto::quantity::readable_time;
-use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope, Setting};
 
 use super::memory::{PathFile, key_of, unix_time};
 use super::path::{PathOptions, STANDBY_AFTER, named};
-use super::{CopyEvent, CopyObserver, CopyOptions, ViaChoice};
-use crate::identity::{Fingerprint, Identity};
+use super::{CopyEvent, CopyObserver, CopySpec, Initiator, ViaChoice};
+use crate::identity::Fingerprint;
 use crate::lane::quic::{self, SharedRate};
 use crate::lane::{Lane, tcp};
 use crate::session::SessionEvent;
@@ -76,26 +76,26 @@ impl DialledPath {
 /// Reaches the agent on paths.
 #[derive(Clone)]
 pub(super) struct Dialling {
-    options: CopyOptions,
+    options: CopySpec,
     remote: RemoteLocation,
     way: Way,
-    identity: Identity,
+    initiator: Initiator,
     observer: Arc<dyn CopyObserver>,
 }
 
 impl Dialling {
     pub(super) fn new(
-        options: &CopyOptions,
+        options: &CopySpec,
         remote: &RemoteLocation,
         way: Way,
-        identity: &Identity,
+        initiator: &Initiator,
         observer: &Arc<dyn CopyObserver>,
     ) -> Self {
         Self {
             options: options.clone(),
             remote: remote.clone(),
             way,
-            identity: identity.clone(),
+            initiator: initiator.clone(),
             observer: Arc::clone(observer),
         }
     }
@@ -206,17 +206,17 @@ impl Dialling {
     /// The error of a path that leads to another agent than the copy's.
     fn another_agent(&self, named: &HostPort, peer: &Fingerprint) -> Error {
         let text = format!(
-            "--path remote={named} leads to an agent with the key {peer}, which is not that of {}: every path must lead to the same agent",
+            "the path to {named} leads to an agent with the key {peer}, which is not that of {}: every path must lead to the same agent",
             self.remote.host_port()
         );
-        Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text)
+        Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text).about(&[Setting::Paths])
     }
 
     /// What is known of the path from `local` to `addr`.
     fn recall(&self, local: Option<IpAddr>, addr: SocketAddr) -> Vec<PathRecord> {
         // Without a route the dial fails too, and says so.
         let key = key_of(self.way, local, addr).ok();
-        let file = self.options.memory_dir.as_deref().map(PathFile::new);
+        let file = self.initiator.path_cache.as_deref().map(PathFile::new);
         file.zip(key).map(|(file, key)| file.recall(&key)).unwrap_or_default()
     }
 }
@@ -272,7 +272,7 @@ impl PathDialling<'_> {
         let facts = TransportFacts { contract, remembered, rtt: None, now: unix_time() };
         let decision = match self.options.via {
             ViaChoice::Only(via) => {
-                let rationale = format!("{via}, as asked for with --via");
+                let rationale = format!("{via}, as given");
                 self.say(&rationale);
                 return self.dial(via, addr, remembered).map_err(|error| vec![error]);
             }
@@ -309,8 +309,8 @@ impl PathDialling<'_> {
     }
 
     fn dial_first(&self, target: &Target<'_>) -> Result<DialledLane, Error> {
-        let Dialling { options, identity, observer, .. } = &self.dialling;
-        dial_first((options, self.options), target, identity, observer, |rationale| self.say(rationale))
+        let Dialling { options, initiator, observer, .. } = &self.dialling;
+        dial_first((options, self.options), target, initiator, observer, |rationale| self.say(rationale))
     }
 
     /// Dials both transports at once, and takes the one that suits the round trip that is found.
@@ -413,16 +413,16 @@ impl PathDialling<'_> {
 ///
 /// `say` hears of each further try. Errors: that of the last try; `Cancelled` when the person wants to stop.
 pub(super) fn dial_first(
-    (options, path): (&CopyOptions, &PathOptions),
+    (options, path): (&CopySpec, &PathOptions),
     target: &Target<'_>,
-    identity: &Identity,
+    initiator: &Initiator,
     observer: &Arc<dyn CopyObserver>,
     say: impl Fn(&str),
 ) -> Result<DialledLane, Error> {
     let begun = Instant::now();
     let mut tries = 1;
     loop {
-        let error = match dial(options, path, target, identity) {
+        let error = match dial(options, path, target, initiator) {
             Err(error) if error.is_cut_in_handshake() && tries < DIAL_TRIES_MAX => error,
             outcome => return outcome,
         };
@@ -484,17 +484,17 @@ pub(super) struct Target<'a> {
 
 /// Dials one lane of a path.
 pub(super) fn dial(
-    options: &CopyOptions,
+    options: &CopySpec,
     path: &PathOptions,
     target: &Target<'_>,
-    identity: &Identity,
+    initiator: &Initiator,
 ) -> Result<DialledLane, Error> {
     let Target { via, addr, rate, lanes } = target;
     let local = path.local.map(|ip| SocketAddr::new(ip, 0));
     match via {
         Via::Tcp => {
             let tcp = tcp::TcpOptions { congestion: options.congestion.clone(), ..tcp::TcpOptions::default() };
-            let mut lane = tcp::connect(&tcp::ConnectOptions { remote: *addr, local, tcp }, identity)?;
+            let mut lane = tcp::connect(&tcp::ConnectOptions { remote: *addr, local, tcp }, &initiator.identity)?;
             let congestion_refused = lane.congestion_refused.take();
             Ok((lane.into_lane(), congestion_refused))
         }
@@ -503,13 +503,13 @@ pub(super) fn dial(
             quic.local = local;
             quic.lanes = *lanes;
             quic.memory = lane_memory(options, path, *lanes)?;
-            Ok((quic::connect(&quic, identity)?, None))
+            Ok((quic::connect(&quic, &initiator.identity)?, None))
         }
     }
 }
 
 /// How many QUIC lanes a path will have, for the first of them, which has its part of the memory and no more.
-fn lanes_to_come(options: &CopyOptions, path: &PathOptions, remembered: Option<&PathRecord>) -> u32 {
+fn lanes_to_come(options: &CopySpec, path: &PathOptions, remembered: Option<&PathRecord>) -> u32 {
     let rate = path.contract.expected(remembered.map(|record| record.rate));
     let by_rate = || plan::choose_quic_lanes(rate, remembered.map_or(plan::MTU_USUAL, |record| record.mtu));
     let lanes = lanes_asked(options, path).unwrap_or_else(by_rate).value;
@@ -518,9 +518,9 @@ fn lanes_to_come(options: &CopyOptions, path: &PathOptions, remembered: Option<&
 }
 
 /// How many lanes a path gets whatever its transport; `None`: what that and the rate say.
-pub(super) fn lanes_asked(options: &CopyOptions, path: &PathOptions) -> Option<Decision<u32>> {
+pub(super) fn lanes_asked(options: &CopySpec, path: &PathOptions) -> Option<Decision<u32>> {
     if let Some(lanes) = path.lanes {
-        return Some(Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") });
+        return Some(Decision { value: lanes, rationale: format!("{lanes}, as given") });
     }
     // Each lane is one connection to the web server, which may be far away.
     let is_web = options.sources.iter().all(|source| matches!(source, Location::Web(_)));
@@ -544,23 +544,23 @@ pub(super) fn lanes_most(memory: ByteCount, path: &PathOptions, lanes: u32) -> u
 }
 
 /// What the lanes of one path may hold together.
-pub(super) fn path_memory(options: &CopyOptions) -> ByteCount {
+pub(super) fn path_memory(options: &CopySpec) -> ByteCount {
     ByteCount(options.memory.0 / options.paths.len().max(1) as u64)
 }
 
 /// What each QUIC lane of a path may hold, with a part set aside for those that come later. Errors: `Usage`, when that is too little for a lane to work.
-pub(super) fn lane_memory(options: &CopyOptions, path: &PathOptions, lanes: u32) -> Result<ByteCount, Error> {
+pub(super) fn lane_memory(options: &CopySpec, path: &PathOptions, lanes: u32) -> Result<ByteCount, Error> {
     let available = path_memory(options);
     let memory = ByteCount((available.0 / u64::from(lanes_most(available, path, lanes))).max(quic::MEMORY_MIN.0));
     if ByteCount(memory.0 * u64::from(lanes)) > available {
         let text = format!(
-            "--memory {} is too little for {lanes} QUIC lane{}{}: each needs {} at least; give more, or fewer --lanes",
+            "{} of memory are too little for {lanes} QUIC lane{}{}: each needs {} at least; give more, or fewer lanes",
             options.memory,
             if lanes == 1 { "" } else { "s" },
             if options.paths.len() > 1 { format!(" on each of {} paths", options.paths.len()) } else { String::new() },
             quic::MEMORY_MIN
         );
-        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        return Err(Error::usage(&[Setting::Memory, Setting::Lanes], text));
     }
     Ok(memory)
 }

@@ -16,13 +16,13 @@ use sterna_proto::plan::{self, Decision};
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
-use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
 
 use super::job::receiver_options;
 use super::path::PathOptions;
 use super::stall::StallWatch;
 use super::tally::Tally;
-use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice};
+use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, TICK, ViaChoice};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
@@ -33,11 +33,23 @@ use crate::web::{Web, WebOptions};
 /// What is said of sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, URLs and others: copy each kind by itself";
 
+/// Settings of hosts that send.
+const OF_SENDERS: &[Setting] = &[
+    Setting::Rate,
+    Setting::RateMin,
+    Setting::RateMax,
+    Setting::Scavenger,
+    Setting::LossCeiling,
+    Setting::Transport,
+    Setting::Paths,
+    Setting::Congestion,
+];
+
 /// The lane of control frames.
 pub(super) const CONTROL: LaneId = LaneId(0);
 
 /// How web servers are spoken with in a copy.
-pub(super) fn web_options(options: &CopyOptions) -> WebOptions {
+pub(super) fn web_options(options: &CopySpec) -> WebOptions {
     WebOptions {
         token: options.web_token.clone(),
         authority: options.web_authority.clone(),
@@ -47,22 +59,22 @@ pub(super) fn web_options(options: &CopyOptions) -> WebOptions {
     }
 }
 
-fn lane_count(options: &CopyOptions) -> Decision<u32> {
+fn lane_count(options: &CopySpec) -> Decision<u32> {
     match options.lanes() {
-        Some(lanes) => Decision { value: lanes, rationale: format!("{lanes}, as asked for with --lanes") },
+        Some(lanes) => Decision { value: lanes, rationale: format!("{lanes}, as given") },
         None => plan::choose_web_lanes(),
     }
 }
 
 /// A copy from web servers to this host.
-pub(super) struct Direct {
+pub(crate) struct Direct {
     locations: Vec<WebLocation>,
     destination: PathBuf,
 }
 
 impl Direct {
     /// What is to be done; `None`: it is a copy of another kind. Errors: `Usage`.
-    pub(super) fn plan(options: &CopyOptions) -> Result<Option<Self>, Error> {
+    pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let is_web = |source: &Location| matches!(source, Location::Web(_));
         let Location::Local(destination) = &options.destination else { return Ok(None) };
@@ -90,16 +102,15 @@ impl Direct {
                 || path.contract.loss_ceiling_ppm != RateContract::default().loss_ceiling_ppm
         };
         if options.paths.len() > 1 || options.paths.iter().any(is_said) || options.congestion.is_some() {
-            return usage(
-                "--rate, --rate-min, --rate-max, --polite, --loss-ceiling, --via, --path and --congestion say how sterna sends, and here a web \
-                 server does: leave them out, or set its limits there",
-            );
+            let text =
+                "here a web server sends and not Sterna: leave these settings out, or set the limits at the server";
+            return Err(Error::usage(OF_SENDERS, text));
         }
         Ok(Some(Self { locations, destination: destination.clone() }))
     }
 
-    /// Runs the copy to its end. Errors: as [`super::copy`].
-    pub(super) fn copy(self, options: &CopyOptions, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
+    /// Runs the copy to its end. Errors: as [`super::run`].
+    pub(super) fn copy(self, options: &CopySpec, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let tally = Tally::new(observer);
         let ends = self.start_ends(options, &tally)?;
@@ -113,17 +124,14 @@ impl Direct {
         feeders.into_iter().for_each(|feeder| drop(feeder.join()));
         ends.receiver.join();
         let mut state = lock(&tally.state);
-        let progress = ends.receiver.progress();
-        state.summary.blocks_again = progress.blocks_again;
-        state.summary.bytes_held = progress.bytes_held;
-        (state.summary.bytes_carried, state.summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
+        state.summary.counters = ends.receiver.progress().counters;
         state.summary.limits = ends.sender.limits().now().report;
         let outcome = state.aborted.take().map_or(Ok(()), Err);
         drop(state);
         tally.conclude(outcome, started.elapsed())
     }
 
-    fn start_ends(self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<Ends, Error> {
+    fn start_ends(self, options: &CopySpec, tally: &Arc<Tally>) -> Result<Ends, Error> {
         let observer = Arc::clone(tally) as Arc<dyn Observer>;
         let many = self.locations.len() > 1;
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
@@ -160,8 +168,8 @@ impl Ends {
     }
 
     fn abort(&self, error: &Error) {
-        self.sender.abort(crate::copy_of(error));
-        self.receiver.abort(crate::copy_of(error));
+        self.sender.abort(error.clone());
+        self.receiver.abort(error.clone());
         self.web.stop();
     }
 
@@ -250,7 +258,7 @@ fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<th
         }
         if let Err(error) = feed(&*lost.from, lane, Box::new(InsideTx::new(Box::new(sink))), None) {
             // No network lies between: what fails here would fail on every lane.
-            lost.to.abort(crate::copy_of(&error));
+            lost.to.abort(error.clone());
             lost.from.abort(error);
         }
     };

@@ -9,18 +9,13 @@ use std::sync::Arc;
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::session::ThirdParty;
-use sterna_proto::{ByteCount, Error, Location};
+use sterna_proto::{Error, Location};
 
 use super::job::{Direction, Job, PushSources, may_mean_many};
 use super::tally::Tally;
-use super::{CopyObserver, CopyOptions, CopySummary, PathOptions, ViaChoice, copy_job};
+use super::{CopyObserver, CopySpec, CopySummary, Initiator, PathOptions, ViaChoice, copy_job};
 use crate::disk::Root;
-use crate::identity::{Fingerprint, Identity};
 use crate::session::{SettledPaths, Source};
-
-/// Most memory that the transports of a copy hold here. Reason: the default of `--memory`; the memory is this host's, so that
-/// no command has a say in it.
-const MEMORY: ByteCount = ByteCount(256 << 20);
 
 /// Where a pull writes.
 pub(super) enum PullPlace {
@@ -52,29 +47,24 @@ pub(crate) enum Place {
 pub(crate) struct Errand<'a> {
     pub(crate) request: &'a ThirdParty,
     pub(crate) place: Place,
-    /// The key of the command.
-    pub(crate) on_behalf_of: Fingerprint,
-    /// Directory that keeps what is learnt about paths.
-    pub(crate) memory_dir: Option<PathBuf>,
 }
 
-/// Runs the copy to its end. Errors: as [`super::copy`].
+/// Runs the copy to its end. Errors: as [`super::run`].
 pub(crate) fn run_errand(
     errand: Errand<'_>,
-    identity: &Identity,
+    initiator: &Initiator,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
-    let Errand { request, place, on_behalf_of, memory_dir } = errand;
+    let Errand { request, place } = errand;
     let passive = |path: &[u8]| RemoteLocation {
         host: request.passive.host.clone(),
         port: request.passive.port,
         path: path.to_vec(),
     };
     let remote = passive(&request.destination);
-    let options = CopyOptions {
-        // Both ends as the command wrote them, as far as anybody asks: the job has what is copied.
-        sources: request.sources.iter().map(|source| Location::Remote(passive(source))).collect(),
-        destination: Location::Remote(remote.clone()),
+    // Both ends as the command wrote them, as far as anybody asks: the job has what is copied.
+    let sources = request.sources.iter().map(|source| Location::Remote(passive(source))).collect();
+    let options = CopySpec {
         paths: vec![PathOptions {
             via: request.via.map_or(ViaChoice::Auto, ViaChoice::Only),
             lanes: request.lanes,
@@ -86,17 +76,10 @@ pub(crate) fn run_errand(
         checks: request.checks,
         expect: request.expect,
         compress: request.compress,
-        memory: MEMORY,
         dry_run: request.dry_run,
         linger: request.linger,
-        memory_dir,
-        web_token: None,
-        web_authority: None,
-        follow: None,
-        then: None,
-        same: false,
-        on_behalf_of: Some(on_behalf_of),
-        recording: None,
+        // Memory is this host's, so that no command has a say in it.
+        ..CopySpec::new(sources, Location::Remote(remote.clone()))
     };
     let direction = match place {
         Place::Sources(places) => {
@@ -110,5 +93,5 @@ pub(crate) fn run_errand(
     };
     let tally = Tally::new(observer);
     tally.leave_out(SettledPaths::of_hashes(request.settled.iter().copied()));
-    copy_job(&options, &Job { remote, direction, follow: None }, identity, &tally)
+    copy_job(&options, &Job { remote, direction, follow: None }, initiator, &tally)
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use sterna_proto::follow::EndRule;
 use sterna_proto::session::Overwrite;
-use sterna_proto::{Error, ErrorKind, Growth, Location, Phase, Scope};
+use sterna_proto::{Error, Growth, Location, Setting};
 
-use super::CopyOptions;
+use super::CopySpec;
 use crate::disk::{Root, has_wildcards, last_name};
 use crate::session::{Follow, FollowRules};
 
@@ -18,30 +18,38 @@ use crate::session::{Follow, FollowRules};
 const IDLE_LEAST: Duration = Duration::from_secs(1);
 
 /// Errors: `Usage`: something that only a push of files of this host can do is asked of another copy.
-pub(super) fn check(options: &CopyOptions) -> Result<(), Error> {
+pub(super) fn check(options: &CopySpec) -> Result<(), Error> {
     let is_push = matches!(options.destination, Location::Remote(_));
     let is_ours = options.sources.iter().all(|source| matches!(source, Location::Local(_)));
     let asked = match (&options.follow, &options.then) {
-        (Some(_), _) => "--follow: files are followed",
-        (None, Some(_)) => "--then: sources are deleted or moved",
+        (Some(_), _) => "files are followed",
+        (None, Some(_)) => "sources are deleted or moved",
         (None, None) => return Ok(()),
     };
-    let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    let setting: &[Setting] = if options.follow.is_some() { &[Setting::Follow] } else { &[Setting::Then] };
     if let (Some(EndRule { idle, .. }), Some(_)) = (options.follow, &options.then)
         && idle < IDLE_LEAST
     {
-        return usage(format!(
-            "--follow={}s: with --then a file that pauses for so long would be taken from its writer: give 1s or more",
+        let text = format!(
+            "a file that pauses for {} s would be deleted or moved under its writer: give an idle time of 1 s or more",
             idle.as_secs_f64()
-        ));
+        );
+        return Err(Error::usage(&[Setting::Follow, Setting::Then], text));
     }
     if options.dry_run {
-        return usage(format!("{asked} only when they arrive, and this run copies nothing: leave one of both out"));
+        let text = format!("{asked} only when they arrive, and this run copies nothing: leave one of the two out");
+        let settings: &[Setting] = if options.follow.is_some() {
+            &[Setting::Follow, Setting::DryRun]
+        } else {
+            &[Setting::Then, Setting::DryRun]
+        };
+        return Err(Error::usage(settings, text));
     }
     if is_push && is_ours {
         return Ok(());
     }
-    usage(format!("{asked} only where they are read, at this host: run the copy at the host that has the sources"))
+    let text = format!("{asked} only where they are read, at this host: run the copy at the host that has the sources");
+    Err(Error::usage(setting, text))
 }
 
 /// Errors: `Usage`: several of the sources may have files of one name at the destination, where the later would take the place of
@@ -50,11 +58,11 @@ fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
     use std::os::unix::ffi::OsStrExt;
     let usage = |path: &PathBuf| {
         let text = format!(
-            "--follow: {} and another source may have files of the same name at the destination: follow each by a copy of its own, \
+            "{} and another source may have files of the same name at the destination: follow each by a copy of its own, \
              to a place of its own",
             path.display()
         );
-        Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+        Err(Error::usage(&[Setting::Follow], text))
     };
     let mut names: HashSet<&[u8]> = HashSet::new();
     for path in sources {
@@ -72,7 +80,7 @@ fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
 /// What follows `sources`, if that is asked for; and the look whether what is to be done with them afterwards can be.
 ///
 /// Errors: a source that is not there, `Usage`.
-pub(super) fn prepare(options: &CopyOptions, sources: &[PathBuf]) -> Result<Option<Arc<Follow>>, Error> {
+pub(super) fn prepare(options: &CopySpec, sources: &[PathBuf]) -> Result<Option<Arc<Follow>>, Error> {
     use std::os::unix::ffi::OsStrExt;
     if options.follow.is_none() && options.then.is_none() {
         return Ok(None);
@@ -90,7 +98,7 @@ pub(super) fn prepare(options: &CopyOptions, sources: &[PathBuf]) -> Result<Opti
 }
 
 /// What is done with a file that exists: one that is to be deleted at its source is copied again though it looks up to date, since only its bytes can tell.
-pub(super) fn overwrite(options: &CopyOptions) -> Overwrite {
+pub(super) fn overwrite(options: &CopySpec) -> Overwrite {
     match (options.overwrite, &options.then) {
         (Overwrite::IfChanged, Some(_)) => Overwrite::Always,
         (overwrite, _) => overwrite,

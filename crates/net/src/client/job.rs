@@ -13,7 +13,7 @@ use super::errand::PullPlace;
 use super::replicas::Member;
 use super::tally::Tally;
 use super::third_party::{TWO_KINDS, one_agent};
-use super::{CopyOptions, direct, follow};
+use super::{CopySpec, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, Follow, LaneIds, Observer, Origins, Receiver, ReceiverOptions, Sender, Source};
@@ -23,7 +23,7 @@ use crate::web::Web;
 pub(super) type OurEnd = (Arc<dyn End>, Option<Arc<Receiver>>);
 
 /// What is to be done, worked out of the locations.
-pub(super) struct Job {
+pub(crate) struct Job {
     pub(super) remote: RemoteLocation,
     pub(super) direction: Direction,
     /// What follows the sources, over all sessions.
@@ -87,7 +87,7 @@ impl PushSources {
 
 impl Job {
     /// Errors: `Usage`.
-    pub(super) fn plan(options: &CopyOptions) -> Result<Self, Error> {
+    pub(super) fn plan(options: &CopySpec) -> Result<Self, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         if options.sources.is_empty() {
             return usage("nothing to copy: name at least one source");
@@ -128,7 +128,7 @@ impl Job {
     }
 
     /// What the agent is asked for.
-    pub(super) fn request(&self, options: &CopyOptions) -> Request {
+    pub(super) fn request(&self, options: &CopySpec) -> Request {
         match &self.direction {
             Direction::Push { sources, destination } => Request::Push {
                 destination: destination.clone(),
@@ -139,11 +139,11 @@ impl Job {
                 dry_run: options.dry_run,
             },
             Direction::Pull { sources, .. } => {
-                let CopyOptions { dry_run, compress, .. } = *options;
+                let CopySpec { dry_run, compress, .. } = *options;
                 Request::Pull { sources: sources.clone(), dry_run, compress, on_demand: false }
             }
             Direction::Replica { source, .. } => {
-                let CopyOptions { dry_run, compress, .. } = *options;
+                let CopySpec { dry_run, compress, .. } = *options;
                 Request::Pull { sources: vec![source.clone()], dry_run, compress, on_demand: true }
             }
         }
@@ -158,7 +158,7 @@ impl Job {
     }
 
     /// Our end of the session.
-    pub(super) fn start_end(&self, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
+    pub(super) fn start_end(&self, options: &CopySpec, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
         match &self.direction {
             Direction::Push { sources, .. } => self.start_sender(sources, options, tally),
             Direction::Pull { sources, destination } => start_receiver(sources, destination, options, tally),
@@ -166,7 +166,7 @@ impl Job {
         }
     }
 
-    fn start_sender(&self, from: &PushSources, options: &CopyOptions, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
+    fn start_sender(&self, from: &PushSources, options: &CopySpec, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
         let observer = Arc::clone(tally) as Arc<dyn Observer>;
         let mut missing = Vec::new();
         let origins = match from {
@@ -202,7 +202,7 @@ impl Job {
 fn start_receiver(
     sources: &[Vec<u8>],
     destination: &PullPlace,
-    options: &CopyOptions,
+    options: &CopySpec,
     tally: &Arc<Tally>,
 ) -> Result<OurEnd, Error> {
     let (root, path) = destination.resolve()?;
@@ -217,7 +217,7 @@ fn start_receiver(
 
 /// How a receiver of this host treats what comes; it waits for its sender to have heard.
 pub(super) fn receiver_options(
-    options: &CopyOptions,
+    options: &CopySpec,
     destination: Destination,
     asked: AskedNames,
     tally: &Tally,

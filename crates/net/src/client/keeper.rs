@@ -16,7 +16,7 @@ use sterna_proto::memory::Way;
 use sterna_proto::plan::{self, TcpPath, Via};
 use sterna_proto::rate::Manner;
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
-use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{ByteCount, Earlier, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::dial::{
     DialledPath, Dialling, FirstLane, PathDials, Target, cores, dial, lane_memory, lanes_asked, lanes_most, path_memory,
@@ -26,8 +26,10 @@ use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
 use super::stall::StallWatch;
 use super::tally::{Tally, TallyState};
-use super::{ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, TICK, ViaChoice};
-use crate::identity::{Fingerprint, Identity};
+use super::{
+    ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, TICK, ViaChoice,
+};
+use crate::identity::Fingerprint;
 use crate::lane::Lane;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
 
@@ -55,17 +57,14 @@ struct Keeper {
     way: Way,
     welcomed: AtomicBool,
     remote: RemoteLocation,
-    identity: Identity,
-    options: CopyOptions,
+    initiator: Initiator,
+    options: CopySpec,
     observer: Arc<dyn CopyObserver>,
     paths: Vec<Arc<KeptPath>>,
     /// When a path that is no standby was last seen up, or the session began.
     served: Mutex<Instant>,
-    /// Bytes that the earlier sessions of this copy found, and those that the last one left for this one to find.
-    held_before: u64,
-    found_bytes: u64,
-    /// Bytes of holes that the earlier sessions of this copy told.
-    holes_before: u64,
+    /// Counters of the earlier sessions of this copy.
+    earlier: Earlier,
     /// What limited the earlier sessions of this copy.
     limits_before: LimitTimes,
     /// Ends the waits of backoff early.
@@ -75,9 +74,9 @@ struct Keeper {
 
 /// One session of a copy, from the first lane to the last outcome.
 pub(super) fn run_session(
-    options: &CopyOptions,
+    options: &CopySpec,
     job: &Job,
-    identity: &Identity,
+    initiator: &Initiator,
     tally: &Arc<Tally>,
     started: &mut Instant,
 ) -> Result<(), Error> {
@@ -86,15 +85,16 @@ pub(super) fn run_session(
         Direction::Push { .. } => Way::Out,
         Direction::Pull { .. } | Direction::Replica { .. } => Way::In,
     };
-    let dialling = Dialling::new(options, &job.remote, way, identity, observer);
+    let dialling = Dialling::new(options, &job.remote, way, initiator, observer);
     let PathDials { first, on, others } = dialling.reach_paths()?;
     // The time that a person takes to answer is not the copy's.
     *started += first.trusted_after;
     let started = *started;
-    let (held_before, holes_before, found_bytes, limits_before) = {
+    let (earlier, limits_before) = {
         let mut state = lock(&tally.state);
         state.aborted = None;
-        (state.summary.bytes_held, state.summary.bytes_holes, state.unsettled_bytes, state.summary.limits.total)
+        let earlier = Earlier { counters: state.summary.counters, unsettled_bytes: state.unsettled_bytes };
+        (earlier, state.summary.limits.total)
     };
     let paths = kept_paths(options);
     let first_path = Arc::clone(&paths[on]);
@@ -111,20 +111,18 @@ pub(super) fn run_session(
         end: Arc::clone(&end),
         lanes: job.lanes(),
         hello: Hello {
-            on_behalf_of: options.on_behalf_of.map(|key| key.0),
+            on_behalf_of: initiator.on_behalf_of.map(|key| key.0),
             ..Hello::new(random_session()?, job.request(options))
         },
         way,
         welcomed: AtomicBool::new(false),
         remote: job.remote.clone(),
-        identity: identity.clone(),
+        initiator: initiator.clone(),
         options: options.clone(),
         observer: Arc::clone(observer),
         paths,
         served: Mutex::new(Instant::now()),
-        held_before,
-        found_bytes,
-        holes_before,
+        earlier,
         limits_before,
         over: (Mutex::new(false), Condvar::new()),
         trusted: Mutex::new(Some(first.lane.peer)),
@@ -143,7 +141,7 @@ pub(super) fn run_session(
     keeper.sum_up(&mut lock(&tally.state))
 }
 
-fn kept_paths(options: &CopyOptions) -> Vec<Arc<KeptPath>> {
+fn kept_paths(options: &CopySpec) -> Vec<Arc<KeptPath>> {
     let several = options.paths.len() > 1;
     let path_of = |(number, path)| {
         let name = several.then(|| format!("path {}", number + 1));
@@ -162,7 +160,7 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
 /// source trickles says nothing of them, and what it leaves must not hold the next one back.
 const PATH_BOUND: f64 = 0.5;
 
-fn decide_lanes(options: &CopyOptions, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
+fn decide_lanes(options: &CopySpec, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
     let given = &path.options;
     let rate = given.contract.expected(first.remembered.map(|record| record.rate));
     let by_transport = || match first.via {
@@ -242,7 +240,7 @@ impl Keeper {
 
     /// Tries until the agent is reached on a path, or the session is over.
     fn reach_path(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) {
-        let dialling = Dialling::new(&self.options, &self.remote, self.way, &self.identity, &self.observer);
+        let dialling = Dialling::new(&self.options, &self.remote, self.way, &self.initiator, &self.observer);
         let mut outcome = dialled.wait();
         let mut told = String::new();
         let mut backoff = BACKOFF_MIN;
@@ -365,7 +363,7 @@ impl Keeper {
         let by = |via| {
             let target = Target { via, addr, rate, lanes };
             // What the first lane was refused was said then.
-            dial(&self.options, &path.options, &target, &self.identity).map(|(lane, _)| lane)
+            dial(&self.options, &path.options, &target, &self.initiator).map(|(lane, _)| lane)
         };
         let failed = match by(via) {
             Err(error)
@@ -567,7 +565,7 @@ impl Keeper {
 
     /// Keeps what the session has taught about its paths.
     fn learn(&self) {
-        let Some(dir) = &self.options.memory_dir else { return };
+        let Some(dir) = &self.initiator.path_cache else { return };
         let file = PathFile::new(dir);
         let is_bound = self.limits().report.total.of_path() >= PATH_BOUND;
         for error in self.paths.iter().filter_map(|path| path.learn(self.way, &file, is_bound).err()) {
@@ -600,20 +598,14 @@ impl Keeper {
     /// How far the session is; what earlier sessions of this copy brought does not count as there before it.
     fn session_progress(&self) -> Progress {
         let mut progress = self.end.progress();
-        progress.bytes_held = self.held_before + progress.bytes_held.saturating_sub(self.found_bytes);
-        progress.bytes_holes += self.holes_before;
+        progress.counters = self.earlier.and(&progress.counters);
         progress.lanes = self.paths.iter().map(|path| path.up.load(Ordering::Relaxed)).sum();
         progress
     }
 
     /// Adds what the session has brought to the copy. Errors: it ended early.
     fn sum_up(&self, state: &mut TallyState) -> Result<(), Error> {
-        let progress = self.session_progress();
-        state.summary.blocks_again += progress.blocks_again;
-        state.summary.bytes_carried += progress.bytes_carried;
-        state.summary.bytes_encoded += progress.bytes_encoded;
-        state.summary.bytes_held = progress.bytes_held;
-        state.summary.bytes_holes = progress.bytes_holes;
+        state.summary.counters = self.session_progress().counters;
         state.summary.limits = self.limits().report;
         let memory = |path: &Arc<KeptPath>| {
             let lanes = path.reached.get().map_or(1, |reached| reached.lane_count);

@@ -243,7 +243,7 @@ impl KeptPath {
             now: progress.elapsed,
             quic: quic.bytes,
             tcp: tcp.bytes,
-            left: ByteCount(session.bytes_known.saturating_sub(session.bytes_done)),
+            left: ByteCount(session.counters.bytes_known.saturating_sub(session.counters.bytes_done)),
             rtt: quic.stats.or(tcp.stats)?.rtt_min,
             limits: &progress.limits.report.total,
         })

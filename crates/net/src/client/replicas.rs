@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::compress::Wish;
 use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
-use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope, Setting};
 
 use super::direct::{CONTROL, Silent, start_lanes, web_options};
 use super::job::{Direction, Job, local_source, may_mean_many, means_many, receiver_options};
@@ -25,11 +25,12 @@ use super::path::{PathOptions, PathPlan};
 use super::stall::StallWatch;
 use super::tally::Tally;
 use super::{
-    ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice,
+    ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, TICK,
+    ViaChoice,
 };
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, last_name};
-use crate::identity::{Fingerprint, Identity};
+use crate::identity::Fingerprint;
 use crate::lane::LaneStats;
 use crate::session::{
     AskedNames, End, LaneIds, LimitsNow, Observer, Origins, ReplicaEnd, Replicas, Sender, SessionEvent, SettledPaths,
@@ -58,7 +59,7 @@ pub struct ReplicaSummary {
 }
 
 /// A copy from several replicas to this host.
-pub(super) struct ReplicaCopy {
+pub(crate) struct ReplicaCopy {
     sources: Vec<Location>,
     destination: PathBuf,
     name: RelPath,
@@ -66,7 +67,7 @@ pub(super) struct ReplicaCopy {
 
 impl ReplicaCopy {
     /// What is to be done; `None`: the sources are no replicas. Errors: `Usage`.
-    pub(super) fn plan(options: &CopyOptions) -> Result<Option<Self>, Error> {
+    pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         if !options.same {
             return Ok(None);
         }
@@ -74,36 +75,34 @@ impl ReplicaCopy {
         let count = options.sources.len();
         if !(2..=REPLICAS_MAX).contains(&count) {
             let were = if count == 1 { "was" } else { "were" };
-            return usage(&format!(
-                "--same takes 2 to {REPLICAS_MAX} replicas of one file as sources, and {count} {were} given"
-            ));
+            let text =
+                format!("2 to {REPLICAS_MAX} replicas of one file are read, and {count} {were} given as sources");
+            return Err(usage_error(text));
         }
         let Location::Local(destination) = &options.destination else {
             return usage(
-                "--same copies to this host, and the destination is at another one: run the copy there, or name one source and \
-                 leave --same out",
+                "replicas are copied to this host, and the destination is at another one: run the copy there, or name one source",
             );
         };
         if options.follow.is_some() || options.then.is_some() {
-            return usage(
-                "--follow and --then are for sources of this host, and --same reads replicas that stay as they are: leave them out",
-            );
+            let text = "files are followed, deleted or moved only at this host, and replicas do not change: leave one of the two out";
+            return Err(Error::usage(&[Setting::Follow, Setting::Then, Setting::Replicas], text));
         }
         if options.paths.len() > 1 || options.paths.iter().any(|path| path.local.is_some() || path.remote.is_some()) {
-            return usage("--path names ways to one host, and --same copies from several: leave it out");
+            let text = "paths lead to one host, and replicas are at several: leave the paths out";
+            return Err(Error::usage(&[Setting::Paths, Setting::Replicas], text));
         }
         let is_web = |source: &Location| matches!(source, Location::Web(_));
         let is_said = |path: &PathOptions| path.contract.ceiling.is_some() || path.via != ViaChoice::Auto;
         if options.sources.iter().all(is_web) && (options.paths.iter().any(is_said) || options.congestion.is_some()) {
-            return usage(
-                "--rate, --via and --congestion say how sterna sends, and here web servers do: leave them out, or set their \
-                 limits there",
-            );
+            let text =
+                "here web servers send and not Sterna: leave these settings out, or set the limits at the servers";
+            return Err(Error::usage(&[Setting::Rate, Setting::Transport, Setting::Congestion], text));
         }
         options.sources.iter().try_for_each(check_source)?;
         for (index, source) in options.sources.iter().enumerate() {
             if options.sources[..index].contains(source) {
-                return usage("--same takes replicas that are others, and one source was given twice: name each once");
+                return usage("replicas are different places, and one source was given twice: name each once");
             }
         }
         Ok(Some(Self {
@@ -113,11 +112,11 @@ impl ReplicaCopy {
         }))
     }
 
-    /// Runs the copy to its end. Errors: as [`super::copy`].
+    /// Runs the copy to its end. Errors: as [`super::run`].
     pub(super) fn copy(
         self,
-        options: &CopyOptions,
-        identity: &Identity,
+        options: &CopySpec,
+        initiator: &Initiator,
         observer: &Arc<dyn CopyObserver>,
     ) -> Result<CopySummary, Error> {
         let started = Instant::now();
@@ -127,7 +126,7 @@ impl ReplicaCopy {
         let crew = Arc::new(Crew {
             replicas: Arc::clone(&replicas),
             options: each_options(options, self.sources.len()),
-            identity: identity.clone(),
+            initiator: initiator.clone(),
             observer: Arc::clone(observer),
             lanes: Arc::default(),
             busy: AtomicUsize::new(0),
@@ -142,7 +141,7 @@ impl ReplicaCopy {
                 thread::Builder::new().name("replica".to_owned()).spawn(move || Arc::new(member).keep(&source));
             spawned.map_err(|e| crate::internal("start the thread of a replica").caused_by(e)).inspect_err(
                 |error| {
-                    replicas.abort(crate::copy_of(error));
+                    replicas.abort(error.clone());
                 },
             )?;
         }
@@ -151,7 +150,7 @@ impl ReplicaCopy {
         crew.sum_up(&tally, &names, started)
     }
 
-    fn start(&self, options: &CopyOptions, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
+    fn start(&self, options: &CopySpec, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let destination = Destination::resolve(&root, &path, Sources::One)?;
         // The name is ours, whatever a sender calls its file.
@@ -169,7 +168,7 @@ impl ReplicaCopy {
 }
 
 fn usage_error(text: String) -> Error {
-    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+    Error::usage(&[Setting::Replicas], text)
 }
 
 /// A source as it is shown to people.
@@ -192,7 +191,7 @@ fn check_source(source: &Location) -> Result<(), Error> {
         return Ok(());
     }
     let text = format!(
-        "{}: --same takes replicas of one file, without wildcards and directories: name the file",
+        "{}: replicas are of one file, and have neither wildcards nor directories: name the file",
         shown(source)
     );
     Err(usage_error(text))
@@ -209,15 +208,15 @@ fn name_of(source: &Location) -> Result<RelPath, Error> {
 }
 
 /// What of the options one replica gets: its part of the memory.
-fn each_options(options: &CopyOptions, count: usize) -> CopyOptions {
-    CopyOptions { memory: ByteCount(options.memory.0 / count as u64), ..options.clone() }
+fn each_options(options: &CopySpec, count: usize) -> CopySpec {
+    CopySpec { memory: ByteCount(options.memory.0 / count as u64), ..options.clone() }
 }
 
 /// What all replicas of a copy share.
 struct Crew {
     replicas: Arc<Replicas>,
-    options: CopyOptions,
-    identity: Identity,
+    options: CopySpec,
+    initiator: Initiator,
     observer: Arc<dyn CopyObserver>,
     /// Numbers the lanes of all agents, for the person.
     lanes: Arc<LaneIds>,
@@ -277,12 +276,8 @@ impl Crew {
 
     fn sum_up(&self, tally: &Tally, names: &[String], started: Instant) -> Result<CopySummary, Error> {
         let mut state = lock(&tally.state);
-        let progress = self.replicas.receiver().progress();
         let summary = &mut state.summary;
-        summary.blocks_again = progress.blocks_again;
-        summary.bytes_held = progress.bytes_held;
-        summary.bytes_holes = progress.bytes_holes;
-        (summary.bytes_carried, summary.bytes_encoded) = (progress.bytes_carried, progress.bytes_encoded);
+        summary.counters = self.replicas.receiver().progress().counters;
         summary.limits = self.progress(started).limits.report;
         summary.paths = lock(&self.paths).values().flatten().copied().collect();
         let account = |(account, name): (sterna_proto::session::ReplicaAccount, &String)| ReplicaSummary {
@@ -347,12 +342,12 @@ impl Member {
 
     fn keep_agent(self: &Arc<Self>, source: &Location, tally: &Arc<Tally>) -> Result<(), Error> {
         let Location::Remote(remote) = source else { return Ok(()) };
-        let options = CopyOptions { sources: vec![source.clone()], ..self.crew.options.clone() };
+        let options = CopySpec { sources: vec![source.clone()], ..self.crew.options.clone() };
         let direction = Direction::Replica { source: remote.path.clone(), member: Arc::clone(self) };
         let job = Job { remote: remote.clone(), direction, follow: None };
         let mut started = Instant::now();
         let _busy = Busy::new(&self.crew);
-        let outcome = run_session(&options, &job, &self.crew.identity, tally, &mut started);
+        let outcome = run_session(&options, &job, &self.crew.initiator, tally, &mut started);
         lock(&self.crew.paths).insert(self.replica, lock(&tally.state).summary.paths.clone());
         outcome
     }
@@ -374,7 +369,7 @@ impl Member {
     fn keep_inside(&self, origins: Origins, lanes: u32, web: Option<Arc<Web>>) -> Result<(), Error> {
         let _busy = Busy::new(&self.crew);
         let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
-        let CopyOptions { linger, dry_run, .. } = self.crew.options;
+        let CopySpec { linger, dry_run, .. } = self.crew.options;
         let end: Arc<dyn End> = self.join()?;
         let sender = Sender::start(origins, linger, dry_run, settled, Wish::Never, pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;

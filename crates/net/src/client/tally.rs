@@ -42,10 +42,13 @@ impl Tally {
     /// What the copy came to after `elapsed`; of one that ends with an error the observer hears it.
     pub(super) fn conclude(&self, outcome: Result<(), Error>, elapsed: Duration) -> Result<CopySummary, Error> {
         let summary = CopySummary { elapsed, ..std::mem::take(&mut lock(&self.state).summary) };
-        if outcome.is_err() {
-            self.observer.cut_short(&summary);
+        match outcome {
+            Ok(()) => Ok(summary),
+            Err(error) => {
+                self.observer.cut_short(summary);
+                Err(error)
+            }
         }
-        outcome.map(|()| summary)
     }
 
     /// Leaves out files that were settled before this copy began.
@@ -65,7 +68,7 @@ impl Observer for Tally {
                 state.fail(error);
             }
             SessionEvent::Aborted(error) => {
-                state.aborted.get_or_insert_with(|| crate::copy_of(error));
+                state.aborted.get_or_insert_with(|| error.clone());
             }
             SessionEvent::Notice(_) | SessionEvent::Decision { .. } => {}
         }
@@ -111,7 +114,7 @@ impl TallyState {
     pub(super) fn fail(&mut self, error: &Error) {
         self.summary.failed += 1;
         if self.summary.failures.len() < FAILURES_KEPT_MAX {
-            self.summary.failures.push(crate::copy_of(error));
+            self.summary.failures.push(error.clone());
         }
     }
 }

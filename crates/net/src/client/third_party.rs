@@ -16,17 +16,17 @@ use std::time::{Duration, Instant};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, Counts, Frame, Hello, IpBytes, KEYS_MAX, LaneId, Overwrite, PassiveAgent, PathNumber,
-    Request, SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
+    ActiveEnd, Conclusion, Frame, Hello, IpBytes, KEYS_MAX, LaneId, Overwrite, PassiveAgent, PathNumber, Request,
+    SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
 };
-use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Retry, Scope, Setting};
 
 use super::dial::{Target, dial_first, resolve};
 use super::keeper::{BACKOFF_MAX, DEPARTURE, HEALTHY_LIFE, LAST_PACKET, ends_session, random_session};
 use super::path::PathOptions;
 use super::tally::TallyState;
-use super::{BACKOFF_MIN, CopyEvent, CopyObserver, CopyOptions, CopyProgress, CopySummary, TICK, ViaChoice, said_by};
-use crate::identity::{Fingerprint, Identity, SHOWN_AT_AGENT};
+use super::{BACKOFF_MIN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, TICK, ViaChoice};
+use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SessionEvent, Watch, attach, close_all, lock, progress_of};
@@ -38,7 +38,7 @@ pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent an
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A copy from one agent to another.
-pub(super) struct ThirdPartyCopy {
+pub(crate) struct ThirdPartyCopy {
     sources: Vec<RemoteLocation>,
     destination: RemoteLocation,
 }
@@ -58,7 +58,7 @@ impl From<Error> for Failed {
 
 impl ThirdPartyCopy {
     /// What is to be done; `None`: it is a copy of another kind. Errors: `Usage`.
-    pub(super) fn plan(options: &CopyOptions) -> Result<Option<Self>, Error> {
+    pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let Location::Remote(destination) = &options.destination else { return Ok(None) };
         let remote = |source: &Location| match source {
@@ -76,9 +76,8 @@ impl ThirdPartyCopy {
             return usage("more than 4096 sources: name their directory, or use a wildcard in quotes");
         }
         if options.paths.len() != 1 || options.paths.iter().any(|path| path.local.is_some() || path.remote.is_some()) {
-            return usage(
-                "--path names networks of this host, and in a copy between agents no data passes here: leave it out",
-            );
+            let text = "in a copy between agents no data passes this host, so that its networks are not used: leave the paths out";
+            return Err(Error::usage(&[Setting::Paths], text));
         }
         let first = one_agent(&sources.iter().collect::<Vec<_>>())?;
         if (&first.host, first.port) == (&destination.host, destination.port) {
@@ -87,14 +86,14 @@ impl ThirdPartyCopy {
         Ok(Some(Self { sources, destination: destination.clone() }))
     }
 
-    /// Runs the copy to its end. Errors: as [`super::copy`].
+    /// Runs the copy to its end. Errors: as [`super::run`].
     pub(super) fn copy(
         &self,
-        options: &CopyOptions,
-        identity: &Identity,
+        options: &CopySpec,
+        initiator: &Initiator,
         observer: &Arc<dyn CopyObserver>,
     ) -> Result<CopySummary, Error> {
-        let asking = Asking { copy: self, options, identity, observer };
+        let asking = Asking { copy: self, options, initiator, observer };
         let (source, destination) = (place_of(&self.sources[0]), place_of(&self.destination));
         let say = |rationale: String| observer.event(CopyEvent::Decision { subject: "agent", rationale });
         say(format!("{source} is asked to run the copy: it has the sources, and pushes to {destination}"));
@@ -142,8 +141,8 @@ fn place_of(remote: &RemoteLocation) -> String {
 
 struct Asking<'a> {
     copy: &'a ThirdPartyCopy,
-    options: &'a CopyOptions,
-    identity: &'a Identity,
+    options: &'a CopySpec,
+    initiator: &'a Initiator,
     observer: &'a Arc<dyn CopyObserver>,
 }
 
@@ -189,8 +188,7 @@ impl Asking<'_> {
                 Ok(conclusion) => return Ok(heard.sum_up(conclusion)),
                 Err(error) => {
                     let may_ask_other = lost_since.is_none() && heard.may_ask_other(&error);
-                    let error = said_by(error, &asked.host_port());
-                    return Err(Failed { error, may_ask_other });
+                    return Err(Failed { error: error.named(asked.host_port()), may_ask_other });
                 }
             }
         }
@@ -199,11 +197,11 @@ impl Asking<'_> {
     /// A lane to the agent at `remote`: by TCP, which has no use for a rate here, or by QUIC where that does not pass.
     fn reach(&self, remote: &RemoteLocation) -> Result<Lane, Error> {
         let (tell, answer) = channel();
-        let (remote, options, identity) = (remote.clone(), self.lane_options(), self.identity.clone());
+        let (remote, options, initiator) = (remote.clone(), self.lane_options(), self.initiator.clone());
         let observer = Arc::clone(self.observer);
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
             // Nobody waits any more: the lane ends here.
-            let _ = tell.send(dial_any(&remote, &options, &identity, &observer));
+            let _ = tell.send(dial_any(&remote, &options, &initiator, &observer));
         });
         dialled.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
         loop {
@@ -220,9 +218,9 @@ impl Asking<'_> {
     }
 
     /// How the lane of control frames is made.
-    fn lane_options(&self) -> CopyOptions {
+    fn lane_options(&self) -> CopySpec {
         let paths = vec![PathOptions { lanes: Some(1), ..PathOptions::default() }];
-        CopyOptions { paths, congestion: None, ..self.options.clone() }
+        CopySpec { paths, congestion: None, ..self.options.clone() }
     }
 
     /// The keys that the passive agent may have: those that are known, or the one that it shows here.
@@ -240,12 +238,11 @@ impl Asking<'_> {
             }
             Err(error) if error.kind == ErrorKind::Unreachable => {
                 let text = format!(
-                    "{} is not known here, and does not answer here ({}): give --trust with its fingerprint too, as in \
-                     {SHOWN_AT_AGENT}",
+                    "{} is not known here, and does not answer here ({}): give its fingerprint too, as in {SHOWN_AT_AGENT}",
                     place_of(passive),
                     error.chain()
                 );
-                Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text))
+                Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).about(&[Setting::Trust]))
             }
             Err(error) => Err(error),
         }
@@ -300,7 +297,7 @@ impl Asking<'_> {
             asked: asked.clone(),
             key: Mutex::new(first.peer),
             options: self.lane_options(),
-            identity: self.identity.clone(),
+            initiator: self.initiator.clone(),
             observer: Arc::clone(self.observer),
             handle: Mutex::default(),
             over: (Mutex::new(false), Condvar::new()),
@@ -320,8 +317,8 @@ impl Asking<'_> {
 /// A lane to an agent, by any address and either transport. Errors: of all of them.
 fn dial_any(
     remote: &RemoteLocation,
-    options: &CopyOptions,
-    identity: &Identity,
+    options: &CopySpec,
+    initiator: &Initiator,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<Lane, Error> {
     let say = |rationale: &str| {
@@ -333,7 +330,7 @@ fn dial_any(
         for via in [Via::Tcp, Via::Quic] {
             let rate = SharedRate::new(path.contract);
             let target = Target { via, addr, rate: &rate, lanes: 1 };
-            match dial_first((options, &path), &target, identity, observer, say) {
+            match dial_first((options, &path), &target, initiator, observer, say) {
                 Ok((lane, _)) => return Ok(lane),
                 Err(error) if error.kind != ErrorKind::Unreachable => return Err(error),
                 Err(error) => errors.push(error),
@@ -353,8 +350,8 @@ struct Keeper {
     asked: RemoteLocation,
     /// The key of the agent, as the first lane showed it.
     key: Mutex<Fingerprint>,
-    options: CopyOptions,
-    identity: Identity,
+    options: CopySpec,
+    initiator: Initiator,
     observer: Arc<dyn CopyObserver>,
     handle: Mutex<Option<Arc<dyn LaneHandle>>>,
     over: (Mutex<bool>, Condvar),
@@ -369,7 +366,7 @@ impl Keeper {
             let born = Instant::now();
             let lane = match next.take() {
                 Some(lane) => Ok(lane),
-                None => dial_any(&self.asked, &self.options, &self.identity, &self.observer),
+                None => dial_any(&self.asked, &self.options, &self.initiator, &self.observer),
             };
             let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
             if self.watch.is_over() || *lock(&self.over.0) {
@@ -484,29 +481,13 @@ struct HeardState {
 struct Before {
     done: u64,
     bytes: u64,
-    /// Counts that go on from one session to the next.
-    counts: Counts,
-    /// Bytes that the last session brought of files that it did not settle: the next one finds them.
-    found: u64,
-}
-
-impl Before {
-    /// The counts of a session that follows, with what was before it.
-    fn and(&self, now: &Counts) -> Counts {
-        Counts {
-            bytes_held: self.counts.bytes_held.saturating_add(now.bytes_held.saturating_sub(self.found)),
-            bytes_holes: self.counts.bytes_holes.saturating_add(now.bytes_holes),
-            bytes_carried: self.counts.bytes_carried.saturating_add(now.bytes_carried),
-            bytes_encoded: self.counts.bytes_encoded.saturating_add(now.bytes_encoded),
-            blocks_again: self.counts.blocks_again.saturating_add(now.blocks_again),
-            ..*now
-        }
-    }
+    /// Counters of these sessions.
+    earlier: Earlier,
 }
 
 impl Heard {
-    fn new(observer: Arc<dyn CopyObserver>, options: &CopyOptions, started: Instant) -> Self {
-        let CopyOptions { overwrite, dry_run, .. } = *options;
+    fn new(observer: Arc<dyn CopyObserver>, options: &CopySpec, started: Instant) -> Self {
+        let CopySpec { overwrite, dry_run, .. } = *options;
         Self { observer, overwrite, dry_run, started, state: Mutex::default() }
     }
 
@@ -541,8 +522,7 @@ impl Heard {
         state.latest = Some((number, snapshot.clone()));
         drop(state);
         let mut session = progress_of(&snapshot);
-        let counts = before.and(&snapshot.counts);
-        (session.bytes_held, session.bytes_holes) = (counts.bytes_held, counts.bytes_holes);
+        session.counters = before.earlier.and(&snapshot.counters);
         let lane = |lane: &sterna_proto::session::LaneFigures| LaneStats {
             rtt: lane.rtt,
             rtt_min: lane.rtt_min,
@@ -577,19 +557,21 @@ impl Heard {
         state.tally.start_over();
         if self.overwrite != Overwrite::IfChanged && state.tally.earlier.hashes().len() > SETTLED_TOLD_MAX {
             let text = format!(
-                "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and with --overwrite never or always the next \
-                 one cannot tell which of them this copy wrote; run the same command with --overwrite if-changed to go on"
+                "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and the next one cannot tell which of them this \
+                 copy wrote, since existing files are always or never replaced; to go on, run the same copy so that files are \
+                 replaced if they have changed"
             );
             let error = Error::new(ErrorKind::SessionLost, Scope::Service, Phase::Transfer, text);
-            return Err(error);
+            return Err(error.about(&[Setting::Overwrite]));
         }
         if !self.dry_run {
-            let last = state.latest.take().map(|(_, snapshot)| snapshot.counts).unwrap_or_default();
+            let last = state.latest.take().map(|(_, snapshot)| snapshot.counters).unwrap_or_default();
             let summary = &state.tally.summary;
             let (done, bytes) = (summary.done, summary.bytes);
             let settled = bytes.saturating_sub(state.before.bytes).saturating_add(last.bytes_up_to_date);
-            let found = last.bytes_done.saturating_sub(settled);
-            state.before = Before { done, bytes, counts: state.before.and(&last), found };
+            let unsettled_bytes = last.bytes_done.saturating_sub(settled);
+            let earlier = Earlier { counters: state.before.earlier.and(&last), unsettled_bytes };
+            state.before = Before { done, bytes, earlier };
         }
         drop(state);
         self.observer.event(CopyEvent::Restarted);
@@ -614,7 +596,6 @@ impl Heard {
     fn sum_up(&self, conclusion: Conclusion) -> CopySummary {
         let mut state = lock(&self.state);
         let before = state.before;
-        let counts = before.and(&conclusion.counts);
         // What earlier sessions copied the last one found up to date, unless it was told to leave it out.
         let found_again = if self.overwrite == Overwrite::IfChanged { before } else { Before::default() };
         let mut failures = std::mem::take(&mut state.tally.summary.failures);
@@ -629,11 +610,7 @@ impl Heard {
             left: 0,
             bytes: before.bytes.saturating_add(conclusion.bytes),
             bytes_skipped: conclusion.bytes_skipped.saturating_sub(found_again.bytes),
-            bytes_held: counts.bytes_held,
-            bytes_holes: counts.bytes_holes,
-            bytes_carried: counts.bytes_carried,
-            bytes_encoded: counts.bytes_encoded,
-            blocks_again: counts.blocks_again,
+            counters: before.earlier.and(&conclusion.counters),
             elapsed: self.started.elapsed(),
             failures,
             limits: conclusion.limits,

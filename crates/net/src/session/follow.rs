@@ -549,7 +549,7 @@ impl State {
                 sender.withdraw_now(id, error);
             }
             Sent::Nothing => {
-                let outcome = FileOutcome::Failed(crate::copy_of(&error));
+                let outcome = FileOutcome::Failed(error.clone());
                 self.untold.push(error);
                 self.settle(key.clone(), &outcome);
             }

@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
-use sterna_proto::{BitRate, ByteCount, Error, FileEntry};
+use sterna_proto::{BitRate, ByteCount, Counters, Error, FileEntry};
 
 use self::limits::MeteredTx;
 use self::limits::Wait;
@@ -97,30 +97,13 @@ pub trait Observer: Send + Sync {
     fn session_event(&self, event: SessionEvent);
 }
 
-/// How far a session is; a snapshot for the progress display.
+/// Progress of a session: a snapshot for displays.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Files in the manifest so far.
-    pub files_known: u64,
-    /// Their bytes.
-    pub bytes_known: u64,
-    /// Whether the manifest is complete.
+    /// Files, bytes and blocks so far.
+    pub counters: Counters,
+    /// True once the manifest is complete.
     pub manifest_complete: bool,
-    /// File bytes at the receiver, as far as this end knows.
-    pub bytes_done: u64,
-    /// Those of them that an earlier run had left of files that this one finishes.
-    pub bytes_held: u64,
-    /// Those of them that are of files that were up to date.
-    pub bytes_up_to_date: u64,
-    /// Bytes of holes that this session told instead of carrying. At a sender those that are told, which may be ahead of
-    /// `bytes_done` by what is in flight.
-    pub bytes_holes: u64,
-    /// File bytes that lanes carried, those of blocks that travelled again included.
-    pub bytes_carried: u64,
-    /// What these bytes became on the lanes: fewer where they were compressed.
-    pub bytes_encoded: u64,
-    /// Blocks that were sent or asked for again.
-    pub blocks_again: u64,
     /// Lanes that are up; at a client, those that the agent has welcomed.
     pub lanes: usize,
 }

@@ -20,7 +20,8 @@ use sterna_proto::session::{
     RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
-    Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, RelPath, Retry, Scope,
+    Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, RelPath, Retry,
+    Scope, Setting,
 };
 
 use super::encode::Carried;
@@ -384,8 +385,8 @@ impl Receiver {
         if self.options.expect.is_none() || file.0 == 0 && entry.kind == EntryKind::File {
             return Ok(());
         }
-        let text = "--expect names the digest of one file: give one file as the source";
-        Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+        let text = "a digest was given, which is of one file: give one file as the source";
+        Err(Error::usage(&[Setting::Expect], text))
     }
 
     /// Makes everything that has arrived durable now.
@@ -695,10 +696,9 @@ impl End for Receiver {
         let session = lock(&self.session);
         let (files_known, bytes_known, manifest_complete) = session.offered();
         let (bytes_carried, bytes_encoded) = self.carried.bytes();
-        Progress {
+        let counters = Counters {
             files_known,
             bytes_known,
-            manifest_complete,
             bytes_done: session.arrived_bytes() + session.up_to_date_bytes(),
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
@@ -706,8 +706,8 @@ impl End for Receiver {
             bytes_carried,
             bytes_encoded,
             blocks_again: session.failed_blocks(),
-            lanes: session.lane_count(),
-        }
+        };
+        Progress { counters, manifest_complete, lanes: session.lane_count() }
     }
 
     fn active_files(&self, most: usize) -> Vec<ActiveFile> {

@@ -14,7 +14,7 @@ use sterna_proto::compress::{Method, Wish};
 use sterna_proto::session::{
     ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
 };
-use sterna_proto::{BitRate, BlockHasher, Checks, EntryKind, Error, ErrorKind, FileEntry, RelPath};
+use sterna_proto::{BitRate, BlockHasher, Checks, Counters, EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use self::held::HeldFiles;
 use super::encode::{Encoding, LaneClock};
@@ -265,7 +265,7 @@ impl Sender {
 
     /// Something that was asked for cannot be sent; the manifest has not ended yet.
     pub fn unreadable(&self, error: Error) {
-        self.session_with_room().add_unreadable(crate::copy_of(&error));
+        self.session_with_room().add_unreadable(error.clone());
         self.observer.session_event(SessionEvent::Unreadable(error));
         self.wake.notify_all();
     }
@@ -698,10 +698,9 @@ impl End for Sender {
         let session = lock(&self.session);
         let (files_known, bytes_known, manifest_complete) = session.offered();
         let (bytes_carried, bytes_encoded) = self.encoding.carried.bytes();
-        Progress {
+        let counters = Counters {
             files_known,
             bytes_known,
-            manifest_complete,
             bytes_done: session.confirmed_bytes(),
             bytes_held: session.held_bytes(),
             bytes_up_to_date: session.up_to_date_bytes(),
@@ -709,8 +708,8 @@ impl End for Sender {
             bytes_carried,
             bytes_encoded,
             blocks_again: session.sent_again_blocks(),
-            lanes: session.lane_count(),
-        }
+        };
+        Progress { counters, manifest_complete, lanes: session.lane_count() }
     }
 
     fn active_files(&self, most: usize) -> Vec<ActiveFile> {

@@ -16,7 +16,7 @@ use std::thread;
 use sterna_proto::session::FileId;
 use sterna_proto::{
     BlockDigest, BlockHasher, BlockMap, Checks, EntryKind, Error, ErrorKind, FileDigester, FileDigests, FileEntry,
-    Phase, RelPath, Retry, Scope,
+    Phase, RelPath, Retry, Scope, Setting,
 };
 
 use super::follow::MARKER_ENDING;
@@ -45,25 +45,24 @@ impl Then {
     pub fn check<'a>(&self, sources: impl IntoIterator<Item = &'a (Root, PathBuf)>) -> Result<(), Error> {
         let Self::Move(directory) = self else { return Ok(()) };
         let shown = directory.display();
-        let usage = |text: String| Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text);
-        let looked =
-            |error: std::io::Error| usage(format!("--then move={shown}: look at this directory")).caused_by(error);
+        let usage = |text: String| Error::usage(&[Setting::Then], text);
+        let looked = |error: std::io::Error| usage(format!("{shown}, where sources are to be moved")).caused_by(error);
         let real = directory.canonicalize().map_err(looked)?;
         if !real.is_dir() {
-            return Err(usage(format!("--then move={shown}: it is no directory")));
+            return Err(usage(format!("{shown}, where sources are to be moved, is not a directory")));
         }
         let device = rustix::fs::stat(&real).map_err(|errno| looked(errno.into()))?.st_dev;
         for (root, path) in sources {
             let ours = rustix::fs::fstat(root.as_fd()).map_err(|errno| looked(errno.into()))?.st_dev;
             if ours != device {
                 return Err(usage(format!(
-                    "--then move={shown}: it is on another file system than {}; name a directory on the same one",
+                    "{shown}, where sources are to be moved, is on another file system than {}; name a directory on the same one",
                     path.display()
                 )));
             }
             if path.is_dir() && path.canonicalize().is_ok_and(|source| real.starts_with(source)) {
                 return Err(usage(format!(
-                    "--then move={shown}: it lies within {}, so that what is moved would be sent again; name a directory outside",
+                    "{shown}, where sources are to be moved, lies within {}: moved files would be sent again; name a directory outside",
                     path.display()
                 )));
             }

@@ -207,20 +207,11 @@ impl End for Watch {
     }
 }
 
-/// How far the session between the agents is, by what a snapshot says.
+/// Progress of the session between the agents, from a snapshot.
 pub fn progress_of(snapshot: &Snapshot) -> Progress {
-    let counts = &snapshot.counts;
     Progress {
-        files_known: counts.files_known,
-        bytes_known: counts.bytes_known,
+        counters: snapshot.counters,
         manifest_complete: snapshot.manifest_complete,
-        bytes_done: counts.bytes_done,
-        bytes_held: counts.bytes_held,
-        bytes_up_to_date: counts.bytes_up_to_date,
-        bytes_holes: counts.bytes_holes,
-        bytes_carried: counts.bytes_carried,
-        bytes_encoded: counts.bytes_encoded,
-        blocks_again: counts.blocks_again,
         lanes: usize::try_from(snapshot.lanes_up).unwrap_or(usize::MAX),
     }
 }

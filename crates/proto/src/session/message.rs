@@ -1,7 +1,10 @@
 //! Frames and messages on the wire, and their encoding.
 //!
-//! A *frame* belongs to one lane (hello, welcome, a stretch of the control log); a *message* belongs to the session and rides in
-//! the control log. Block headers and trailers travel with the data of their block. See `docs/protocol.md`.
+//! A *frame* belongs to one lane: hello, welcome, a batch of the control log. A *message* belongs to the session and
+//! travels in the control log. The header and the trailer of a block travel with its data. See `docs/protocol.md`.
+//!
+//! What it does: encodes values to bytes and decodes bytes to values. What it refuses to do: trust a length, a count or
+//! a code that the peer sent. It holds no state and needs no time.
 
 use super::FileId;
 use super::hello::Hello;
@@ -13,161 +16,166 @@ use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
 use crate::limit::{LimitReport, ReceiverReport};
 use crate::wire::{Reader, Writer};
 
-/// Version of the protocol; a peer of another version is refused with a text that names both.
+/// Version of the protocol. A peer with another version is refused with an error that names both versions.
 pub const PROTOCOL_VERSION: u64 = 1;
 
-/// Most sources in one request. Reason: they fit in one control frame with room to spare.
+/// Maximum number of sources in one request. Reason: they fit in one control frame with room to spare.
 pub const SOURCES_MAX: usize = 4096;
 
-/// Most ranges in one message. Reason: keeps a message near one frame; more ranges take more messages.
+/// Maximum number of ranges in one message. Reason: keeps a message near the size of one frame; more ranges take more
+/// messages.
 const RANGES_MAX: usize = 1024;
 
-/// Longest text for people in a message, in characters. Reason: a path and a sentence.
+/// Maximum length of a text for users in a message, in characters. Reason: room for a path and a sentence.
 const TEXT_CHARS_MAX: usize = 4096;
 
-/// Most small files in one packed block. Reason: their entries (100 bytes each as a rule) stay below the header limit.
+/// Maximum number of small files in one packed block. Reason: their entries, typically 100 bytes each, stay below the
+/// header limit.
 pub const PACK_FILES_MAX: usize = 256;
 
-/// Most bytes of data in one packed block. Reason: the smallest block of a large file is as large.
+/// Maximum data bytes in one packed block. Reason: equals the smallest block of a large file.
 pub const PACK_BYTES_MAX: u64 = 1 << 20;
 
-/// Most bytes of entries in the header of a packed block. Reason: a lane refuses headers above 128 KiB.
+/// Maximum bytes of entries in the header of a packed block. Reason: a lane refuses headers above 128 KiB.
 pub(super) const PACK_HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// Most bytes of the part of a block that travels before the block is whole. Reason: the receiver holds it in memory until it is verified, as it does a
-/// packed block.
+/// Maximum bytes of an incomplete block that travel in one tail. Reason: the receiver holds a tail in memory until it
+/// is verified, as it does a packed block.
 pub const TAIL_BYTES_MAX: u64 = 1 << 20;
 
-/// What a receiver does when the destination exists.
+/// Policy of a receiver for a file that exists at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// Leaves it and reports an error.
+    /// Keeps the existing file and reports an error.
     Never,
-    /// Replaces it.
+    /// Replaces the existing file.
     Always,
-    /// Replaces it when size or modification time differ; otherwise it counts as done.
+    /// Replaces the existing file if size or modification time differ. Otherwise the file counts as done.
     IfChanged,
 }
 
-/// What a client asks of an agent. Paths are as in a location: beneath the agent's root, with wildcards in sources.
+/// Request of a client to an agent. Paths are written as in a location: beneath the agent's root, with wildcards in
+/// sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The client sends, the agent receives into `destination`.
+    /// The client sends; the agent receives into `destination`.
     Push {
-        /// Where to.
+        /// Destination path at the agent.
         destination: Vec<u8>,
-        /// More than one source: the destination is a directory.
+        /// True if there is more than one source; the destination is then a directory.
         several: bool,
-        /// What to do when a file exists.
+        /// Policy for files that exist.
         overwrite: Overwrite,
-        /// Digests wanted beside BLAKE3.
+        /// Digests to compute in addition to BLAKE3.
         checks: Checks,
-        /// `--expect`: the digest that the one file must have.
+        /// Digest that the single file must have (`--expect`).
         expect: Option<Digest>,
-        /// Nothing is written: the agent only says what it would do.
+        /// True if the agent writes nothing and only reports what it would do.
         dry_run: bool,
     },
-    /// The agent sends `sources`, the client receives.
+    /// The agent sends `sources`; the client receives.
     Pull {
-        /// What to send.
+        /// Paths of the sources at the agent.
         sources: Vec<Vec<u8>>,
-        /// Nothing is sent but the manifest.
+        /// True if the agent sends only the manifest.
         dry_run: bool,
-        /// Whether the agent compresses.
+        /// Compression policy of the agent.
         compress: Wish,
-        /// No block of a large file is sent before the client has said which it has: it asks others too.
+        /// True if the agent sends no block of a large file until the client has reported which blocks it has. Reason:
+        /// the client also asks other replicas.
         on_demand: bool,
     },
-    /// The agent runs a session with another agent and tells what happens; no block passes on this lane.
+    /// The agent runs a session with another agent and reports its events. No block travels on this lane.
     ThirdParty(Box<ThirdParty>),
 }
 
-/// A control frame of a lane.
+/// Control frame of a lane.
 #[derive(Debug)]
 pub enum Frame {
-    /// Client to agent, first on each lane.
+    /// Client to agent: the first frame on each lane.
     Hello(Hello),
     /// Agent to client: the hello is accepted.
     Welcome,
-    /// Agent to client: it is not; the lane closes.
+    /// Agent to client: the hello is refused; the lane closes.
     Refuse(Error),
-    /// A stretch of the control log: encoded messages, the first of which has number `first`.
+    /// A batch of the control log: consecutive encoded messages. The first message has number `first`.
     Messages {
         /// Number of the first message.
         first: u64,
-        /// The messages, one behind the other.
+        /// The encoded messages, concatenated.
         encoded: Vec<u8>,
     },
-    /// Every message below `next` has been taken.
+    /// Acknowledgement: the sender of this frame has accepted every message below `next`.
     Acknowledge {
-        /// Number of the next message expected.
+        /// Number of the next expected message.
         next: u64,
     },
-    /// Receiver to sender: what its threads have waited for until now.
+    /// Receiver to sender: the times that its threads have waited so far.
     Receiver(ReceiverReport),
-    /// Sender to receiver: what has limited the session until now.
+    /// Sender to receiver: the limits of the session so far.
     Limits(Box<LimitReport>),
-    /// Active agent to command: how far the copy is.
+    /// Active agent to command: progress of the copy.
     Snapshot(Box<Snapshot>),
 }
 
-/// A message of the control log.
+/// Message of the control log.
 #[derive(Debug)]
 pub enum Message {
     /// Sender: a file of the manifest.
     Offer {
-        /// Its number: one above the last.
+        /// Number of the file: one more than in the previous offer.
         file: FileId,
-        /// What it is.
+        /// Entry of the file.
         entry: FileEntry,
     },
-    /// Sender: a file offered before cannot be sent.
+    /// Sender: a file that was offered cannot be sent.
     Withdraw {
-        /// Which.
+        /// The file.
         file: FileId,
-        /// Why.
+        /// The cause.
         error: Error,
     },
-    /// Sender: something in the sources could not be offered at all.
+    /// Sender: a source, or a file in a source, cannot be offered.
     Unreadable {
-        /// What and why.
+        /// The source or file, and the cause.
         error: Error,
     },
     /// Sender: the manifest is complete.
     OffersEnd {
-        /// How many files were offered.
+        /// Number of offered files.
         files: u64,
-        /// Their bytes.
+        /// Total size of the offered files, in bytes.
         bytes: u64,
     },
-    /// Sender: it knows the outcome of every file; the session is over.
+    /// Sender: it has received the outcome of every file; the session is over.
     Bye,
     /// Sender: a growing file has ended.
     Ended {
-        /// Which.
+        /// The file.
         file: FileId,
-        /// What it is now, with its size.
+        /// Final entry of the file, with its size.
         entry: FileEntry,
     },
-    /// Sender: the BLAKE3 of a growing file, read as a whole after it had ended; nothing else is to be published.
+    /// Sender: the BLAKE3 of a growing file, read as a whole after the file ended. The receiver publishes the file only
+    /// with this digest.
     Sealed {
-        /// Which.
+        /// The file.
         file: FileId,
-        /// Its BLAKE3.
+        /// BLAKE3 of the whole file.
         blake3: [u8; 32],
     },
-    /// Receiver: these blocks are here; they need not be sent (again).
+    /// Receiver: it has these blocks; the sender does not need to send them (again).
     Have {
         /// The file.
         file: FileId,
-        /// Blocks, half-open ranges.
+        /// Block indices as half-open ranges.
         blocks: Vec<(u64, u64)>,
     },
-    /// Receiver: these blocks are to be sent again.
+    /// Receiver: the sender must send these blocks again.
     Want {
         /// The file.
         file: FileId,
-        /// Blocks, half-open ranges.
+        /// Block indices as half-open ranges.
         blocks: Vec<(u64, u64)>,
     },
     /// Receiver: the destination is up to date.
@@ -179,86 +187,89 @@ pub enum Message {
     Done {
         /// The file.
         file: FileId,
-        /// Its digests.
+        /// Digests of the file.
         digests: FileDigests,
     },
     /// Receiver: the file cannot be received, or was withdrawn.
     Failed {
         /// The file.
         file: FileId,
-        /// Why.
+        /// The cause.
         error: Error,
     },
-    /// Either end: the session cannot go on.
+    /// Either end: the session cannot continue.
     Abort {
-        /// Why.
+        /// The cause.
         error: Error,
     },
-    /// Receiver: a remark for the person, such as a changed source that starts over.
+    /// Receiver: a notice for the user, for example that a changed source starts over.
     Notice {
         /// The file.
         file: FileId,
-        /// The remark.
+        /// Text of the notice.
         text: String,
     },
-    /// Receiver: every file of the manifest has its outcome, and directories have their mode, their time and durable names.
+    /// Receiver: every file of the manifest has its outcome. Directories have their mode and modification time, and all
+    /// names are durable.
     Finished,
-    /// Receiver: this file cannot be taken yet (another session writes it, say): nothing of it is to be sent before it is wanted.
+    /// Receiver: it cannot accept this file yet, for example because another session writes it. The sender sends
+    /// nothing of the file until a [`Message::Want`] asks for it.
     Wait {
         /// The file.
         file: FileId,
     },
-    /// Active agent: something happened in the copy that it runs.
+    /// Active agent: an event of the copy that it runs.
     Told(Box<Told>),
-    /// Active agent: the copy has come to its end.
+    /// Active agent: the copy has ended.
     Concluded(Box<Conclusion>),
 }
 
-/// What stands in front of the data of a block.
+/// Header in front of the data of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockHeader {
     /// One block of one file. The entry travels with every block, so that no lane depends on another.
     Single {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
         /// Index of the block.
         index: u64,
-        /// What its data is.
+        /// Form of the data.
         data: BlockData,
     },
-    /// Part of a block of a growing file that is not whole yet, since its writer pauses. It is no block: it is verified and written, and counts as nothing.
+    /// Tail: the bytes of an incomplete block of a growing file, sent because the writer pauses. The receiver verifies
+    /// and writes a tail, but does not count it as a block.
     Tail {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
-        /// Where the data begins in the file, in bytes.
+        /// Offset of the data in the file, in bytes.
         offset: u64,
     },
-    /// Small files, whole, one behind the other.
+    /// Whole small files; their data is concatenated.
     Packed {
         /// Files with their entries, in the order of their data.
         files: Vec<(FileId, FileEntry)>,
-        /// How their data is encoded, all of it as one slab; never [`SlabEncoding::Raw`]. `None`: it is not.
+        /// Encoding of the data, all of it as one slab; never [`SlabEncoding::Raw`]. `None`: the data is not encoded.
         slab: Option<Slab>,
     },
 }
 
-/// What the data of one block of one file is.
+/// Form of the data of one block of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockData {
-    /// The bytes of the block.
+    /// The bytes of the block, not encoded.
     Raw,
-    /// Nothing: the block is all zero, and a hole at the source.
+    /// No data: the block is all zero, and a hole at the source.
     Hole,
-    /// Its slabs, each encoded by itself, one behind the other.
+    /// The slabs of the block, each encoded separately, concatenated.
     Slabs(Vec<Slab>),
 }
 
 impl Frame {
-    /// The frame as bytes.
+    /// Encodes the frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
@@ -300,7 +311,7 @@ impl Frame {
         w.into_bytes()
     }
 
-    /// Reads a frame. Errors: malformed, or a hello of another version of the protocol.
+    /// Decodes a frame. Errors: malformed frame, or a hello of another protocol version.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let mut r = Reader::new(bytes);
         let frame = match r.byte()? {
@@ -312,7 +323,7 @@ impl Frame {
                 expect_version(&mut r)?;
                 Self::Welcome
             }
-            3 => Self::Refuse(r.error()?.refused(true)),
+            3 => Self::Refuse(r.error()?.from_peer()),
             4 => {
                 let first = r.integer()?;
                 Self::Messages { first, encoded: r.rest().to_vec() }
@@ -436,7 +447,7 @@ pub(super) fn read_wish(r: &mut Reader<'_>) -> Result<Wish, Error> {
     }
 }
 
-/// Reads a text for people, without what would drive their terminal and what is beyond [`TEXT_CHARS_MAX`].
+/// Reads a text for users. Drops characters that would control a terminal, and everything beyond [`TEXT_CHARS_MAX`].
 pub(super) fn read_text(r: &mut Reader<'_>) -> Result<String, Error> {
     let text = String::from_utf8_lossy(r.bytes()?);
     Ok(text.chars().filter(|c| !drives_terminal(*c)).take(TEXT_CHARS_MAX).collect())
@@ -447,7 +458,7 @@ pub(super) fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
 }
 
 impl Message {
-    /// The message as bytes: its type, the length of its body, its body.
+    /// Encodes the message: its type, the length of its body, its body.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         self.write_body(&mut w);
@@ -516,7 +527,7 @@ impl Message {
         }
     }
 
-    /// Reads messages one behind the other until the bytes end.
+    /// Decodes concatenated messages until the end of `bytes`.
     pub fn decode_all(bytes: &[u8]) -> Result<Vec<Self>, Error> {
         let mut r = Reader::new(bytes);
         let mut messages = Vec::new();
@@ -585,7 +596,7 @@ fn read_ranges(r: &mut Reader<'_>) -> Result<(FileId, Vec<(u64, u64)>), Error> {
     Ok((file, blocks))
 }
 
-/// Splits `blocks` so that each part fits in one message.
+/// Splits `blocks` into lists that each fit in one message.
 pub(super) fn ranges_per_message(blocks: &[(u64, u64)]) -> impl Iterator<Item = Vec<(u64, u64)>> + '_ {
     blocks.chunks(RANGES_MAX).map(<[(u64, u64)]>::to_vec)
 }
@@ -634,7 +645,7 @@ pub(super) fn read_digests(r: &mut Reader<'_>) -> Result<FileDigests, Error> {
 }
 
 impl BlockHeader {
-    /// The header as bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
@@ -670,9 +681,10 @@ impl BlockHeader {
         w.into_bytes()
     }
 
-    /// Reads a header and holds it against `data_len`, the length of the data that the lane announced.
+    /// Decodes a header and checks it against `data_len`, the data length that the lane announced.
     ///
-    /// Errors: malformed, a block beyond the end of its file, a length that does not fit, a file that must (not) be packed.
+    /// Errors: malformed header; a block beyond the end of its file; a wrong length; a file that must be packed and is
+    /// not, or the reverse.
     pub fn decode(bytes: &[u8], data_len: u64) -> Result<Self, Error> {
         let mut r = Reader::new(bytes);
         let kind = r.byte()?;
@@ -690,7 +702,7 @@ impl BlockHeader {
     }
 }
 
-/// Reads what is behind the kind of a block of one file; returns the length of its data too.
+/// Reads the rest of a header for one block of one file, after its kind. Returns the header and the length of its data.
 fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
     let (file, entry) = (FileId(r.integer()?), r.entry()?);
     let index = r.integer()?;
@@ -711,11 +723,11 @@ fn read_single(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error
     Ok((BlockHeader::Single { file, entry, index, data }, expected))
 }
 
-/// The same of a part of a block of a growing file, of `data_len` bytes.
+/// Reads the rest of a header for a tail of `data_len` bytes.
 fn read_tail(r: &mut Reader<'_>, data_len: u64) -> Result<BlockHeader, Error> {
     let (file, entry) = (FileId(r.integer()?), r.entry()?);
     let offset = r.integer()?;
-    // Behind what is whole there is one block at most.
+    // At most one block follows the complete blocks.
     let end = entry.size + entry.blocks().block_bytes();
     let fits = offset >= entry.size && offset.checked_add(data_len).is_some_and(|last| last <= end);
     if !entry.is_growing() || !fits || data_len == 0 || data_len > TAIL_BYTES_MAX {
@@ -724,7 +736,7 @@ fn read_tail(r: &mut Reader<'_>, data_len: u64) -> Result<BlockHeader, Error> {
     Ok(BlockHeader::Tail { file, entry, offset })
 }
 
-/// The same of a block of small files.
+/// Reads the rest of a header for a packed block. Returns the header and the length of its data.
 fn read_packed(r: &mut Reader<'_>, kind: u8) -> Result<(BlockHeader, u64), Error> {
     let slab = (kind == 5).then(|| read_slab(r)).transpose()?;
     let count = r.integer_up_to(PACK_FILES_MAX as u64)?;
@@ -759,5 +771,5 @@ fn read_slab(r: &mut Reader<'_>) -> Result<Slab, Error> {
     Ok(Slab { encoding: SlabEncoding::from_code(r.byte()?)?, length: r.integer_up_to(SLAB_BYTES)? as u32 })
 }
 
-// One slab holds a packed block, and no block has more slabs than its header has room for.
+// A packed block fits in one slab, and a block has at most as many slabs as its header has room for.
 const _: () = assert!(PACK_BYTES_MAX <= SLAB_BYTES && PACKED_FILE_BYTES_MAX <= SLAB_BYTES);

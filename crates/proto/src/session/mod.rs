@@ -28,13 +28,12 @@ pub use replicas::{
 pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 pub use third_party::{
-    ActiveEnd, Conclusion, Counts, IpBytes, KEYS_MAX, LaneFigures, PassiveAgent, PeerAddress, SETTLED_TOLD_MAX,
-    Snapshot, Subject, ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
+    ActiveEnd, Conclusion, IpBytes, KEYS_MAX, LaneFigures, PassiveAgent, PeerAddress, SETTLED_TOLD_MAX, Snapshot,
+    Subject, ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
 };
 
 use std::time::Duration;
 
-use crate::error::Error;
 use crate::file::RelPath;
 
 /// A file of a session, numbered by the sender from 0 in the order of the manifest.
@@ -75,18 +74,13 @@ pub const LINGER_DEFAULT: Duration = Duration::from_secs(600);
 /// block this often; a broken disk or a liar does.
 pub const BLOCK_FAILURES_MAX: u32 = 5;
 
-/// The same failure with its causes as words, for the peer.
-fn copied(error: &Error) -> Error {
-    Error::new(error.kind, error.scope, error.phase, error.chain()).retry(error.retry)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
     use super::send::FAREWELL_TIME_MAX;
     use super::*;
-    use crate::error::{ErrorKind, Phase, Scope};
+    use crate::error::{Error, ErrorKind, Phase, Scope};
 
     /// A file of two blocks.
     fn large(name: &[u8]) -> crate::FileEntry {

@@ -1,4 +1,9 @@
-//! The receiving end of a session: what has arrived, what is claimed by which lane, and what the sender is told.
+//! The receiving end of a session: the blocks that have arrived, the claims of lanes on blocks, and the reports to the
+//! sender.
+//!
+//! What it does: decides which blocks a lane may write, requests missing blocks, and asks the driver to look up,
+//! publish and discard files. What it refuses to do: read or write files, hash, or read a clock. Time is an argument;
+//! frames, entries and results come in by `handle_*`; frames and events leave by `poll_*`.
 
 mod growing;
 mod replicas;
@@ -10,115 +15,118 @@ use std::time::{Duration, Instant};
 use super::message::{Frame, Message, ranges_per_message};
 use super::send::{FAREWELL_TIME_MAX, FileOutcome, lost_every_lane, unit_count};
 use super::{
-    ActiveFile, BLOCK_FAILURES_MAX, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied,
+    ActiveFile, BLOCK_FAILURES_MAX, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX,
 };
 use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{FileEntry, RelPath};
 use crate::range_set::RangeSet;
 
-/// How long arrived blocks may wait before the sender is told. Reason: well below any round trip that matters, and a
-/// handful of messages a second at most.
+/// Maximum delay before arrived blocks are reported to the sender. Reason: well below any round trip that matters, and
+/// at most a few messages a second.
 const REPORT_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Most bytes of messages that the sender may leave unacknowledged. Reason: an honest one stops at half of
-/// [`UNSETTLED_FILES_MAX`] files without an outcome, whose outcomes with every path in them take half of this; a liar is cut off.
+/// Maximum bytes of messages that the sender may leave unacknowledged. Reason: a correct sender stops at half of
+/// [`UNSETTLED_FILES_MAX`] files without an outcome. Their outcomes take half of this limit even if each of them
+/// contains a path. A sender beyond the limit is disconnected.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 64 << 20;
 
-/// How long nothing comes by any lane that is heard, until a silent one is what holds up the rest. Reason: sources are read in less.
+/// Time without a new block on any active lane after which silent lanes count as holding up the rest. Reason: reading a
+/// block from a source takes less.
 const STANDSTILL: Duration = Duration::from_secs(1);
 
-/// What the storage said when a file was looked up before its first block.
+/// Result of the lookup of a file by the storage, before its first block.
 #[derive(Debug)]
 pub enum PrepareOutcome {
-    /// Blocks can be written; these are here from an earlier run.
+    /// Blocks can be written; an earlier run may have left some.
     Ready {
-        /// Blocks in the journal; when there are any, a [`RecvEvent::Recheck`] follows.
+        /// Blocks in the journal. If there are any, a [`RecvEvent::Recheck`] follows.
         have: RangeSet,
-        /// A remark for the person at the sender, such as why an earlier part was dropped.
+        /// Notice for the user at the sender, for example the reason why an earlier partial file was dropped.
         notice: Option<String>,
     },
     /// The destination is up to date.
     UpToDate,
-    /// It is complete already (a directory, an empty file).
+    /// The file is already complete: a directory, or an empty file.
     Complete(FileDigests),
-    /// It cannot be received.
+    /// The file cannot be received.
     Failed(Error),
 }
 
-/// Whether a lane may write a block.
+/// Answer to a lane that asks to write a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockClaim {
-    /// Write and verify it.
+    /// The lane writes and verifies the block.
     Take,
-    /// Read past it: it is here, its file is settled or not looked up yet, or another lane is writing it. Where it is missed
-    /// later, it is asked for again.
+    /// The lane reads past the block: it has arrived, its file has settled or is not looked up yet, or another lane
+    /// writes it. If the block is missing later, it is requested again.
     Discard,
 }
 
-/// What the driver of a receiver must do or know.
+/// Task or event for the driver of a receiver.
 #[derive(Debug)]
 pub enum RecvEvent {
-    /// Look this file up, then call [`RecvSession::handle_prepared`].
+    /// The driver looks this file up, then calls [`RecvSession::handle_prepared`].
     Prepare {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
     },
-    /// Read the blocks that an earlier run left of this file, then call [`RecvSession::handle_rechecked`].
+    /// The driver verifies the blocks that an earlier run left of this file, then calls
+    /// [`RecvSession::handle_rechecked`].
     Recheck {
         /// The file.
         file: FileId,
     },
-    /// Drop what has been written of this file, then call [`RecvSession::handle_discarded`].
+    /// The driver deletes the data written for this file, then calls [`RecvSession::handle_discarded`].
     Discard {
         /// The file.
         file: FileId,
     },
-    /// Every block of this file is here: verify the whole, make it durable, give it its name, then call
-    /// [`RecvSession::handle_published`].
+    /// Every block of this file has arrived. The driver verifies the whole, makes it durable, gives it its name, then
+    /// calls [`RecvSession::handle_published`].
     Publish {
         /// The file.
         file: FileId,
     },
-    /// A file ended.
+    /// A file has its outcome.
     Settled {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
-        /// How.
+        /// Outcome of the file.
         outcome: FileOutcome,
     },
-    /// Every file of a complete manifest has ended: give directories their mode and time and make every name durable, then
-    /// call [`RecvSession::handle_finished`]. The sender stays until then.
+    /// Every file of a complete manifest has settled. The driver sets mode and time of directories and makes every name
+    /// durable, then calls [`RecvSession::handle_finished`]. The sender waits until then.
     Finish {
-        /// No file is missing that another run could bring.
+        /// True if no file is missing that another run could deliver.
         whole: bool,
     },
-    /// The sender could not offer something.
+    /// The sender reported a source or file that it cannot offer.
     Unreadable(Error),
-    /// The session cannot go on.
+    /// The session cannot continue.
     Aborted(Error),
 }
 
 #[derive(Debug)]
 struct Claim {
     lane: LaneId,
-    /// Another lane brought the same block meanwhile and its copy was read past.
+    /// True if another lane sent the same block in the meantime and that copy was discarded.
     discarded_copy: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// The storage has not answered yet.
+    /// The storage looks the file up.
     Preparing,
-    /// Blocks may come.
+    /// Blocks may arrive.
     Receiving,
-    /// Every block is here.
+    /// Every block has arrived.
     Publishing,
-    /// What is here of it is of no use.
+    /// The data of the file is useless and is being deleted.
     Discarding,
 }
 
@@ -128,35 +136,35 @@ struct RecvFile {
     stage: Stage,
     arrived: RangeSet,
     arrived_count: u64,
-    /// Those of them that an earlier session left.
+    /// Blocks in `arrived` that an earlier session left.
     held: RangeSet,
-    /// Some of them are from an earlier run and were not read yet: it is not published before that.
+    /// True while blocks of an earlier run are not verified. The file is not published before.
     rechecking: bool,
-    /// Blocks to ask for once the storage has answered: those that were read past, or all when the sender was told to wait.
+    /// Blocks to request once the storage has answered: discarded blocks, or all blocks after a [`Message::Wait`].
     passed: RangeSet,
-    /// The sender was told to wait.
+    /// True if a [`Message::Wait`] was sent.
     waits: bool,
     unreported: RangeSet,
     claims: BTreeMap<u64, Claim>,
     failures: BTreeMap<u64, u32>,
-    /// Why it fails, once the storage has answered.
+    /// Error with which the file fails once the storage has answered.
     fails_by: Option<Error>,
-    /// What a growing file must have as a whole, once its sender has said so.
+    /// BLAKE3 that a growing file must have as a whole, once its sender has reported it.
     seal: Option<[u8; 32]>,
-    /// It is not published before it was released.
+    /// True until [`RecvSession::release`]: the file is not published before.
     withheld: bool,
 }
 
 impl RecvFile {
-    /// Bytes of it that are here; the last block counts as whole.
+    /// Returns the bytes of the file that have arrived. The last block counts with its full size.
     fn arrived_bytes(&self) -> u64 {
         (self.arrived_count * self.entry.blocks().block_bytes()).min(self.entry.size)
     }
 
-    /// Whether every block of it is here, nobody writes to it any more, and it may get its name.
+    /// Returns true if every block has arrived, no lane writes to the file, and it may get its name.
     fn is_complete(&self) -> bool {
         let is_whole = self.arrived_count == self.entry.blocks().count() && !self.rechecking && !self.withheld;
-        // Of a growing file a claim may be of a part of a block that is written behind its end.
+        // For a growing file, a claim may belong to a tail that is written beyond the end of the file.
         is_whole && self.is_closed() && (self.entry.growth.is_none() || self.claims.is_empty())
     }
 }
@@ -167,48 +175,51 @@ pub struct RecvSession {
     log: ControlLog,
     linger: Duration,
     files: HashMap<FileId, RecvFile>,
-    /// The paths of `files`.
+    /// Paths of `files`.
     open_paths: HashSet<RelPath>,
-    /// Files whose arrived blocks the sender has not been told of.
+    /// Files with arrived blocks that are not reported to the sender yet.
     unreported: Vec<FileId>,
     last_report: Option<Instant>,
     path_bytes: usize,
     offered: u64,
-    /// Every file that was named, in an offer or a header, is below this.
+    /// Upper bound of the file numbers seen in offers and headers, exclusive.
     files_seen: u64,
     offered_bytes: u64,
     offers_end: Option<(u64, u64)>,
     settled: RangeSet,
     settled_count: u64,
-    /// [`RecvEvent::Finish`] was given.
+    /// True once [`RecvEvent::Finish`] was emitted.
     finishing: bool,
     finished: bool,
-    /// A file failed, or could not be offered, that another run may bring.
+    /// True if a file is missing that another run may deliver: it failed, or could not be offered.
     is_lacking: bool,
     arrived_bytes: u64,
     held_bytes: u64,
     up_to_date_bytes: u64,
     failed_blocks: u64,
     events: VecDeque<RecvEvent>,
-    /// It said so, or has not come back.
+    /// True once the sender has sent [`Message::Bye`]. Also true if the session is complete and the sender has not come
+    /// back within `linger`.
     sender_left: bool,
     over: bool,
-    /// When this end noticed that it has only its last words left to say.
+    /// Time since which only the final message is left to send.
     leaving_since: Option<Instant>,
-    /// This end leaves as soon as every outcome has been handed to a lane.
+    /// True if this end leaves as soon as every outcome has been handed to a lane.
     leaves_first: bool,
-    /// Blocks, and parts of them, that were ever taken from a lane.
+    /// Number of claims ever granted to lanes, for blocks and tails.
     claimed: u64,
-    /// How many that were when nothing was on a lane that is heard any more, and since when; `None` while something is.
+    /// Value of `claimed` when the last claim on an active lane was gone, and that time. `None` while an active lane
+    /// has a claim.
     standstill: Option<(u64, Instant)>,
-    /// The session was over when a lane ended: what the log would send again is of no use any more.
+    /// True if the session is over, whatever the log still holds. Either it was over when a lane went down, or the
+    /// final message was not accepted within [`FAREWELL_TIME_MAX`].
     ended: bool,
-    /// Files are published only when they have been released.
+    /// True if files are published only after [`RecvSession::release`].
     withholds: bool,
 }
 
 impl RecvSession {
-    /// A receiver that outlives its last lane by `linger`.
+    /// Returns a receiver that outlives its last lane by `linger`.
     pub fn new(linger: Duration) -> Self {
         Self {
             log: ControlLog::default(),
@@ -245,13 +256,13 @@ impl RecvSession {
 
     // Input.
 
-    /// A lane is up.
+    /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
         self.log.handle_lane_up(lane);
     }
 
-    /// A lane is dead. Blocks it was bringing are free again; those of which another lane brought a copy that was read
-    /// past are asked for, the rest the sender gives to another lane by itself.
+    /// Records that a lane is down and releases its claims. If another lane has sent a copy of such a block and the
+    /// copy was discarded, requests the block. The sender assigns the others to another lane without a request.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
@@ -265,9 +276,10 @@ impl RecvSession {
         }
     }
 
-    /// Nothing has been heard of these lanes for a while, and something of others. Returns those that are to be closed: a block is
-    /// under way on them of which the peer has sent another copy, or for [`STANDSTILL`] nothing has come by any other lane, and what is on them
-    /// holds up the rest. The peer may hear of such a lane all the same, when only the way here is cut.
+    /// Records lanes that are silent while others are active. Returns the lanes to close. A lane is closed if it holds
+    /// a claim on a block and the peer has sent another copy of that block. It is also closed if nothing has arrived on
+    /// any other lane for [`STANDSTILL`], so that its blocks hold up the rest. The peer may still receive from such a
+    /// lane if only the direction to this end is cut.
     #[must_use]
     pub fn handle_silence(&mut self, silent: &[LaneId], now: Instant) -> Vec<LaneId> {
         self.log.handle_silence(silent);
@@ -280,21 +292,22 @@ impl RecvSession {
         silent.iter().filter(keeps).copied().collect()
     }
 
-    /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted, since the log is the
-    /// same on every lane.
+    /// Accepts a batch of the peer's control log. Errors: the peer violated the protocol. The session is aborted,
+    /// because the log is the same on every lane.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
         let taken = self.log.handle_frame(first, encoded);
         let taken =
             taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
-        taken.inspect_err(|error| self.abort(copied(error)))
+        taken.inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// The peer has taken our messages below `next`. Errors: it cannot have; the session is aborted.
+    /// Records that the peer has accepted our messages below `next`. Errors: such a message was never sent; the session
+    /// is aborted.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
-        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(copied(error)))
+        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// Time has passed.
+    /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.is_leaving() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
             self.ended = true;
@@ -303,17 +316,17 @@ impl RecvSession {
             return;
         }
         if self.is_complete() {
-            // Every file has its outcome; only the sender's last word, or its last acknowledgement, was lost with a lane.
+            // Every file has its outcome. Only the sender's goodbye or its last acknowledgement was lost with a lane.
             self.sender_left = true;
         } else {
             self.finish_with(lost_every_lane(self.linger));
         }
     }
 
-    /// A file named in the header of a block. Errors: it contradicts its offer, or too many files are open; the session is
-    /// aborted.
+    /// Records a file named in the header of a block. Errors: it contradicts its offer, or too many files are open; the
+    /// session is aborted.
     pub fn handle_entry(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
-        self.open_file(id, entry).inspect_err(|error| self.abort(copied(error)))
+        self.open_file(id, entry).inspect_err(|error| self.abort(error.clone()))
     }
 
     fn open_file(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
@@ -359,7 +372,7 @@ impl RecvSession {
         if self.open_paths.insert(entry.path.clone()) {
             self.events.push_back(RecvEvent::Prepare { file: id, entry: entry.clone() });
         } else {
-            // Our senders never do this; blocks of two files must not meet in one.
+            // Senders of Sterna never do this. Blocks of two files must not be written to one file.
             let text = format!("write {}: the peer offers two files of this name at once", entry.path);
             let error = Error::new(ErrorKind::Exists, Scope::Source, Phase::Prepare, text);
             self.settle_one(id, FileOutcome::Failed(error));
@@ -367,8 +380,9 @@ impl RecvSession {
         Ok(())
     }
 
-    /// The storage cannot take a file yet and will be asked again: the sender is told to send nothing of it before, and
-    /// `notice` is the remark on it for the person there, who may be told later than the sender: by another call.
+    /// Records that the storage cannot accept a file yet; the storage will be asked again. Sends [`Message::Wait`]
+    /// once, so that the sender sends nothing of the file until then. `notice` is the message about it for the user
+    /// there; it may follow in a later call.
     pub fn handle_busy(&mut self, id: FileId, notice: Option<String>) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing) else { return };
         if let Some(error) = file.fails_by.take() {
@@ -383,7 +397,7 @@ impl RecvSession {
         }
     }
 
-    /// The storage has looked a file up.
+    /// Records the result of looking a file up.
     pub fn handle_prepared(&mut self, id: FileId, outcome: PrepareOutcome) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.stage == Stage::Preparing) else { return };
         file.stage = Stage::Receiving;
@@ -409,7 +423,8 @@ impl RecvSession {
                     file.rechecking = true;
                     self.events.push_back(RecvEvent::Recheck { file: id });
                 }
-                // A sender whose source is dear to begin in the wrong place waits for this word, also when nothing is here.
+                // A sender whose source is expensive to start at a wrong block waits for this message, even if it is
+                // empty.
                 if ranges.is_empty() && !file.entry.is_packed() {
                     self.log.push(&Message::Have { file: id, blocks: Vec::new() });
                 }
@@ -420,7 +435,7 @@ impl RecvSession {
                     self.log.push(&Message::Notice { file: id, text });
                 }
                 self.want(id, &missed);
-                // It may have ended, and have been sealed, without a block that is missing.
+                // A growing file may have ended and been sealed with no block missing.
                 if self.files.get(&id).is_some_and(|file| file.entry.growth.is_some()) {
                     self.publish_if_complete(id);
                 }
@@ -431,8 +446,8 @@ impl RecvSession {
         }
     }
 
-    /// The blocks that an earlier run left of a file have been read; those in `lost` are not what its journal says. They count
-    /// as missing again, and `notice` is the remark on them for the person at the sender.
+    /// Records that the blocks left by an earlier run were verified. Those in `lost` do not match the journal and count
+    /// as missing again. `notice` is the message about them for the user at the sender.
     pub fn handle_rechecked(&mut self, id: FileId, lost: &RangeSet, notice: Option<String>) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.rechecking) else { return };
         file.rechecking = false;
@@ -443,7 +458,8 @@ impl RecvSession {
         self.publish_if_complete(id);
     }
 
-    /// Counts those of these blocks as missing that are here, and asks for them; which they were. Others are asked for already.
+    /// Marks blocks that have arrived as missing, requests them and returns them. The other blocks of `blocks` are
+    /// already requested.
     fn miss(&mut self, id: FileId, blocks: &RangeSet) -> RangeSet {
         let mut missed = RangeSet::default();
         let Some(file) = self.files.get_mut(&id) else { return missed };
@@ -462,7 +478,7 @@ impl RecvSession {
         missed
     }
 
-    /// Asks for blocks again.
+    /// Requests blocks again.
     fn want(&mut self, id: FileId, blocks: &RangeSet) {
         let ranges: Vec<(u64, u64)> = blocks.iter().map(|r| (r.start, r.end)).collect();
         for blocks in ranges_per_message(&ranges) {
@@ -478,10 +494,11 @@ impl RecvSession {
         }
     }
 
-    /// A lane has brought a block that it had claimed; `verified` says whether it matches its digest.
+    /// Records that a lane has delivered a block that it had claimed. `verified` is the result of checking the block's
+    /// digest.
     ///
-    /// A packed file counts as block 0 and is published by the caller when this returns `Take`; for others a
-    /// [`RecvEvent::Publish`] follows the last block. `Discard` means that the file has ended meanwhile.
+    /// On `Take`, a packed file (block 0) is published by the caller; for other files, a [`RecvEvent::Publish`] follows
+    /// the last block. `Discard`: the check failed, or the file or the claim no longer exists.
     pub fn handle_block(&mut self, lane: LaneId, id: FileId, index: u64, verified: Result<(), Error>) -> BlockClaim {
         let Some(file) = self.files.get_mut(&id) else { return BlockClaim::Discard };
         if file.claims.get(&index).is_none_or(|claim| claim.lane != lane) {
@@ -516,8 +533,8 @@ impl RecvSession {
         BlockClaim::Take
     }
 
-    /// A block that a lane had claimed did not come whole: the sender gave it up. It is free again; the sender says with a
-    /// message what becomes of its file.
+    /// Records that the sender abandoned a block that a lane had claimed. Releases the claim and requests the block.
+    /// The sender reports the fate of the file in a message.
     pub fn handle_block_abandoned(&mut self, lane: LaneId, id: FileId, index: u64) {
         let Some(file) = self.files.get_mut(&id) else { return };
         if file.claims.get(&index).is_some_and(|claim| claim.lane == lane) {
@@ -526,8 +543,8 @@ impl RecvSession {
         }
     }
 
-    /// A packed file could not be published, since another session holds its place: its storage will be asked again, and then
-    /// [`RecvSession::handle_prepared`] called once more. Returns whether the file is still open.
+    /// Records that a packed file could not be published because another session holds its path. The storage is asked
+    /// again, then [`RecvSession::handle_prepared`] is called once more. Returns true if the file is still open.
     pub fn handle_unpublished(&mut self, id: FileId) -> bool {
         let Some(file) = self.take_back_packed(id) else { return false };
         if let Some(error) = file.fails_by.take() {
@@ -539,7 +556,7 @@ impl RecvSession {
         true
     }
 
-    /// A packed file that was to be published, whose bytes count as not arrived again.
+    /// Returns a packed file in publication, after removing its bytes from the arrived bytes.
     fn take_back_packed(&mut self, id: FileId) -> Option<&mut RecvFile> {
         let publishing = |file: &&mut RecvFile| file.stage == Stage::Publishing && file.entry.is_packed();
         let file = self.files.get_mut(&id).filter(publishing)?;
@@ -547,7 +564,7 @@ impl RecvSession {
         Some(file)
     }
 
-    /// What [`RecvEvent::Discard`] asked for is done, as far as it can be.
+    /// Records that the driver has handled a [`RecvEvent::Discard`], as far as possible.
     pub fn handle_discarded(&mut self, id: FileId) {
         let discarding = |file: &&mut RecvFile| file.stage == Stage::Discarding;
         let file = self.files.get_mut(&id).filter(discarding);
@@ -556,14 +573,14 @@ impl RecvSession {
         }
     }
 
-    /// A packed file was there already when it was to be published.
+    /// Records that a packed file turned out to be up to date when it was to be published.
     pub fn handle_up_to_date(&mut self, id: FileId) {
         if self.take_back_packed(id).is_some() {
             self.settle(id, FileOutcome::Skipped);
         }
     }
 
-    /// A file has been published, or could not be.
+    /// Records that a file was published, or could not be.
     pub fn handle_published(&mut self, id: FileId, outcome: Result<FileDigests, Error>) {
         match outcome {
             Ok(digests) => self.settle(id, FileOutcome::Done(digests)),
@@ -571,7 +588,8 @@ impl RecvSession {
         }
     }
 
-    /// Directories have their mode and time, and every name is durable: what [`RecvEvent::Finish`] asked for.
+    /// Records that the driver has handled [`RecvEvent::Finish`]: directories have their mode and time, and every name
+    /// is durable.
     pub fn handle_finished(&mut self) {
         if self.finishing && !std::mem::replace(&mut self.finished, true) {
             self.log.push(&Message::Finished);
@@ -613,7 +631,7 @@ impl RecvSession {
                 Ok(())
             }
             Message::Abort { error } => {
-                self.finish_with(error.refused(true));
+                self.finish_with(error.from_peer());
                 Ok(())
             }
             Message::Have { .. }
@@ -634,11 +652,12 @@ impl RecvSession {
             return Err(Error::protocol(format!("file {} withdrawn by the peer: it was never offered", id.0)));
         }
         match self.files.get_mut(&id) {
-            // While the storage looks, also once more when it has said that the file must wait; and it may say so of a small
-            // file that is to be published.
+            // The file fails once the storage has answered. This includes a file that waits and is looked up again, and
+            // a packed file whose publication may turn into a wait.
             Some(file) if file.stage == Stage::Preparing => file.fails_by = Some(error),
             Some(file) if file.stage == Stage::Publishing && file.entry.is_packed() => file.fails_by = Some(error),
-            // Settled, or too late: its outcome stands.
+            // In other stages the file fails now if blocks may still arrive. Otherwise it has settled or its outcome is
+            // already decided.
             _ => self.fail(id, error),
         }
         Ok(())
@@ -646,7 +665,7 @@ impl RecvSession {
 
     // Commands.
 
-    /// Asks for the right to write a block (index 0 for a packed file).
+    /// Claims a block for writing by `lane` (index 0 for a packed file).
     pub fn claim(&mut self, lane: LaneId, id: FileId, index: u64) -> BlockClaim {
         let Some(file) = self.files.get_mut(&id).filter(|_| !self.over) else { return BlockClaim::Discard };
         if file.stage == Stage::Preparing {
@@ -665,22 +684,23 @@ impl RecvSession {
         BlockClaim::Take
     }
 
-    /// Lets this end leave as soon as it has told every outcome, without waiting for the sender to have heard: for a client,
-    /// whose files are in place by then.
+    /// Lets this end leave as soon as it has sent every outcome, without waiting for the acknowledgement of the sender.
+    /// For a client, whose files are in place by then.
     pub fn leave_first(&mut self) {
         self.leaves_first = true;
     }
 
-    /// A file cannot be received after all (the disk is full, say). What has arrived stays for a later run, unless it is
-    /// corrupt or its source has changed.
+    /// Fails a file that cannot be received, for example because the disk is full. Blocks that have arrived stay for a
+    /// later run, unless they are corrupt or the source has changed.
     pub fn fail(&mut self, id: FileId, error: Error) {
         if self.is_receiving(id) {
             self.end_failed(id, error);
         }
     }
 
-    /// Ends a file that the storage has opened. What is of no use goes first: directories are finished behind the last file,
-    /// and what goes from one later would change its time, or find it closed.
+    /// Ends a file that the storage has opened. Useless data is deleted before the file settles. Reason: directories
+    /// are finished after the last file. A later deletion would change a directory's modification time, or fail because
+    /// the directory is already read-only.
     fn end_failed(&mut self, id: FileId, error: Error) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let is_useless = matches!(error.kind, ErrorKind::Changed | ErrorKind::Corrupt) || file.arrived.is_empty();
@@ -697,7 +717,7 @@ impl RecvSession {
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
         if !self.over {
-            self.log.push(&Message::Abort { error: copied(&error) });
+            self.log.push(&Message::Abort { error: error.clone() });
             self.finish_with(error);
         }
     }
@@ -709,7 +729,7 @@ impl RecvSession {
         self.settle_one(id, outcome);
     }
 
-    /// Settles a file, and leaves its path to another file that is open.
+    /// Settles a file without releasing its path, which may belong to another open file.
     fn settle_one(&mut self, id: FileId, outcome: FileOutcome) {
         let Some(file) = self.files.remove(&id) else { return };
         self.path_bytes -= file.entry.path.as_bytes().len();
@@ -721,14 +741,14 @@ impl RecvSession {
         self.log.push(&match &outcome {
             FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
             FileOutcome::Skipped => Message::Skipped { file: id },
-            FileOutcome::Failed(error) => Message::Failed { file: id, error: copied(error) },
+            FileOutcome::Failed(error) => Message::Failed { file: id, error: error.clone() },
         });
         self.is_lacking |= matches!(&outcome, FileOutcome::Failed(error) if is_missing(error));
         self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
         self.finish_after_last();
     }
 
-    /// Has directories finished once every file of a complete manifest has settled.
+    /// Emits [`RecvEvent::Finish`] once every file of a complete manifest has settled.
     fn finish_after_last(&mut self) {
         if self.offers_end.is_some_and(|(files, _)| files == self.settled_count) && !self.finishing {
             self.finishing = true;
@@ -737,7 +757,7 @@ impl RecvSession {
     }
 
     fn finish_with(&mut self, error: Error) {
-        // Both ends may abort at once: the first word counts. What is complete only ends.
+        // Both ends may abort at the same time: the first error counts. A complete session ends without an error.
         if !std::mem::replace(&mut self.over, true) && !self.is_complete() {
             self.events.push_back(RecvEvent::Aborted(error));
         }
@@ -745,9 +765,9 @@ impl RecvSession {
 
     // Output.
 
-    /// The next control frame for `lane`.
+    /// Returns the next control frame for `lane`.
     pub fn poll_frame(&mut self, lane: LaneId, now: Instant) -> Option<Frame> {
-        // Blocks gather into few ranges while the peer does not acknowledge, and the log stays short.
+        // While the peer does not acknowledge, blocks accumulate in few ranges and the log stays short.
         let due = self.last_report.is_none_or(|last| now >= last + REPORT_INTERVAL) && self.log.has_room();
         if due && !self.unreported.is_empty() {
             self.last_report = Some(now);
@@ -763,12 +783,12 @@ impl RecvSession {
         self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<RecvEvent> {
         self.events.pop_front()
     }
 
-    /// When [`RecvSession::handle_timeout`] or [`RecvSession::poll_frame`] must be called at the latest.
+    /// Returns the latest time for the next call of [`RecvSession::handle_timeout`] or [`RecvSession::poll_frame`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         let reports = !self.unreported.is_empty() && self.log.has_room() && self.log.lane_count() > 0;
         let report = self.last_report.filter(|_| reports).map(|last| last + REPORT_INTERVAL);
@@ -777,66 +797,69 @@ impl RecvSession {
         [report, alone, left].into_iter().flatten().min()
     }
 
-    // Questions.
+    // Getters.
 
-    /// Whether every file of a complete manifest has settled, and directories are finished.
+    /// Returns true if every file of a complete manifest has settled and directories are finished.
     pub fn is_complete(&self) -> bool {
         self.finished
     }
 
-    /// Whether the session is over: the sender knows every outcome and has left, or it was aborted.
+    /// Returns true if the session is over: the sender has received every outcome and has left, or the session was
+    /// aborted.
     pub fn is_over(&self) -> bool {
         let told = self.log.is_sent() || self.log.lane_count() == 0;
         let heard = self.is_complete() && self.log.is_settled();
         self.ended || self.sender_left || heard || self.is_leaving() && told
     }
 
-    /// Whether nothing more is opened or written: it is over, or was aborted and has that left to say.
+    /// Returns true once the session opens and writes no more files: it is over, or it was aborted and only the final
+    /// message is left to send.
     pub fn is_ending(&self) -> bool {
         self.over || self.is_over()
     }
 
-    /// Whether only its last words are left to say, and it need not know that they arrive.
+    /// Returns true if only the final message is left to send and its arrival does not matter.
     fn is_leaving(&self) -> bool {
         self.over || self.leaves_first && self.is_complete()
     }
 
-    /// File bytes here, those from an earlier run included, and those of files that were up to date not.
+    /// Returns the file bytes that have arrived, including those from an earlier run. Files that were up to date are
+    /// not counted.
     pub fn arrived_bytes(&self) -> u64 {
         self.arrived_bytes
     }
 
-    /// Those of the arrived bytes that were here from an earlier run.
+    /// Returns the arrived bytes that an earlier run left.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// Bytes of files that were up to date.
+    /// Returns the bytes of files that were up to date.
     pub fn up_to_date_bytes(&self) -> u64 {
         self.up_to_date_bytes
     }
 
-    /// Bytes here of files that have no outcome: when this session is lost, the next one finds them.
+    /// Returns the arrived bytes of files without an outcome. If this session is lost, the next one finds them.
     pub fn unsettled_bytes(&self) -> u64 {
         self.files.values().map(RecvFile::arrived_bytes).sum()
     }
 
-    /// Files and bytes offered, and whether the manifest is complete.
+    /// Returns the number of offered files, their bytes, and true if the manifest is complete.
     pub fn offered(&self) -> (u64, u64, bool) {
         (self.offered, self.offered_bytes, self.offers_end.is_some())
     }
 
-    /// Whether a file is known and not settled.
+    /// Returns true if a file is known and has not settled.
     pub fn is_open(&self, file: FileId) -> bool {
         self.files.contains_key(&file)
     }
 
-    /// Whether blocks of a file may still come.
+    /// Returns true if blocks of a file may still arrive.
     pub fn is_receiving(&self, file: FileId) -> bool {
         self.files.get(&file).is_some_and(|file| file.stage == Stage::Receiving)
     }
 
-    /// Large files under way, the first `most` of the manifest.
+    /// Returns the large files in progress, at most the first `most` of the manifest.
     pub fn active_files(&self, most: usize) -> Vec<ActiveFile> {
         let mut under_way: Vec<(&FileId, &RecvFile)> =
             self.files.iter().filter(|(_, file)| !file.claims.is_empty() && !file.entry.is_packed()).collect();
@@ -849,29 +872,29 @@ impl RecvSession {
         under_way.into_iter().take(most).map(shown).collect()
     }
 
-    /// Blocks that failed their check and were asked for again.
+    /// Returns the number of blocks that failed their check and were requested again.
     pub fn failed_blocks(&self) -> u64 {
         self.failed_blocks
     }
 
-    /// Bytes of messages that the peer has not acknowledged.
+    /// Returns the bytes of messages that the peer has not acknowledged.
     pub fn log_bytes(&self) -> usize {
         self.log.waiting_bytes()
     }
 
-    /// How many lanes are up.
+    /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
         self.log.lane_count()
     }
 }
 
-/// Whether what failed by `error` may come in another run: what has the name already keeps it, and what the source has not
-/// never comes.
+/// Returns true if another run may deliver the file that failed with `error`. False if the name at the destination is
+/// taken, or if the source does not have the file.
 fn is_missing(error: &Error) -> bool {
     !matches!((error.kind, error.scope), (ErrorKind::Exists, _) | (ErrorKind::NotFound, Scope::Source))
 }
 
-/// What a block that does not match its digest is reported as.
+/// Error for a block that does not match its digest.
 pub fn corrupt_block(entry: &FileEntry, index: u64) -> Error {
     let text = format!("block {index} of {}: does not match the digest of its sender; asked for again", entry.path);
     Error::new(ErrorKind::Corrupt, Scope::Path, Phase::Verify, text).retry(Retry::After)

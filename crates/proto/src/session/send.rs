@@ -1,4 +1,8 @@
-//! The sending end of a session: the pool of blocks that lanes pull from, and what is known of each file.
+//! The sending end of a session: the pool of blocks that lanes pull from, and the state of each file.
+//!
+//! What it does: offers files, assigns blocks to lanes, and takes back the blocks of a lane that is down. What it
+//! refuses to do: read files or send bytes. Time is an argument; frames and events come in by `handle_*` and leave by
+//! `poll_*`.
 
 mod growing;
 mod shared;
@@ -9,82 +13,84 @@ use std::time::{Duration, Instant};
 
 use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
 use super::runs::{BlockOrder, Runs};
-use super::{ActiveFile, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX, copied};
+use super::{ActiveFile, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::FileEntry;
 use crate::range_set::RangeSet;
 
-/// Bytes that an entry takes in a header beside its path, at most (eight integers with its file's number, a kind).
+/// Maximum bytes of an entry in a header besides its path: eight integers including the file number, and a kind.
 const ENTRY_FIXED_BYTES: usize = 80;
 
-/// How long an end that leaves tries to say so. Reason: a lane that works takes a word within its queue and a round trip; a
-/// peer that takes none is stuck, and finds out by itself.
+/// Maximum time in which an end that leaves tries to deliver its final message. Reason: a working lane accepts a
+/// message within its queueing time and a round trip. A peer that accepts none is stuck and detects the end by a
+/// timeout.
 pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Most stretches of a file that are sent in the order in which they were asked for; those beyond come when these have been sent, from the lowest on.
-/// Reason: a receiver asks for some tens together; one that repeats itself must not cost memory.
+/// Maximum number of ranges of a file that are sent in the order of the receiver's requests. Further ranges follow
+/// after these, in ascending order. Reason: a receiver requests some tens at a time; a receiver that repeats requests
+/// must not cost memory.
 const WANTS_MAX: usize = 1000;
 
-/// What a lane sends next.
+/// Next item for a lane to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockTask {
     /// One block of one file.
     Single {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
         /// Index of the block.
         index: u64,
     },
-    /// Part of a block of a growing file that is not whole yet.
+    /// Tail of a growing file: part of a block that is not complete yet.
     Tail {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
-        /// Its bytes, in the file.
+        /// Range of the tail in the file, in bytes.
         range: Range<u64>,
     },
-    /// Small files, whole.
+    /// Whole small files.
     Packed {
         /// Files with their entries.
         files: Vec<(FileId, FileEntry)>,
     },
 }
 
-/// How a file ended.
+/// Outcome of a file.
 #[derive(Debug)]
 pub enum FileOutcome {
-    /// Verified, durable, in place.
+    /// The file is verified, durable and in place.
     Done(FileDigests),
     /// The destination was up to date.
     Skipped,
-    /// It failed.
+    /// The file failed.
     Failed(Error),
 }
 
-/// What the driver of a sender must know.
+/// Event for the driver of a sender.
 #[derive(Debug)]
 pub enum SendEvent {
-    /// A file ended.
+    /// A file has its outcome.
     Settled {
         /// The file.
         file: FileId,
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
-        /// How.
+        /// Outcome of the file.
         outcome: FileOutcome,
     },
-    /// The receiver has a remark on a file.
+    /// The receiver sent a notice about a file.
     Notice {
         /// The file.
         file: FileId,
-        /// The remark.
+        /// Text of the notice.
         text: String,
     },
-    /// The session cannot go on.
+    /// The session cannot continue.
     Aborted(Error),
 }
 
@@ -92,33 +98,37 @@ pub enum SendEvent {
 struct SendFile {
     entry: FileEntry,
     order: BlockOrder,
-    /// Its blocks are dear to begin in the wrong place: none is sent before the receiver has said what it has.
+    /// True until the receiver has reported which blocks it has, for a large file in another order than
+    /// [`BlockOrder::Next`]. No block is sent before. Reason: in these orders, a block that the receiver has is
+    /// expensive to send.
     unasked: bool,
-    /// Blocks that no lane has and the receiver has not confirmed; a packed file counts as one block.
+    /// Blocks that no lane has and the receiver has not confirmed. A packed file counts as one block.
     pending: RangeSet,
     /// Blocks that a lane has taken and the receiver has not confirmed.
     in_flight: BTreeMap<u64, LaneId>,
-    /// Pending blocks that a lane had taken which is dead: they may have arrived all the same.
+    /// Pending blocks that were on a lane when it went down. The receiver may have them.
     orphaned: RangeSet,
-    /// It cannot be sent after all: its blocks stay pending until it settles.
+    /// True if the file cannot be sent: its blocks stay pending until it settles.
     withdrawn: bool,
-    /// The receiver cannot take it yet: its blocks stay pending until they are wanted.
+    /// True while the receiver cannot accept the file: its blocks stay pending until the receiver asks for them.
     waits: bool,
-    /// Of a file whose lanes are replicas: blocks that the receiver has asked for and nobody has looked at yet.
+    /// For [`BlockOrder::Shared`]: blocks that the receiver has requested since the last [`SendSession::take_wanted`].
     wanted: RangeSet,
-    /// What the receiver has asked for, in this order, and lanes have not all taken: it asks first for what it needs first.
+    /// Ranges that the receiver has requested and lanes have not completely taken, in the order of the requests. The
+    /// receiver requests first the blocks that it needs first.
     wants: VecDeque<Range<u64>>,
-    /// Of a growing file whose writer pauses: where it ends now, and up to where the part of a block there has been sent.
+    /// Tail of a growing file: `start` is the offset up to which it has been sent, `end` the size of the file when its
+    /// writer paused.
     tail: Range<u64>,
 }
 
 impl SendFile {
-    /// Whether a lane may take a block of it.
+    /// Returns true if a lane may take a block of the file.
     fn is_ready(&self) -> bool {
         !self.withdrawn && !self.waits && !self.unasked && !self.pending.is_empty()
     }
 
-    /// The first stretch of what was asked for first and no lane has; `None`: nothing was asked for, and the order does not matter.
+    /// Returns the first pending range of the oldest request. `None`: nothing is requested, and any order is right.
     fn first_wanted(&mut self) -> Option<Range<u64>> {
         while let Some(wanted) = self.wants.front() {
             if let Some(range) = self.pending.within(wanted.clone()).next() {
@@ -129,7 +139,8 @@ impl SendFile {
         None
     }
 
-    /// Takes the blocks of `range` back from their lanes. Cost: by how many they are, not by how many there are.
+    /// Takes the blocks of `range` back from their lanes. Cost: proportional to the blocks in flight in `range`, not to
+    /// its length.
     fn take_in_flight(&mut self, range: Range<u64>) -> Vec<u64> {
         let taken: Vec<u64> = self.in_flight.range(range).map(|(index, _)| *index).collect();
         for index in &taken {
@@ -145,21 +156,22 @@ pub struct SendSession {
     log: ControlLog,
     linger: Duration,
     files: BTreeMap<FileId, SendFile>,
-    /// Files with pending blocks; small and large apart so that small ones pack well when they alternate.
+    /// Files with pending blocks. Small and large files are separate, so that small files pack well when the two
+    /// alternate.
     ready_small: BTreeSet<FileId>,
     ready_large: BTreeSet<FileId>,
-    /// Growing files with a part of a block to send, behind all that is whole.
+    /// Growing files with a tail to send, after all complete blocks.
     ready_tails: BTreeSet<FileId>,
-    /// The large file of the last block: where one grows, files take turns.
+    /// Large file of the last block: where a file grows, large files take turns.
     last_large: Option<FileId>,
-    /// Small files gave way to a file that grows the last time.
+    /// True if small files yielded to a growing file the last time.
     small_gave_way: bool,
     runs: Runs,
     path_bytes: usize,
     offered: u64,
     offered_bytes: u64,
     offers_ended: bool,
-    /// The receiver has finished, and was told goodbye.
+    /// True once the receiver has finished; a [`Message::Bye`] was queued then.
     finished: bool,
     confirmed_bytes: u64,
     held_bytes: u64,
@@ -167,14 +179,15 @@ pub struct SendSession {
     sent_again_blocks: u64,
     events: VecDeque<SendEvent>,
     over: bool,
-    /// When this end noticed that it has only its last words left to say.
+    /// Time since which only the final message is left to send.
     leaving_since: Option<Instant>,
-    /// The session was over when a lane ended: what the log would send again is of no use any more.
+    /// True if the session is over, whatever the log still holds. Either it was over when a lane went down, or the
+    /// final message was not accepted within [`FAREWELL_TIME_MAX`].
     ended: bool,
 }
 
 impl SendSession {
-    /// A sender that outlives its last lane by `linger`.
+    /// Returns a sender that outlives its last lane by `linger`.
     pub fn new(linger: Duration) -> Self {
         Self {
             log: ControlLog::default(),
@@ -204,12 +217,12 @@ impl SendSession {
 
     // Input.
 
-    /// A lane is up.
+    /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
         self.log.handle_lane_up(lane);
     }
 
-    /// A lane is dead: the blocks it had taken go back to the pool.
+    /// Records that a lane is down; returns its blocks to the pool.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
@@ -238,8 +251,8 @@ impl SendSession {
         }
     }
 
-    /// Nothing has been heard of these lanes for a while, and something of others. Returns those that are to be closed: nothing but
-    /// blocks on them is left to send.
+    /// Records lanes that are silent while others are active. Returns the lanes to close: those with unconfirmed
+    /// blocks, once no other block is left to send.
     #[must_use]
     pub fn handle_silence(&mut self, silent: &[LaneId]) -> Vec<LaneId> {
         self.log.handle_silence(silent);
@@ -251,21 +264,22 @@ impl SendSession {
         silent.iter().filter(holds).copied().collect()
     }
 
-    /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted, since the log is the
-    /// same on every lane.
+    /// Accepts a batch of the peer's control log. Errors: the peer violated the protocol. The session is aborted,
+    /// because the log is the same on every lane.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
         let taken = self.log.handle_frame(first, encoded);
         let taken =
             taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
-        taken.inspect_err(|error| self.abort(copied(error)))
+        taken.inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// The peer has taken our messages below `next`. Errors: it cannot have; the session is aborted.
+    /// Records that the peer has accepted our messages below `next`. Errors: such a message was never sent; the session
+    /// is aborted.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
-        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(copied(error)))
+        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// Time has passed.
+    /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.is_leaving() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
             self.ended = true;
@@ -289,7 +303,7 @@ impl SendSession {
             Message::Wait { file } => self.handle_wait(file),
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
-                self.finish_with(error.refused(true));
+                self.finish_with(error.from_peer());
                 Ok(())
             }
             Message::Offer { .. }
@@ -324,10 +338,11 @@ impl SendSession {
             file.orphaned.remove(start..end);
         }
         let was_asked = !std::mem::replace(&mut file.unasked, false);
-        // It was looked up. A file that had no block yet when it had to wait is told so by nothing else.
+        // The receiver has looked the file up. For a growing file that had no block when it had to wait, no other
+        // message ends the wait.
         let waited = file.entry.growth.is_some() && std::mem::replace(&mut file.waits, false);
         if waited {
-            // What went of a part of a block was read past.
+            // The receiver discarded tails while the file waited: the tail starts over.
             file.tail.start = 0;
         }
         if file.pending.is_empty() {
@@ -366,7 +381,7 @@ impl SendSession {
             if end > count {
                 return Err(beyond_end(&file.entry));
             }
-            // What it had confirmed and misses now counts as missing again.
+            // Blocks that were confirmed and are missing now count as missing again.
             let lost = unit_bytes(&file.entry, start..end) - missing_bytes(file, start..end);
             self.confirmed_bytes = self.confirmed_bytes.saturating_sub(lost);
             file.take_in_flight(start..end);
@@ -379,7 +394,8 @@ impl SendSession {
                 }
                 BlockOrder::OnDemand | BlockOrder::Runs | BlockOrder::Next | BlockOrder::OneLane => {}
             }
-            // What the receiver asks for of a withdrawn file stays unsent; the file settles when the receiver has heard.
+            // Requested blocks of a withdrawn file stay unsent. The file settles once the receiver has processed the
+            // withdrawal.
             if !file.withdrawn {
                 self.sent_again_blocks = self.sent_again_blocks.saturating_add(end - start - unsent);
             }
@@ -414,13 +430,13 @@ impl SendSession {
 
     // Commands.
 
-    /// Adds a file to the manifest; its blocks join the pool at once.
+    /// Adds a file to the manifest. Its blocks join the pool at once.
     pub fn add_file(&mut self, entry: FileEntry) -> FileId {
         self.add_file_in(entry, BlockOrder::Next)
     }
 
-    /// Adds a file whose blocks lanes take in this order. Those of a large file that are not in the order of [`BlockOrder::Next`]
-    /// join the pool when the receiver has said which it has.
+    /// Adds a file whose blocks lanes take in `order`. The blocks of a large file join the pool at once with
+    /// [`BlockOrder::Next`]; with any other order, once the receiver has reported which blocks it has.
     pub fn add_file_in(&mut self, entry: FileEntry, order: BlockOrder) -> FileId {
         assert!(!self.offers_ended, "the manifest has ended");
         let id = FileId(self.offered);
@@ -455,18 +471,18 @@ impl SendSession {
         id
     }
 
-    /// Something in the sources cannot be offered.
+    /// Reports to the receiver a source, or a file in a source, that cannot be offered.
     pub fn add_unreadable(&mut self, error: Error) {
         self.log.push(&Message::Unreadable { error });
     }
 
-    /// The manifest is complete.
+    /// Ends the manifest.
     pub fn end_files(&mut self) {
         self.offers_ended = true;
         self.log.push(&Message::OffersEnd { files: self.offered, bytes: self.offered_bytes });
     }
 
-    /// A file cannot be sent after all; it settles as failed when the receiver has dropped it.
+    /// Withdraws a file that cannot be sent. It settles as failed when the receiver has dropped it.
     pub fn withdraw(&mut self, id: FileId, error: Error) {
         let Some(file) = self.files.get_mut(&id).filter(|file| !file.withdrawn) else { return };
         file.withdrawn = true;
@@ -475,9 +491,10 @@ impl SendSession {
         self.log.push(&Message::Withdraw { file: id, error });
     }
 
-    /// Takes the next block for `lane`; `None` when nothing is to be sent now.
+    /// Takes the next block for `lane`. `None`: nothing can be sent now.
     pub fn next_block(&mut self, lane: LaneId) -> Option<BlockTask> {
-        // Who feeds a lane asks once more before it learns that the lane is dead: nobody would take such a block back.
+        // The feeder of a lane may ask once more before it learns that the lane is down. No event would return such a
+        // block to the pool.
         if self.over || !self.log.is_up(lane) {
             return None;
         }
@@ -502,39 +519,40 @@ impl SendSession {
         self.begin_run(lane);
         match self.next_of_run(lane) {
             Some((file, index)) => self.take_single(file, index, lane),
-            // What is left is one lane's alone.
+            // No run is left for this lane: other lanes keep theirs.
             None => self.next_packed(lane),
         }
     }
 
-    /// Says how many lanes there are to be, so that the first leaves to the others what is theirs.
+    /// Sets the expected number of lanes, so that the first lane leaves the others their share.
     pub fn expect_lanes(&mut self, lanes: u32) {
         self.runs.expect_lanes(lanes);
     }
 
-    /// The source of runs is `round_trip` away; zero: nobody knows.
+    /// Records the round-trip time to the source of runs; zero means unknown.
     pub fn handle_round_trip(&mut self, round_trip: Duration, now: Instant) {
         self.runs.handle_round_trip(round_trip, now);
     }
 
-    /// The file whose run `lane` is in, and a block: those before it the lane will be given next, if they are not here already, and
-    /// no other lane will. `None`: it has no run.
+    /// Returns the file of the lane's run, and the end of the blocks that the lane requests now. The lane gets the
+    /// blocks before that end next, unless the receiver has them, and no other lane gets them. `None`: the lane has no
+    /// run.
     pub fn run_of(&self, lane: LaneId) -> Option<(FileId, u64)> {
         self.runs.of(lane)
     }
 
-    /// Whether a block of a file has not arrived, as far as this end knows.
+    /// Returns true if the receiver has not confirmed a block.
     pub fn is_missing(&self, id: FileId, index: u64) -> bool {
         self.files.get(&id).is_some_and(|file| file.pending.contains(index) || file.in_flight.contains_key(&index))
     }
 
-    /// The next block of the run of `lane`; ends a run that has none left.
+    /// Returns the next block of the run of `lane`; ends a run that has none left.
     fn next_of_run(&mut self, lane: LaneId) -> Option<(FileId, u64)> {
         let Self { runs, files, .. } = self;
         runs.next(lane, |id| files.get(&id).filter(|file| file.is_ready()).map(|file| &file.pending))
     }
 
-    /// Gives `lane` a run: of the first file that has blocks in nobody's run, or its part of what the slowest lane has before it.
+    /// Assigns a run to `lane`: in the first file with blocks in no run, or else part of the run of the slowest lane.
     fn begin_run(&mut self, lane: LaneId) {
         let Self { runs, files, ready_large, .. } = self;
         let ready = ready_large.len();
@@ -556,7 +574,7 @@ impl SendSession {
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
         if !self.over {
-            self.log.push(&Message::Abort { error: copied(&error) });
+            self.log.push(&Message::Abort { error: error.clone() });
             self.finish_with(error);
         }
     }
@@ -603,7 +621,7 @@ impl SendSession {
     }
 
     fn finish_with(&mut self, error: Error) {
-        // Both ends may abort at once: the first word counts. What is complete only ends.
+        // Both ends may abort at the same time: the first error counts. A complete session ends without an error.
         if !std::mem::replace(&mut self.over, true) && !self.is_complete() {
             self.events.push_back(SendEvent::Aborted(error));
         }
@@ -611,83 +629,84 @@ impl SendSession {
 
     // Output.
 
-    /// The next control frame for `lane`.
+    /// Returns the next control frame for `lane`.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
         self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<SendEvent> {
         self.events.pop_front()
     }
 
-    /// When [`SendSession::handle_timeout`] must be called at the latest.
+    /// Returns the latest time for the next call of [`SendSession::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         let alone = self.log.alone_since().map(|since| since + self.linger);
         let left = self.leaving_since.map(|since| since + FAREWELL_TIME_MAX);
         [alone, left].into_iter().flatten().min()
     }
 
-    // Questions.
+    // Getters.
 
-    /// Whether the manifest may grow now; the reader of directories waits while it may not.
+    /// Returns true if the manifest may grow now. The reader of directories waits while this is false.
     pub fn has_room(&self) -> bool {
         self.log.has_room()
             && self.files.len() < UNSETTLED_FILES_MAX / 2
             && self.path_bytes < UNSETTLED_PATH_BYTES_MAX / 2
     }
 
-    /// Whether every file of a complete manifest has settled, and the receiver has finished.
+    /// Returns true if every file of a complete manifest has settled and the receiver has finished.
     pub fn is_complete(&self) -> bool {
         self.finished
     }
 
-    /// Whether the session is over: complete and said so, or aborted.
+    /// Returns true if the session is over: it is complete and has sent its goodbye, or it was aborted.
     pub fn is_over(&self) -> bool {
         self.ended || self.is_leaving() && (self.log.is_sent() || self.log.lane_count() == 0)
     }
 
-    /// Whether only its last words are left to say.
+    /// Returns true if only the final message is left to send.
     fn is_leaving(&self) -> bool {
         self.over || self.finished
     }
 
-    /// Whether a file still waits for its outcome.
+    /// Returns true if a file does not have its outcome yet.
     pub fn is_unsettled(&self, file: FileId) -> bool {
         self.files.contains_key(&file)
     }
 
-    /// Whether the receiver has confirmed every block of a file, or wants no more of it.
+    /// Returns true if the receiver has confirmed every block of a file, or the file has settled.
     pub fn has_arrived(&self, file: FileId) -> bool {
         self.files.get(&file).is_none_or(|file| file.pending.is_empty() && file.in_flight.is_empty())
     }
 
-    /// File bytes that the receiver has confirmed, those it had before included.
+    /// Returns the file bytes that the receiver has confirmed, including those it had before.
     pub fn confirmed_bytes(&self) -> u64 {
         self.confirmed_bytes
     }
 
-    /// Those of the confirmed bytes that an earlier run had left of files that this one finishes.
+    /// Returns the confirmed bytes that an earlier run left at the receiver, of files that this session completes.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// Those of the confirmed bytes that are of files that were up to date.
+    /// Returns the confirmed bytes of files that were up to date.
     pub fn up_to_date_bytes(&self) -> u64 {
         self.up_to_date_bytes
     }
 
-    /// Confirmed bytes of files that have no outcome: when this session is lost, the next one finds them at the receiver.
+    /// Returns the confirmed bytes of files without an outcome. If this session is lost, the next one finds them at the
+    /// receiver.
     pub fn unsettled_bytes(&self) -> u64 {
         self.files.values().map(|file| file.entry.size - missing_bytes(file, 0..unit_count(&file.entry))).sum()
     }
 
-    /// Files and bytes offered, and whether the manifest is complete.
+    /// Returns the number of offered files, their bytes, and true if the manifest is complete.
     pub fn offered(&self) -> (u64, u64, bool) {
         (self.offered, self.offered_bytes, self.offers_ended)
     }
 
-    /// Large files under way, the first `most` of the manifest.
+    /// Returns the large files in progress, at most the first `most` of the manifest.
     pub fn active_files(&self, most: usize) -> Vec<ActiveFile> {
         let under_way = self.files.values().filter(|file| !file.entry.is_packed() && !file.in_flight.is_empty());
         let shown = |file: &SendFile| ActiveFile {
@@ -698,28 +717,29 @@ impl SendSession {
         under_way.take(most).map(shown).collect()
     }
 
-    /// Blocks that were sent again: their lane died, or their check failed.
+    /// Returns the number of blocks sent again because their lane went down or their check failed.
     pub fn sent_again_blocks(&self) -> u64 {
         self.sent_again_blocks
     }
 
-    /// Bytes of messages that the peer has not acknowledged.
+    /// Returns the bytes of messages that the peer has not acknowledged.
     pub fn log_bytes(&self) -> usize {
         self.log.waiting_bytes()
     }
 
-    /// How many lanes are up.
+    /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
         self.log.lane_count()
     }
 }
 
-/// How many blocks a file counts for; a packed file is one, whatever its size.
+/// Returns the number of blocks that a file counts for. A packed file counts for one, whatever its size.
 pub(super) fn unit_count(entry: &FileEntry) -> u64 {
     if entry.is_packed() { 1 } else { entry.blocks().count() }
 }
 
-/// Bytes of a range of blocks, which is not empty and within the file. Cost: constant, however many blocks there are.
+/// Returns the bytes of a range of blocks. Range: not empty, within the file. Cost: constant, whatever the number of
+/// blocks.
 fn unit_bytes(entry: &FileEntry, range: Range<u64>) -> u64 {
     if entry.is_packed() {
         return entry.size;
@@ -728,13 +748,13 @@ fn unit_bytes(entry: &FileEntry, range: Range<u64>) -> u64 {
     blocks.offset(last) + blocks.length(last) - blocks.offset(range.start)
 }
 
-/// Bytes within a range of blocks that the receiver has not confirmed.
+/// Returns the bytes within a range of blocks that the receiver has not confirmed.
 fn missing_bytes(file: &SendFile, range: Range<u64>) -> u64 {
     let in_flight = file.in_flight.range(range.clone()).map(|(&index, _)| index..index + 1);
     file.pending.within(range).chain(in_flight).map(|range| unit_bytes(&file.entry, range)).sum()
 }
 
-/// The file `id` if it is not settled yet. Errors: it was never offered.
+/// Returns file `id` if it has not settled yet. Errors: it was never offered.
 fn known(files: &mut BTreeMap<FileId, SendFile>, offered: u64, id: FileId) -> Result<Option<&mut SendFile>, Error> {
     if id.0 >= offered {
         return Err(Error::protocol(format!("file {} from the peer: it was never offered", id.0)));
@@ -746,7 +766,7 @@ fn beyond_end(entry: &FileEntry) -> Error {
     Error::protocol(format!("blocks from the peer: beyond the end of {}", entry.path))
 }
 
-/// What both ends report when no lane has come back in time.
+/// Error that both ends report when no lane has come back in time.
 pub(super) fn lost_every_lane(linger: Duration) -> Error {
     let text =
         format!("no lane to the peer for {} s: given up; run the same command again to resume", linger.as_secs());

@@ -123,11 +123,11 @@ fn why_a_peer_ends_the_session_is_told_as_its_own_words() {
     Liar { next: 0 }.tell_receiver(&mut receiver, &abort).unwrap();
     let Some(SendEvent::Aborted(of_receiver)) = sender.poll_event() else { panic!("the sender goes on") };
     let Some(RecvEvent::Aborted(of_sender)) = receiver.poll_event() else { panic!("the receiver goes on") };
-    assert!(of_receiver.is_refusal() && of_sender.is_refusal());
+    assert!(of_receiver.is_from_peer() && of_sender.is_from_peer());
     sender = self::sender();
     sender.abort(failure());
     let Some(SendEvent::Aborted(ours)) = sender.poll_event() else { panic!("the sender goes on") };
-    assert!(!ours.is_refusal(), "what ends here is not in the words of a peer");
+    assert!(!ours.is_from_peer(), "what ends here is not in the words of a peer");
 }
 
 #[test]

@@ -522,7 +522,7 @@ fn an_idle_time_in_which_a_writer_only_pauses_is_wrong_usage_where_files_are_tak
     let agent = site.agent();
     fs::create_dir(site.local().join("spool")).unwrap();
     let mut copy = follow(&site, &agent, &["--follow=0s", "--then", "delete"], "spool/.");
-    copy.run().expect(2).says("give 1s or more");
+    copy.run().expect(2).says("1 s or more (--follow, --then)");
 }
 
 #[test]

@@ -271,7 +271,7 @@ fn decisions_and_lanes_are_told_in_words_for_people() {
     write(&site.local().join("f"), b"bytes");
     for via in ["tcp", "quic"] {
         let said = words(&site, &agent, &["-v", "--via", via, "f", &agent.url(via)]);
-        assert!(said.contains(&format!("transport: {via}, as asked for with --via\n")), "{said}");
+        assert!(said.contains(&format!("transport: {via}, as given\n")), "{said}");
         assert!(said.contains(&format!(" is up: {via} to {}\n", agent.addr)), "{said}");
         assert!(said.contains("\nlanes: ") && !said.contains("lanes: 1 lane"), "{said}");
     }

@@ -349,9 +349,9 @@ fn what_cannot_be_done_with_replicas_is_wrong_usage() {
         replicas.copy(&agents).args(args).run().expect(2).says(words);
     };
     wrong(&[&url, "."], "2 to 8");
-    wrong(&[&url, &url, &agents[0].url("x")], "copies to this host");
-    wrong(&[&url, &agents[0].url("*"), "."], "without wildcards");
-    wrong(&[&url, "/tmp", "."], "without wildcards and directories");
+    wrong(&[&url, &url, &agents[0].url("x")], "copied to this host");
+    wrong(&[&url, &agents[0].url("*"), "."], "neither wildcards");
+    wrong(&[&url, "/tmp", "."], "neither wildcards nor directories");
     wrong(&["--follow", &url, &url, "."], "--follow");
     wrong(&["--then=delete", &url, &url, "."], "--then");
     wrong(&["--explain", &url, &url, "."], "--explain");

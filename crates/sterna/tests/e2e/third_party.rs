@@ -150,7 +150,13 @@ fn an_agent_that_is_unknown_and_silent_needs_a_key() {
     let (source, mut destination) = (sites.source(), sites.destination());
     destination.kill();
     let mut copy = sites.near.copy(&source);
-    copy.arg(source.url("f")).arg(destination.url("f")).run().expect(6).says("give --trust").says("does not answer");
+    copy.arg(source.url("f"))
+        .arg(destination.url("f"))
+        .run()
+        .expect(6)
+        .says("give its fingerprint")
+        .says("(--trust)")
+        .says("does not answer");
     // With it nobody but the agent has to reach the other one, and both keys are kept.
     let mut copy = sites.copy(&source, &destination);
     copy.arg(source.url("f")).arg(destination.url("f")).run().expect(5).says("neither agent can run the copy");

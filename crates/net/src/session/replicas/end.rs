@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{ActiveFile, BlockTask, Frame, LaneId, ReplicaId, ReplicaSession};
-use sterna_proto::{Error, Retry};
+use sterna_proto::{Counters, Error, Retry};
 
 use super::super::limits::{LimitWatch, Role};
 use super::super::silence::SilenceWatch;
@@ -129,16 +129,15 @@ impl End for ReplicaEnd {
         let session = lock(&self.replicas.session);
         let delivered = self.replicas.delivered[self.replica.0 as usize].load(Ordering::Relaxed);
         let size = session.file().map_or(0, |file| file.size);
-        Progress {
+        let counters = Counters {
             files_known: session.file().map_or(0, |_| 1),
             bytes_known: size,
-            manifest_complete: session.file().is_some(),
             bytes_done: delivered,
             bytes_carried: delivered,
             bytes_encoded: delivered,
-            lanes: session.lane_count(self.replica),
-            ..Progress::default()
-        }
+            ..Counters::default()
+        };
+        Progress { counters, manifest_complete: session.file().is_some(), lanes: session.lane_count(self.replica) }
     }
 
     fn active_files(&self, _most: usize) -> Vec<ActiveFile> {

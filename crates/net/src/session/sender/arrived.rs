@@ -63,7 +63,7 @@ impl Sender {
         match left {
             Some(error) => {
                 // What was to go and stays is sent again when it may be taken away.
-                self.tell_follow(file, &FileOutcome::Failed(crate::copy_of(&error)));
+                self.tell_follow(file, &FileOutcome::Failed(error.clone()));
                 self.observer.session_event(SessionEvent::Left(error));
             }
             None => self.tell_follow(file, &outcome),

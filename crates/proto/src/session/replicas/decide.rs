@@ -1,4 +1,5 @@
-//! What is decided at each turn: which file it is, who is asked for what, who is believed, and when it is over.
+//! Decisions of each turn: the file to copy, the blocks to request from each replica, the replicas to trust, and the
+//! end of the copy.
 
 use std::time::Instant;
 
@@ -9,10 +10,11 @@ use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::FileEntry;
 use crate::range_set::RangeSet;
 use crate::session::send::lost_every_lane;
-use crate::session::{BlockOrder, BlockTask, copied};
+use crate::session::{BlockOrder, BlockTask};
 
 impl ReplicaSession {
-    /// Chooses the entry that the receiver gets: that of the first replica in order that has answered, of those that have the size that most have.
+    /// Chooses the entry for the receiver. Takes the first replica, in the order of names, that has a file of the most
+    /// common size.
     pub(super) fn choose(&mut self, now: Instant) {
         if self.file.is_some() {
             return;
@@ -24,7 +26,7 @@ impl ReplicaSession {
         let Some((first, _)) = most else { return };
         let expected =
             |peer: &Peer| peer.entry.is_none() && matches!(peer.standing, Standing::Trying | Standing::Present);
-        // Two cannot outvote each other; of more, all have a say.
+        // Two replicas cannot outvote each other. With more, the size of every replica counts.
         let awaited = if self.peers.len() > 2 { &self.peers[..] } else { &self.peers[..first] };
         let waits = awaited.iter().any(expected) && self.answered.is_none_or(|at| now < at + ANSWER_GRACE);
         let Some(entry) = self.peers[first].entry.clone().filter(|_| !waits) else { return };
@@ -48,7 +50,7 @@ impl ReplicaSession {
         self.drop_replica(replica, error, now);
     }
 
-    /// Lets those that can be asked take part, and asks each for the blocks that are compared first of all.
+    /// Adds usable replicas to the pool, and requests from each of them the compared blocks first.
     pub(super) fn join_pool(&mut self, now: Instant) {
         let Some(file) = &self.file else { return };
         let is_packed = file.is_packed();
@@ -79,7 +81,8 @@ impl ReplicaSession {
         }
     }
 
-    /// Gives blocks that nobody was asked for and nobody brings back to the pool: their copies were lost on the way. Looked for only when all else is asked for.
+    /// Returns to the pool the missing blocks whose copies were lost on the way. Runs only when no replica has an
+    /// outstanding request and no copy is in transfer.
     pub(super) fn take_up_orphans(&mut self) {
         let is_awaited = |(by, _): &(ReplicaId, CopyId)| !self.peers[by.index()].is_dropped();
         if self.peers.iter().any(|peer| !peer.asked.is_empty())
@@ -93,7 +96,7 @@ impl ReplicaSession {
         orphans.iter().for_each(|range| self.pool.give_back(FILE, range));
     }
 
-    /// Asks a replica for more when less than half of what it should be asked for is on its way.
+    /// Requests more blocks from a replica when at most half of its target is outstanding.
     pub(super) fn fill(&mut self, index: usize, now: Instant) {
         let Some(file) = self.file.as_ref().filter(|file| !file.is_packed() && self.peers[index].in_pool) else {
             return;
@@ -113,7 +116,8 @@ impl ReplicaSession {
         self.peers[index].ask(&more);
     }
 
-    /// Lets those that have nothing left to do take what others were asked for: first who has proved able to deliver.
+    /// Lets idle replicas take over blocks that were requested from others. The first is the one that lost the fewest
+    /// blocks to others; on a tie, one that has delivered blocks.
     pub(super) fn help_out(&mut self, now: Instant) {
         let Some(file) = self.file.as_ref().filter(|file| !file.is_packed()) else { return };
         let block_bytes = file.blocks().block_bytes();
@@ -127,7 +131,8 @@ impl ReplicaSession {
         }
     }
 
-    /// An idle replica takes half of what the slowest was asked for, from its end; what it was asked for before only when the other is stuck.
+    /// Moves to an idle replica the last half of the blocks requested from the slowest replica. A block requested
+    /// earlier from the idle replica moves only if the slow one is stuck.
     pub(super) fn take_over(&mut self, index: usize, most: u64, now: Instant) -> RangeSet {
         let mut taken = RangeSet::default();
         let tried = self.peers[index].tried.clone();
@@ -142,7 +147,7 @@ impl ReplicaSession {
                 .collect::<Vec<u64>>()
         };
         let candidates = others.map(|other| (other, takeable(other))).filter(|(_, blocks)| !blocks.is_empty());
-        // How long the other would take for it, about.
+        // Rough time that the other replica needs for its blocks.
         let time = |(other, blocks): &(usize, Vec<u64>)| {
             blocks.len() as u64 * 1_000_000 / self.peers[*other].recent_bytes().max(1).div_ceil(1 << 10)
         };
@@ -159,11 +164,11 @@ impl ReplicaSession {
         taken
     }
 
-    /// Drops who differs, if that can be said already.
+    /// Drops replicas that differ, if the votes decide that already.
     pub(super) fn judge(&mut self, now: Instant) {
         let Some(file) = &self.file else { return };
         let is_packed = file.is_packed();
-        // With a digest of the whole nobody need be believed.
+        // An expected digest of the whole file decides instead of the votes.
         while let Some(verdict) = {
             let (voters, more) = (self.voters(), self.expects_votes(now));
             self.votes.verdict(voters, more).filter(|_| !self.plan.is_expected)
@@ -193,12 +198,13 @@ impl ReplicaSession {
         }
     }
 
-    /// Replicas that may have a say.
+    /// Returns the number of replicas that may vote.
     pub(super) fn voters(&self) -> usize {
         self.peers.iter().filter(|peer| !peer.is_dropped()).count()
     }
 
-    /// Whether a replica that is there has not sent all that is compared, and is still waited for.
+    /// Returns true while votes are outstanding: a present replica has not sent all compared blocks and is still
+    /// awaited.
     pub(super) fn expects_votes(&self, now: Instant) -> bool {
         let is_late = self.complete.is_some_and(|since| now.saturating_duration_since(since) >= COMPARING_MAX);
         let differs = (0..self.peers.len() as u32).any(|index| self.votes.differences(ReplicaId(index)) > 0);
@@ -207,7 +213,7 @@ impl ReplicaSession {
             let undecided = self.complete.is_none() || differs || self.votes.voters() < 2;
             let is_coming = matches!(peer.standing, Standing::Trying) || peer.is_present() && peer.entry.is_none();
             let may_come = is_coming && undecided;
-            // One of which the file has nothing is waited for only where it may decide something.
+            // A replica that gave no block to the file is awaited only if its vote may change the result.
             let matters = undecided || !peer.given.is_empty();
             may_come
                 || matters && peer.is_usable() && self.votes.blocks().any(|block| !self.votes.has_voted(replica, block))
@@ -215,7 +221,7 @@ impl ReplicaSession {
         !is_late && self.peers.iter().enumerate().any(owes)
     }
 
-    /// Of a small file: has a copy written when all that can be compared are here.
+    /// Selects the copy of a small file to write, once all expected votes are in.
     pub(super) fn pass_on(&mut self, now: Instant) {
         let Some(first) = self.votes.first_voter(0) else { return };
         self.complete.get_or_insert(now);
@@ -225,7 +231,7 @@ impl ReplicaSession {
         }
     }
 
-    /// Lets the file be published when every block is here and compared.
+    /// Releases the file for publication when every block has arrived and is compared.
     pub(super) fn check_complete(&mut self, now: Instant) {
         if self.released
             || self.file.as_ref().is_none_or(FileEntry::is_packed)
@@ -236,7 +242,7 @@ impl ReplicaSession {
             return;
         }
         if self.complete.is_none() {
-            // What is still open is decided in the next turn, by who has had a say.
+            // Open votes are decided in the next turn, with the replicas that have voted by then.
             self.complete = Some(now);
             return;
         }
@@ -250,14 +256,15 @@ impl ReplicaSession {
         self.events.push_back(ReplicaEvent::Release);
     }
 
-    /// Whether it is known of every block whose it is.
+    /// Returns true if the origin of every block is known.
     pub(super) fn is_accounted_for(&self) -> bool {
         let count = self.file.as_ref().map_or(0, |file| file.blocks().count());
         let given: u64 = self.peers.iter().map(|peer| peer.given.len()).sum();
         given + self.held.as_ref().map_or(0, RangeSet::len) == count
     }
 
-    /// Has blocks taken anew from others that are from a replica of which nothing was compared; whether there are any.
+    /// Takes back the blocks of a replica without any compared block, so that others send them again. Returns false if
+    /// there is no such replica, or if no compared replica can send its blocks.
     pub(super) fn take_uncompared_anew(&mut self, now: Instant) -> bool {
         let has_voted =
             |index: usize| self.votes.blocks().any(|block| self.votes.has_voted(ReplicaId(index as u32), block));
@@ -286,7 +293,7 @@ impl ReplicaSession {
         true
     }
 
-    /// Gives up when there is nobody left to ask, or nobody has come back in time.
+    /// Aborts the copy when no replica is left to ask, or none has come back in time.
     pub(super) fn check_alone(&mut self, now: Instant) {
         let reachable = |peer: &Peer| peer.is_present() && peer.log.lane_count() > 0 && !peer.barred;
         let is_trying = |peer: &Peer| matches!(peer.standing, Standing::Trying);
@@ -308,7 +315,7 @@ impl ReplicaSession {
             .filter_map(|(account, name)| Some(format!("{name}: {}", account.dropped.as_ref()?)))
             .collect();
         let first = self.peers.iter().find_map(|peer| match &peer.standing {
-            Standing::Dropped(error) | Standing::Away(error) => Some(copied(error)),
+            Standing::Dropped(error) | Standing::Away(error) => Some(error.clone()),
             Standing::Trying | Standing::Present => None,
         });
         let error = match first {

@@ -1,11 +1,16 @@
-//! Several replicas of one file, for one receiver: which of them is asked for what, and which of them is believed.
+//! Several replicas of one file for one receiver: which blocks to request from each replica, and which replica to
+//! trust.
 //!
-//! What it does: towards the receiver it is an ordinary sender of one file, whose pool of blocks has a lane for each replica; towards each replica's sender it is
-//! an ordinary receiver, which says *have* for everything and then *want* for what is to be sent. A replica goes through a run of its own
-//! (`runs`), is asked for as much as it delivers in about two seconds, and takes half of the largest rest when its run is done; at the end it also takes what a
-//! slower one was asked for. Some blocks are asked of every replica and compared. What it refuses to do: write, hash, or know what a replica is.
+//! What it does: to the receiver it is an ordinary sender of one file, and its pool of blocks has a lane for each
+//! replica. To the sender of each replica it is an ordinary receiver: it reports *have* for every block, then *want*
+//! for the blocks to send.
 //!
-//! Time comes in as an argument; frames and events come out by `poll_*`.
+//! A replica works through a run (`runs`); its outstanding requests cover about two seconds of delivery. When its run
+//! is done, it takes half of the largest remaining run. At the end it also takes blocks that were requested from a
+//! slower replica. Some blocks are requested from every replica and compared.
+//!
+//! What it refuses to do: write, hash, or depend on the kind of a replica. Time comes in as an argument; frames and
+//! events leave by `poll_*`.
 
 mod decide;
 mod peer;
@@ -16,32 +21,36 @@ use std::time::{Duration, Instant};
 
 use self::peer::{FILE, Peer, Standing};
 use self::votes::Votes;
+use super::LaneId;
 use super::message::Frame;
 use super::send::{FileOutcome, SendEvent, SendSession};
-use super::{LaneId, copied};
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{FileEntry, RelPath};
 use crate::range_set::RangeSet;
 
-/// Most replicas of one file. Reason: each costs a session; beyond a few the narrowest link is this host's own.
+/// Maximum number of replicas of one file. Reason: each costs a session; with more than a few, the link of this host is
+/// the narrowest.
 pub const REPLICAS_MAX: usize = 8;
 
-/// How long the replicas that were named before the first one that answers are waited for; of three and more, all of them, since most sizes decide. Reason: a resume needs the entry of the same replica as
-/// before, and answers within some round trips of the longest path come in this time.
+/// Time that the choice of the file waits after the first answer. It waits for the replicas named before the first one
+/// that answered; with three or more, for all replicas, because the most common size decides. Reason: a resume needs
+/// the entry of the same replica as before. Answers within some round trips of the longest path arrive in this time.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a block that was asked for is left to who was asked before one takes it that was asked for it before. Reason: a replica that is stuck must not
-/// hold up the end, and two slow ones must not take blocks from each other all the time.
+/// Time that a replica may keep a requested block before a replica that was asked earlier may take it over. Reason: a
+/// stuck replica must not delay the end, and two slow ones must not keep taking blocks from each other.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a comparison is waited for when all else is here. Reason: longer than a round trip; what was not compared then is taken anew from others.
+/// Time to wait for outstanding comparisons when all else has arrived. Reason: longer than a round trip. Blocks of a
+/// replica that was not compared by then are taken again from others.
 const COMPARING_MAX: Duration = Duration::from_secs(3);
 
-/// So many blocks that do not match their own digests end a replica, if they are a tenth of those that it gave. Reason: some may be chance; the file fails at
-/// [`super::BLOCK_FAILURES_MAX`] of one block.
+/// Number of blocks that do not match their own digests after which a replica is dropped, if they are more than a tenth
+/// of those it gave. Reason: a few may be chance; the file fails at [`super::BLOCK_FAILURES_MAX`] failures of one
+/// block.
 const CORRUPT_BLOCKS_MAX: u64 = 3;
 
-/// A replica, numbered from 0 in the order in which they were named.
+/// A replica, numbered from 0 in the order of the names given by the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub u32);
 
@@ -51,62 +60,63 @@ impl ReplicaId {
     }
 }
 
-/// A block on its way from a replica, named by the driver; never used again.
+/// A transfer of a block from a replica, numbered by the driver; numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(pub u64);
 
-/// What becomes of a block that a replica sends.
+/// Use of a block that a replica sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
-    /// It is written. `instead_of`: a copy that is under way and is to be read past from here on, before this one is written.
+    /// The block is written. `instead_of` is a copy in transfer that is discarded from here on, before this one is
+    /// written.
     Take {
-        /// That copy.
+        /// The copy to discard.
         instead_of: Option<CopyId>,
     },
-    /// It is read past, and its digest counts.
+    /// The block is read and discarded; its digest counts as a vote.
     Compare,
-    /// It is read past.
+    /// The block is read and discarded.
     Discard,
 }
 
-/// What the driver must do or know, in order.
+/// Task or event for the driver; events must be handled in order.
 #[derive(Debug)]
 pub enum ReplicaEvent {
-    /// This file is what the receiver gets: every block travels with this entry.
+    /// The file for the receiver is chosen. Every block travels with this entry.
     Chosen(FileEntry),
-    /// A remark for the person.
+    /// Notice for the user.
     Notice(String),
-    /// This copy is read past from here on; nothing of it is written any more.
+    /// The driver discards this copy from here on and writes nothing more of it.
     Revoke(CopyId),
-    /// These blocks are of no use: [`super::RecvSession::take_back`].
+    /// These blocks are useless; the driver calls [`super::RecvSession::take_back`].
     TakeBack(RangeSet),
-    /// Nothing more is to be compared: [`super::RecvSession::release`].
+    /// All comparisons are done; the driver calls [`super::RecvSession::release`].
     Release,
-    /// Of a small file: the copy of this replica is the one to be written.
+    /// For a small file: the copy of this replica is the one to write.
     PassOn(ReplicaId),
 }
 
-/// What a replica brought, for the person.
+/// Contribution of a replica, for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaAccount {
-    /// Bytes of the file that are from it.
+    /// Bytes of the file that came from the replica.
     pub bytes: u64,
-    /// Why it is not used any more, or was not reached at the end; `None`: it was there to the end.
+    /// Reason why the replica is no longer used, or was not reachable at the end. `None`: it was present until the end.
     pub dropped: Option<String>,
 }
 
-/// What is said of a file before its replicas are asked.
+/// Parameters of a copy from replicas, known before the replicas are asked.
 #[derive(Clone, Debug)]
 pub struct ReplicaPlan {
-    /// The replicas as the person wrote them, 2 to [`REPLICAS_MAX`].
+    /// Names of the replicas as the user wrote them, 2 to [`REPLICAS_MAX`].
     pub names: Vec<String>,
-    /// What the file is called, if the destination does not say it.
+    /// Path of the file if the destination does not name it.
     pub path: RelPath,
-    /// A digest says what the file must be.
+    /// True if an expected digest identifies the file.
     pub is_expected: bool,
-    /// How long the copy goes on when no replica can be reached any more.
+    /// Time that the copy waits when no replica is reachable any more.
     pub linger: Duration,
-    /// For the choice of blocks that are compared.
+    /// Seed for the choice of the compared blocks.
     pub seed: u64,
 }
 
@@ -114,47 +124,49 @@ pub struct ReplicaPlan {
 #[derive(Debug)]
 pub struct ReplicaSession {
     plan: ReplicaPlan,
-    /// Towards the receiver. Its lanes are [`CONTROL`] and one for each replica.
+    /// Sending end towards the receiver. Its lanes are [`CONTROL`] and one for each replica.
     pool: SendSession,
     peers: Vec<Peer>,
     file: Option<FileEntry>,
-    /// When the first replica answered.
+    /// Time of the first answer of a replica.
     answered: Option<Instant>,
     votes: Votes,
-    /// Blocks under way that are written.
+    /// Copies in transfer that are written, by block.
     open: BTreeMap<u64, (ReplicaId, CopyId)>,
-    /// Blocks that an earlier session has left; `None` while that is not known.
+    /// Blocks that an earlier session has left; `None` until the receiver has reported them.
     held: Option<RangeSet>,
-    /// Blocks that were taken back, and that the receiver has not asked for yet.
+    /// Blocks that were taken back and not requested by the receiver yet.
     back: RangeSet,
-    /// Since when everything is here.
+    /// Time since which every block has arrived.
     complete: Option<Instant>,
     released: bool,
-    /// Replicas whose blocks were replaced to see whether the file is right without them; the last is [`HELD`] or is barred.
+    /// Suspects with blocks that have been replaced already, to test if the file is right without them.
     suspects: Vec<Suspect>,
-    /// The last of them, as long as nothing else has changed since.
+    /// Replicas barred by the last replacement. Cleared when another replica is found to be wrong, or with the next
+    /// replacement.
     blamed: Vec<ReplicaId>,
-    /// Since when there has been no replica to ask.
+    /// Time since which no replica can be asked.
     alone: Option<Instant>,
     over: bool,
     events: VecDeque<ReplicaEvent>,
 }
 
-/// Whose blocks may be wrong.
+/// Origin of blocks that may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suspect {
     Replica(ReplicaId),
-    /// What an earlier session left.
+    /// Blocks that an earlier session left.
     Held,
-    /// Everybody but one: several may be wrong in different places.
+    /// All replicas except one: several may be wrong in different places.
     AllBut(ReplicaId),
 }
 
-/// The lane towards the receiver that carries control frames.
+/// Lane towards the receiver that carries control frames.
 pub const CONTROL: LaneId = LaneId(0);
 
 impl ReplicaSession {
-    /// The replicas of a plan; nothing is known of them. Range: at least one, at most [`REPLICAS_MAX`].
+    /// Returns a session for the replicas of `plan`; nothing is known about them yet. Range: at least one, at most
+    /// [`REPLICAS_MAX`].
     pub fn new(plan: ReplicaPlan) -> Self {
         assert!((1..=REPLICAS_MAX).contains(&plan.names.len()), "the caller has counted the replicas");
         let mut pool = SendSession::new(plan.linger);
@@ -183,38 +195,39 @@ impl ReplicaSession {
 
     // Input.
 
-    /// A session with the sender of a replica begins; what an earlier one was asked for goes to others.
+    /// Records that a session with the sender of a replica begins. Requests of an earlier session go to other replicas.
     pub fn handle_joined(&mut self, replica: ReplicaId, now: Instant) {
         self.leave_pool(replica, now);
         if !self.peers[replica.index()].is_dropped() {
-            // It may come back with another file.
+            // The replica may come back with another file.
             self.votes.forget(replica);
             self.peers[replica.index()].begin_session();
         }
     }
 
-    /// There is no session with a replica's sender any more, or none came to be. Unless trying again cannot help it may come back.
+    /// Records that the session with a replica's sender ended or could not be opened. The replica is tried again unless
+    /// `error` excludes a retry.
     pub fn handle_left(&mut self, replica: ReplicaId, error: &Error, now: Instant) {
         let peer = &self.peers[replica.index()];
         if self.over || peer.is_dropped() {
             return;
         }
         if error.retry == Retry::Never && error.kind != ErrorKind::SessionLost {
-            return self.drop_replica(replica, copied(error), now);
+            return self.drop_replica(replica, error.clone(), now);
         }
         if error.kind != ErrorKind::Cancelled && !matches!(peer.standing, Standing::Away(_)) {
             self.notice(replica, &format!("{}; it is tried again", error.chain()));
         }
         self.leave_pool(replica, now);
-        self.peers[replica.index()].standing = Standing::Away(copied(error));
+        self.peers[replica.index()].standing = Standing::Away(error.clone());
     }
 
-    /// A lane to a replica's sender is up.
+    /// Records that a lane to a replica's sender is up.
     pub fn handle_lane_up(&mut self, replica: ReplicaId, lane: LaneId) {
         self.peers[replica.index()].log.handle_lane_up(lane);
     }
 
-    /// A lane to a replica's sender is dead. With the last one, what it was asked for goes to others.
+    /// Records that a lane to a replica's sender is down. After the last one, its requests go to other replicas.
     pub fn handle_lane_down(&mut self, replica: ReplicaId, lane: LaneId, now: Instant) {
         let peer = &mut self.peers[replica.index()];
         peer.log.handle_lane_down(lane, now);
@@ -223,12 +236,13 @@ impl ReplicaSession {
         }
     }
 
-    /// Nothing has been heard of these lanes of a replica for a while, and something of others.
+    /// Records lanes of a replica that are silent while others are active.
     pub fn handle_silence(&mut self, replica: ReplicaId, silent: &[LaneId]) {
         self.peers[replica.index()].log.handle_silence(silent);
     }
 
-    /// A stretch of the control log of a replica's sender. Errors: it broke the protocol, which ends that replica.
+    /// Accepts a batch of the control log of a replica's sender. Errors: the sender violated the protocol; the replica
+    /// is dropped.
     pub fn handle_messages(
         &mut self,
         replica: ReplicaId,
@@ -246,7 +260,7 @@ impl ReplicaSession {
             })
         });
         if let Err(error) = &handled {
-            self.drop_replica(replica, copied(error), now);
+            self.drop_replica(replica, error.clone(), now);
         }
         if self.peers[replica.index()].entry.is_some() {
             self.answered.get_or_insert(now);
@@ -259,7 +273,7 @@ impl ReplicaSession {
         handled
     }
 
-    /// The sender of a replica says that it cannot serve the file.
+    /// Handles an error by which a replica's sender reports that it cannot serve the file.
     fn handle_unfit(&mut self, replica: ReplicaId, error: Error, now: Instant) {
         let ended = self.peers[replica.index()].is_over();
         if ended && error.retry == Retry::After {
@@ -269,18 +283,19 @@ impl ReplicaSession {
         }
     }
 
-    /// The sender of a replica has taken our messages below `next`. Errors: it cannot have, which ends that replica.
+    /// Records that the sender of a replica has accepted our messages below `next`. Errors: such a message was never
+    /// sent; the replica is dropped.
     pub fn handle_acknowledgement(&mut self, replica: ReplicaId, next: u64, now: Instant) -> Result<(), Error> {
         let taken = self.peers[replica.index()].log.handle_acknowledgement(next);
-        taken.inspect_err(|error| self.drop_replica(replica, copied(error), now))
+        taken.inspect_err(|error| self.drop_replica(replica, error.clone(), now))
     }
 
-    /// A control frame of the receiver. Errors: it broke the protocol.
+    /// Handles a control frame of the receiver. Errors: the receiver violated the protocol.
     pub fn handle_receiver_frame(&mut self, frame: Frame) -> Result<(), Error> {
         match frame {
             Frame::Messages { first, encoded } => self.pool.handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => self.pool.handle_acknowledgement(next)?,
-            // What it waits for is for senders that are far away.
+            // The receiver's report of waiting times is of use only to a remote sender.
             _ => return Ok(()),
         }
         if self.pool.is_looked_up(FILE) {
@@ -291,7 +306,7 @@ impl ReplicaSession {
                 missing.gaps(0..blocks).for_each(|range| held.insert(range));
                 self.held = Some(held);
             }
-            // What it asks for may be here again by the time that this is heard.
+            // The requested blocks count here, not the missing ones: a requested block may have arrived again already.
             let wanted = self.pool.take_wanted(FILE);
             wanted.iter().for_each(|range| self.back.remove(range));
             for range in missing.iter() {
@@ -301,20 +316,22 @@ impl ReplicaSession {
         Ok(())
     }
 
-    /// Of blocks that were to be taken back the receiver had these, and asks for them; the others it never had.
+    /// Records the result of [`super::RecvSession::take_back`] for `blocks`: the receiver had those in `asked` and
+    /// requests them. It never had the others.
     pub fn handle_taken_back(&mut self, blocks: &RangeSet, asked: &RangeSet) {
         let mut never = blocks.clone();
         asked.iter().for_each(|range| never.remove(range));
         never.iter().for_each(|range| self.back.remove(range));
     }
 
-    /// A replica has delivered so many bytes of blocks in all.
+    /// Records the total bytes of blocks that a replica has delivered.
     pub fn handle_delivered(&mut self, replica: ReplicaId, bytes: u64, now: Instant) {
         self.peers[replica.index()].handle_delivered(bytes, now);
     }
 
-    /// A replica begins to send a block; what becomes of it. `copy` is then given to [`ReplicaSession::handle_block`] or
-    /// [`ReplicaSession::handle_block_lost`]. Errors: it is no block of the file that the replica has offered.
+    /// Decides the use of a block that a replica begins to send. The caller then passes `copy` to
+    /// [`ReplicaSession::handle_block`] or [`ReplicaSession::handle_block_lost`]. Errors: the entry is not the one that
+    /// the replica has offered.
     pub fn handle_begun(
         &mut self,
         replica: ReplicaId,
@@ -328,7 +345,7 @@ impl ReplicaSession {
         }
         let Some(file) = self.file.as_ref().filter(|_| peer.entry.is_some() && !peer.is_dropped() && !peer.barred)
         else {
-            // It came before it was asked for; if it is wanted it will be.
+            // The block arrived before it was requested. If it is needed, it will be requested.
             return Ok(BlockUse::Discard);
         };
         if file.is_packed() {
@@ -350,12 +367,13 @@ impl ReplicaSession {
         Ok(BlockUse::Take { instead_of })
     }
 
-    /// Whether a block is missing, as far as anybody knows.
+    /// Returns true if a block is missing at the receiver and no replica has given it.
     fn is_wanted(&self, index: u64) -> bool {
         self.pool.is_missing(FILE, index) && !self.peers.iter().any(|peer| peer.given.contains(index))
     }
 
-    /// A block of a replica has come whole, with this digest in its trailer. `arrived`: it was to be written, and is.
+    /// Records that a block of a replica has arrived completely, with `digest` in its trailer. `arrived` is the result
+    /// of its writing and verification.
     pub fn handle_block(
         &mut self,
         replica: ReplicaId,
@@ -375,7 +393,7 @@ impl ReplicaSession {
         if arrived == Arrival::Corrupt {
             peer.corrupt += 1;
             if self.votes.is_compared(index) && !peer.is_dropped() {
-                // Whoever brings it now, its own is to be compared.
+                // The copy of this replica must still be compared, whichever replica delivers the block for the file.
                 peer.comparing.insert(index);
                 let mut again = RangeSet::default();
                 again.insert(index..index + 1);
@@ -383,7 +401,7 @@ impl ReplicaSession {
             }
             let is_unsound = peer.corrupt >= CORRUPT_BLOCKS_MAX && peer.corrupt * 10 > peer.given.len();
             let mut others = self.peers.iter().enumerate().filter(|(index, _)| *index != replica.index());
-            // Of the only one that is left each block has its tries.
+            // The only replica that is left may send each block several times.
             if is_unsound && others.any(|(_, peer)| !peer.is_dropped() && !peer.barred) {
                 let peer = &self.peers[replica.index()];
                 let text = format!("{} of its blocks do not match their own digests", peer.corrupt);
@@ -392,14 +410,14 @@ impl ReplicaSession {
             return;
         }
         let is_dropped = peer.is_dropped();
-        // Another one may have been first, in between.
+        // Another replica may have delivered the block in the meantime.
         if arrived == Arrival::Written && !self.peers.iter().any(|peer| peer.given.contains(index)) {
             let peer = &mut self.peers[replica.index()];
             peer.given.insert(index..index + 1);
             peer.lost = 0;
             (0..self.peers.len()).for_each(|other| self.call_off(other, index));
             if is_dropped {
-                // It was being written when its replica was dropped.
+                // The block was being written when its replica was dropped.
                 let mut late = RangeSet::default();
                 late.insert(index..index + 1);
                 self.peers[replica.index()].given.remove(index..index + 1);
@@ -411,7 +429,8 @@ impl ReplicaSession {
         }
     }
 
-    /// A block that a replica was asked for comes from another one; what is compared it is to send all the same.
+    /// Cancels the request to a replica for a block that another replica has delivered. If the block is compared, the
+    /// replica still sends it.
     fn call_off(&mut self, index: usize, block: u64) {
         let peer = &mut self.peers[index];
         if !peer.asked.contains_key(&block) {
@@ -425,13 +444,14 @@ impl ReplicaSession {
         }
     }
 
-    /// A block of a replica did not come whole.
+    /// Records that a block of a replica did not arrive completely.
     pub fn handle_block_lost(&mut self, copy: CopyId, index: u64) {
         self.close(index, copy);
     }
 
-    /// The receiver does not take a copy that it was to write: another one was faster, or it is being taken back. Unless the block is here it is asked for
-    /// again. What becomes of this copy: its digest may count.
+    /// Records that the receiver refused a copy that was to be written: another copy was faster, or the block is being
+    /// taken back. A block that is still missing returns to the pool. Returns the use of this copy; its digest may
+    /// count as a vote.
     pub fn handle_refused(&mut self, replica: ReplicaId, copy: CopyId, index: u64) -> BlockUse {
         self.close(index, copy);
         if self.peers[replica.index()].asked.remove(&index).is_some() {
@@ -440,7 +460,7 @@ impl ReplicaSession {
         self.read_past(replica, index)
     }
 
-    /// What becomes of a block that is not written.
+    /// Returns the use of a block that is not written.
     fn read_past(&self, replica: ReplicaId, index: u64) -> BlockUse {
         if self.votes.is_compared(index) && !self.votes.has_voted(replica, index) {
             BlockUse::Compare
@@ -455,16 +475,17 @@ impl ReplicaSession {
         }
     }
 
-    /// Of a small file: a replica has sent another content than the digest that is expected.
+    /// For a small file: drops a replica with content that does not match the expected digest.
     pub fn handle_unexpected(&mut self, replica: ReplicaId, error: &Error, now: Instant) {
-        self.drop_replica(replica, copied(error), now);
+        self.drop_replica(replica, error.clone(), now);
     }
 
-    /// The whole file has not the digest that it must have: whose blocks are taken anew, if that may help. They are no longer that replica's.
+    /// Handles a file that does not match its expected digest. Returns the blocks to take again, from the next suspect;
+    /// their replica no longer counts as their origin. `None`: no suspect is left.
     pub fn handle_wrong(&mut self, now: Instant) -> Option<RangeSet> {
         self.blame_nobody();
         let suspect = self.next_suspect()?;
-        // What an earlier run left may be of the same replica: it is replaced with the first.
+        // Blocks of an earlier run may come from the same replica: they are replaced together with the first suspect.
         self.suspects.push(Suspect::Held);
         let mut blocks = self.held.replace(RangeSet::default()).unwrap_or_default();
         self.suspects.push(suspect);
@@ -496,20 +517,20 @@ impl ReplicaSession {
         Some(blocks)
     }
 
-    /// A replica, and those that have what it has where that differs from others.
+    /// Returns a replica and all others that agree with it where it differs from the rest.
     fn camp(&self, replica: ReplicaId) -> Vec<ReplicaId> {
         let ids = (0..self.peers.len() as u32).map(ReplicaId);
         ids.filter(|other| *other == replica || self.votes.differ_alike(replica, *other)).collect()
     }
 
-    /// Who may be asked.
+    /// Returns the replicas that may be asked.
     fn usable(&self) -> impl Iterator<Item = ReplicaId> {
         let usable = self.peers.iter().enumerate().filter(|(_, peer)| !peer.is_dropped() && peer.entry.is_some());
         usable.map(|(index, _)| ReplicaId(index as u32))
     }
 
-    /// Whose blocks are replaced next: of who differs from others most, of the fewest that are alike, and the last that was named first;
-    /// in the end those of all but one.
+    /// Returns the next suspect to replace. First comes the replica with the most differences; on a tie, the one with
+    /// the fewest allies, then the one named last. In the end comes everything except one replica.
     fn next_suspect(&self) -> Option<Suspect> {
         let others_remain = |replica: ReplicaId| {
             let camp = self.camp(replica);
@@ -532,7 +553,8 @@ impl ReplicaSession {
         replica.or(held.then_some(Suspect::Held)).or_else(all_but_one)
     }
 
-    /// Time has passed: who is to be asked for what is decided here. To be called some tens of times a second, and after input that may change it.
+    /// Decides which blocks to request from which replica. Must be called some tens of times a second, and after input
+    /// that may change the decision.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.peers.iter_mut().for_each(|peer| peer.handle_timeout(now));
         self.pool.handle_timeout(now);
@@ -551,9 +573,9 @@ impl ReplicaSession {
         self.take_pool_events(now);
     }
 
-    /// Ends everything, at both sides.
+    /// Ends the session towards the receiver and towards all replicas.
     pub fn abort(&mut self, error: Error) {
-        self.pool.abort(copied(&error));
+        self.pool.abort(error.clone());
         self.end_with(&error);
     }
 
@@ -564,7 +586,7 @@ impl ReplicaSession {
         self.events.push_back(ReplicaEvent::Notice(text));
     }
 
-    /// A replica takes no part for now: what it was asked for goes to others.
+    /// Removes a replica from the pool for now. Its requests go to other replicas.
     fn leave_pool(&mut self, replica: ReplicaId, now: Instant) {
         let peer = &mut self.peers[replica.index()];
         if std::mem::replace(&mut peer.in_pool, false) {
@@ -573,7 +595,7 @@ impl ReplicaSession {
         }
     }
 
-    /// A replica is not used any more. What it gave stays.
+    /// Stops using a replica. The blocks that it gave stay.
     fn drop_replica(&mut self, replica: ReplicaId, error: Error, now: Instant) {
         if self.over || self.peers[replica.index()].is_dropped() {
             return;
@@ -584,24 +606,25 @@ impl ReplicaSession {
         self.notice(replica, &format!("{}{rest}", error.chain()));
         self.votes.forget(replica);
         let peer = &mut self.peers[replica.index()];
-        peer.settle(FileOutcome::Failed(copied(&error)));
+        peer.settle(FileOutcome::Failed(error.clone()));
         peer.standing = Standing::Dropped(error);
         let copies: Vec<CopyId> = self.open.values().filter(|(by, _)| *by == replica).map(|(_, copy)| *copy).collect();
         self.events.extend(copies.into_iter().map(ReplicaEvent::Revoke));
     }
 
-    /// A replica has another file: what it gave is taken anew, and what an earlier run may have had from it.
+    /// Drops a replica that has another file. Takes back its blocks, and also the blocks of an earlier run, which may
+    /// come from it.
     fn drop_wrong(&mut self, replica: ReplicaId, error: Error, now: Instant) {
         if self.over || self.peers[replica.index()].is_dropped() {
             return;
         }
         self.drop_replica(replica, error, now);
         if self.released {
-            // The digest decides, by now, and may find that what it gave is right.
+            // The expected digest decides by now, and may confirm the blocks of this replica.
             return;
         }
         self.take_back_given(replica);
-        // Who was suspected before may be innocent.
+        // Earlier suspects may be innocent.
         self.blame_nobody();
         self.suspects.clear();
         let held = self.held.as_mut().map(std::mem::take).filter(|held| !held.is_empty());
@@ -641,7 +664,7 @@ impl ReplicaSession {
                     self.name_wrong(&outcome, now);
                     self.peers.iter_mut().for_each(|peer| peer.settle(copied_outcome(&outcome)));
                 }
-                // The receiver has told the person itself.
+                // The receiver has notified the user itself.
                 SendEvent::Notice { .. } => {}
                 SendEvent::Aborted(error) => self.end_with(&error),
             }
@@ -651,7 +674,7 @@ impl ReplicaSession {
         }
     }
 
-    /// The file is what was expected: who has another one is known now.
+    /// Drops the replicas that differ from the file, once the file has matched its expected digest.
     fn name_wrong(&mut self, outcome: &FileOutcome, now: Instant) {
         let FileOutcome::Done(_) = outcome else { return };
         let wrong = |text: String| Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Verify, text);
@@ -676,50 +699,50 @@ impl ReplicaSession {
 
     // Output.
 
-    /// The next control frame for the receiver.
+    /// Returns the next control frame for the receiver.
     pub fn poll_receiver_frame(&mut self) -> Option<Frame> {
         self.pool.poll_frame(CONTROL)
     }
 
-    /// The next control frame for a lane to a replica's sender.
+    /// Returns the next control frame for a lane to a replica's sender.
     pub fn poll_frame(&mut self, replica: ReplicaId, lane: LaneId) -> Option<Frame> {
         let log = &mut self.peers[replica.index()].log;
         log.poll_frame(lane).or_else(|| log.poll_acknowledgement(lane))
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<ReplicaEvent> {
         self.events.pop_front()
     }
 
-    // Questions.
+    // Getters.
 
-    /// Whether the copy has come to its end, good or bad.
+    /// Returns true if the copy has ended, with success or not.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Whether the session with a replica's sender is over, and its lanes can go.
+    /// Returns true if the session with a replica's sender is over and its lanes can close.
     pub fn is_left(&self, replica: ReplicaId) -> bool {
         self.peers[replica.index()].is_over()
     }
 
-    /// Whether a replica is not to be tried again.
+    /// Returns true if a replica must not be tried again.
     pub fn is_dropped(&self, replica: ReplicaId) -> bool {
         self.peers[replica.index()].is_dropped()
     }
 
-    /// The file, once it is known.
+    /// Returns the entry of the file, once it is chosen.
     pub fn file(&self) -> Option<&FileEntry> {
         self.file.as_ref()
     }
 
-    /// How many lanes to a replica's sender are up.
+    /// Returns the number of lanes to a replica's sender that are up.
     pub fn lane_count(&self, replica: ReplicaId) -> usize {
         self.peers[replica.index()].log.lane_count()
     }
 
-    /// What each replica gave, in order.
+    /// Returns the contribution of each replica, in the order of names.
     pub fn accounts(&self) -> Vec<ReplicaAccount> {
         let bytes = |peer: &Peer| {
             let Some(file) = &self.file else { return 0 };
@@ -743,14 +766,14 @@ impl ReplicaSession {
     }
 }
 
-/// What became of a block that has come whole.
+/// Result of a block that has arrived completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It is written, and matches its digest.
+    /// The block is written and matches its digest.
     Written,
-    /// It was to be written, and does not match its own digest.
+    /// The block was to be written but does not match its digest.
     Corrupt,
-    /// It was read past.
+    /// The block was read and discarded.
     ReadPast,
 }
 
@@ -758,6 +781,6 @@ fn copied_outcome(outcome: &FileOutcome) -> FileOutcome {
     match outcome {
         FileOutcome::Done(digests) => FileOutcome::Done(*digests),
         FileOutcome::Skipped => FileOutcome::Skipped,
-        FileOutcome::Failed(error) => FileOutcome::Failed(copied(error)),
+        FileOutcome::Failed(error) => FileOutcome::Failed(error.clone()),
     }
 }

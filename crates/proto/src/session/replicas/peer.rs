@@ -1,75 +1,75 @@
-//! One replica: the control log with its sender, and what was asked of it.
+//! State of one replica: the control log with its sender, and the blocks requested from it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::super::message::{Message, ranges_per_message};
 use super::super::send::{FAREWELL_TIME_MAX, FileOutcome, unit_count};
-use super::super::{ControlLog, FileId, LaneId, copied};
+use super::super::{ControlLog, FileId, LaneId};
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
 
-/// The one file of a replica, as its sender numbers it and as the receiver knows it.
+/// Number of the single file: at the sender of each replica and at the receiver.
 pub(super) const FILE: FileId = FileId(0);
 
-/// Over how long what a replica delivers is measured. Reason: longer than the round trip of any path that Sterna is for, so that what was
-/// delivered in it fills that path.
+/// Time over which the delivery rate of a replica is measured. Reason: longer than the round trip of any path that
+/// Sterna is for, so that the amount delivered in it fills that path.
 const MEASURED: Duration = Duration::from_secs(1);
 
-/// Least that a replica is asked for at a time, in blocks. Reason: one is on its way while the other is asked for; what a slow one was asked for travels
-/// in vain when a fast one takes it at the end.
+/// Minimum number of blocks requested from a replica at a time. Reason: one block travels while the next is requested.
+/// More would be wasted if a fast replica takes over the blocks of a slow one at the end.
 const ASKED_BLOCKS_MIN: u64 = 2;
 
-/// What becomes of a replica.
+/// State of the connection to a replica.
 #[derive(Debug)]
 pub(super) enum Standing {
-    /// Nothing is known of it yet.
+    /// No answer yet.
     Trying,
-    /// There is a session with its sender.
+    /// A session with its sender is open.
     Present,
-    /// There is none; it is tried again.
+    /// The session was lost or could not be opened; the replica is tried again.
     Away(Error),
-    /// It is not used any more.
+    /// The replica is no longer used.
     Dropped(Error),
 }
 
-/// One replica. A session with its sender that is lost is followed by another; what it gave counts on.
+/// One replica. A lost session with its sender is followed by another; the blocks it gave still count.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) standing: Standing,
-    /// There has been a session with it.
+    /// True once a session with it was opened.
     pub(super) was_present: bool,
-    /// It is left alone while the file is looked at without what it gave.
+    /// True while the replica is not asked: the file is tested without its blocks, or it was too slow to be compared.
     pub(super) barred: bool,
-    /// Blocks of the file that are from it.
+    /// Blocks of the file that came from this replica.
     pub(super) given: RangeSet,
-    /// Blocks that did not match their own digests.
+    /// Number of blocks that did not match their own digests.
     pub(super) corrupt: u64,
-    /// Of the session with its sender.
+    /// Control log of the session with its sender.
     pub(super) log: ControlLog,
     pub(super) entry: Option<FileEntry>,
     offers: u64,
     offers_ended: bool,
-    /// What its sender is told of the file, and how far that is.
+    /// Outcome of the file for its sender; the flags below record which messages about it were sent.
     outcome: Option<FileOutcome>,
     told_outcome: bool,
     told_finished: bool,
     ended: bool,
     leaving_since: Option<Instant>,
-    /// The file that it offered in an earlier session.
+    /// Entry that it offered in an earlier session.
     pub(super) former: Option<FileEntry>,
-    /// It is a lane of the pool.
+    /// True while it is a lane of the pool.
     pub(super) in_pool: bool,
-    /// Blocks that it was asked for and has not delivered, and when.
+    /// Blocks requested from it and not delivered, with the time of the request.
     pub(super) asked: BTreeMap<u64, Instant>,
-    /// Blocks that it was asked for only to compare them.
+    /// Blocks requested from it only for comparison.
     pub(super) comparing: BTreeSet<u64>,
-    /// Every block that it was ever asked for in this session.
+    /// All blocks requested from it in this session.
     pub(super) tried: RangeSet,
-    /// Bytes that it had delivered, at times of the last second.
+    /// Total bytes delivered, sampled during the last second.
     delivered: VecDeque<(Instant, u64)>,
-    /// Blocks that others took from it since it last gave one.
+    /// Number of blocks that other replicas took over from it since its last delivered block.
     pub(super) lost: usize,
 }
 
@@ -100,7 +100,7 @@ impl Peer {
         }
     }
 
-    /// A session with its sender begins.
+    /// Resets the state for a new session with its sender.
     pub(super) fn begin_session(&mut self) {
         let Self { barred, corrupt, .. } = *self;
         let given = std::mem::take(&mut self.given);
@@ -108,7 +108,7 @@ impl Peer {
         *self = Self { standing: Standing::Present, was_present: true, barred, given, corrupt, former, ..Self::new() };
     }
 
-    /// Whether it has another version of its file than in an earlier session.
+    /// Returns true if its file has another version than in an earlier session.
     pub(super) fn has_changed(&self) -> bool {
         self.former.as_ref().zip(self.entry.as_ref()).is_some_and(|(former, entry)| !former.same_version(entry))
     }
@@ -121,12 +121,13 @@ impl Peer {
         matches!(self.standing, Standing::Present)
     }
 
-    /// Whether blocks can be asked of it.
+    /// Returns true if blocks can be requested from it.
     pub(super) fn is_usable(&self) -> bool {
         self.is_present() && self.entry.is_some() && self.log.lane_count() > 0 && !self.barred && self.outcome.is_none()
     }
 
-    /// Takes a message of its sender; what is wrong with the replica as such is returned as `Ok(Some(_))`. Errors: the sender broke the protocol.
+    /// Handles a message of its sender. Returns `Ok(Some(_))` if the replica cannot serve the file. Errors: the sender
+    /// violated the protocol.
     pub(super) fn handle_message(&mut self, message: Message) -> Result<Option<Error>, Error> {
         match message {
             Message::Offer { file, entry } => {
@@ -157,7 +158,7 @@ impl Peer {
         }
     }
 
-    /// Takes its file, and has nothing of it sent before it is asked for.
+    /// Accepts the offer of its file and reports every block as present, so that the sender waits for requests.
     fn take_offer(&mut self, entry: FileEntry) -> Option<Error> {
         let wrong = |text: &str| Some(Error::new(ErrorKind::Usage, Scope::Source, Phase::Prepare, text));
         if self.outcome.is_some() {
@@ -181,7 +182,7 @@ impl Peer {
         }
     }
 
-    /// Tells its sender not to send a block, unless it is on its way.
+    /// Cancels the request for a block. A block in flight still arrives.
     pub(super) fn call_off(&mut self, index: u64) {
         self.asked.remove(&index);
         if self.outcome.is_none() {
@@ -189,7 +190,7 @@ impl Peer {
         }
     }
 
-    /// What it was asked for of the pool goes to others.
+    /// Cancels all its requests for blocks of the pool; other replicas get them.
     pub(super) fn call_all_off(&mut self) {
         let mut asked = RangeSet::default();
         std::mem::take(&mut self.asked).into_keys().for_each(|index| asked.insert(index..index + 1));
@@ -198,14 +199,14 @@ impl Peer {
         }
     }
 
-    /// Asks its sender for blocks.
+    /// Requests blocks from its sender.
     pub(super) fn ask(&mut self, blocks: &RangeSet) {
         blocks.iter().for_each(|range| self.tried.insert(range));
         let ranges: Vec<(u64, u64)> = blocks.iter().map(|range| (range.start, range.end)).collect();
         ranges_per_message(&ranges).for_each(|blocks| self.log.push(&Message::Want { file: FILE, blocks }));
     }
 
-    /// Says what became of the file; its session ends with that.
+    /// Reports the outcome of the file to its sender, which ends the session.
     pub(super) fn settle(&mut self, outcome: FileOutcome) {
         if self.outcome.is_none() {
             self.outcome = Some(outcome);
@@ -220,7 +221,7 @@ impl Peer {
                 self.log.push(&match outcome {
                     FileOutcome::Done(digests) => Message::Done { file, digests: *digests },
                     FileOutcome::Skipped => Message::Skipped { file },
-                    FileOutcome::Failed(error) => Message::Failed { file, error: copied(error) },
+                    FileOutcome::Failed(error) => Message::Failed { file, error: error.clone() },
                 });
             }
         }
@@ -232,46 +233,46 @@ impl Peer {
     /// Ends the session with its sender at both ends.
     pub(super) fn abort(&mut self, error: &Error) {
         if self.is_present() && !self.ended && !self.told_finished {
-            self.log.push(&Message::Abort { error: copied(error) });
+            self.log.push(&Message::Abort { error: error.clone() });
             self.told_finished = true;
-            self.outcome.get_or_insert_with(|| FileOutcome::Failed(copied(error)));
+            self.outcome.get_or_insert_with(|| FileOutcome::Failed(error.clone()));
         }
     }
 
-    /// Whether the session with its sender is over.
+    /// Returns true if the session with its sender is over.
     pub(super) fn is_over(&self) -> bool {
         let told = self.log.is_sent() || self.log.lane_count() == 0;
         self.ended || !self.is_present() && !self.is_dropped() || self.outcome.is_some() && self.told_finished && told
     }
 
-    /// Time has passed: last words that no lane takes are not waited for.
+    /// Checks the timeout of the final message, which no lane may accept.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         if self.outcome.is_some() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
             self.ended = true;
         }
     }
 
-    /// It has delivered so many bytes in all.
+    /// Records the total bytes that it has delivered.
     pub(super) fn handle_delivered(&mut self, bytes: u64, now: Instant) {
         self.delivered.push_back((now, bytes));
-        // One older than the time that is measured stays: what was delivered since is measured from it.
+        // One sample older than the measured time stays, as the base of the difference.
         while self.delivered.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= MEASURED) {
             self.delivered.pop_front();
         }
     }
 
-    /// Bytes that it delivered in the last second.
+    /// Returns the bytes delivered in the last second.
     pub(super) fn recent_bytes(&self) -> u64 {
         let bounds = self.delivered.front().zip(self.delivered.back());
         bounds.map_or(0, |((_, first), (_, last))| last.saturating_sub(*first))
     }
 
-    /// How much it is to be asked for together, in bytes; more is asked for when half of it has come.
+    /// Returns the target for outstanding requests, in bytes. More blocks are requested when half of it has arrived.
     pub(super) fn asked_bytes_wanted(&self, block_bytes: u64) -> u64 {
         (self.recent_bytes() * 2).max(ASKED_BLOCKS_MIN * block_bytes)
     }
 
-    /// The lane of the pool that stands for replica number `index`.
+    /// Returns the lane of the pool for replica number `index`.
     pub(super) fn lane(index: usize) -> LaneId {
         LaneId(index as u32 + 1)
     }

@@ -1,13 +1,17 @@
-//! Third-party copies: a command asks one agent to run a session with another one.
+//! Third-party copies: a client (the *command*) asks one agent to run a session with another agent.
 //!
-//! The agent that is asked is the *active* one; it is the client of an ordinary session with the *passive* one. Between the
-//! command and the active agent no block travels: the request goes one way, and what happens ([`Told`], [`Snapshot`],
-//! [`Conclusion`]) comes back, in the control log and so over any number of lanes that die. [`WatchSession`] is either end of that.
+//! The agent that is asked is the *active* one. It is the client of an ordinary session with the *passive* one. No
+//! block travels between the command and the active agent. The request goes to the active agent; events ([`Told`]),
+//! progress ([`Snapshot`]) and the result ([`Conclusion`]) come back. Events and result travel in the control log, so
+//! they survive the loss of lanes. [`WatchSession`] is either end of this exchange.
+//!
+//! What it refuses to do: open a connection, or trust a count or a length that the peer sent. Bytes and time come in as
+//! arguments.
 
 mod told;
 mod watch;
 
-pub use told::{Conclusion, Counts, IpBytes, LaneFigures, PeerAddress, Snapshot, Subject, Told};
+pub use told::{Conclusion, IpBytes, LaneFigures, PeerAddress, Snapshot, Subject, Told};
 pub use watch::{WatchEvent, WatchSession, WatchSide};
 
 use std::time::Duration;
@@ -26,71 +30,73 @@ use crate::plan::{LANES_MAX, Via};
 use crate::rate::RateContract;
 use crate::wire::{Reader, Writer};
 
-/// Most keys that the passive agent may have. Reason: several hosts behind one name; nobody compares more.
+/// Maximum number of keys of the passive agent. Reason: one name may stand for several hosts; users compare no more
+/// keys.
 pub const KEYS_MAX: usize = 16;
 
-/// Most files that a request leaves out. Reason: 16 bytes each, beside [`SOURCES_MAX`] sources in one control frame.
+/// Maximum number of files that a request excludes. Reason: 16 bytes each, in one control frame together with
+/// [`SOURCES_MAX`] sources.
 pub const SETTLED_TOLD_MAX: usize = 8192;
 
-/// Longest name of a host, in bytes: that of DNS (RFC 1035, section 2.3.4), with a zone behind an IPv6 address.
+/// Maximum length of a host name, in bytes: a DNS name (RFC 1035, section 2.3.4), or an IPv6 address with a zone.
 const HOST_BYTES_MAX: usize = 300;
 
-/// Longest name of a congestion control, in bytes: Linux's TCP_CA_NAME_MAX.
+/// Size limit of a congestion-control name, in bytes, including a terminating NUL: Linux's TCP_CA_NAME_MAX.
 const CONGESTION_BYTES_MAX: usize = 16;
 
-/// The end of the copy that the active agent has.
+/// End of the copy at the active agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveEnd {
-    /// It has the sources, and pushes.
+    /// The active agent has the sources and pushes.
     Source,
-    /// It has the destination, and pulls.
+    /// The active agent has the destination and pulls.
     Destination,
 }
 
-/// The agent that the active one is to reach.
+/// The agent that the active agent connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassiveAgent {
-    /// Its name or address, as the person wrote it.
+    /// Name or address of the agent, as the user wrote it.
     pub host: String,
-    /// Its port.
+    /// Port of the agent.
     pub port: u16,
-    /// SHA-256 of its public key: the session ends at an agent with one of these or not at all.
+    /// SHA-256 of its accepted public keys. The session is only opened with an agent that has one of them.
     pub keys: Vec<[u8; 32]>,
 }
 
-/// What a command asks the active agent for. Paths are beneath the roots of the agent that has them.
+/// Request of a command to the active agent. Paths are beneath the roots of the agent that has the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThirdParty {
-    /// Which end the agent that is asked has.
+    /// End of the copy at the agent that is asked.
     pub active: ActiveEnd,
     /// The other agent.
     pub passive: PassiveAgent,
-    /// What to copy, with wildcards.
+    /// Paths of the sources, with wildcards.
     pub sources: Vec<Vec<u8>>,
-    /// Where to.
+    /// Destination path.
     pub destination: Vec<u8>,
-    /// What to do when a file exists.
+    /// Policy for files that exist.
     pub overwrite: Overwrite,
-    /// Digests wanted beside BLAKE3.
+    /// Digests to compute in addition to BLAKE3.
     pub checks: Checks,
-    /// The digest that the one file must have.
+    /// Digest that the single file must have.
     pub expect: Option<Digest>,
-    /// Nothing is written.
+    /// True if nothing is written.
     pub dry_run: bool,
-    /// Whether the sending agent compresses.
+    /// Compression policy of the sending agent.
     pub compress: Wish,
-    /// The transport; `None`: the active agent decides.
+    /// Transport; `None`: the active agent decides.
     pub via: Option<Via>,
-    /// How many lanes; `None`: it decides.
+    /// Number of lanes; `None`: the active agent decides.
     pub lanes: Option<u32>,
     /// Congestion control of TCP lanes.
     pub congestion: Option<String>,
-    /// What is agreed about the rate of the path between the agents.
+    /// Rate contract of the path between the agents.
     pub contract: RateContract,
-    /// How long their session outlives its last lane.
+    /// Time that the agents' session outlives its last lane.
     pub linger: Duration,
-    /// Files that are left out, since an earlier session of the same copy has settled them: the first 16 bytes of the BLAKE3 of
-    /// their paths.
+    /// Files to exclude because an earlier session of the same copy has settled them: the first 16 bytes of the BLAKE3
+    /// of each path.
     pub settled: Vec<[u8; 16]>,
 }
 
@@ -179,14 +185,14 @@ fn read_congestion(r: &mut Reader<'_>) -> Result<Option<String>, Error> {
     }
 }
 
-/// Reads a count of at most `most` and so many values.
+/// Reads a count of at most `most`, then that many values.
 fn read_many<'a, T>(
     r: &mut Reader<'a>,
     most: usize,
     mut read: impl FnMut(&mut Reader<'a>) -> Result<T, Error>,
 ) -> Result<Vec<T>, Error> {
     let count = r.integer_up_to(most as u64)?;
-    // Not reserved: a count alone is no reason to.
+    // No memory is reserved: a count without data must not cost memory.
     (0..count).map(|_| read(r)).collect()
 }
 

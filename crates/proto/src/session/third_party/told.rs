@@ -1,8 +1,9 @@
-//! What the active agent tells the command, and its encoding.
+//! Reports of the active agent to the command, and their encoding.
 
 use std::time::Duration;
 
 use super::read_many;
+use crate::counters::Counters;
 use crate::error::Error;
 use crate::file::{FILE_BYTES_MAX, FileEntry, RelPath};
 use crate::limit::{LimitReport, read_time, write_time};
@@ -11,32 +12,32 @@ use crate::session::message::{read_digests, read_flag, read_text, write_digests}
 use crate::session::{ActiveFile, FileOutcome};
 use crate::wire::{Reader, Writer};
 
-/// Most lanes in a snapshot: as many as a session has.
+/// Maximum number of lanes in a snapshot: as many as a session has.
 const LANES_SHOWN_MAX: usize = LANES_MAX as usize;
 
-/// Most files under way in a snapshot. Reason: as many lines as a person follows, and some.
+/// Maximum number of files in a snapshot. Reason: more lines than a user follows.
 const FILES_SHOWN_MAX: usize = 16;
 
-/// What a decision is about.
+/// Subject of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// TCP or QUIC.
+    /// Transport: TCP or QUIC.
     Transport,
-    /// How many lanes.
+    /// Number of lanes.
     Lanes,
     /// Congestion control of a TCP lane.
     Congestion,
-    /// Whether and how blocks are compressed.
+    /// Compression of blocks and its method.
     Compression,
-    /// Which agent runs the copy.
+    /// Agent that runs the copy.
     Agent,
 }
 
 impl Subject {
-    /// All of them; codes on the wire are positions, from 1.
+    /// All subjects; the code on the wire is the position, from 1.
     const ALL: [Self; 5] = [Self::Transport, Self::Lanes, Self::Congestion, Self::Compression, Self::Agent];
 
-    /// Its name in JSON; never changed.
+    /// Returns the name in JSON. It must never change.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Transport => "transport",
@@ -47,52 +48,52 @@ impl Subject {
         }
     }
 
-    /// The subject of a name.
+    /// Returns the subject with this name.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|subject| subject.name() == name)
     }
 }
 
-/// Something that happened between the two agents.
+/// Event of the session between the two agents.
 #[derive(Debug)]
 pub enum Told {
     /// A decision, with its reason.
     Decision {
-        /// What about.
+        /// Subject of the decision.
         subject: Subject,
-        /// Why.
+        /// Reason for the decision.
         rationale: String,
     },
     /// A lane to the passive agent is up.
     LaneUp {
-        /// Its number.
+        /// Number of the lane.
         lane: u32,
-        /// Its transport.
+        /// Transport of the lane.
         via: Via,
-        /// The address of the passive agent.
+        /// Address of the passive agent.
         peer: PeerAddress,
     },
     /// A lane is down.
     LaneDown {
-        /// Its number.
+        /// Number of the lane.
         lane: u32,
-        /// Why.
+        /// Reason for the loss.
         reason: String,
-        /// It is dialled again.
+        /// True if the lane is dialled again.
         again: bool,
     },
     /// A file has its outcome.
     Settled {
-        /// Its entry.
+        /// Entry of the file.
         entry: FileEntry,
-        /// How it ended.
+        /// Outcome of the file.
         outcome: FileOutcome,
     },
-    /// A remark for the person.
+    /// A notice for the user.
     Notice(String),
-    /// Something in the sources could not be read.
+    /// A source, or a file in a source, could not be read.
     Unreadable(Error),
-    /// The passive agent was restarted; a new session goes on.
+    /// The passive agent was restarted; a new session continues the copy.
     Restarted,
 }
 
@@ -101,7 +102,7 @@ impl Told {
         match self {
             Self::Decision { subject, rationale } => {
                 w.byte(1);
-                // Of at most five.
+                // `ALL` has five entries, so the index fits.
                 w.byte(Subject::ALL.iter().position(|other| other == subject).map_or(0, |index| index as u8 + 1));
                 w.bytes(rationale.as_bytes());
             }
@@ -183,16 +184,16 @@ fn read_lane(r: &mut Reader<'_>) -> Result<u32, Error> {
     r.integer_up_to(u64::from(u32::MAX)).map(|lane| lane as u32)
 }
 
-/// An address as a value: nothing is opened with it.
+/// Address as a plain value; it opens no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress {
-    /// Of IP.
+    /// IP address.
     pub ip: IpBytes,
-    /// TCP or UDP.
+    /// TCP or UDP port.
     pub port: u16,
 }
 
-/// An address of IP, in the order of the network.
+/// IP address in network byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpBytes {
     /// IPv4.
@@ -221,95 +222,72 @@ impl PeerAddress {
     }
 }
 
-/// What a lane of the active agent says of its path; times, packets and bytes since the lane began.
+/// Path statistics of a lane of the active agent. Times, packets and bytes count from the start of the lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneFigures {
     /// Smoothed round-trip time; zero while unknown.
     pub rtt: Duration,
     /// Smallest round-trip time; zero while unknown.
     pub rtt_min: Duration,
-    /// Packets sent, and those of them that were lost.
+    /// Packets sent.
     pub packets_sent: u64,
-    /// See `packets_sent`.
+    /// Sent packets that were lost.
     pub packets_lost: u64,
-    /// Bytes on the wire that the active agent sent.
+    /// Bytes that the active agent sent on the wire.
     pub wire_bytes_sent: u64,
-    /// Bytes on the wire that it received.
+    /// Bytes that the active agent received on the wire.
     pub wire_bytes_received: u64,
 }
 
-/// Counts of a copy that runs or has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Files in the manifest so far.
-    pub files_known: u64,
-    /// Their bytes.
-    pub bytes_known: u64,
-    /// File bytes at the receiver.
-    pub bytes_done: u64,
-    /// Those of them that an earlier run had left.
-    pub bytes_held: u64,
-    /// Those of them that are of files that were up to date.
-    pub bytes_up_to_date: u64,
-    /// Bytes of holes that were told instead of carried.
-    pub bytes_holes: u64,
-    /// File bytes that lanes carried.
-    pub bytes_carried: u64,
-    /// What these became on the lanes.
-    pub bytes_encoded: u64,
-    /// Blocks that were sent again.
-    pub blocks_again: u64,
-}
-
-impl Counts {
-    fn write(&self, w: &mut Writer) {
-        let Self { files_known, bytes_known, bytes_done, bytes_held, bytes_up_to_date, .. } = *self;
-        let Self { bytes_holes, bytes_carried, bytes_encoded, blocks_again, .. } = *self;
-        for count in [files_known, bytes_known, bytes_done, bytes_held, bytes_up_to_date] {
-            w.integer(count);
-        }
-        for count in [bytes_holes, bytes_carried, bytes_encoded, blocks_again] {
-            w.integer(count);
-        }
+/// Writes [`Counters`].
+fn write_counters(counters: &Counters, w: &mut Writer) {
+    let Counters { files_known, bytes_known, bytes_done, bytes_held, bytes_up_to_date, .. } = *counters;
+    let Counters { bytes_holes, bytes_carried, bytes_encoded, blocks_again, .. } = *counters;
+    for count in [files_known, bytes_known, bytes_done, bytes_held, bytes_up_to_date] {
+        w.integer(count);
     }
-
-    fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
-        // Sums of some of them stay far from the end of an integer.
-        let mut count = || r.integer_up_to(FILE_BYTES_MAX);
-        Ok(Self {
-            files_known: count()?,
-            bytes_known: count()?,
-            bytes_done: count()?,
-            bytes_held: count()?,
-            bytes_up_to_date: count()?,
-            bytes_holes: count()?,
-            bytes_carried: count()?,
-            bytes_encoded: count()?,
-            blocks_again: count()?,
-        })
+    for count in [bytes_holes, bytes_carried, bytes_encoded, blocks_again] {
+        w.integer(count);
     }
 }
 
-/// How far a third-party copy is. It stands for itself: the loss of one costs nothing.
+/// Reads [`Counters`].
+fn read_counters(r: &mut Reader<'_>) -> Result<Counters, Error> {
+    // The limit keeps the sum of two counters far below the largest integer.
+    let mut count = || r.integer_up_to(FILE_BYTES_MAX);
+    Ok(Counters {
+        files_known: count()?,
+        bytes_known: count()?,
+        bytes_done: count()?,
+        bytes_held: count()?,
+        bytes_up_to_date: count()?,
+        bytes_holes: count()?,
+        bytes_carried: count()?,
+        bytes_encoded: count()?,
+        blocks_again: count()?,
+    })
+}
+
+/// Progress of a third-party copy. Each snapshot is complete in itself, so a lost one costs nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Its counts.
-    pub counts: Counts,
-    /// Whether the manifest is complete.
+    /// Counters of the copy.
+    pub counters: Counters,
+    /// True if the manifest is complete.
     pub manifest_complete: bool,
-    /// Lanes that the passive agent has welcomed.
+    /// Number of lanes that the passive agent has welcomed.
     pub lanes_up: u64,
-    /// Each lane, at most [`LANES_MAX`].
+    /// Statistics of each lane, at most [`LANES_MAX`].
     pub lanes: Vec<LaneFigures>,
-    /// Large files under way, the first few.
+    /// Large files in progress, the first few.
     pub files: Vec<ActiveFile>,
-    /// What limits it.
+    /// Limits of the copy.
     pub limits: LimitReport,
 }
 
 impl Snapshot {
     pub(in crate::session) fn write(&self, w: &mut Writer) {
-        self.counts.write(w);
+        write_counters(&self.counters, w);
         w.byte(u8::from(self.manifest_complete));
         w.integer(self.lanes_up);
         let lanes = &self.lanes[..self.lanes.len().min(LANES_SHOWN_MAX)];
@@ -332,7 +310,7 @@ impl Snapshot {
 
     pub(in crate::session) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
         Ok(Self {
-            counts: Counts::read(r)?,
+            counters: read_counters(r)?,
             manifest_complete: read_flag(r)?,
             lanes_up: r.integer_up_to(u64::from(u32::MAX))?,
             lanes: read_many(r, LANES_SHOWN_MAX, read_lane_figures)?,
@@ -359,24 +337,24 @@ fn read_lane_figures(r: &mut Reader<'_>) -> Result<LaneFigures, Error> {
     })
 }
 
-/// How a third-party copy came out, as the active agent counts it.
+/// Result of a third-party copy, as counted by the active agent.
 #[derive(Debug, Default)]
 pub struct Conclusion {
-    /// Files that were copied.
+    /// Number of files that were copied.
     pub done: u64,
-    /// Files that were up to date.
+    /// Number of files that were up to date.
     pub skipped: u64,
-    /// Files, directories and sources that failed.
+    /// Number of files, directories and sources that failed.
     pub failed: u64,
     /// Bytes of the files that were copied.
     pub bytes: u64,
     /// Bytes of the files that were up to date.
     pub bytes_skipped: u64,
-    /// Why the first that failed did.
+    /// Cause of the first failure.
     pub first_failure: Option<Error>,
-    /// The counts of the session, over all sessions of the copy.
-    pub counts: Counts,
-    /// What limited it.
+    /// Counters over all sessions of the copy.
+    pub counters: Counters,
+    /// Limits of the copy.
     pub limits: LimitReport,
 }
 
@@ -387,7 +365,7 @@ impl Conclusion {
         }
         w.byte(u8::from(self.first_failure.is_some()));
         self.first_failure.iter().for_each(|error| w.error(error));
-        self.counts.write(w);
+        write_counters(&self.counters, w);
         self.limits.write(w);
     }
 
@@ -395,7 +373,7 @@ impl Conclusion {
         let mut count = || r.integer_up_to(FILE_BYTES_MAX);
         let (done, skipped, failed, bytes, bytes_skipped) = (count()?, count()?, count()?, count()?, count()?);
         let first_failure = read_flag(r)?.then(|| r.error()).transpose()?;
-        let (counts, limits) = (Counts::read(r)?, LimitReport::read(r)?);
-        Ok(Self { done, skipped, failed, bytes, bytes_skipped, first_failure, counts, limits })
+        let (counters, limits) = (read_counters(r)?, LimitReport::read(r)?);
+        Ok(Self { done, skipped, failed, bytes, bytes_skipped, first_failure, counters, limits })
     }
 }

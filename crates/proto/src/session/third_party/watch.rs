@@ -1,54 +1,58 @@
-//! Either end of what a command and its active agent say to each other: the control log, and when the session is over.
+//! Either end of the exchange between a command and its active agent: the control log, and the end of the session.
+//!
+//! What it does: delivers reports in order and exactly once, and keeps the result for a command that reconnects. What
+//! it refuses to do: read a clock. Time and frames come in by `handle_*`; frames and events leave by `poll_*`.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{Conclusion, Told};
 use crate::error::Error;
+use crate::session::LaneId;
 use crate::session::log::ControlLog;
 use crate::session::message::{Frame, Message};
 use crate::session::send::{FAREWELL_TIME_MAX, lost_every_lane};
-use crate::session::{LaneId, copied};
 
-/// Which end this is.
+/// End of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchSide {
-    /// It has asked, and listens.
+    /// The command: it has sent the request and receives reports.
     Command,
-    /// It runs the copy, and tells.
+    /// The active agent: it runs the copy and sends reports.
     Agent,
 }
 
-/// What the driver must know.
+/// Event for the driver.
 #[derive(Debug)]
 pub enum WatchEvent {
-    /// Command: something happened.
+    /// Command: an event of the copy.
     Told(Told),
-    /// Command: the copy has come to its end.
+    /// Command: the copy has ended.
     Concluded(Box<Conclusion>),
-    /// The session ended early: of the copy, at the command; at the agent it is to be stopped.
+    /// The session ended early. At the command, the copy has failed; at the agent, the copy must be stopped.
     Aborted(Error),
 }
 
-/// One end. Its lanes carry no blocks.
+/// One end of the exchange. Its lanes carry no blocks.
 #[derive(Debug)]
 pub struct WatchSession {
     side: WatchSide,
     log: ControlLog,
     linger: Duration,
     events: VecDeque<WatchEvent>,
-    /// Outcomes that were not told one by one, since the log was full.
+    /// Number of outcomes that were not sent individually because the log was full.
     untold: u64,
-    /// Everything was said or heard; only acknowledgements are left.
+    /// True once the last message was queued or received; only acknowledgements are left.
     over: bool,
-    /// The outcome of the copy is among the last words: the command is to have it, also when it comes back for it.
+    /// True if the final messages contain the result of the copy. The command must receive it, even if it reconnects
+    /// later.
     awaits_command: bool,
     leaving_since: Option<Instant>,
     ended: bool,
 }
 
 impl WatchSession {
-    /// An end that outlives its last lane by `linger`.
+    /// Returns an end that outlives its last lane by `linger`.
     pub fn new(side: WatchSide, linger: Duration) -> Self {
         Self {
             side,
@@ -65,31 +69,32 @@ impl WatchSession {
 
     // Input.
 
-    /// A lane is up.
+    /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
         self.log.handle_lane_up(lane);
     }
 
-    /// A lane is dead.
+    /// Records that a lane is down.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
         self.ended = self.is_over();
         self.log.handle_lane_down(lane, now);
     }
 
-    /// A stretch of the peer's control log. Errors: the peer broke the protocol; the session is aborted.
+    /// Accepts a batch of the peer's control log. Errors: the peer violated the protocol; the session is aborted.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
         let taken = self.log.handle_frame(first, encoded);
         let taken =
             taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
-        taken.inspect_err(|error| self.abort(copied(error)))
+        taken.inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// The peer has taken our messages below `next`. Errors: it cannot have; the session is aborted.
+    /// Records that the peer has accepted our messages below `next`. Errors: such a message was never sent; the session
+    /// is aborted.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
-        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(copied(error)))
+        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// Time has passed.
+    /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.over && !self.is_over() && now >= *self.leaving_since.get_or_insert(now) + self.farewell() {
             self.ended = true;
@@ -101,13 +106,13 @@ impl WatchSession {
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
         match (message, self.side) {
-            (Message::Abort { error }, _) => self.finish_with(error.refused(true)),
+            (Message::Abort { error }, _) => self.finish_with(error.from_peer()),
             (Message::Told(told), WatchSide::Command) if !self.over => self.events.push_back(WatchEvent::Told(*told)),
             (Message::Concluded(conclusion), WatchSide::Command) if !self.over => {
                 self.over = true;
                 self.events.push_back(WatchEvent::Concluded(conclusion));
             }
-            // Behind an end of ours that it had not heard of.
+            // The agent sent these before it received our abort.
             (Message::Told(_) | Message::Concluded(_), WatchSide::Command) => {}
             _ => return Err(Error::protocol("a message from the peer that has no place in a third-party copy")),
         }
@@ -116,8 +121,8 @@ impl WatchSession {
 
     // Commands.
 
-    /// Agent: tells what happened. Nobody waits for a command that hears too little: what the log has no room for is
-    /// counted, and the counts of the conclusion are complete.
+    /// Agent: reports an event. The copy never waits for a slow command. Outcomes for which the log has no room are
+    /// only counted; the counters of the conclusion are complete.
     pub fn tell(&mut self, told: Told) {
         if self.over {
             return;
@@ -128,7 +133,7 @@ impl WatchSession {
         }
     }
 
-    /// Agent: the copy has come to its end.
+    /// Agent: ends the exchange with the result of the copy.
     pub fn conclude(&mut self, conclusion: Conclusion) {
         if std::mem::replace(&mut self.over, true) {
             return;
@@ -145,7 +150,8 @@ impl WatchSession {
         self.log.push(&Message::Concluded(Box::new(conclusion)));
     }
 
-    /// Agent: the copy has failed. Its command is to hear of it, also when it comes back later.
+    /// Agent: ends the exchange because the copy has failed. The command receives the error, even if it reconnects
+    /// later.
     pub fn fail(&mut self, error: Error) {
         if !self.over {
             self.abort(error);
@@ -153,11 +159,11 @@ impl WatchSession {
         }
     }
 
-    /// Ends the session at both ends; who is not there now does not hear of it.
+    /// Ends the session at both ends. A peer without a lane at this moment does not receive the error.
     pub fn abort(&mut self, error: Error) {
         self.awaits_command = false;
         if !self.over {
-            self.log.push(&Message::Abort { error: copied(&error) });
+            self.log.push(&Message::Abort { error: error.clone() });
             self.finish_with(error);
         }
     }
@@ -170,39 +176,40 @@ impl WatchSession {
 
     // Output.
 
-    /// The next frame for `lane`, if there is anything to say.
+    /// Returns the next frame for `lane`, if one is due.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
         self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<WatchEvent> {
         self.events.pop_front()
     }
 
-    // Questions.
+    // Getters.
 
-    /// Whether everything was said that there is to say.
+    /// Returns true once the conclusion or an abort was queued or received.
     pub fn is_concluded(&self) -> bool {
         self.over
     }
 
-    /// Whether the session is over and its last words have arrived, or no lane takes them.
+    /// Returns true if the session is over: its final messages have arrived, or no lane accepts them.
     pub fn is_over(&self) -> bool {
         let said = match self.awaits_command {
             true => self.log.is_settled(),
-            // Nobody is there to be told.
+            // Without a lane, no peer is there to receive them.
             false => self.log.is_sent() && !self.log.owes_acknowledgement() || self.log.lane_count() == 0,
         };
         self.ended || self.over && said
     }
 
-    /// How many lanes are up.
+    /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
         self.log.lane_count()
     }
 
-    /// How long the last words are held for a peer: the outcome of a copy for as long as the command may come back for it.
+    /// Returns the time for which the final messages are kept: for the result of a copy, as long as the command may
+    /// reconnect.
     fn farewell(&self) -> Duration {
         if self.awaits_command { self.linger } else { FAREWELL_TIME_MAX }
     }
@@ -231,7 +238,7 @@ mod tests {
         Told::Notice(number.to_string())
     }
 
-    /// Carries what `from` has to say on `lane` to `to`.
+    /// Moves all frames of `from` on `lane` to `to`.
     fn carry(from: &mut WatchSession, to: &mut WatchSession, lane: LaneId) {
         while let Some(frame) = from.poll_frame(lane) {
             match frame {
@@ -259,7 +266,7 @@ mod tests {
         ends.1.tell(notice(0));
         carry(&mut ends.1, &mut ends.0, LANE);
         ends.1.tell(notice(1));
-        // On its way when the lane dies, with the acknowledgement of the first.
+        // In flight when the lane goes down, and the first message is not acknowledged.
         assert!(ends.1.poll_frame(LANE).is_some());
         let now = Instant::now();
         ends.0.handle_lane_down(LANE, now);
@@ -335,7 +342,8 @@ mod tests {
         assert_eq!(heard(&mut ends.0), ["no space"]);
         carry(&mut ends.0, &mut ends.1, LaneId(1));
         assert!(ends.0.is_over() && ends.1.is_over());
-        // Not for ever, and not when the agent needs the place or has been told to forget the command.
+        // The result is not kept forever. It is dropped early if the agent needs the memory or the command's key is
+        // revoked.
         let mut forgotten = WatchSession::new(WatchSide::Agent, LINGER);
         forgotten.conclude(Conclusion::default());
         forgotten.handle_timeout(now);

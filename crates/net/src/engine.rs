@@ -1,0 +1,242 @@
+//! Front door of the crate: the copies of a process, and what they share.
+//!
+//! [`Engine::start`] checks a copy, starts it on a thread and returns a [`CopyHandle`]. The handle gives events, snapshots and the
+//! outcome, and cancels the copy. The engine dials and moves bytes; it asks nobody a question except through [`Trust`]. Each copy reads
+//! the clock itself.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use std::time::Duration;
+//! # use sterna_net::engine::{CopySpec, Engine, Next, Trust};
+//! # fn example(identity: sterna_net::identity::Identity, trust: Arc<dyn Trust>) -> Result<(), sterna_proto::Error> {
+//! let engine = Engine::new(identity, trust);
+//! let source = sterna_proto::Location::parse("passes/S1A_0412.h5".as_ref())?;
+//! let destination = sterna_proto::Location::parse("sterna://hub/in/".as_ref())?;
+//! let copy = engine.start(CopySpec::new(vec![source], destination))?;
+//! loop {
+//!     match copy.next(Duration::from_millis(500)) {
+//!         Next::Event(event) => println!("{event:?}"),
+//!         Next::Nothing => println!("{:?}", copy.snapshot().map(|now| now.session.counters)),
+//!         Next::Ended => break,
+//!     }
+//! }
+//! println!("{} files", copy.wait().map_err(|failure| failure.error)?.done);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use sterna_proto::Error;
+use sterna_proto::location::RemoteLocation;
+
+pub use crate::client::{
+    CopyEvent, CopyProgress, CopySpec, CopySummary, MEMORY_DEFAULT, PathOptions, PathPlan, ReplicaSummary,
+    UnreachedPath, ViaChoice,
+};
+
+use crate::client::{self, CopyObserver, Initiator};
+use crate::identity::{Fingerprint, Identity};
+use crate::session::lock;
+
+/// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files settles some
+/// thousand files in that time and waits for the rest.
+const EVENTS_MAX: usize = 1024;
+
+/// Decides which agents a process connects to. Called from threads of copies; may block, for example to ask a person.
+pub trait Trust: Send + Sync {
+    /// Returns normally if the agent at `remote` may have the key `peer`. `is_cancelled` tells that the copy no longer waits for the
+    /// answer. Errors: the agent is not trusted, with the reason for the user.
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error>;
+
+    /// Returns the keys that the agent at `remote` may have, as far as they are known without asking. `beside` is the key of the other
+    /// agent of the copy. Errors: the list of known agents cannot be read.
+    fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error>;
+}
+
+/// Copies of a process, and what they share: its key, its trust in agents, its path cache. Clones share all of it.
+#[derive(Clone)]
+pub struct Engine {
+    initiator: Initiator,
+    trust: Arc<dyn Trust>,
+}
+
+impl Engine {
+    /// Creates an engine that remembers nothing about paths.
+    pub fn new(identity: Identity, trust: Arc<dyn Trust>) -> Self {
+        Self { initiator: Initiator { identity, on_behalf_of: None, path_cache: None }, trust }
+    }
+
+    /// Sets the directory of the path cache: rates and transports of earlier copies, by path.
+    #[must_use]
+    pub fn with_path_cache(mut self, directory: PathBuf) -> Self {
+        self.initiator.path_cache = Some(directory);
+        self
+    }
+
+    /// Checks a copy and returns its kind. Dials nothing.
+    ///
+    /// Errors: `Usage`; a source on this host that does not exist, when it is followed or taken away.
+    pub fn plan(&self, spec: &CopySpec) -> Result<CopyKind, Error> {
+        client::plan(spec).map(|copy| copy.kind())
+    }
+
+    /// Starts a copy on a thread of its own (`copy`).
+    ///
+    /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of [`CopyHandle::wait`].
+    pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
+        let planned = client::plan(&spec)?;
+        let (events, received) = sync_channel(EVENTS_MAX);
+        let running = Arc::new(Running {
+            events,
+            progress: Mutex::default(),
+            cut_short: Mutex::default(),
+            is_cancelled: AtomicBool::new(false),
+            trust: Arc::clone(&self.trust),
+        });
+        let (initiator, observed) = (self.initiator.clone(), Arc::clone(&running));
+        let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || {
+            let ending = Ending(Arc::clone(&observed));
+            let outcome = client::run(planned, &spec, &initiator, &(observed as Arc<dyn CopyObserver>));
+            drop(ending);
+            outcome
+        });
+        let thread = thread.map_err(|e| crate::internal("start the thread of a copy").caused_by(e))?;
+        Ok(CopyHandle { running, events: received, is_over: Cell::new(false), thread })
+    }
+}
+
+/// Kind of a copy, by its ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyKind {
+    /// Between this host, or web servers, and one agent.
+    Agent,
+    /// From web servers to this host.
+    Direct,
+    /// From one agent to another; no file data passes this host.
+    ThirdParty,
+    /// From several replicas of one file to this host.
+    Replicas,
+}
+
+/// A copy that ended with an error.
+#[derive(Debug)]
+pub struct CopyFailure {
+    /// Reason.
+    pub error: Error,
+    /// Files that were copied before it; `None` when the copy did not start.
+    pub summary: Option<Box<CopySummary>>,
+}
+
+/// Next event of a copy.
+#[derive(Debug)]
+pub enum Next {
+    /// An event.
+    Event(CopyEvent),
+    /// No event in the given time.
+    Nothing,
+    /// The copy has ended: [`CopyHandle::wait`] returns at once.
+    Ended,
+}
+
+/// A copy that runs, or has ended. Dropped, it lets the copy run on without a reader of its events.
+///
+/// The copy waits for a reader that is [`EVENTS_MAX`] events behind: call [`CopyHandle::next`] until it returns [`Next::Ended`], or
+/// [`CopyHandle::wait`], which discards events.
+pub struct CopyHandle {
+    running: Arc<Running>,
+    events: Receiver<Option<CopyEvent>>,
+    /// The last event was read.
+    is_over: Cell<bool>,
+    thread: JoinHandle<Result<CopySummary, Error>>,
+}
+
+impl CopyHandle {
+    /// Returns the next event, in order, or waits for one for `time`.
+    pub fn next(&self, time: Duration) -> Next {
+        if self.is_over.get() {
+            return Next::Ended;
+        }
+        match self.events.recv_timeout(time) {
+            Ok(Some(event)) => Next::Event(event),
+            Err(RecvTimeoutError::Timeout) => Next::Nothing,
+            Ok(None) | Err(RecvTimeoutError::Disconnected) => {
+                self.is_over.set(true);
+                Next::Ended
+            }
+        }
+    }
+
+    /// Returns the latest progress; `None` before the first session begins. The copy updates it about 20 times a second.
+    pub fn snapshot(&self) -> Option<CopyProgress> {
+        lock(&self.running.progress).clone()
+    }
+
+    /// Stops the copy. What has arrived stays in the journal of the receiver, and the same copy resumes from it.
+    pub fn cancel(&self) {
+        self.running.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the end of the copy and discards the events that were not read.
+    ///
+    /// Errors: nothing was copied (no agent, not trusted), the copy was cancelled, or the session ended early. Files that failed by
+    /// themselves are in the summary.
+    pub fn wait(self) -> Result<CopySummary, CopyFailure> {
+        while !matches!(self.next(Duration::MAX), Next::Ended) {}
+        let outcome = self.thread.join().unwrap_or_else(|_| Err(crate::internal("the thread of a copy panicked")));
+        outcome.map_err(|error| CopyFailure { error, summary: lock(&self.running.cut_short).take().map(Box::new) })
+    }
+}
+
+/// What a copy and its handle share.
+struct Running {
+    /// `None` is the last one.
+    events: SyncSender<Option<CopyEvent>>,
+    progress: Mutex<Option<CopyProgress>>,
+    cut_short: Mutex<Option<CopySummary>>,
+    is_cancelled: AtomicBool,
+    trust: Arc<dyn Trust>,
+}
+
+/// Sends the end of the events, also when the thread of the copy panics.
+struct Ending(Arc<Running>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Nobody reads them any more.
+        let _ = self.0.events.send(None);
+    }
+}
+
+impl CopyObserver for Running {
+    fn event(&self, event: CopyEvent) {
+        // Nobody reads them any more.
+        let _ = self.events.send(Some(event));
+    }
+
+    fn progress(&self, progress: &CopyProgress) {
+        *lock(&self.progress) = Some(progress.clone());
+    }
+
+    fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
+        self.trust.check(remote, peer, &|| self.stopped())
+    }
+
+    fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        self.trust.expected_keys(remote, beside)
+    }
+
+    fn cut_short(&self, summary: CopySummary) {
+        *lock(&self.cut_short) = Some(summary);
+    }
+
+    fn stopped(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+}
