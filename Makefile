@@ -1,10 +1,10 @@
-# make demo    the main job, shown: real files over an emulated 660 ms path
-# make test    all that CI runs: format, lints, licences, fuzz smoke, tests and the house style
-# make lint    the part of it that runs no test
+# make demo    copy real files over an emulated path with a round-trip time of 660 ms
+# make test    all checks of CI: format, lints, licences, fuzz smoke test, tests and house style
+# make lint    the checks that run no test
 # make fuzz    fuzz every parser for FUZZ_SECONDS each (default 60)
-# make bench   measure Sterna beside its peers in the lab (as root); ARGS is passed to bench/run.py
+# make bench   measure Sterna and its peers in the lab (as root); ARGS is passed to bench/run.py
 #
-# Each target sets up what it needs: scripts/setup.sh installs Debian packages as root and names them otherwise.
+# Each target sets up its requirements: scripts/setup.sh installs Debian packages as root, and lists them otherwise.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := test
 
 FUZZ_SECONDS ?= 60
-# What the tests said, kept so that the closing lines of `make test` are their results.
+# Test output, kept so that `make test` prints all results at the end.
 TEST_LOG := target/test.log
 
 demo:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Measures what --compress gains on real sensor data and costs on random data. As root: bench/compress.py --into bench/runs/DATE-HOST
+"""Measures the gain of --compress on real sensor data and its cost on random data.
 
-Each run pushes one file of one kind (bench/sensor_data.sh) over a path of its own, with `never` and with `auto` in turn, and
-compares what arrived. Raw results go to compress.jsonl, one object a line, with the decisions that were told.
+Usage, as root: bench/compress.py --into bench/runs/DATE-HOST
+
+Each run pushes one file of one kind (bench/sensor_data.sh) over a separate path, alternately with `never` and `auto`,
+and compares the received file. Raw results go to compress.jsonl, one object per line, with the reported decisions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from rows import GBIT, MBIT, Row
 from run import BUFFERS, Lab, wait_ready
 
 KINDS = ("pass.ccsds", "fields.h5", "radar.nc", "fields.grib", "pictures.jp2", "random.bin")
-# Seconds after which a run is cut off.
+# Time limit of a run, in seconds.
 LIMIT_S = 120.0
 
 
@@ -41,7 +43,7 @@ PATHS = {
 
 
 def copy_once(path: Row, source: Path, flags: list[str], work: Path) -> dict[str, object]:
-    """One run; returns its record."""
+    """Runs one copy and returns its record."""
     target, run = work / "target", work / "run"
     for folder in (target, run):
         folder.mkdir()
@@ -68,7 +70,7 @@ def copy_once(path: Row, source: Path, flags: list[str], work: Path) -> dict[str
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, required=True, help="folder of the run, beneath bench/runs")
     parser.add_argument("--data", type=Path, default=Path("/dev/shm/sterna-sensor-data"), help="where the data is made, on tmpfs")
@@ -82,7 +84,7 @@ def read_options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs what is asked for."""
+    """Runs the selected copies."""
     options = read_options()
     subprocess.run([str(ROOT / "bench/sensor_data.sh"), str(options.data), str(options.megabytes)], check=True)
     options.into.mkdir(parents=True, exist_ok=True)

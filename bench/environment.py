@@ -1,4 +1,4 @@
-"""Where a benchmark ran: host, kernel, settings and versions, so that a figure can be judged."""
+"""Environment of a benchmark: host, kernel, settings and versions, needed to judge a result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _setting(name: str) -> str:
 
 
 def read(lab: list[str], buffers: str) -> dict[str, object]:
-    """What there is to know, as an object for JSON."""
+    """Returns the environment as an object for JSON."""
     versions = {p: _output(["dpkg-query", "-W", "-f", "${Version}", p]) for p in PACKAGES}
     return {
         "kernel": platform.release(), "cpu": _first("/proc/cpuinfo", "model name"), "cpu_count": os.cpu_count(),
@@ -46,6 +46,6 @@ def read(lab: list[str], buffers: str) -> dict[str, object]:
 
 
 def write(path: Path, lab: list[str], buffers: str) -> None:
-    """Writes it, if an earlier part of the run has not."""
+    """Writes the environment, unless an earlier part of the run has written it."""
     if not path.exists():
         path.write_text(json.dumps(read(lab, buffers), indent=1) + "\n")

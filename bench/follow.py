@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Growing files and spools: memory of both ends, and how late the last byte is.
+"""Measures growing files and spools: memory of both ends, and the delay of the last byte.
 
     sterna lab run --rate 50Mbit --rtt 100ms -- bench/follow.py STERNA outrun [SECONDS [MBIT]]
     sterna lab run --rate 50Mbit --rtt 660ms -- bench/follow.py STERNA last-byte
     bench/follow.py STERNA spool
 
-STERNA is the program. Prints what it measured; ends every process that it started.
+STERNA is the program. Prints the measurements and ends every process that it started.
 """
 
 import os
@@ -21,19 +21,19 @@ ADDRESS = os.environ.get("STERNA_LAB_B", "127.0.0.1") + ":7399"
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and what it started, outermost first."""
+    """Returns the process and its descendants, outermost first."""
     children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid] + [deeper for child in children for deeper in descendants(int(child))]
 
 
 def memory_kb(pid: int) -> int:
-    """Largest resident memory so far of the innermost process, kB."""
+    """Returns the largest resident memory so far of the innermost process, kB."""
     status = pathlib.Path(f"/proc/{descendants(pid)[-1]}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status).group(1))
 
 
 class Ends:
-    """An agent and a copy that follows `source`, in a directory of their own."""
+    """An agent and a copy that follows `source`, in a separate directory."""
 
     def __init__(self, sterna: str, top: pathlib.Path) -> None:
         self.sterna, self.top = sterna, top
@@ -61,7 +61,7 @@ class Ends:
 
 
 def outrun(ends: Ends, seconds: int = 40, mbit: int = 150) -> None:
-    """A writer of `mbit` Mbit/s for so long, looked at until it is nearly as long over."""
+    """Writes `mbit` Mbit/s for `seconds`, and prints the progress until 7/4 of this time."""
     source = ends.top / "capture.dat"
     with open(source, "wb", buffering=0) as file:
         piece = os.urandom(1 << 20)
@@ -79,7 +79,7 @@ def outrun(ends: Ends, seconds: int = 40, mbit: int = 150) -> None:
 
 
 def last_byte(ends: Ends) -> None:
-    """Writes of 0.9 MB and of 100 bytes, 3 s apart, and the close."""
+    """Writes 0.9 MB and 100 bytes, 3 s apart, three times each, then closes the file."""
     source, total = ends.top / "capture.dat", 3_000_000
     file = open(source, "wb", buffering=0)
     file.write(os.urandom(total))
@@ -109,7 +109,7 @@ def tail(part: pathlib.Path, end: int) -> bytes:
 
 
 def spool(ends: Ends) -> None:
-    """Six times 8,000 files of 3 kB, deleted when they have arrived."""
+    """Writes 8,000 files of 3 kB six times. Each file is deleted after its arrival."""
     top = ends.top / "spool"
     top.mkdir()
     ends.follow(f"{top}/.", "--follow=1s", "--then", "delete")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies over long paths in the lab with nothing given: the first time, and again with what the first one has learnt about the path.
-# One JSON object a run. Usage, as root: bench/found.sh [OUTPUT.jsonl]
+# Copies over long paths in the lab without flags: first without a path record, then again with the record of the first
+# copy. Prints one JSON object per run. Usage, as root: bench/found.sh [OUTPUT.jsonl]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
@@ -13,10 +13,10 @@ while read -r row megabytes mbit flags; do
     rm -f "$work/gs/paths"
     for run in first again; do
         began=$(processors)
-        # shellcheck disable=SC2086 # flags are words
+        # shellcheck disable=SC2086 # split the flags into words
         "$sterna" lab up --name "$name" --buffers 64MB $flags >/dev/null 2>&1
         agent_at_b
-        # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
+        # shellcheck disable=SC2016 # the shell inside the lab expands the variable
         summary=$("$sterna" lab exec --name "$name" a -- sh -c \
             '"$1" copy --json --compress never --state "$2" --trust "$3" "$4" "sterna://$STERNA_LAB_B/" | tail -n 1' \
             sh "$sterna" "$work/gs" "$fingerprint" "$work/file")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What the lab's router itself costs: TCP at the rate of the path for ten seconds, and the CPU seconds of the router meanwhile; one
-# core carries the path while that is below ten. Usage, as root: bench/lab.sh [OUTPUT.jsonl]
+# Measures the cost of the lab's router: TCP at the rate of the path for ten seconds, and the router's CPU seconds in
+# this time. One core is sufficient for the path while the result is below ten. Usage, as root: bench/lab.sh
+# [OUTPUT.jsonl]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
@@ -11,7 +12,7 @@ cargo build --release --locked -p sterna
 cleanup() { "$sterna" lab down --name "$name" >/dev/null 2>&1 || true; }
 trap cleanup EXIT
 
-# CPU seconds of a process until now.
+# Prints the CPU seconds of a process so far.
 cpu_seconds() { awk -v ticks="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print ($12 + $13) / ticks }' "/proc/$1/stat"; }
 
 # RATE MTU
@@ -23,7 +24,7 @@ for run in "1Gbit 1500" "2.5Gbit 9000"; do
         "$sterna" lab exec --name "$name" b -- iperf3 --server --one-off >/dev/null &
         sleep 0.5
         before=$(cpu_seconds "$router")
-        # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
+        # shellcheck disable=SC2016 # the shell inside the lab expands the variable
         received=$("$sterna" lab exec --name "$name" a -- sh -c 'iperf3 --client $STERNA_LAB_B --time 10 --omit 2 --parallel 4 --json' |
             python3 -c 'import json, sys; print(json.load(sys.stdin)["end"]["sum_received"]["bits_per_second"] / 1e6)')
         after=$(cpu_seconds "$router")

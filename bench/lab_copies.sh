@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# What scripts that copy over paths of the lab share, to be sourced by them at the top of the repository, as root. Builds sterna, and sets
-# `sterna`, `name` (of the lab that is taken down at the end), `work` (a directory in memory that goes at the end) and `fingerprint` (of the
-# agents that `agent_at_b` starts).
+# Common part of the scripts that copy over paths of the lab. These scripts source this file as root, at the top of the
+# repository. It builds sterna and sets these variables:
+#   sterna       the program
+#   name         name of the lab, which is taken down at the end
+#   work         directory in memory, removed at the end
+#   fingerprint  fingerprint of the agents that `agent_at_b` starts
 sterna=$PWD/target/release/sterna
 name=$(basename "$0" .sh)-$$
 work=$(mktemp -d "/dev/shm/$name.XXXX")
@@ -14,10 +17,10 @@ cleanup() {
 trap cleanup EXIT
 fingerprint=$("$sterna" id --state "$work/hub")
 
-# Processor time that the host of this machine took for others, and all.
+# Prints two counters: processor time that the hypervisor took from this machine (steal), and total processor time.
 processors() { awk '/^cpu /{print $9, $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9}' /proc/stat; }
 
-# An agent that takes files into $work/in, until the lab is down.
+# Starts an agent that receives files into $work/in until the lab goes down.
 agent_at_b() {
     mkdir -p "$work/in"
     "$sterna" lab exec --name "$name" b -- "$sterna" agent --root "$work/in" --authorize-any --state "$work/hub" >/dev/null 2>&1 &

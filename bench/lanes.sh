@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What lanes cost by themselves, memory to memory, over a path of the kernel's own (two namespaces, veth, MTU 1500 and
-# 9000): CPU seconds per GB of each end. Usage, as root: bench/lanes.sh [OUTPUT.jsonl]
+# Measures the cost of lanes alone, memory to memory, in CPU seconds per GB of each end. The path is the kernel's: two
+# namespaces, veth, MTU 1500 and 9000. Usage, as root: bench/lanes.sh [OUTPUT.jsonl]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-/dev/stdout}
@@ -23,7 +23,7 @@ ip -n "$far" link set v0 up
 cargo build --release --locked -p sterna-net --bench lanes
 lanes=$(cargo build --release --locked -p sterna-net --bench lanes --message-format json 2>/dev/null |
     sed -n 's/.*"name":"lanes".*"executable":"\([^"]*\)".*/\1/p')
-# VIA LANES RATE_MBIT SIZE_MB; a rate of 0 is none.
+# VIA LANES RATE_MBIT SIZE_MB; a rate of 0 means no rate.
 for mtu in 1500 9000; do
     ip -n "$near" link set v0 mtu $mtu
     ip -n "$far" link set v0 mtu $mtu

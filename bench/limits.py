@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Imposes limits with random parameters in the lab; checks the first name that sterna gives and the facts beside it. As root.
+"""Imposes limits with random parameters in the lab. Checks the limit that sterna names first and its facts. As root.
 
-Usage: bench/limits.py [--draws N] [--seed SEED] [--only NAME,...] [--output FILE.jsonl] [--binary PATH] [--log DIR] [--record DIR]
+Usage: bench/limits.py [--draws N] [--seed SEED] [--only NAME,...] [--output FILE.jsonl] [--binary PATH] [--log DIR]
+                       [--record DIR]
 
-Each run draws rate, RTT, loss, bucket, buffers, queue and file size of each case from the ranges stated with it. The seed is fresh and
-printed; `--seed` draws the same again. A stated fact is right within 10 % of what was imposed, or when that lies in its stated range.
-One JSON line a run, and a table on stderr at the end. `--record` keeps what the account was given, with what was imposed at its head:
-the form of crates/proto/tests/limit_traces. Only pushes are recorded, since the account is at the sending end.
+Each run draws rate, RTT, loss, bucket, buffers, queue and file size of each case from the ranges given in the case. The
+seed is random and printed; `--seed` repeats a draw. A stated fact is right if it is within 10 % of the imposed value,
+or if its stated range contains this value. Prints one JSON line per run, and a table on stderr at the end.
+
+`--record` keeps the input of the limit account, with the imposed values at its head, in the format of
+crates/proto/tests/limit_traces. Only pushes are recorded, because the account is at the sending end.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ class Case:
     lab: list[str]
     copy: list[str]
     size: int
-    facts: dict[str, float] = field(default_factory=dict)  # imposed, by the names of `facts` in --json
+    facts: dict[str, float] = field(default_factory=dict)  # imposed values, by the names of `facts` in --json
     pull: bool = False
-    slow: str = ""  # "source" or "destination": on a throttled disk
-    throttle: int = 0  # of that disk, bytes/s
-    quota: str = ""  # "client" or "agent": held to a part of a processor, in percent
+    slow: str = ""  # "source" or "destination": the end with a throttled disk
+    throttle: int = 0  # rate of the throttled disk, bytes/s
+    quota: str = ""  # "client" or "agent": the end with a CPU quota, `percent` of one processor
     percent: int = 100
     sysctl: list[str] = field(default_factory=list)
 
@@ -50,17 +53,18 @@ TCP8 = ["--via", "tcp", "--lanes", "8", "--congestion", "cubic"]
 BBR = ["--via", "tcp", "--lanes", "1", "--congestion", "bbr"]
 QUIC = ["--via", "quic"]
 
-# Payload per byte of an IP packet in lanes of full segments at MTU 1500: TCP with timestamps.
+# Payload per byte of an IP packet in a lane of full segments at MTU 1500: TCP with timestamps.
 TCP_PAYLOAD = 1448 / 1500
-# A file is as large as the copy should carry in this time, s. Reason: long enough for some sawteeth, short enough for many runs.
+# Time that the copy should take, s; determines the file size. Reason: long enough for some sawteeth of the congestion
+# window, short enough for many runs.
 SECONDS = 6
 
-# Losses of each lane, at least, in the cases of loss.
+# Smallest number of losses on each lane in the loss cases.
 LOSSES_OF_LANE = 12
 
 
 def between(draw: random.Random, least: float, most: float) -> float:
-    """Drawn so that each factor is as likely as any other."""
+    """Draws a value from a log-uniform distribution."""
     return math.exp(draw.uniform(math.log(least), math.log(most)))
 
 
@@ -69,7 +73,7 @@ def link(mbit: float, rtt_ms: float, *more: str) -> list[str]:
 
 
 def size_of(mbit: float, seconds: float = SECONDS) -> int:
-    """Bytes of a file that takes so long."""
+    """Returns the size of a file that takes `seconds`, bytes."""
     return int(min(max(mbit * 1e6 / 8 * seconds, 2e6), 160e6))
 
 
@@ -94,7 +98,7 @@ def send_buffer(draw: random.Random, copy: list[str], pull: bool = False) -> Cas
 
 
 def memory(draw: random.Random, expect: str, pull: bool) -> Case:
-    """Memory of QUIC lanes is --memory of the command: of its windows in a pull, of what it has in flight in a push."""
+    """Limits the memory of QUIC lanes by --memory: the windows in a pull, the bytes in flight in a push."""
     megabytes, rtt = round(between(draw, 5, 9)), round(between(draw, 300, 600))
     given = [*QUIC, "--rate", "800Mbit", "--memory", f"{megabytes}MB"]
     return Case(expect, link(1000, rtt), given, size_of(megabytes * 4e3 / rtt, 8), {}, pull)
@@ -102,11 +106,11 @@ def memory(draw: random.Random, expect: str, pull: bool) -> Case:
 
 def loss(draw: random.Random, copy: list[str], pull: bool = False) -> Case:
     share, rtt = between(draw, 0.001, 0.015), round(between(draw, 10, 60))
-    # What a lane of cubic carries (RFC 9438, with the floor that reno gives), Mbit/s.
+    # Rate of a cubic lane (RFC 9438, at least the rate of reno), Mbit/s.
     carries = max(1.054 / share**0.75 * (rtt / 1e3) ** 0.75, 1.22 / share**0.5) * 1448 * 8 / rtt / 1e3 * lanes_of(copy)
-    # Fast enough that slow start meets a loss before its queue.
+    # Fast enough that slow start meets a loss before a full queue.
     path = link(max(carries * 8, 200), rtt, "--loss", f"{share * 100:.3f}%", "--reverse-loss", "0")
-    # Long enough that each lane has losses by which they can be told.
+    # Long enough that each lane has enough losses to detect the limit.
     size = max(size_of(carries), int(LOSSES_OF_LANE * 1448 / share) * lanes_of(copy))
     return Case("loss", path, copy, size, {"loss": share}, pull)
 
@@ -119,7 +123,7 @@ def policer(draw: random.Random, copy: list[str]) -> Case:
 
 
 def full(draw: random.Random, copy: list[str], lossy: bool = False, given: bool = False) -> Case:
-    """Its queue is of 12 ms at least: one below 5 ms looks like a policer, which docs/tuning.md says."""
+    """A full path. The queue has at least 12 ms: a queue below 5 ms looks like a policer (docs/tuning.md)."""
     mbit, rtt, queue = round(between(draw, 20, 250)), round(between(draw, 24, 120)), between(draw, 0.5, 2)
     more = ["--loss", f"{between(draw, 0.001, 0.01) * 100:.3f}%", "--reverse-loss", "0"] if lossy else []
     copy = [*copy, "--rate", f"{mbit * 2}Mbit"] if given else copy
@@ -129,27 +133,27 @@ def full(draw: random.Random, copy: list[str], lossy: bool = False, given: bool 
 
 
 def overshoot(draw: random.Random) -> Case:
-    """A fast path with a queue that slow start runs over once: a few losses, and full from then on."""
+    """A fast path with a queue that slow start overflows once: a few losses, then a full path."""
     mbit, rtt = round(between(draw, 150, 500)), round(between(draw, 20, 80))
     path = link(mbit, rtt, "--queue", f"{between(draw, 0.8, 1.5):.2f}bdp")
     return Case("congestion_window", path, TCP1, size_of(mbit, 4), {"rate_bps": mbit * 1e6 * TCP_PAYLOAD})
 
 
 def thin_return(draw: random.Random, least: float, most: float) -> tuple[int, list[str]]:
-    """The rate of a path whose return direction has a part of it; the path."""
+    """Returns the rate of a path whose return direction has only a fraction of this rate, and the flags of the path."""
     mbit, rtt, queue = round(between(draw, 200, 400)), round(between(draw, 20, 60)), round(between(draw, 40, 120))
     kbit = round(between(draw, least, most) * mbit * 1e3)
     return mbit, link(mbit, rtt, "--reverse-rate", f"{kbit}kbit", "--queue", f"{queue}ms")
 
 
 def ack_path(draw: random.Random) -> Case:
-    """TCP acknowledges every second packet in 52 bytes, 1.7 % of the rate; what does not fit is thinned."""
+    """TCP acknowledges every second packet with 52 bytes, 1.7 % of the rate. ACKs that do not fit are thinned."""
     mbit, path = thin_return(draw, 0.0008, 0.0035)
     return Case("ack_path", path, TCP1, size_of(mbit))
 
 
 def carried_return(draw: random.Random) -> Case:
-    """QUIC lanes acknowledge every fiftieth packet, 0.1 % of the rate: a return direction that is full for TCP carries them."""
+    """QUIC lanes acknowledge every 50th packet, 0.1 % of the rate. This fits a return direction too slow for TCP."""
     mbit, path = thin_return(draw, 0.0015, 0.005)
     return Case("congestion_window", path, QUIC, size_of(mbit, 5), {"rate_bps": mbit * 1e6})
 
@@ -168,7 +172,7 @@ def disk(draw: random.Random, end: str, copy: list[str], pull: bool = False) -> 
 
 
 def processor(draw: random.Random, end: str, copy: list[str]) -> Case:
-    """A quota that carries a tenth to a half of the link: TCP costs a third of the processor time of QUIC for a byte."""
+    """A CPU quota that carries a tenth to a half of the link. TCP needs a third of the CPU time of QUIC per byte."""
     cost = 1 if copy == QUIC else 0.3
     quota, percent = ("client", between(draw, 5, 15)) if end == "sender" else ("agent", between(draw, 5, 12))
     given = [*copy, "--rate", "800Mbit"] if copy == QUIC else copy
@@ -177,7 +181,7 @@ def processor(draw: random.Random, end: str, copy: list[str]) -> Case:
 
 
 def silence(draw: random.Random, copy: list[str]) -> Case:
-    """A path that is away for longer than the file takes."""
+    """A path with an outage that is longer than the copy of the file."""
     mbit, away = round(between(draw, 20, 60)), round(between(draw, 8, 12))
     path = link(mbit, round(between(draw, 20, 150)), "--outage", f"2s+{away}s")
     return Case("silence", path, [*copy, "--rate", f"{mbit}Mbit"], size_of(mbit, 4))
@@ -239,11 +243,11 @@ CASES = {
 
 
 def drawn(name: str, seed: int, number: int) -> Case:
-    """The case of this name in draw `number`: the same whichever others run."""
+    """Returns the case of this name in draw `number`. The result does not depend on the other cases."""
     return CASES[name](random.Random(f"{seed}/{number}/{name}"))
 
 
-# Facts that a remedy states for the first name: only those that were said are judged.
+# Facts that the remedy of each limit states. Only stated facts are judged.
 STATED = {
     "receive_window": ["receive_buffer_max_bytes", "rtt_s"],
     "send_buffer": ["send_buffer_max_bytes", "rtt_s"],
@@ -258,7 +262,7 @@ STATED = {
 
 
 def judged(case: Case, limits: dict) -> dict[str, dict]:
-    """Each stated fact beside what was imposed. A growing window states no rate."""
+    """Compares each stated fact with the imposed value. A congestion window that still grows states no rate."""
     first, facts = limits["first"], limits["facts"]
     if first == "congestion_window" and facts["is_growing"] or first != case.expect:
         return {}
@@ -275,7 +279,7 @@ def judged(case: Case, limits: dict) -> dict[str, dict]:
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson, 1927)."""
+    """Returns the 95 % confidence interval of a share (Wilson, 1927)."""
     if count == 0:
         return 0.0, 1.0
     z, share = 1.96, right / count
@@ -293,7 +297,7 @@ def run(*command: str) -> str:
 
 @contextlib.contextmanager
 def slow_disk(throttle: int):
-    """A file system on a loop device that the block layer throttles, both ways (cgroup v1, at its root)."""
+    """A file system on a loop device, throttled by the block layer in both directions (cgroup v1, at its root)."""
     with tempfile.TemporaryDirectory(prefix="sterna-limits-", dir="/var/tmp") as directory:
         image, place = Path(directory) / "image", Path(directory) / "disk"
         place.mkdir()
@@ -316,11 +320,11 @@ def slow_disk(throttle: int):
 
 @contextlib.contextmanager
 def cpu_quota(percent: int):
-    """A control group that gets a part of one processor."""
+    """A control group with a fraction of one processor."""
     group = CPU / f"sterna-limits-{os.getpid()}"
     group.mkdir()
     try:
-        # The kernel grants a quota of at least 1 ms in a period.
+        # The kernel requires a quota of at least 1 ms per period.
         period_us = max(20_000, -(-100_000 // percent))
         (group / "cpu.cfs_period_us").write_text(str(period_us))
         (group / "cpu.cfs_quota_us").write_text(str(period_us * percent // 100))
@@ -334,7 +338,7 @@ def cpu_quota(percent: int):
 
 
 def possible(case: Case) -> bool:
-    """Whether this host can impose it."""
+    """Returns true if this host can impose the limit."""
     has_disk = (BLKIO / "blkio.throttle.read_bps_device").exists() and Path("/dev/loop-control").exists()
     has_quota = (CPU / "cgroup.procs").exists()
     return (has_disk or not case.slow) and (has_quota or not case.quota)
@@ -354,7 +358,7 @@ def payload(path: Path, size: int) -> None:
 
 
 def recorded(case: Case, name: str, path: Path, kept: Path) -> None:
-    """Puts what was imposed before the recording."""
+    """Writes the recording with the imposed values at its head."""
     lines = [f"# {name}: lab {' '.join(case.lab + case.sysctl)}; copy {' '.join(case.copy)}, {case.size} bytes", f"# first {case.expect}"]
     lines += [f"# fact {fact} {value:.6g}" for fact, value in case.facts.items()]
     kept.write_text("\n".join(lines) + "\n" + path.read_text())
@@ -412,7 +416,7 @@ def measure(name: str, case: Case, seed: int, arguments: argparse.Namespace, bin
 
 
 def slow_payload(place: Path, size: int) -> None:
-    """Written past the throttle is not possible: it takes its time, and then leaves the page cache."""
+    """Writes the file at the rate of the throttled disk, then removes it from the page cache."""
     payload(place / "data", size)
     run("sync", "-f", str(place / "data"))
     with open(place / "data", "rb") as file:
@@ -457,7 +461,7 @@ def main() -> int:
         names.remove(name)
     for directory in filter(None, (arguments.log, arguments.record)):
         directory.mkdir(parents=True, exist_ok=True)
-    # A copy of the binary: the one in target/ may be built anew meanwhile.
+    # Uses a copy of the binary, because target/ may be rebuilt during the runs.
     with tempfile.TemporaryDirectory(prefix="sterna-limits-bin-") as directory:
         binary = Path(shutil.copy2(arguments.binary, directory))
         rows = []

@@ -1,4 +1,4 @@
-"""Runs one program and measures it: time, CPU seconds, peak memory; cuts it off at a limit."""
+"""Runs a program and measures time, CPU seconds and peak memory. Stops the program at a time limit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Memory is sampled this often at first, and then with twice the time in between up to the other; VmHWM is a high-water mark, so that only
-# what grows in the last interval is missed. Reason: a look at all processes takes milliseconds, and what is measured needs all cores.
+# Interval between memory samples: starts at the first value and doubles up to the second. VmHWM is a high-water mark,
+# so only growth in the last interval is missed. Reason: reading all processes takes milliseconds, and the measured
+# programs need all cores.
 SAMPLE_S, SAMPLE_MAX_S = 0.1, 2.0
-# What a program gets to end by itself after SIGTERM.
+# Time for a program to end after SIGTERM.
 GRACE_S = 3.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class HostShare:
-    """How much of this machine's processors the host that it runs on took for others, since the start."""
+    """Share of this machine's processor time that its host took for others (steal time), since the start."""
 
     def __init__(self) -> None:
         self._start = self._ticks()
@@ -31,14 +32,14 @@ class HostShare:
         return ticks[7], sum(ticks)
 
     def stolen(self) -> float:
-        """A share of all processor time: 0 on a machine of one's own."""
+        """Returns the share of all processor time: 0 on a machine without other guests."""
         (stolen, total), (stolen_before, total_before) = self._ticks(), self._start
         return round((stolen - stolen_before) / max(total - total_before, 1), 4)
 
 
 @dataclass
 class Usage:
-    """What a program and its children took."""
+    """Resources used by a program and its children."""
 
     seconds: float
     cpu_s: float
@@ -47,7 +48,7 @@ class Usage:
 
 
 class Program:
-    """A program that runs in a session of its own, so that all its children are found and ended."""
+    """A program in a separate session, so that all its children are found and ended."""
 
     def __init__(self, argv: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.log = log
@@ -64,19 +65,19 @@ class Program:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def text(self) -> str:
-        """What it has printed so far, stderr included."""
+        """Returns the output so far, stderr included."""
         return self.log.read_text(errors="replace")
 
     def has_ended(self) -> bool:
-        """Whether it has ended."""
+        """Returns true if the program has ended."""
         return self._ended.is_set()
 
     def wait(self, limit_s: float) -> bool:
-        """Waits until it ends; False when it still runs after `limit_s`."""
+        """Waits until the program ends. Returns False if it still runs after `limit_s`."""
         return self._ended.wait(limit_s)
 
     def stop(self) -> Usage:
-        """Ends it and all of its session if it still runs, and says what it took."""
+        """Ends the program and its session if they still run, and returns the resources used."""
         self._sample()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not self._ended.is_set():
@@ -85,11 +86,11 @@ class Program:
         self._signal(signal.SIGKILL)
         self._out.close()
         end, cpu_s, exit_code = self._end
-        # A killed parent has not reaped its children: then what was seen of them counts.
+        # A killed parent has not waited for its children. Then the sampled values of the children count.
         return Usage(end - self.started, max(cpu_s, sum(self._cpu_seen.values())), sum(self._peaks.values()), exit_code)
 
     def listens_on(self, port: int) -> bool:
-        """Whether something in its network namespace listens on `port`, TCP or UDP; no packet is sent to find out."""
+        """Returns true if a socket in the program's network namespace listens on TCP or UDP `port`. Sends no packet."""
         wanted = f":{port:04X}"
         for name, listening in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
             try:
@@ -122,11 +123,11 @@ class Program:
                 continue
             for line in status.splitlines():
                 if line.startswith("VmHWM:"):
-                    # In kB, which here are 1024 bytes.
+                    # In kB, here units of 1024 bytes.
                     self._peaks[pid] = max(int(line.split()[1]) * 1024, self._peaks.get(pid, 0))
 
     def _session(self) -> list[tuple[int, float]]:
-        """The processes of its session with their own CPU seconds."""
+        """Returns the processes of the session with the CPU seconds of each."""
         members = []
         for entry in os.listdir("/proc"):
             if not entry.isdigit():
@@ -135,7 +136,7 @@ class Program:
                 stat = Path(f"/proc/{entry}/stat").read_text()
             except OSError:
                 continue
-            # The name may hold blanks and brackets: the fields start after its last bracket (proc(5)).
+            # The name may contain spaces and parentheses. The fields start after the last parenthesis (proc(5)).
             fields = stat[stat.rindex(")") + 2:].split()
             if int(fields[3]) == self.pid:
                 members.append((int(entry), (int(fields[11]) + int(fields[12])) / CLOCK_TICKS))
@@ -150,7 +151,7 @@ class Program:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Bytes that are really there beneath `folder`: holes of files written out of order do not count."""
+    """Returns the bytes stored beneath `folder`, without the holes of files that are written out of order."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

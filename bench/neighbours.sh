@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Copies with nothing given beside flows of the kernel's cubic that were there first, for half a minute, over 50 Mbit/s in the lab. One JSON
-# object a run: `part` is what the copy had of an equal part, `kept` what the flows together kept of theirs while it ran.
+# Copies without flags over 50 Mbit/s in the lab beside cubic flows that start half a minute earlier. Prints one JSON
+# object per run. `part` is the goodput of the copy relative to an equal share. `kept` is the same for all other flows
+# together, while the copy runs.
 # Usage, as root: bench/neighbours.sh [OUTPUT.jsonl]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,21 +17,21 @@ while read -r flows rtt megabytes flags; do
     "$sterna" lab up --name "$name" --buffers 64MB --cc cubic --rate "${mbit}Mbit" --rtt "$rtt" >/dev/null 2>&1
     "$sterna" lab exec --name "$name" b -- iperf3 --server --one-off >/dev/null 2>&1 &
     agent_at_b
-    # shellcheck disable=SC2016 # the lab's variable, in the shell that it starts
+    # shellcheck disable=SC2016 # the shell inside the lab expands the variable
     "$sterna" lab exec --name "$name" a -- sh -c \
         'exec iperf3 --client "$STERNA_LAB_B" --congestion cubic --parallel "$1" --time 1200 --interval 1 --json' sh "$flows" >"$work/flows" &
     neighbours=$!
     began=$(date +%s.%N)
     sleep 30
     start=$(date +%s.%N)
-    # shellcheck disable=SC2016,SC2086 # the lab's variable; flags are words
+    # shellcheck disable=SC2016,SC2086 # the shell inside the lab expands the variable; split the flags into words
     summary=$("$sterna" lab exec --name "$name" a -- sh -c \
         'binary=$1 state=$2 trust=$3 file=$4; shift 4
         "$binary" copy --json --compress never --state "$state" --trust "$trust" "$@" "$file" "sterna://$STERNA_LAB_B/" | tail -n 1' \
         sh "$sterna" "$work/gs" "$fingerprint" "$work/file" $flags)
     end=$(date +%s.%N)
     cmp "$work/file" "$work/in/file"
-    # Asked to stop, iperf3 writes what it has measured; its end is then a failure.
+    # On SIGTERM iperf3 prints its measurements and returns an error code.
     kill -TERM "$neighbours" || true
     wait "$neighbours" || true
     "$sterna" lab down --name "$name" >/dev/null 2>&1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Copies over two paths in the lab with nothing given, of 50 Mbit/s at 100 ms and 30 Mbit/s at 60 ms: together, and with one of them cut for
-# 10 s in the middle. One JSON object a run: `share` is of what both could have carried in that time, the cut taken off.
+# Copies without a given rate over two paths in the lab, 50 Mbit/s at 100 ms and 30 Mbit/s at 60 ms. The first row uses
+# both paths throughout. In the others one path has an outage of 10 s during the copy. Prints one JSON object per run.
+# `share` is relative to the capacity of both paths in this time, without the capacity lost to the outage.
 # Usage, as root: bench/paths.sh [OUTPUT.jsonl]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,17 +10,17 @@ output=${1:-/dev/stdout}
 . bench/lab_copies.sh
 head -c 200MB /dev/urandom >"$work/file"
 
-# NAME MBIT-LOST-TO-THE-CUT FIRST-OUTAGE SECOND-OUTAGE
+# NAME MBIT-LOST-TO-THE-OUTAGE FIRST-OUTAGE SECOND-OUTAGE
 while read -r row lost first second; do
     first=${first#none} second=${second#none}
     for run in 1 2 3; do
         rm -f "$work/gs/paths"
         began=$(processors)
-        # shellcheck disable=SC2086 # flags are words
+        # shellcheck disable=SC2086 # split the flags into words
         "$sterna" lab up --name "$name" --buffers 64MB --seed "$run" --rate 50Mbit --rtt 100ms $first \
             --second "--rate 30Mbit --rtt 60ms $second" >/dev/null
         agent_at_b
-        # shellcheck disable=SC2016 # the lab's variables, in the shell that it starts
+        # shellcheck disable=SC2016 # the shell inside the lab expands the variables
         summary=$("$sterna" lab exec --name "$name" a -- sh -c \
             '"$1" copy --json --compress never --state "$2" --trust "$3" --path "remote=$STERNA_LAB_B" \
                 --path "remote=$STERNA_LAB_B2" "$4" "sterna://$STERNA_LAB_B/" | tail -n 1' \

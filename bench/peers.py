@@ -1,4 +1,4 @@
-"""How each peer is started: the server beside the files, the client where they go. Every command line stands here."""
+"""Command lines of all peers: the server runs beside the files, the client at the destination."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ STERNA = str(ROOT / "target/release/sterna")
 UDT_COPY = str(ROOT / "target/peers/udt_copy")
 FLOOR = str(ROOT / "target/peers/floor")
 B3SUM = str(ROOT / "target/peers/bin/b3sum")
-# UDT slows down on loopback with a buffer far above what the path holds (bench/peers/README.md): four times the
-# bandwidth-delay product, between its default of 12 MB and 512 MB.
+# On loopback UDT slows down with a buffer much larger than the path needs (bench/peers/README.md). The buffer is four
+# times the bandwidth-delay product, between UDT's default of 12 MB and 512 MB.
 UDT_BUFFER_MIN, UDT_BUFFER_MAX = 12_000_000, 512_000_000
 
 
 @dataclass
 class Place:
-    """What a run hands to the peers. The server's host has the files beneath `source`, the client writes beneath `target`."""
+    """Locations of a run. The server's host has the files beneath `source`; the client writes beneath `target`."""
 
     row: Row
     source: Path
     target: Path
     run: Path
     server_address: str
-    # What an agent serves: `source` for a pull, `target` for a push.
+    # Folder that an agent serves: `source` for a pull, `target` for a push.
     server_root: Path
     server_text: Callable[[], str] = lambda: ""
 
     def fill(self, template: str, port: int | str) -> Path:
-        """A configuration from `bench/peers/TEMPLATE.in`, filled in."""
+        """Writes a configuration from the template `bench/peers/TEMPLATE.in` and returns its path."""
         text = (HERE / "peers" / f"{template}.in").read_text()
         for name, value in (("@RUN@", self.run), ("@PORT@", port), ("@LISTEN@", port), ("@ROOT@", self.source), ("@ABOVE@", self.source.parent)):
             text = text.replace(name, str(value))
@@ -45,37 +45,37 @@ class Place:
         return path
 
     def names(self) -> list[str]:
-        """The files that are copied, by their path beneath `source`."""
+        """Returns the paths of the copied files beneath `source`."""
         return sorted(str(path.relative_to(self.source)) for path in self.source.rglob("*") if path.is_file())
 
     @property
     def is_tree(self) -> bool:
-        """Whether a folder of many files is copied."""
+        """True if the run copies a folder of many files."""
         return self.row.file_count > 1
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool to measure. `server` and `client` return command lines; `port` says when the server is ready."""
+    """A tool to measure. `server` and `client` return command lines; the server is ready when it listens on `port`."""
 
     name: str
     programs: tuple[str, ...]
     client: Callable[[Place], list[str]]
     server: Callable[[Place], list[str]] | None = None
     port: int = 0
-    # The server prints this when it is ready; empty: it listens on `port`.
+    # Text that the server prints when it is ready. Empty: the server is ready when it listens on `port`.
     ready_text: str = ""
-    # It has a congestion control of its own, so that the kernel's makes no difference.
+    # The tool has its own congestion control, so the kernel's setting makes no difference.
     own_control: bool = False
-    # It copies no file: the answer is in what it prints.
+    # The tool copies no file; its output contains the result.
     measures_only: bool = False
-    # The program runs on the host that sends, and the server on the one that receives.
+    # The client runs on the sending host, and the server on the receiving host.
     pushes: bool = False
-    # It copies once before the run that counts, so that it remembers the path.
+    # The tool copies once before the measured run, so that it has a record of the path.
     rehearses: bool = False
 
     def is_installed(self) -> bool:
-        """Whether all its programs are there."""
+        """Returns true if all programs of the tool are installed."""
         return all(shutil.which(program, path="/usr/bin:/usr/sbin:/bin:/usr/local/bin") or Path(program).is_file()
                    for program in self.programs)
 
@@ -93,7 +93,7 @@ def _nginx_tls(place: Place) -> list[str]:
 
 
 def _equal_work(place: Place) -> list[str]:
-    """What sterna does: TLS 1.3 on the way, and a BLAKE3 digest of the file at both ends while it travels."""
+    """Does the same work as sterna: TLS 1.3, and a BLAKE3 digest of the file at both ends during the transfer."""
     source, target, url = place.source / "file-0", place.target / "file-0", f"https://{place.server_address}:9581/file-0"
     copy = f"curl -sSk '{url}' | tee '{target}' | {B3SUM} --num-threads 1"
     return ["sh", "-c", f"{B3SUM} --num-threads 1 '{source}' & {copy}; wait"]
@@ -134,7 +134,7 @@ def _xrootd(place: Place) -> list[str]:
 
 
 def _xrdcp(place: Place) -> list[str]:
-    # The export is the folder above: xrdcp refuses to copy a root. A folder lands under its own name in the target.
+    # The export is the parent folder, because xrdcp does not copy a root. A folder keeps its name in the target.
     url = f"root://{place.server_address}:9594//{place.source.name}"
     if place.is_tree:
         return ["xrdcp", "-f", "-s", "-r", "--parallel", "4", url, f"{place.target}/"]
@@ -172,7 +172,7 @@ def _iperf3_server(_place: Place) -> list[str]:
 
 def _iperf3(streams: int) -> Callable[[Place], list[str]]:
     def client(place: Place) -> list[str]:
-        # It runs for as long as the file would take at the rate of the link; -R: the server sends.
+        # Runs for the time that the file would take at the rate of the link. -R: the server sends.
         seconds = max(5, round(place.row.ideal_s))
         return ["iperf3", "-c", place.server_address, "-p", "9502", "-R", "-J", "-P", str(streams), "-t", str(seconds)]
 
@@ -205,7 +205,7 @@ def _sterna_peer(name: str, *flags: str, push: bool = False, is_told: bool = Tru
 
 
 def _sterna_web(place: Place) -> list[str]:
-    # As aria2: the same server, and what sterna decides by itself.
+    # Uses the same server as aria2, with sterna's default settings.
     return [STERNA, "copy", "--state", str(place.run / "client"), f"http://{place.server_address}:9580/file-0",
             str(place.target / "file-0")]
 
@@ -233,7 +233,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("sterna-web", (STERNA, "nginx"), _sterna_web, _nginx, port=9580),
     _sterna_peer("sterna"),
     _sterna_peer("sterna-push", push=True),
-    # With nothing given: over a path that nobody remembers, and once more.
+    # Without flags: first over a path without a record, then over the same path again.
     _sterna_peer("sterna-first", is_told=False),
     _sterna_peer("sterna-first-push", push=True, is_told=False),
     _sterna_peer("sterna-again", is_told=False, rehearses=True),

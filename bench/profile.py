@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Where the CPU time of a copy goes: samples both ends of a push from memory to memory over a veth pair, and sorts them. As root, with perf.
+"""CPU profile of a copy: samples both ends of a push from memory to memory over a veth pair. As root, with perf.
 
 Usage: bench/profile.py [--binary PATH]... [--rate RATE] [--mtu MTU,...] [--lanes N] [--size MB] [--output FILE.jsonl]
 
-Prints CPU seconds a GB of each end and of each kind of work. With several binaries their runs take turns. A sample counts for what it was in when it was taken:
-a system call counts by its name with all that the kernel does in it, which for a send over veth includes the way to the other socket.
+Prints CPU seconds per GB of each end and each kind of work. Runs of several binaries alternate. A sample belongs to the
+function that was running. A system call counts by its name and includes all kernel work inside it. For a send over veth
+this includes the path to the other socket.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES_PER_S = 999
 NEAR, FAR = "10.78.1.1", "10.78.1.2"
 
-# The first that matches, of the innermost function, names the kind of a sample outside of the kernel.
+# Kinds of samples in user space. The first pattern that matches the innermost function counts.
 USER = (
     ("hash", re.compile(r"blake3")),
     ("encryption", re.compile(r"aes|gcm|ghash|aead|chacha|rustls::crypto|poly1305")),
@@ -36,7 +37,7 @@ USER = (
     ("memory", re.compile(r"malloc|free|alloc|bytes::")),
     ("sterna", re.compile(r"sterna")),
 )
-# The same for samples in the kernel, of any function on the stack.
+# Kinds of samples in the kernel. The first pattern that matches any function on the stack counts.
 KERNEL = (
     ("send", re.compile(r"sys_send")),
     ("receive", re.compile(r"sys_recv")),
@@ -47,7 +48,7 @@ KERNEL = (
 
 
 def kind_of(stack: list[tuple[str, str]]) -> str:
-    """Kind of a sample: its functions, from the innermost, each with the object that it is in."""
+    """Returns the kind of a sample. stack: functions from the innermost, each with its object file."""
     function, home = stack[0]
     if "kernel" in home:
         names = " ".join(name for name, _ in stack)
@@ -56,7 +57,7 @@ def kind_of(stack: list[tuple[str, str]]) -> str:
 
 
 def kinds(recording: Path) -> collections.Counter[str]:
-    """CPU seconds of each kind in a recording."""
+    """Returns the CPU seconds of each kind in a recording."""
     text = subprocess.run(["perf", "script", "-i", str(recording), "-F", "comm,ip,sym,dso"], check=True, capture_output=True,
                           text=True, errors="replace").stdout
     seconds: collections.Counter[str] = collections.Counter()
@@ -86,11 +87,11 @@ class Link:
             sh("ip", "-n", end, "link", "set", "v0", "up")
 
     def inside(self, end: int, *command: str) -> list[str]:
-        """A command at one of the ends."""
+        """Returns a command that runs at one of the ends."""
         return ["ip", "netns", "exec", self.ends[end], *command]
 
     def close(self) -> None:
-        """Takes both down."""
+        """Deletes both namespaces."""
         for end in self.ends:
             subprocess.run(["ip", "netns", "del", end], check=False)
 
@@ -100,7 +101,7 @@ def record(into: Path, command: list[str]) -> list[str]:
 
 
 def one_run(binary: str, mtu: int, options: argparse.Namespace, place: Path) -> list[dict]:
-    """A push, sampled; a result for each end."""
+    """Samples one push and returns a result for each end."""
     path = Link(mtu)
     agent = None
     try:
@@ -143,7 +144,7 @@ def one_run(binary: str, mtu: int, options: argparse.Namespace, place: Path) -> 
 
 
 def main() -> None:
-    """Runs, and prints the table."""
+    """Runs the profiles and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", action="append")
     parser.add_argument("--rate", default="1Gbit")
@@ -171,7 +172,7 @@ def main() -> None:
 
 
 def report(results: list[dict]) -> None:
-    """Medians, as a table of Markdown."""
+    """Prints medians as a Markdown table."""
     groups: dict[tuple, list[dict]] = collections.defaultdict(list)
     for result in results:
         groups[(result["mtu"], result["end"], result["binary"])].append(result)

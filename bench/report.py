@@ -1,4 +1,4 @@
-"""Tables from raw.jsonl: share of the link, CPU and memory, and how Sterna stands beside the best peer."""
+"""Tables from raw.jsonl: share of the link, CPU and memory, and Sterna compared with the best peer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from rows import ROWS, Row
 
 Record = dict[str, object]
-# Tools that move no file, or not over a network: no peers in a ratio.
+# Tools that move no file, or not over a network. They are not peers in a ratio.
 NO_PEERS = ("iperf3-1", "iperf3-8", "cp", "floor-copy", "floor-hash", "floor-seal", "floor-both")
 
 
 def read(raw: Path) -> list[Record]:
-    """The records of a run that count, none when it has not begun."""
+    """Returns the records of a run that count; an empty list if the run has not begun."""
     records = [json.loads(line) for line in raw.read_text().splitlines()] if raw.exists() else []
     return [record for record in records if not record.get("discarded")]
 
@@ -28,7 +28,7 @@ def _median(records: list[Record], key: str) -> float:
 
 
 def _share(records: list[Record]) -> str:
-    # What was cut off has only what was there by then: nothing is known of the rest.
+    # A run that was cut off has only the bytes delivered by then; the rest is unknown.
     text = f"{100 * _median(records, 'share'):.1f}"
     if any(r["cut_off"] for r in records):
         return f"{text} (cut off)"
@@ -46,7 +46,7 @@ def _line(peer: str, control: str, records: list[Record]) -> str:
 
 
 def _ratio(records: list[Record]) -> str:
-    """Sterna beside the best file tool, kernel control and all."""
+    """Compares Sterna with the best file tool under any kernel congestion control."""
     best: dict[str, float] = {}
     for record in records:
         if record["peer"] not in NO_PEERS and record["identical"]:
@@ -62,7 +62,7 @@ def _ratio(records: list[Record]) -> str:
 
 
 def _floor(records: list[Record]) -> str:
-    """Sterna beside what this host can do at best when it does the same to every byte."""
+    """Compares Sterna with the best result of this host for the same work on every byte."""
     rates = {peer: statistics.median(_number(r, "goodput_bits") for r in records if r["peer"] == peer)
              for peer in {str(r["peer"]) for r in records}}
     if not {"floor-copy", "floor-both", "sterna-tcp"} <= rates.keys():
@@ -73,7 +73,7 @@ def _floor(records: list[Record]) -> str:
 
 
 def _cap(row: Row, records: list[Record]) -> str:
-    """The busiest second on the wire as the emulated path saw it, beside the cap."""
+    """Compares the busiest second on the wire, as the emulated path measured it, with the cap."""
     lines = []
     for record in records if row.capped else []:
         forward = record["path"]["networks"][0]["forward"]  # type: ignore[index]
@@ -83,7 +83,7 @@ def _cap(row: Row, records: list[Record]) -> str:
 
 
 def _neighbour(records: list[Record]) -> str:
-    """What the competing flow kept."""
+    """Rate of the competing flow beside the copy, compared with its rate alone."""
     lines = []
     for record in records:
         alone, beside = _number(record, "neighbour_alone_bits"), _number(record, "neighbour_beside_bits")

@@ -1,4 +1,4 @@
-"""The rows of the benchmark: a path, what is copied over it, and what Sterna is told."""
+"""Rows of the benchmark: a path, the data to copy over it, and the flags for Sterna."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STERNA_ONLY = ("sterna-quic", "sterna-tcp")
 
 @dataclass(frozen=True)
 class Row:
-    """One row. `lab` are the flags of `sterna lab up`; None runs on loopback, where `rate_bits` is only a scale."""
+    """One row. `lab` are the flags of `sterna lab up`; None means loopback, where `rate_bits` is only a scale."""
 
     name: str
     title: str
@@ -37,17 +37,17 @@ class Row:
 
     @property
     def total_bytes(self) -> int:
-        """All bytes that are copied."""
+        """Total size of the files."""
         return self.file_count * self.file_bytes
 
     @property
     def sterna_rate_bits(self) -> int:
-        """What `--rate` is given; on loopback nothing is."""
+        """Value for `--rate`; not used on loopback."""
         return self.given_bits or self.rate_bits
 
     @property
     def ideal_s(self) -> float:
-        """Time of the bytes at the rate of the link, and one round trip."""
+        """Time for all bytes at the rate of the link, plus one round trip."""
         return self.total_bytes * 8 / self.rate_bits + self.rtt_s
 
     @property
@@ -65,7 +65,7 @@ def _sterna_row(name: str, title: str, size: int, lab: tuple[str, ...], rtt_s: f
     return Row(name, title, GBIT, rtt_s, 1, size, lab, **values)  # type: ignore[arg-type]
 
 
-# Paths of the comparison: a geostationary hop, a long terrestrial path, and one with a policer.
+# Paths of the comparison: a geostationary hop, a long terrestrial path, and a path with a policer.
 COMPARED = (
     Row("geo", "660 ms, 50 Mbit/s, no loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB, _path("50Mbit", "660ms"), target="88 %"),
     Row("geo-0.01", "660 ms, 50 Mbit/s, 0.01 % loss, 200 MB", 50 * MBIT, 0.66, 1, 200 * MB,
@@ -80,7 +80,7 @@ COMPARED = (
         _path("1Gbit", "260ms", "--loss", "0.01%"), target="80 %"),
 )
 
-# Many small files, and no path at all.
+# Many small files, and loopback without a path.
 SPECIAL = (
     Row("small-files", "150 ms, 1 Gbit/s, 10,000 files of 100 KB", GBIT, 0.15, 10_000, 100_000, _path("1Gbit", "150ms"),
         peers=TREE_PEERS, controls=("bbr",), target="14 s"),
@@ -88,7 +88,7 @@ SPECIAL = (
         peers=LOOPBACK_PEERS, controls=("cubic",), target="best peer"),
 )
 
-# What Sterna alone is asked: reordering, a short queue, a neighbour, growth.
+# Rows for Sterna only: reordering, a short queue, a competing flow, file sizes, lane counts.
 ALONE = (
     _sterna_row("clean-1g", "50 ms, 1 Gbit/s, 1 GB", GB, _path("1Gbit", "50ms"), 0.05),
     _sterna_row("reorder-5ms", "50 ms, 1 Gbit/s, 1 % of packets 5 ms late, 1 GB", GB,
@@ -108,7 +108,7 @@ ALONE = (
       for lanes in (1, 4, 16, 64)),
 )
 
-# Harder conditions: nothing is given, and hosts, queues and return paths are in the way.
+# Harder conditions: no rate is given, and hosts, queues or return paths limit the transfer.
 HARD_PEERS = ("curl", "equal-work", "sterna-first", "sterna-first-push", "sterna-again", "sterna-again-push", "sterna")
 MANY_PEERS = ("sterna", "sterna-first", "sterna-push", "sterna-first-push")
 HARD = (
@@ -138,7 +138,7 @@ HARD = (
         _path("150Mbit", "600ms", "--reverse-rate", "1Mbit", "--loss", "1%"), peers=HARD_PEERS, controls=("bbr",), target="85 %"),
 )
 
-# Web servers: what reads them by ranges, side by side.
+# Web servers: tools that read them by ranges, compared.
 WEB_PEERS = ("aria2", "sterna-web")
 WEB = (
     Row("web-660", "660 ms, 50 Mbit/s, no loss, 200 MB, from nginx", 50 * MBIT, 0.66, 1, 200 * MB, _path("50Mbit", "660ms"),

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures Sterna beside its peers, each row over an emulated path of its own. See bench/peers/README.md.
+"""Measures Sterna and its peers, each row over a separate emulated path. See bench/peers/README.md.
 
-    bench/run.py                              every row, every peer that is installed
+    bench/run.py                              every row, every installed peer
     bench/run.py --rows geo-1,far-0.5 --peers curl,sterna --repeat 3
-    bench/run.py --into bench/runs/DATE-HOST  add to an earlier run: what is there already is left out
+    bench/run.py --into bench/runs/DATE-HOST  continue an earlier run: existing results are skipped
     bench/run.py --report bench/runs/DATE-HOST
 
-Each run has a fresh pair of hosts, the same seed in each row, and files on tmpfs that are compared afterwards. The clock
-starts before the client does, so that handshakes are inside. A run that reaches its limit is cut off, and what was there
-by then is what counts. Raw results go to raw.jsonl, one object a line; tables to README.md beside it.
+Each run has a new pair of hosts, the same seed in each row, and files on tmpfs that are compared after the run. The
+clock starts before the client, so the time includes handshakes. A run that reaches its time limit is cut off, and the
+bytes delivered by then count. Raw results go to raw.jsonl, one object per line, and tables to README.md beside it.
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ from measure import HostShare, Program, Usage, stored_bytes
 from peers import PEERS, ROOT, STERNA, Peer, Place
 from rows import ROWS, Row
 
-# A run is cut off at this many times the ideal, but not before LIMIT_MIN_S.
+# Time limit of a run, as a multiple of the ideal time, but at least LIMIT_MIN_S.
 LIMIT_FACTOR, LIMIT_MIN_S = 3.0, 30.0
-# How long a server may take to listen.
+# Time for a server to start listening.
 READY_S = 10.0
 BUFFERS = "512MB"
-# How long a competing flow has the path to itself first.
+# Time for which a competing flow has the path alone at first.
 COMPETITOR_AHEAD_S = 5
-# So often a run is made of which the host stole too much: then the last one counts, and says how much that was.
+# Largest number of attempts when the host stole too much processor time. The last attempt counts and records the share.
 STOLEN_TRIES_MAX = 6
-# Of so many bytes one page is kept in use; and what sockets and programs use beside the files.
+# One page of every WARM_SPAN bytes stays in use. WARM_BUFFERS is memory for sockets and programs in addition to the
+# files.
 WARM_SPAN, WARM_BUFFERS = 1 << 18, 2_000_000_000
 
 
 @dataclass
 class Hosts:
-    """Where programs run: `prefix[i]` enters host i (0 sends, 1 receives), which has `address[i]`."""
+    """Hosts of a run: `prefix[i]` enters host i (0 sends, 1 receives), which has `address[i]`."""
 
     prefix: tuple[list[str], list[str]]
     address: tuple[str, str]
 
 
 class Lab:
-    """The two hosts of a row, up for one run; on loopback when the row has no path."""
+    """The two hosts of a row, up for one run; loopback if the row has no path."""
 
     def __init__(self, command: list[str], row: Row, control: str, seed: int, run: Path) -> None:
         self._command, self._row, self._control, self._seed, self._run = command, row, control, seed, run
@@ -71,14 +72,14 @@ class Lab:
             return Hosts(([], []), ("127.0.0.1", "127.0.0.1"))
         up = [*self._command, "up", "--name", self._name, *self._row.lab, "--seed", str(self._seed), "--cc", self._control,
               "--buffers", BUFFERS, "--counters", str(self._run / "counters.json")]
-        # The lab goes on in the background and keeps stderr: a pipe there would never end.
+        # The lab continues in the background and keeps stderr open, so a pipe there would never end.
         with (self._run / "lab.log").open("wb") as log:
             done = subprocess.run(up, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
         line = done.stdout.split()
         if done.returncode or "a" not in line:
             raise RuntimeError(f"the lab did not come up: {(self._run / 'lab.log').read_text(errors='replace')[-400:]}")
         addresses = (line[line.index("a") + 1], line[line.index("b") + 1])
-        # Some peers look up the names of addresses and would wait ten seconds for a server that the lab does not have.
+        # Some peers resolve addresses to names and would wait ten seconds for a DNS server that the lab does not have.
         (self._run / "hosts").write_text(
             f"127.0.0.1 {socket.gethostname()} localhost\n{addresses[0]} host-a\n{addresses[1]} host-b\n")
         (self._run / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
@@ -91,7 +92,7 @@ class Lab:
             subprocess.run([*self._command, "down", "--name", self._name], check=False)
 
     def counters(self) -> object:
-        """What the path did; known once the lab is down."""
+        """Returns the packet counters of the path, available after the lab is down."""
         try:
             return json.loads((self._run / "counters.json").read_text())
         except (OSError, ValueError):
@@ -99,7 +100,7 @@ class Lab:
 
 
 def make_source(row: Row, folder: Path) -> None:
-    """Writes the row's files, of random bytes, beneath `folder`; 100 to a folder."""
+    """Writes the row's files of random bytes beneath `folder`, 100 per folder."""
     folder.mkdir()
     folder.chmod(0o755)
     for index in range(row.file_count):
@@ -112,10 +113,10 @@ def make_source(row: Row, folder: Path) -> None:
 
 
 def hold_memory(total: int, path: Path) -> None:
-    """Has `total` bytes of memory used once, and keeps a page of each WARM_SPAN beneath `path`.
+    """Uses `total` bytes of memory once, and keeps one page of each WARM_SPAN in use in the file `path`.
 
-    A virtual machine gives free memory back to its host in large pieces, and its next use is slow (0.2 instead of 1.7 GB/s): whoever
-    runs first, or soonest after another, would be the fastest. What has a used page in it is not given back.
+    A virtual machine returns free memory to its host in large units. The next use of this memory is slow (0.2 instead
+    of 1.7 GB/s), so the order of the runs would influence their speed. A unit with a used page is not returned.
     """
     with path.open("wb") as file:
         for _ in range(0, total, WARM_SPAN):
@@ -130,15 +131,15 @@ def hold_memory(total: int, path: Path) -> None:
 
 
 def is_identical(source: Path, target: Path) -> bool:
-    """Whether every file of `source` is in `target`, byte by byte."""
+    """Returns true if every file of `source` is in `target`, byte for byte."""
     names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
-    # Some tools bring the name of the folder along.
+    # Some tools also create the folder itself.
     target = target / source.name if (target / source.name).is_dir() else target
     return all((target / n).is_file() and filecmp.cmp(source / n, target / n, shallow=False) for n in names)
 
 
 def start_competitor(hosts: Hosts, limit_s: float, run: Path) -> list[Program]:
-    """One cubic TCP flow from a to b for as long as the copy may take, some seconds ahead of it."""
+    """Starts one cubic TCP flow from a to b some seconds before the copy, for at least the copy's time limit."""
     server = Program([*hosts.prefix[1], "iperf3", "-s", "-1", "-p", "9503"], run / "neighbour-server.log")
     wait_ready(server, lambda: server.listens_on(9503))
     client = Program([*hosts.prefix[0], "iperf3", "-c", hosts.address[1], "-p", "9503", "-C", "cubic", "--forceflush",
@@ -148,7 +149,7 @@ def start_competitor(hosts: Hosts, limit_s: float, run: Path) -> list[Program]:
 
 
 def wait_ready(program: Program, is_ready: object) -> None:
-    """Waits until a server is ready; raises with what it said when it ends or does not get there."""
+    """Waits until a server is ready. Raises an error with the server's output if the server ends or is too slow."""
     deadline = time.monotonic() + READY_S
     while not is_ready():  # type: ignore[operator]
         if program.has_ended() or time.monotonic() > deadline:
@@ -157,7 +158,7 @@ def wait_ready(program: Program, is_ready: object) -> None:
 
 
 def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limit_s: float) -> dict[str, object]:
-    """One run; returns its record without the names."""
+    """Runs one copy and returns its record without the names."""
     run, target = work / "run", work / "target"
     target.mkdir()
     target.chmod(0o777)
@@ -176,7 +177,7 @@ def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limi
         rehearsal = Program(command, run / "rehearsal.log")
         rehearsal.wait(limit_s)
         rehearsal.stop()
-        # An agent has the folder itself open.
+        # The agent holds the folder itself open, so only its content is removed.
         for path in target.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     client = Program(command, run / "client.log")
@@ -187,7 +188,7 @@ def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limi
     for other in others:
         other.stop()
     record: dict[str, object] = {
-        # Without the place of this checkout, which says nothing to others.
+        # Without the path of this checkout, which means nothing to other readers.
         "command": shlex.join(peer.client(place)).replace(f"{ROOT}/", ""), "seconds": round(used.seconds, 3), "limit_s": limit_s,
         "cut_off": not in_time, "exit_code": used.exit_code, "client_cpu_s": round(used.cpu_s, 3),
         "server_cpu_s": round(served.cpu_s, 3), "client_peak_bytes": used.peak_bytes, "server_peak_bytes": served.peak_bytes,
@@ -204,7 +205,7 @@ def copy_once(row: Row, peer: Peer, hosts: Hosts, source: Path, work: Path, limi
 
 
 def neighbour_rates(log: str, copy_s: float) -> dict[str, object]:
-    """What the competing flow got alone, its first second left out, and while the copy ran (whole seconds), bit/s."""
+    """Returns the rate of the competing flow, bit/s: alone (without its first second), and beside the copy."""
     scale = {"K": 1e3, "M": 1e6, "G": 1e9, "": 1.0}
     line = re.compile(r"\]\s+(\d+)\.\d+-\d+\.\d+\s+sec\s.*?([\d.]+) ([KMG]?)bits/sec")
     rates = {int(m[1]): float(m[2]) * scale[m[3]] for m in line.finditer(log)}
@@ -215,7 +216,7 @@ def neighbour_rates(log: str, copy_s: float) -> dict[str, object]:
 
 
 def iperf3_result(text: str) -> dict[str, object]:
-    """Bytes that iperf3 delivered, and in what time."""
+    """Returns the bytes that iperf3 delivered, and the time."""
     try:
         end = json.loads(text)["end"]["sum_received"]
         return {"bytes": end["bytes"], "seconds": round(end["seconds"], 3), "identical": True}
@@ -224,7 +225,7 @@ def iperf3_result(text: str) -> dict[str, object]:
 
 
 def measure(row: Row, peer: Peer, control: str, repeat: int, source: Path, options: argparse.Namespace) -> dict[str, object]:
-    """One run with hosts of its own; a run that could not be made says why."""
+    """Runs one copy with separate hosts. The record of a failed run contains the reason."""
     limit_s = round(max(LIMIT_MIN_S, options.limit_factor * row.ideal_s), 1)
     record: dict[str, object] = {"row": row.name, "peer": peer.name, "control": control, "repeat": repeat}
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
@@ -247,7 +248,7 @@ def measure(row: Row, peer: Peer, control: str, repeat: int, source: Path, optio
 
 
 def show(record: dict[str, object]) -> None:
-    """One line a run, for who waits."""
+    """Prints one line per run, for the waiting user."""
     share = f"{100 * float(str(record['share'])):5.1f} %"
     if record.get("discarded"):
         share = f"({share.strip()})"
@@ -256,12 +257,12 @@ def show(record: dict[str, object]) -> None:
 
 
 def controls_of(row: Row, peer: Peer) -> tuple[str, ...]:
-    """The kernel's congestion controls to run a peer with; one is enough when it has its own."""
+    """Returns the kernel's congestion controls to run a peer with; one if the peer has its own."""
     return row.controls[-1:] if peer.own_control else row.controls
 
 
 def run_rows(options: argparse.Namespace, into: Path) -> None:
-    """Every wanted run that `into` does not hold yet."""
+    """Makes every requested run that `into` does not contain yet."""
     raw = into / "raw.jsonl"
     done = {(r["row"], r["peer"], r["control"], r["repeat"]) for r in report.read(raw)}
     work = Path(tempfile.mkdtemp(prefix="sterna-bench-", dir=options.tmpfs))
@@ -293,7 +294,7 @@ def run_rows(options: argparse.Namespace, into: Path) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     split = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--rows", type=split, default=[], help="names, comma separated: " + ", ".join(r.name for r in ROWS))
@@ -311,7 +312,7 @@ def read_options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs, reports, and fails when a copy was not identical."""
+    """Runs, writes the report, and fails if a copy was not identical."""
     options = read_options()
     if options.report:
         report.write(options.report)

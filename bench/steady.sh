@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs the tests that use the lab or real time again and again while other processes keep every core busy. As root.
+# Runs the tests that use the lab or real time repeatedly while other processes keep every core busy. As root.
 #
 # Usage: bench/steady.sh RUNS DIRECTORY [TARGET...]
-#   RUNS       how often each target is run in a row
-#   DIRECTORY  takes the log of each run that failed, and summary.txt: target, runs, tests passed and failed
-#   TARGET     name=arguments of cargo test; without any, all that use the lab or real time
-# Load: `stress` or `stress-ng` with a worker a core, or shell loops where neither is installed. Ends with 1 when a run failed.
+#   RUNS       number of consecutive runs of each target
+#   DIRECTORY  receives the log of each failed run, and summary.txt: target, runs, tests passed and failed
+#   TARGET     name=arguments of cargo test; default: all targets that use the lab or real time
+# Load: `stress` or `stress-ng` with one worker per core, or shell loops if neither is installed. Exits with 1 if a run
+# failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:?how many runs}
@@ -23,8 +24,8 @@ else
 fi
 mkdir -p "$directory"
 
-# Prints the directory and the program of the tests that `cargo test $@` would run, and what selects among them: programs that are run
-# as they are now, whatever is built meanwhile.
+# Prints the directory and the program of the tests of `cargo test $@`, and the test filter. The runs use these
+# programs even if cargo rebuilds them later.
 program_of() {
     local filter=${*: -1}
     case $filter in *::) set -- "${@:1:$#-1}" ;; *) filter= ;; esac
@@ -38,7 +39,7 @@ for line in sys.stdin:
 }
 declare -A programs
 for target in "${targets[@]}"; do
-    # shellcheck disable=SC2086 # the words are arguments
+    # shellcheck disable=SC2086 # split the arguments into words
     programs[$target]=$(program_of ${target#*=})
 done
 
@@ -78,7 +79,7 @@ for target in "${targets[@]}"; do
     for run in $(seq "$runs"); do
         log=$directory/$name-$run.log
         read -r place program filter <<<"${programs[$target]}"
-        # shellcheck disable=SC2086 # no filter is no argument
+        # shellcheck disable=SC2086 # an empty filter is no argument
         if (cd "$place" && "$program" $filter) >"$log" 2>&1; then ended=0; else ended=$?; fi
         read -r passed missed < <(awk '/^test result/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")
         passed_tests=$((passed_tests + passed)) failed_tests=$((failed_tests + missed))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the cases of docs/tuning.md in the lab and prints what Sterna says of each. As root.
+# Runs the cases of docs/tuning.md in the lab and prints Sterna's report on each. As root.
 #
 # Usage: bench/tuning.sh [STERNA]      (default: target/release/sterna)
 set -euo pipefail
@@ -20,7 +20,7 @@ SCRIPT
 
 case_of() {
     echo "### $*"
-    # One that fails is seen in its output, and the others still run.
+    # A failed case shows in its output, and the other cases still run.
     timeout 120 sterna lab run "$@" 2>&1 | grep -v '^listening' | tail -3 || true
 }
 rmem() { echo "net.ipv4.tcp_rmem=4096 131072 $1"; }
@@ -28,7 +28,7 @@ wmem() { echo "net.ipv4.tcp_wmem=4096 16384 $1"; }
 one=(--via tcp --lanes 1)
 cubic=("${one[@]}" --congestion cubic)
 
-# GRNET, at 1 Gbit/s of the path to New York
+# GRNET, at 1 Gbit/s on the path to New York
 newyork=(--rate 1Gbit --rtt 148ms --cc cubic)
 case_of "${newyork[@]}" --sysctl "$(rmem 6291456)" --sysctl "$(wmem 16777216)" -- sh push.sh "${one[@]}" data200
 case_of "${newyork[@]}" --sysctl "$(rmem 33554432)" --sysctl "$(wmem 4194304)" -- sh push.sh "${one[@]}" data200

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The main job, shown: real files over 660 ms and 1 % of loss, with nothing given and with the rate of the path, beside curl over the
-# same path for as long as Sterna took.
+# Demonstration: copies real files over a path with 660 ms and 1 % loss, once without flags and once with the rate of
+# the path. Then runs curl over the same path for the same time as Sterna.
 #
-# As root it runs between two hosts of the lab; otherwise on loopback, which shows the commands and compares nothing.
+# As root the demo runs between two hosts of the lab. Otherwise it runs on loopback, which shows the commands without a
+# comparison.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sterna=${STERNA:-$PWD/target/release/sterna}
@@ -31,7 +32,7 @@ finish() {
 trap finish EXIT
 on_b() { if [ -n "${STERNA_LAB:-}" ]; then exec "$sterna" lab exec b -- "$@"; else exec "$@"; fi; }
 
-# Real files: programs and libraries of this machine, about 24 MB of them.
+# Real files: programs and libraries of this machine, about 24 MB.
 mkdir -p "$work/b/files" "$work/a"
 total=0
 while read -r size file; do
@@ -52,7 +53,7 @@ echo '$ sterna agent --root /data:ro --authorize-any          # at host b'
 cat "$work/agent.out"
 fingerprint=$(awk '{print $4}' "$work/agent.out")
 
-# What it took in ms goes to the variable that the first argument names.
+# Copies, and stores the elapsed time in ms in the variable named by the first argument.
 copy() {
     local -n took=$1
     local into=$2 start
@@ -61,7 +62,7 @@ copy() {
     mkdir -p "$work/$into"
     start=$(date +%s%N)
     "$sterna" copy "$@" --trust "$fingerprint" --state "$work/state-a" "sterna://$STERNA_LAB_B/files" "$work/$into/"
-    # shellcheck disable=SC2034 # read where the name was given
+    # shellcheck disable=SC2034 # the caller reads this variable
     took=$((($(date +%s%N) - start) / 1000000))
     diff -r "$work/b/files" "$work/$into/files" && echo "every byte is the same"
 }
@@ -80,7 +81,7 @@ if ! command -v curl >/dev/null || ! command -v nginx >/dev/null; then
     echo "== curl or nginx is missing: nothing to compare with"
     exit 0
 fi
-# curl gets one file of the same bytes, which spares it the round trips between files.
+# curl gets one file with the same bytes, which avoids the round trips between files.
 tar -cf "$work/b/files.tar" -C "$work/b" files
 cat >"$work/nginx.conf" <<CONF
 daemon off; pid $work/nginx.pid; error_log $work/nginx.log; worker_processes 1;
@@ -102,7 +103,7 @@ code=0
 curl --silent --max-time "$sterna_s" --output "$work/a/files.tar" "http://$STERNA_LAB_B:8080/files.tar" || code=$?
 case $code in
     0) ended=done ;;
-    28) ended="cut off" ;; # how curl says that its time was up
+    28) ended="cut off" ;; # curl's exit code for a timeout
     *) ended="code $code" ;;
 esac
 curl_ms=$((($(date +%s%N) - start) / 1000000))

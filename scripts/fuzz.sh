@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for some seconds each. Usage: scripts/fuzz.sh SECONDS [TARGET…]
+# Runs every fuzz target for a number of seconds each. Usage: scripts/fuzz.sh SECONDS [TARGET…]
 #
-# It drives libFuzzer on the stable toolchain, without cargo-fuzz: our parsers hold no unsafe code, so that coverage
-# (a stable flag) is all that is needed, and an address sanitiser would find nothing more. What a run learns is kept in
-# fuzz/corpus/TARGET; an input that breaks a target is written to fuzz/artifacts/TARGET, and the same command with the
-# file instead of SECONDS replays it: fuzz/target/…/release/TARGET FILE.
+# Runs libFuzzer on the stable toolchain, without cargo-fuzz. The parsers have no unsafe code, so coverage (a stable
+# flag) is sufficient and an address sanitiser would find nothing more. The corpus is kept in fuzz/corpus/TARGET. An
+# input that breaks a target is written to fuzz/artifacts/TARGET. To replay an input, run fuzz/target/…/release/TARGET
+# FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:?usage: scripts/fuzz.sh SECONDS [TARGET…]}
@@ -24,7 +24,7 @@ if [ $# -eq 0 ]; then
     set -- $(sed -n 's|.*fuzz_targets/\(.*\)\.rs.*|\1|p' fuzz/Cargo.toml)
 fi
 
-# Fuzzes one target; errors when it breaks.
+# Fuzzes one target; fails if an input breaks it.
 run() {
     local target=$1 log=fuzz/artifacts/$1.log
     mkdir -p "fuzz/corpus/$target" "fuzz/artifacts/$target"
@@ -38,7 +38,7 @@ run() {
     echo "fuzz: $target: $(sed -n 's/^Done \(.*\) in .*/\1/p' "$log"), nothing broke"
 }
 
-# Two side by side: a target takes one core.
+# Runs two targets in parallel; each uses one core.
 for target in "$@"; do
     if [ "$(jobs -rp | wc -l)" -ge 2 ]; then
         wait -n

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Makes sure that what a make target needs is there. Usage: scripts/setup.sh demo|test|bench
+# Checks and installs the requirements of a make target. Usage: scripts/setup.sh demo|test|bench
 #
-# As root it installs missing Debian packages; otherwise it names them. It fails only when the target cannot work
-# without; what merely leaves something out is said and skipped.
+# Installs missing Debian packages as root, and lists them otherwise. Fails only if the target cannot work without them.
+# If only a part of the target needs them, prints a note and skips this part.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:?usage: scripts/setup.sh demo|test|bench}
 
 say() { echo "setup: $*" >&2; }
 
-# What we lack, as Debian packages, of the pairs COMMAND=PACKAGE given.
+# Prints the missing packages of the given pairs COMMAND=PACKAGE.
 missing_packages() {
     local pair
     for pair in "$@"; do
@@ -18,7 +18,7 @@ missing_packages() {
 }
 
 apt_updated=no
-# Installs the packages given; returns 1, having said what to do, when it cannot.
+# Installs the given packages. If this is not possible, prints what to do and returns 1.
 install_packages() {
     [ $# -gt 0 ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
@@ -33,7 +33,7 @@ install_packages() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# Needed to build at all: cargo from the rust toolchain, and a C compiler for the cryptography.
+# Requirements of every build: cargo from the Rust toolchain, and a C compiler for the cryptography.
 if ! command -v cargo >/dev/null 2>&1; then
     say "no cargo: install a Rust toolchain first (rust-toolchain of at least 1.88, see https://rustup.rs)"
     exit 1
@@ -44,18 +44,18 @@ install_packages "${needed[@]}" || exit 1
 case $target in
 test)
     for component in rustfmt clippy; do
-        # cargo-fmt is the command of rustfmt, cargo-clippy that of clippy.
+        # cargo-fmt is the command of rustfmt, cargo-clippy the command of clippy.
         command -v "cargo-${component/rustfmt/fmt}" >/dev/null 2>&1 || rustup component add "$component"
     done
-    # libFuzzer is C++; without a compiler for it scripts/fuzz.sh says so and leaves the smoke run out.
+    # libFuzzer is C++. Without a C++ compiler, scripts/fuzz.sh prints a note and skips the smoke test.
     mapfile -t wanted < <(missing_packages c++=g++)
     install_packages "${wanted[@]}" || say "the fuzz smoke run will be left out"
-    # Copies from web servers are tested with real ones; both run on loopback with configurations of the tests' own.
+    # The tests of copies from web servers use real servers, on loopback and with separate configurations.
     mapfile -t wanted < <(PATH=$PATH:/usr/sbin missing_packages nginx=nginx-light apache2=apache2-bin)
     install_packages "${wanted[@]}" || say "the tests of copies from web servers will fail"
     ;;
 demo)
-    # curl and a web server are what Sterna is shown beside.
+    # The demo compares Sterna with curl and a web server.
     mapfile -t wanted < <(missing_packages curl=curl nginx=nginx-light ip=iproute2)
     install_packages "${wanted[@]}" || say "the comparison will be left out where these are missing"
     ;;

@@ -230,7 +230,7 @@ pub fn exec(args: &ExecArgs) -> Error {
         Ok(content) => content,
         Err(error) => return error,
     };
-    // A command of `lab run` belongs to one lab, so no message is needed, and the output is that of the command alone.
+    // A command of `lab run` belongs to one lab, so no message is needed. Only the command writes output.
     if args.name.is_none() && std::env::var_os(NAME_VARIABLE).is_none() {
         tell(&format!("in lab {}, the only one that is up", content.name));
     }

@@ -52,7 +52,7 @@ impl WebLocation {
         let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         if authority.contains('@') {
             // The text omits the URL, because the part before the @ is a secret.
-            let text = "a URL with a user in it: give the password in ~/.netrc, or a token with --http-token-file";
+            let text = "a URL with a user in it: give the password in ~/.netrc, or a token";
             return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         }
         if text.len() > URL_BYTES_MAX {

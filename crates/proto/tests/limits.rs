@@ -1,4 +1,5 @@
-//! What the accountant says of lanes whose facts are given, in virtual time: each limit alone, and the order in which they bind.
+//! Tests of the accountant with given lane samples, in virtual time: each limit alone, and the order in which limits
+//! bind.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ struct Feeder {
 
 const HELD: Feeder = Feeder { storage: 0.0, compute: 0.05, transport: 0.95 };
 
-/// A lane that sends at `megabits` with a window to spare; `change` makes one step of it something else.
+/// Reports on a TCP lane that delivers 80 Mbit/s with room in its window. `change` alters the sample of each step.
 fn run(feeder: Feeder, report: ReceiverReport, change: impl Fn(u32, &mut TcpSample)) -> LimitReport {
     let mut accountant = Accountant::default();
     let start = Instant::now();
@@ -84,7 +85,7 @@ fn a_sender_without_work_waits_for_the_storage_of_the_receiver_when_that_is_at_w
     let publishing = ReceiverReport { publishing: STEP, ..waits_for_data() };
     let report = run(Feeder::default(), publishing, |_, tcp| tcp.unsent = ByteCount(0));
     assert_eq!(report.total.first(), Some(Limit::DestinationDisk));
-    // What it has given the kernel is still on its way.
+    // Data that the kernel already accepted is still in flight.
     let report = run(Feeder::default(), waits_for_data(), |_, _| {});
     assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
 }
@@ -95,7 +96,7 @@ fn a_closed_window_is_the_buffer_or_the_reader_behind_it() {
     assert_eq!(run(HELD, waits_for_data(), closed).total.first(), Some(Limit::ReceiveWindow));
     let storage = ReceiverReport { storage: STEP, ..ReceiverReport::default() };
     assert_eq!(run(HELD, storage, closed).total.first(), Some(Limit::DestinationDisk));
-    // Neither waiting nor storage: what is left of the time is its processor's.
+    // The remaining time, neither waiting nor storage, is processor time of the receiver.
     let busy = run(HELD, ReceiverReport::default(), closed);
     assert_eq!((busy.total.first(), busy.facts.cpu_at_receiver), (Some(Limit::Cpu), true));
 }
@@ -113,7 +114,7 @@ fn a_send_buffer_is_named_by_the_kernel_or_by_being_full() {
 
 #[test]
 fn a_cap_counts_when_it_is_reached() {
-    // 1 MB in 100 ms are 80 Mbit/s.
+    // 1 MB in 100 ms is 80 Mbit/s.
     let capped = |megabits| move |_, tcp: &mut TcpSample| tcp.cap = Some(BitRate::megabits(megabits));
     assert_eq!(run(HELD, waits_for_data(), capped(85)).total.first(), Some(Limit::RateCap));
     assert_eq!(run(HELD, waits_for_data(), capped(200)).total.first(), Some(Limit::CongestionWindow));
@@ -136,7 +137,7 @@ fn losses_one_by_one_are_loss_and_losses_in_bursts_a_policer() {
     let bursts = |step: u32, tcp: &mut TcpSample| tcp.lost += u64::from(step % 20 == 5) * 60;
     let policed = run(HELD, waits_for_data(), bursts);
     assert_eq!(policed.total.first(), Some(Limit::Policer));
-    // A sender that stays above the policer's rate loses all that exceeds it, and as much all the time.
+    // A sender that stays above the policer's rate loses all excess packets, at a constant rate.
     let even = |_, tcp: &mut TcpSample| tcp.lost += 30;
     assert_eq!(run(HELD, waits_for_data(), even).total.first(), Some(Limit::Policer));
     let rate = policed.facts.policed.0 as f64;
@@ -146,7 +147,7 @@ fn losses_one_by_one_are_loss_and_losses_in_bursts_a_policer() {
     assert!((75e6..90e6).contains(&(even.policed.0 as f64)) && !even.policed_is_least, "{even:?}");
 }
 
-/// A lane of one kind in virtual time, and reports that travel `returning(step)` longer than without a queue.
+/// Reports on one lane in virtual time. Receiver reports take `returning(step)` longer than without a queue.
 fn run_with_delays(
     mut transport: TransportSample,
     returning: impl Fn(u32) -> Duration,
@@ -158,7 +159,7 @@ fn run_with_delays(
         let now = start + STEP * step;
         change(step, &mut transport);
         let (lane_time, waiting) = (STEP * step, STEP * step);
-        // The clock of the receiver began an hour before.
+        // The receiver's clock started an hour earlier.
         let sent_at = Duration::from_secs(3600) + STEP * step - returning(step);
         accountant.handle_report(now, &ReceiverReport { sent_at, lane_time, waiting, ..ReceiverReport::default() });
         let feeder = Waits { transport: STEP * step, ..Waits::default() };
@@ -183,11 +184,11 @@ fn a_queue_of_the_return_direction_is_no_full_path() {
     assert_eq!(report.total.first(), Some(Limit::AckPath), "{:?}", report.total.shares());
     let said = remedy(Limit::AckPath, &report.facts).unwrap();
     assert_eq!(said, "acknowledgements wait in a full return direction; --via quic sends fewer");
-    // The same round trips, and reports that come as fast as ever: the queue is that of the data.
+    // The same round trips, but reports arrive without delay: the queue is in the direction of the data.
     let report = run_with_delays(TransportSample::Tcp(base), |_| Duration::ZERO, tcp);
     assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
     assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap(), "the path is full at 80.0 Mbit/s");
-    // A report now and then that was lost and sent again says nothing.
+    // A report that is occasionally lost and sent again means nothing.
     let late = |step: u32| if step.is_multiple_of(3) { queue * 3 } else { Duration::ZERO };
     assert_eq!(run_with_delays(TransportSample::Tcp(base), late, tcp).total.first(), Some(Limit::CongestionWindow));
     let quic = |step: u32, transport: &mut TransportSample| {
@@ -204,7 +205,7 @@ fn a_queue_of_the_return_direction_is_no_full_path() {
 
 #[test]
 fn one_overshoot_of_slow_start_is_no_loss() {
-    // 500 Mbit/s, with five packets of 400,000 lost where slow start ended.
+    // 500 Mbit/s, with five of 400,000 packets lost at the end of slow start.
     let overshoot = |step: u32, tcp: &mut TcpSample| {
         tcp.delivered += 5_250_000;
         tcp.sent += 3600;
@@ -218,7 +219,8 @@ fn one_overshoot_of_slow_start_is_no_loss() {
 
 #[test]
 fn a_policer_is_said_to_let_through_what_came_between_its_drops_and_no_less_is_advised() {
-    // A bucket fills while the lane sends 80 Mbit/s, and 200 Mbit/s for 0.4 s empty it: 104 in the mean between drops.
+    // The bucket fills while the lane sends 80 Mbit/s. 200 Mbit/s for 0.4 s empty it: 104 Mbit/s on average between
+    // drops.
     let filled = |step: u32, tcp: &mut TcpSample| {
         tcp.delivered += if (4..8).contains(&(step % 20)) { 1_500_000 } else { 0 };
         tcp.sent += if (4..8).contains(&(step % 20)) { 1050 } else { 0 };
@@ -227,7 +229,7 @@ fn a_policer_is_said_to_let_through_what_came_between_its_drops_and_no_less_is_a
     let report = run(HELD, waits_for_data(), filled);
     assert_eq!(report.total.first(), Some(Limit::Policer), "{:?}", report.total.shares());
     let facts = report.facts;
-    // With headers 108; the first drop may be anywhere in its bin, so that the mean may be a tenth below.
+    // 108 Mbit/s with headers. The first drop may be anywhere in its bin, so the average may be a tenth lower.
     assert!((95e6..110e6).contains(&(facts.policed.0 as f64)) && facts.policed_is_least, "{}", facts.policed);
     let said = remedy(Limit::Policer, &facts).unwrap();
     assert!(!said.contains("--rate") && said.contains("at least"), "{said}");
@@ -235,7 +237,7 @@ fn a_policer_is_said_to_let_through_what_came_between_its_drops_and_no_less_is_a
 
 #[test]
 fn random_loss_beside_a_full_queue_is_no_policer() {
-    // A hundredth is lost by chance, and each second the queue runs over.
+    // One percent is lost at random, and the queue overflows regularly (every 2 s).
     let by_chance = [7, 4, 9, 11, 5, 8, 3, 10, 6, 7, 12, 5, 8, 6, 4];
     let quic = |step: u32, transport: &mut TransportSample| {
         let TransportSample::Quic(quic) = transport else { panic!() };
@@ -244,7 +246,7 @@ fn random_loss_beside_a_full_queue_is_no_policer() {
         quic.heard += 1000;
         quic.lost += by_chance[step as usize % by_chance.len()] + if step % 20 == 15 { 90 } else { 0 };
         quic.rtt = if step % 20 >= 5 { RTT * 2 } else { RTT };
-        // Its rate control may take them for those of a policer.
+        // The rate control may attribute these losses to a policer.
         quic.state = if step > 30 { RateState::Policed(BitRate(49_400_000)) } else { RateState::Found };
     };
     let lane = QuicSample { rtt_min: RTT, rate: BitRate::megabits(82), ..QuicSample::default() };
@@ -256,7 +258,7 @@ fn random_loss_beside_a_full_queue_is_no_policer() {
 
 #[test]
 fn drops_of_a_host_that_is_late_are_those_of_the_queue_that_stands_otherwise() {
-    // A queue stands but for a second in five, in which bursts overrun it.
+    // The queue is persistent, except for a fifth of the time, when bursts overflow it.
     let run_at = |policed: u64| {
         let quic = |step: u32, transport: &mut TransportSample| {
             let TransportSample::Quic(quic) = transport else { panic!() };
@@ -274,7 +276,7 @@ fn drops_of_a_host_that_is_late_are_those_of_the_queue_that_stands_otherwise() {
     let report = run_at(155);
     assert_eq!(report.total.of(Limit::Policer), Duration::ZERO, "{:?}", report.total.shares());
     assert_eq!((report.total.first(), report.facts.policed), (Some(Limit::CongestionWindow), BitRate(0)));
-    // One for QUIC alone, below what TCP fills the path with, is one.
+    // A policer for QUIC only, below the rate with which TCP fills the path, is reported as a policer.
     let report = run_at(50);
     assert!(!report.total.of(Limit::Policer).is_zero(), "{:?}", report.total.shares());
     assert_eq!(report.facts.policed, BitRate::megabits(50));
@@ -297,7 +299,7 @@ fn losses_with_a_queue_are_a_full_path_and_so_are_those_that_bbr_does_not_mind()
 
 #[test]
 fn losses_before_a_policer_is_known_are_its_losses() {
-    // A hundredth, as chance would have it: with a spread of its own, which neither bursts nor even losses have.
+    // One percent with a random spread, unlike the losses of bursts or of a constant excess.
     let by_chance = [7, 4, 9, 11, 5, 8, 3, 10, 6, 7, 12, 5, 8, 6, 4];
     let chance = |step: u32| by_chance.iter().cycle().take(step as usize).sum();
     let times = |known_from: u32, lost: &dyn Fn(u32) -> u64| {
@@ -335,13 +337,15 @@ fn losses_before_a_policer_is_known_are_its_losses() {
     assert!(loss > total / 2 && policer.is_zero(), "{loss:?} {policer:?} of {total:?}");
     let (loss, policer, total) = times(90, &chance);
     assert!(policer > total / 2 && loss.is_zero(), "{loss:?} {policer:?} of {total:?}");
-    // In bursts, and nothing between them: what a short copy shows is told without the rate control, which needs several.
+    // Bursts without losses between them. The accountant classifies a short copy without the rate control, which needs
+    // several bursts.
     let bursts = |step: u32| u64::from((step + 15) / 20) * 140;
     let (loss, policer, total) = times(u32::MAX, &bursts);
     assert!(policer > total / 2 && policer > loss * 4, "{loss:?} {policer:?} of {total:?}");
 }
 
-/// The first limits of a QUIC lane and of a TCP lane that both have data in flight, and of which nothing comes back from `away` on.
+/// Returns the first limits of a QUIC lane and of a TCP lane. Both have data in flight and receive nothing during
+/// `away`.
 fn first_of_away(away: Range<u32>) -> [Option<Limit>; 2] {
     [false, true].map(|is_tcp| {
         let mut accountant = Accountant::default();
@@ -385,15 +389,17 @@ fn a_lane_of_which_nothing_comes_back_is_held_by_silence() {
     assert_eq!(first_of_away(0..0), [Some(Limit::CongestionWindow); 2]);
 }
 
-/// What is said of the congestion window of a QUIC lane over 50 Mbit/s and 660 ms that searches for `searching` steps, then is full for
-/// `full`, with a hundredth of its packets lost from then on, and then has nothing left to send for `ending`.
+/// Returns the remedy for the congestion window of a QUIC lane over 50 Mbit/s and 660 ms, and the report.
+///
+/// The lane searches for `searching` steps, then fills the path for `full` steps. From then on one percent of its
+/// packets is lost. Then it has nothing left to send for `ending` steps.
 fn said_of_quic(searching: u32, full: u32, ending: u32) -> (String, LimitReport) {
     let mut accountant = Accountant::default();
     let start = Instant::now();
     let busy = searching + full;
     for step in 0..busy + ending {
         let sending = step.min(busy);
-        // The first round trip hears of nothing, and little is sent.
+        // No acknowledgement arrives in the first round trip, and little is sent.
         let packets = u64::from(sending.saturating_sub(7)) * 500;
         let rtt = Duration::from_millis(660);
         let quic = QuicSample {
@@ -425,11 +431,11 @@ fn said_of_quic(searching: u32, full: u32, ending: u32) -> (String, LimitReport)
 fn a_window_grows_or_is_full_by_what_it_did_for_most_of_the_time_and_not_at_the_end() {
     let (said, report) = said_of_quic(25, 15, 15);
     assert_eq!(said, "it is still growing: longer copies get more", "{:?}", report.total.shares());
-    // What is lost is not carried.
+    // Lost packets are not delivered.
     let (said, report) = said_of_quic(25, 200, 30);
     assert_eq!(said, "the path is full at 49.5 Mbit/s", "{:?}", report.total.shares());
     assert!((9000..=10_000).contains(&report.facts.loss_ppm), "{}", report.facts.loss_ppm);
-    // Longer than the past of the path that is looked at.
+    // Longer than the history of the path that the accountant evaluates.
     assert_eq!(said_of_quic(25, 200, 600).0, said);
 }
 
@@ -466,9 +472,9 @@ fn a_quic_lane_is_held_by_its_pace_its_engine_or_the_peer() {
     assert_eq!(first(RateState::Given, 0.95, 82, 500_000, 4_000_000), Some(Limit::Cpu));
     assert_eq!(first(RateState::Found, 0.1, 82, 500_000, 4_000_000), Some(Limit::CongestionWindow));
     assert_eq!(first(RateState::Policed(BitRate::megabits(84)), 0.1, 82, 500_000, 4_000_000), Some(Limit::Policer));
-    // It could send at four times the rate, and its memory is nearly all in flight.
+    // The lane could send at four times the rate, and nearly all its memory is in flight.
     assert_eq!(first(RateState::Given, 0.1, 320, 500_000, 4_000_000), Some(Limit::SendBuffer));
-    // Or the window that the receiver has room for.
+    // Here the window of the receiver is the limit.
     assert_eq!(first(RateState::Given, 0.1, 320, 100_000_000, 500_000), Some(Limit::ReceiveWindow));
     assert_eq!(first(RateState::Given, 0.1, 320, 100_000_000, 4_000_000), Some(Limit::CongestionWindow));
 }
@@ -489,7 +495,7 @@ fn shares_are_of_the_time_with_lanes_and_the_mean_over_them() {
         let lanes = [(LaneId(0), lane(1.0)), (LaneId(1), lane(1.0)), (LaneId(2), lane(0.0))];
         accountant.handle_samples(start + STEP * step, &lanes, &SourceSample::default());
     }
-    // An outage: no time passes for limits while no lane is up.
+    // An outage: while no lane is up, no limit accumulates time.
     accountant.handle_samples(start + STEP * 500, &[], &SourceSample::default());
     let report = accountant.report();
     assert_eq!(report.total.total().as_secs_f64().round(), 1.0);
@@ -501,17 +507,17 @@ fn shares_are_of_the_time_with_lanes_and_the_mean_over_them() {
 /// Connections to a web server.
 #[derive(Clone, Copy)]
 struct Web {
-    /// The part of the time in which they fill their window, and that in which packets come out of order.
+    /// Share of the time with a full window, and share of the time with packets out of order.
     full: f64,
     disordered: f64,
-    /// Bytes come, and with them news, at every so many samples, until the one at which no more come.
+    /// Bytes, and with them new samples, arrive at every `every`-th sample, until sample `until`.
     every: u32,
     until: u32,
 }
 
 const WEB: Web = Web { full: 0.0, disordered: 0.0, every: 1, until: u32::MAX };
 
-/// Lanes within one process whose feeder does `feeder`, from a web server if it has `web`.
+/// Reports on two lanes inside one process with this feeder, reading from a web server if `web` is given.
 fn inside(feeder: Feeder, web: Option<Web>) -> LimitReport {
     let mut accountant = Accountant::default();
     let start = Instant::now();

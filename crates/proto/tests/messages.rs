@@ -1,4 +1,4 @@
-//! Every frame, message and header reads back as it was written, and no bytes make the readers panic.
+//! Every frame, message and header decodes to its original value, and no input makes the decoders panic.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use sterna_proto::{
 
 const MIB: u64 = 1 << 20;
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
+/// SplitMix64 (Steele, Lea and Flood 2014): one seed determines a whole run.
 struct Seeded(u64);
 
 impl Seeded {
@@ -60,7 +60,7 @@ fn errors() -> Vec<Error> {
     let mut errors: Vec<Error> = kinds
         .map(|kind| Error::new(kind, Scope::Destination, Phase::Finalise, "write a: no space").retry(Retry::After))
         .collect();
-    // Longer than the wire carries: cut, at the edge of a character.
+    // Longer than the wire format permits: truncated at a character boundary.
     errors.push(Error::new(ErrorKind::Io, Scope::Source, Phase::Verify, "ö".repeat(10_000)));
     errors
 }
@@ -379,7 +379,7 @@ fn headers() -> Vec<(BlockHeader, u64)> {
     ]
 }
 
-/// What is written, read and written again is the same bytes: types that hold an error cannot be compared.
+/// Compares encoded bytes after a round trip, because types that contain an error cannot be compared.
 #[test]
 fn every_frame_reads_back() {
     for frame in frames() {
@@ -467,7 +467,7 @@ fn slabs_that_would_cost_more_than_their_block_are_errors() {
     let slab = |code, length| Slab { encoding: SlabEncoding::from_code(code).unwrap(), length };
     let refused = |slabs: Vec<Slab>, why: &str| {
         let data_len = slabs.iter().map(|slab| u64::from(slab.length)).sum();
-        // Blocks of 4 MiB: the last one has a slab and a half.
+        // Blocks of 4 MiB: the last block has one slab and a half.
         let size = 3072 * MIB + 3 * (MIB / 2);
         let header = BlockHeader::Single {
             file: FileId(0),
@@ -507,7 +507,7 @@ fn errors_and_remarks_bring_no_control_characters_and_no_flood() {
     let nasty = "a\x1b[2Jb\nc".to_owned() + &"ö".repeat(20_000);
     let error = Error::new(ErrorKind::Io, Scope::Source, Phase::Verify, nasty.clone());
     let Ok(Frame::Refuse(read)) = Frame::decode(&Frame::Refuse(error).encode()) else { panic!("it is a refusal") };
-    // A byte that was replaced takes three.
+    // A replacement character takes three bytes.
     assert!(!read.text().chars().any(char::is_control) && read.text().len() <= 3 * ERROR_TEXT_BYTES_MAX);
     let told = Message::Told(Box::new(Told::Notice(nasty.clone()))).encode();
     let read = Message::decode_all(&told).unwrap();
@@ -539,14 +539,14 @@ fn packed_blocks_of_a_sender_fit_their_header_and_their_data() {
         sent += files.len();
         let bytes = files.iter().map(|(_, entry)| entry.size).sum();
         let header = BlockHeader::Packed { files, slab: None }.encode();
-        // A lane refuses headers above 128 KiB.
+        // A lane rejects headers above 128 KiB.
         assert!(header.len() <= 128 << 10 && bytes <= PACK_BYTES_MAX, "{} {bytes}", header.len());
         BlockHeader::decode(&header, bytes).unwrap();
     }
     assert_eq!(sent, 2000);
 }
 
-/// Flips, cuts, grows and repeats bytes.
+/// Flips, truncates, inserts and repeats bytes.
 fn mutate(random: &mut Seeded, bytes: &mut Vec<u8>) {
     for _ in 0..1 + random.below(4) {
         let len = bytes.len();
@@ -556,7 +556,7 @@ fn mutate(random: &mut Seeded, bytes: &mut Vec<u8>) {
             2 if len > 0 => drop(bytes.remove(random.below(len))),
             3 if len > 0 => bytes[random.below(len)] = 0xff,
             4 if len > 8 => {
-                // An integer of the largest kind, in the middle of things.
+                // A varint of the largest size, at a random position.
                 let at = random.below(len - 8);
                 bytes.splice(at..at, [0xff; 9].into_iter().chain([0x01]));
             }
@@ -593,7 +593,7 @@ fn no_bytes_make_a_reader_panic_and_what_is_read_can_be_written() {
     }
 }
 
-/// A file that grows, of `size` bytes.
+/// Returns the entry of a growing file of `size` bytes.
 fn growing(size: u64) -> FileEntry {
     FileEntry { growth: Some(Growth::for_rate(None)), ..entry(b"capture", size) }
 }
@@ -609,7 +609,7 @@ fn entries_of_growing_files_read_back_and_those_that_cannot_be_are_errors() {
     let refused = |entry: FileEntry| Message::decode_all(&Message::Offer { file: FileId(0), entry }.encode()).is_err();
     assert!(refused(growing(MIB + 1)), "part of a block before the end");
     assert!(refused(FileEntry { growth: growing(0).growth, ..directory() }), "a directory does not grow");
-    // The last byte of an entry that grows is the size of its blocks.
+    // The last byte of a growing entry is the block size.
     let mut bytes = Message::Offer { file: FileId(0), entry: growing(0) }.encode();
     for (log2, is_right) in [(19, false), (20, true), (24, true), (25, false), (64, false), (255, false)] {
         *bytes.last_mut().unwrap() = log2;

@@ -12,6 +12,7 @@ pub mod calls;
 pub mod comments;
 pub mod layering;
 pub mod names;
+pub mod prose;
 pub mod sizes;
 pub mod source;
 pub mod tree;

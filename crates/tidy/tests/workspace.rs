@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use sterna_tidy::tree::Tree;
-use sterna_tidy::{Finding, calls, comments, layering, names, sizes};
+use sterna_tidy::{Finding, calls, comments, layering, names, prose, sizes};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
@@ -85,4 +85,10 @@ fn a_block_is_called_a_block() {
 fn functions_and_files_fit_and_exceptions_only_shrink() {
     let exceptions = std::fs::read_to_string(root().join(sizes::EXCEPTIONS_PATH)).unwrap();
     assert_none(&sizes::sizes(&tree(), &exceptions));
+}
+
+#[test]
+fn comments_are_plain_english_and_exceptions_only_shrink() {
+    let exceptions = std::fs::read_to_string(root().join(prose::EXCEPTIONS_PATH)).unwrap();
+    assert_none(&prose::prose(&tree(), &exceptions));
 }

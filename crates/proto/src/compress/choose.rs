@@ -201,7 +201,7 @@ const UNENCODED: Measured = Measured { method: Method::Raw, shrunk: 1.0, seconds
 pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Option<Method>) -> Decision<Method> {
     let none = |rationale: String| Decision { value: Method::Raw, rationale: format!("none, {rationale}") };
     if wish == Wish::Never {
-        return none("as asked for with --compress".to_owned());
+        return none("as given".to_owned());
     }
     let rate = |method: &Measured| delivered(method, facts).0;
     let top = measured.iter().map(rate).fold(0.0, f64::max);

@@ -1,5 +1,8 @@
-//! What kernels and engines said of copies under imposed limits, recorded once and replayed in virtual time: the first name and every
-//! stated fact are right. `bench/limits.py --record` makes such files and puts at their head what was imposed; CONTRIBUTING.md says how.
+//! Replays recordings of copies under imposed limits in virtual time. The first limit and every stated fact must be
+//! correct.
+//!
+//! A recording holds the samples of kernels and engines. `bench/limits.py --record` makes these files and writes the
+//! imposed values at their head. CONTRIBUTING.md describes the procedure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,10 +13,10 @@ use sterna_proto::BitRate;
 use sterna_proto::limit::trace::read_trace;
 use sterna_proto::limit::{Accountant, Facts, Limit, LimitReport, remedy};
 
-/// How far a stated fact without a range may be from what was imposed.
+/// Largest relative error of a stated fact without a range.
 const PRECISION: f64 = 0.1;
 
-/// A recording and what was imposed.
+/// A recording with the imposed values.
 struct Recording {
     name: String,
     first: Limit,
@@ -51,7 +54,7 @@ fn recordings() -> Vec<Recording> {
     files.iter().map(|path| Recording::read(path)).collect()
 }
 
-/// A fact as the remedy of `first` states it: least and most; `None` where that remedy does not state it.
+/// Returns a fact as the remedy of `first` states it, as a range; `None` if this remedy does not state the fact.
 fn stated(name: &str, first: Limit, facts: &Facts) -> Option<(f64, f64)> {
     let exact = |value: f64| Some((value, value));
     let bytes = |(least, most): (BitRate, BitRate)| Some((least.0 as f64 / 8.0, most.0 as f64 / 8.0));
@@ -87,9 +90,9 @@ fn every_recorded_limit_is_named_first_with_facts_that_hold() {
         }
         for (fact, imposed) in &recording.facts {
             let Some((least, most)) = stated(fact, recording.first, &facts) else { continue };
-            // A range as narrow as that is stated as one number.
+            // A range this narrow is stated as one number.
             let is_near = (most - imposed).abs() <= imposed * PRECISION && least * 10.0 >= most * 9.0;
-            // Words show three figures.
+            // Texts show three significant digits.
             let is_within = (least * 0.99..=most * 1.01).contains(imposed);
             if !is_within && !is_near {
                 wrong.push(format!("{name}: {fact} is {least} to {most} where {imposed} was imposed: {said:?}"));
@@ -112,7 +115,7 @@ fn no_remedy_asks_for_less_than_the_copy_reached() {
         let said = remedy(Limit::Policer, &facts).unwrap_or_default();
         let Some(rate) = said.split("--rate ").nth(1).and_then(|rest| rest.split("Mbit").next()) else { continue };
         let Ok(megabits) = rate.parse::<f64>() else { continue };
-        // The flag is in whole Mbit/s.
+        // The flag takes whole Mbit/s.
         assert!(megabits + 1.0 > facts.reached.0 as f64 / 1e6, "{}: {said}, reached {}", recording.name, facts.reached);
     }
 }

@@ -1,22 +1,22 @@
-//! A TCP flow with CUBIC (RFC 9438) that always has data: the neighbour that everybody has.
+//! A TCP flow with CUBIC (RFC 9438) that always has data: the most common competing traffic.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One flow; packets are counted, not bytes.
+/// One flow; counts packets, not bytes.
 #[derive(Clone, Debug)]
 pub struct Cubic {
     cwnd: f64,
     ssthresh: f64,
     window_max: f64,
     epoch: Option<Duration>,
-    /// Sent and neither acknowledged nor lost, with the time of sending.
+    /// Packets in flight with their send time.
     flying: BTreeMap<u64, Duration>,
     next_number: u64,
     largest_acked: u64,
-    /// Losses of packets below this are of an epoch that has been paid for.
+    /// Losses of packets below this number belong to a congestion event that has already reduced the window.
     recovered_at: u64,
-    /// Smoothed; `None` before the first sample.
+    /// Smoothed round-trip time; `None` before the first sample.
     rtt: Option<Duration>,
     rtt_min: Duration,
     last_progress: Duration,
@@ -39,7 +39,7 @@ impl Cubic {
         }
     }
 
-    /// The next packet to send now, if the window has room.
+    /// Returns the number of the next packet to send now, if the window has room.
     pub fn poll_send(&mut self, now: Duration) -> Option<u64> {
         if now >= self.timeout_at() {
             self.time_out(now);
@@ -53,7 +53,7 @@ impl Cubic {
         Some(number)
     }
 
-    /// When it wants to be asked even if nothing arrives.
+    /// Returns the time of the next call even if nothing arrives.
     pub fn poll_timeout(&self) -> Duration {
         self.timeout_at()
     }
@@ -70,7 +70,7 @@ impl Cubic {
         }
         if self.cwnd < self.ssthresh {
             self.cwnd += 1.0;
-            // HyStart's delay rule (RFC 9406, simplified): leaves slow start when a queue builds.
+            // Delay rule of HyStart++ (RFC 9406, simplified): leaves slow start when a queue builds up.
             if now - sent > self.rtt_min + (self.rtt_min / 8).clamp(Duration::from_millis(4), Duration::from_millis(16))
             {
                 self.ssthresh = self.cwnd;
@@ -108,7 +108,7 @@ impl Cubic {
     }
 
     fn timeout_at(&self) -> Duration {
-        // RFC 6298: a second before the first sample.
+        // RFC 6298: one second before the first sample.
         self.last_progress + self.rtt.map_or(Duration::from_secs(1), |rtt| Duration::from_millis(200).max(rtt * 3))
     }
 

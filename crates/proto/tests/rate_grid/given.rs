@@ -1,4 +1,4 @@
-//! What a path does to a rate that is given, and what a contract holds.
+//! Behaviour of a given rate on various paths, and guarantees of a contract.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn seconds(count: u64) -> Duration {
 
 fn clean(mbit: u64, rtt_ms: u64) -> LinkModel {
     let mut link = LinkModel::clean(BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
-    // The least queue that routers have.
+    // Smallest queue of real routers.
     link.forward.queue = Queue::Bytes(link.forward.queue_bytes(link.rtt).max(ByteCount(64 * 1500)));
     link
 }
@@ -30,7 +30,7 @@ fn given(rate: BitRate) -> RateContract {
     RateContract::of_rate(Some(rate))
 }
 
-/// The part of `rate` that arrived in these seconds.
+/// Returns the share of `rate` that arrived in these seconds.
 fn share(tally: &Tally, from: u64, to: u64, rate: BitRate) -> f64 {
     tally.delivered(seconds(from), seconds(to)).0 as f64 / rate.0 as f64
 }
@@ -127,7 +127,7 @@ fn an_outage_stops_sending_within_a_window_and_the_given_rate_is_back_at_once() 
     let mut link = clean(50, 660);
     link.outages = vec![Outage { start: seconds(10), length: seconds(10), every: None }];
     let (tally, path) = run(&link, given(BitRate::megabits(49)), 40);
-    // Two BDP and what batches need: 8.25 MB and 0.2 MB, then probes only.
+    // Two BDP plus the data for batches, 8.25 MB and 0.2 MB; then only probes.
     let into_it = tally.sent(seconds(10), seconds(20));
     assert!(into_it < 9_000_000, "{into_it} bytes into the outage");
     let after = share(&tally, 23, 40, link.forward.rate);
@@ -341,11 +341,12 @@ fn a_host_that_stalls_does_not_wear_the_rate_down() {
     }
 }
 
-/// Stalls of up to `longest` ms with `apart` ms between them at most, of a machine on which both hosts run, until `end`.
+/// Returns stalls of a machine that runs both hosts, until `end`. Each takes up to `longest` ms, with at most `apart`
+/// ms between them.
 pub fn busy_machine(seed: u64, longest: u64, apart: u64, end: Duration) -> Vec<Stall> {
     let mut state = seed;
     let mut pick = |least: u64, most: u64| {
-        // Knuth's generator: any will do, as long as it is the same tomorrow.
+        // Knuth's generator: any generator works if it stays the same.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         Duration::from_millis(least + (state >> 33) % (most - least))
     };
@@ -364,7 +365,8 @@ fn a_machine_that_was_busy_finds_the_rate_when_it_is_no_more() {
     lossy.forward.loss = 0.005;
     for (link, lanes) in [(lossy, 2), (clean(50, 660), 1), (policed(BitRate::megabits(30), 320), 2)] {
         let possible = link.forward.policer.map_or(link.forward.rate, |policer| policer.rate);
-        // The share while a fifth of the time nothing is done; while two thirds of it, it is luck.
+        // Lower limit of the share during the stalls. A machine stalled for a fifth of the time must reach it. For a
+        // machine stalled for two thirds of the time the result is random.
         for (longest, apart, least) in [(100, 400, 0.5), (400, 200, 0.0)] {
             for seed in 1..=8 {
                 let contract = RateContract { expected_rtt: Some(link.rtt), ..RateContract::default() };

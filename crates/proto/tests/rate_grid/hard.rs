@@ -1,4 +1,4 @@
-//! Harder paths and hosts: first contact, in per cent of what is achievable there.
+//! Harder paths and hosts: first contact with a path, as a share of the achievable rate.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use sterna_proto::{BitRate, ByteCount};
 use crate::lanes_for;
 use crate::path::{Hosts, Load, Path, Setup, Socket, Tally};
 
-/// One row: what is imposed, and what can be achieved of it.
+/// One row: the setup and the achievable rate.
 struct Row {
     name: &'static str,
     setup: Setup,
     achievable: BitRate,
-    /// The first bytes that count: a copy of this size.
+    /// Size of the copy: the first bytes that count.
     size: ByteCount,
 }
 
@@ -39,7 +39,7 @@ fn row(name: &'static str, link: LinkModel, hosts: Hosts, size_mb: u64) -> Row {
     Row { name, setup, achievable, size }
 }
 
-/// A host that reads `mbit` from a socket with `buffer_mb`, and sends at most 6 Gbit/s.
+/// Returns a host that reads `mbit` from a socket with `buffer_mb`, beside a sending host of at most 6 Gbit/s.
 fn slow_host(mbit: u64, buffer_mb: u64) -> Hosts {
     Hosts {
         sends: Some(BitRate::megabits(6000)),
@@ -76,7 +76,7 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// Share of the achievable rate while the first `size` bytes came.
+/// Returns the share of the achievable rate during the first `size` bytes.
 fn first(tally: &Tally, row: &Row) -> f64 {
     let took = tally.time_of(row.size).unwrap_or(row.setup.duration);
     row.achievable.time_for(row.size).as_secs_f64() / took.as_secs_f64()
@@ -101,7 +101,8 @@ fn first_contact_uses_what_slow_hosts_and_hard_paths_can_do() {
     }
 }
 
-/// Messages of `message` bytes, one each `every_us`, for eight seconds over eight lanes; returns how many bytes of them wait at the end.
+/// Sends messages of `message` bytes, one every `every_us`, for eight seconds over eight lanes. Returns the number of
+/// message bytes that wait at the end.
 fn waiting(mbit: u64, rtt_ms: u64, message: u64, every_us: u64) -> u64 {
     let link = link(mbit, rtt_ms, 1500);
     let load = Load { message: ByteCount(message), every: Duration::from_micros(every_us) };
@@ -113,7 +114,7 @@ fn waiting(mbit: u64, rtt_ms: u64, message: u64, every_us: u64) -> u64 {
 fn messages_do_not_wait_for_a_search_that_has_too_little_to_send() {
     for (rtt_ms, message, every_us) in [(150, 60, 800), (150, 60, 100), (660, 60, 100), (20, 60, 50), (150, 60, 20)] {
         let waiting = waiting(1000, rtt_ms, message, every_us);
-        // What is written in three round trips: one in which a train is judged, and what has piled up in it.
+        // Bytes written in three round trips: one to evaluate a packet train, and the time to send the backlog from it.
         let most = message * 1000 / every_us * rtt_ms * 3;
         assert!(waiting < most, "{rtt_ms} ms, {message} bytes each {every_us} us: {waiting} bytes wait");
     }
@@ -123,7 +124,7 @@ fn messages_do_not_wait_for_a_search_that_has_too_little_to_send() {
 fn a_narrow_return_path_is_not_flooded_by_messages() {
     let mut link = link(1, 300, 1500);
     link.forward.queue = Queue::Time(Duration::from_millis(300));
-    // 1.5 Mbit/s of them.
+    // Messages of 1.5 Mbit/s in total.
     let load = Load { message: ByteCount(60), every: Duration::from_micros(640) };
     let duration = Duration::from_secs(30);
     let (tally, _) = Path::new(Setup { load: Some(load), ..Setup::new(&link, found(&link), 8, duration) }).run();

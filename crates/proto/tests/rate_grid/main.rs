@@ -1,4 +1,4 @@
-//! Rate control over a grid of paths in virtual time: what share of each path a sender reaches.
+//! Rate control over a grid of paths in virtual time: measures the share of each path that a sender reaches.
 
 mod cubic;
 mod given;
@@ -18,13 +18,13 @@ use sterna_proto::plan::choose_quic_lanes;
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount};
 
-/// One thing that is wrong with a path.
+/// One impairment of a path.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     None,
     Loss(f64),
     ShortQueue,
-    /// A policer at this part of the rate, with a bucket of 64 KiB.
+    /// Policer at this share of the rate, with a bucket of 64 KiB.
     Policer(f64),
     Reordering,
     Jitter,
@@ -33,7 +33,7 @@ enum Trouble {
 
 fn link(rate: BitRate, rtt: Duration, trouble: Trouble) -> (LinkModel, usize, BitRate) {
     let mut link = LinkModel::clean(rate, rtt);
-    // The least queue that routers have.
+    // Smallest queue of real routers.
     link.forward.queue = Queue::Bytes(link.forward.queue_bytes(rtt).max(ByteCount(64 * 1500)));
     if rate > BitRate::megabits(1000) {
         link.mtu = 9000;
@@ -65,25 +65,25 @@ fn link(rate: BitRate, rtt: Duration, trouble: Trouble) -> (LinkModel, usize, Bi
     (link, competitors, possible)
 }
 
-/// What came of one cell, as parts of what is possible there.
+/// Result of one cell, as shares of the achievable rate.
 struct Share {
     /// In the first quarter of the run, start included.
     first: f64,
-    /// In its second half.
+    /// In the second half of the run.
     settled: f64,
-    /// Packets dropped in the second half, as a part of those sent.
+    /// Share of dropped packets in the second half.
     lost: f64,
-    /// What each competing flow had in the second half of what would be its fair part.
+    /// Share of each competing flow in the second half, relative to its fair share.
     others: f64,
 }
 
-/// As many lanes as a session opens.
+/// Returns the number of lanes that a session opens.
 fn lanes_for(rate: BitRate, mtu: u16) -> usize {
     choose_quic_lanes(Some(rate), mtu).value as usize
 }
 
 fn measure(mbit: u64, rtt_ms: u64, trouble: Trouble) -> Share {
-    // Flows that halve and grow again over long paths need a while to divide them.
+    // Flows that halve their window and grow again need some time on long paths to share the rate.
     let least = Duration::from_secs(if matches!(trouble, Trouble::Competitors(_)) { 60 } else { 8 });
     let most = Duration::from_secs(if mbit > 1000 { 12 } else { 40 });
     measure_for((Duration::from_millis(rtt_ms) * 60).clamp(least, least.max(most)), mbit, rtt_ms, trouble)
@@ -132,8 +132,8 @@ fn beside_flows_that_keep_a_queue_full_each_has_its_part() {
     }
 }
 
-/// What the first of some senders of ours has of an equal part of a path in the second minute, what each of the others has, and what the
-/// first one loses.
+/// Measures several of our senders that share a path, in the second minute. Returns the share of the first sender and
+/// the mean share of the others, relative to an equal share. Also returns the loss of the first sender.
 fn among_ours(mbit: u64, rtt_ms: u64, others: usize) -> (f64, f64, f64) {
     let (rate, rtt) = (BitRate::megabits(mbit), Duration::from_millis(rtt_ms));
     let (link, ..) = link(rate, rtt, Trouble::None);
@@ -160,7 +160,8 @@ fn senders_of_ours_divide_a_path_and_fill_it() {
     }
 }
 
-/// Prints the whole grid: first quarter, second half (per cent of what is possible), and loss, or what competing flows keep.
+/// Prints the whole grid: first quarter and second half (percent of the achievable rate), then loss, or the share that
+/// competing flows keep.
 /// `cargo test --release -p sterna-proto --test rate_grid -- --ignored --nocapture`
 #[test]
 #[ignore = "a table for people"]
@@ -190,8 +191,8 @@ fn grid() {
     }
 }
 
-/// Prints what is left of an equal part, to us and to each of the others, after five minutes beside cubic flows; and beside senders of ours,
-/// with the loss of one of them.
+/// Prints shares relative to an equal share, for our sender and for each of the others. First after five minutes beside
+/// cubic flows, then beside other senders of ours, with the loss of one of these.
 #[test]
 #[ignore = "a table for people"]
 fn neighbours() {

@@ -1,8 +1,8 @@
-//! A path in virtual time with a sender of ours on it, or some, and whoever else uses it.
+//! A path in virtual time with one or more of our senders, and with competing flows.
 //!
-//! Packets go over the lab's model, both ways: acknowledgements take the reverse direction and can be lost. What the QUIC
-//! engine does around the controller is done here as it does it: pacing in bursts of 2 ms, an acknowledgement for every 50
-//! packets or 25 ms, a hole lost after later packets or a time.
+//! Packets travel over the lab's model in both directions. Acknowledgements take the reverse direction and can be lost.
+//! The simulation reproduces the QUIC engine around the controller. It paces in bursts of 2 ms and acknowledges every
+//! 50 packets or 25 ms. A gap counts as lost after a number of later packets or after a time.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,22 +15,22 @@ use sterna_proto::{BitRate, ByteCount};
 
 use crate::cubic::Cubic;
 
-/// What is on the wires.
+/// Packets on the wires.
 #[derive(Clone, Debug)]
 pub enum Packet {
-    /// Of one of our lanes.
+    /// Data of one of our lanes.
     Data { lane: usize, number: u64 },
-    /// Acknowledges these packets of a lane.
+    /// Acknowledgement of these packets of a lane.
     Ack { lane: usize, numbers: Vec<u64> },
-    /// Of a competing flow.
+    /// Data of a competing flow.
     Other { flow: usize, number: u64 },
-    /// Acknowledges one packet of a competing flow.
+    /// Acknowledgement of one packet of a competing flow.
     OtherAck { flow: usize, number: u64 },
-    /// So many packets were dropped by the receiving host.
+    /// Report that the receiving host dropped this number of packets.
     Overrun { packets: u64 },
 }
 
-/// Nothing is done at a host, or at both when they share a machine.
+/// A time in which a host is stalled; both hosts if they share a machine.
 #[derive(Clone, Debug)]
 pub struct Stall {
     pub host: Host,
@@ -44,61 +44,61 @@ pub enum Host {
     Both,
 }
 
-/// What a run is made of.
+/// Setup of a run.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub link: LinkModel,
     pub contract: RateContract,
     pub lanes: usize,
-    /// Cubic flows that use the path too, from the start.
+    /// Number of cubic flows that also use the path from the start.
     pub competitors: usize,
-    /// In the order of time, none within another.
+    /// Stalls in order of time, without overlap.
     pub stalls: Vec<Stall>,
     pub hosts: Hosts,
-    /// What the sender has to send; `None`: more than any path carries.
+    /// Data of the sender; `None`: more than any path carries.
     pub load: Option<Load>,
     pub duration: Duration,
 }
 
 impl Setup {
-    /// A path that this sender has for itself, between hosts without limits.
+    /// Returns the setup of a path with one sender, between hosts without limits.
     pub fn new(link: &LinkModel, contract: RateContract, lanes: usize, duration: Duration) -> Self {
         let (hosts, stalls) = (Hosts::default(), Vec::new());
         Self { link: link.clone(), contract, lanes, competitors: 0, stalls, hosts, load: None, duration }
     }
 }
 
-/// What the hosts themselves can do.
+/// Limits of the hosts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hosts {
-    /// Most that the sending host puts on the wire, all lanes together.
+    /// Highest rate of the sending host on the wire, all lanes together.
     pub sends: Option<BitRate>,
-    /// Most bytes in flight on one lane: its part of the memory of a copy.
+    /// Most bytes in flight on one lane: its share of the memory of a copy.
     pub lane_memory: Option<ByteCount>,
-    /// The socket of the receiving host.
+    /// Socket of the receiving host.
     pub receives: Option<Socket>,
 }
 
-/// A socket that is read at a limited rate and drops what exceeds its buffer.
+/// A socket that is read at a limited rate and drops packets that exceed its buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Socket {
     pub rate: BitRate,
     pub buffer: ByteCount,
 }
 
-/// Messages that are written at intervals to the first lane; the others write updates of flow control.
+/// Messages written at intervals to the first lane. The other lanes write updates of flow control.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub message: ByteCount,
     pub every: Duration,
 }
 
-/// What came of it, in tenths of a second.
+/// Counters of a run, per tenth of a second.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     sent: Vec<u64>,
     dropped: Vec<u64>,
-    /// Bytes that were dropped by the socket of the receiving host.
+    /// Bytes that the socket of the receiving host dropped.
     overrun: Vec<u64>,
     ours: Vec<u64>,
     others: Vec<u64>,
@@ -107,17 +107,17 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Mean rate that our lanes delivered in `[from, to)` of the run, counted on the wire.
+    /// Returns the mean rate that our lanes delivered in `[from, to)` of the run, counted on the wire.
     pub fn delivered(&self, from: Duration, to: Duration) -> BitRate {
         mean(&self.ours, from, to)
     }
 
-    /// The same of all competing flows.
+    /// Returns the same rate for all competing flows together.
     pub fn delivered_by_others(&self, from: Duration, to: Duration) -> BitRate {
         mean(&self.others, from, to)
     }
 
-    /// When `size` bytes of ours had arrived, to the tenth of a second.
+    /// Returns the time at which `size` bytes of ours had arrived, to a tenth of a second.
     pub fn time_of(&self, size: ByteCount) -> Option<Duration> {
         let sums = self.ours.iter().scan(0, |sum, bytes| {
             *sum += bytes;
@@ -127,24 +127,24 @@ impl Tally {
         (tenth < self.ours.len()).then(|| Duration::from_millis(100) * (tenth as u32 + 1))
     }
 
-    /// Bytes that our lanes sent in `[from, to)`.
+    /// Returns the bytes that our lanes sent in `[from, to)`.
     pub fn sent(&self, from: Duration, to: Duration) -> u64 {
         let index = |at: Duration| ((at.as_millis() / 100) as usize).min(self.sent.len());
         self.sent[index(from)..index(to)].iter().sum()
     }
 
-    /// The most that arrived in any second.
+    /// Returns the highest rate of arrival in any second.
     pub fn most_in_a_second(&self) -> BitRate {
         let most = self.ours.windows(10).map(|second| second.iter().sum()).max().unwrap_or(0);
         BitRate::mean(ByteCount(most), Duration::from_secs(1))
     }
 
-    /// Bytes that the receiving host dropped in the whole run, as a part of those sent.
+    /// Returns the bytes that the receiving host dropped in the whole run, as a share of the sent bytes.
     pub fn overrun(&self) -> f64 {
         self.overrun.iter().sum::<u64>() as f64 / self.sent.iter().sum::<u64>().max(1) as f64
     }
 
-    /// Packets of ours that did not arrive, as a fraction of those sent in `[from, to)`.
+    /// Returns the bytes of ours that did not arrive, as a share of the bytes sent in `[from, to)`.
     pub fn lost(&self, from: Duration, to: Duration) -> f64 {
         let sum = |tenths: &[u64]| {
             let index = |at: Duration| ((at.as_millis() / 100) as usize).min(tenths.len());
@@ -167,70 +167,70 @@ fn count(tenths: &mut Vec<u64>, now: Duration, bytes: u64) {
     tenths[tenth] += bytes;
 }
 
-/// One lane: the controller, and what an engine keeps beside it.
+/// One lane: the controller and the state that an engine keeps for it.
 struct Lane {
-    /// Which of our senders it belongs to.
+    /// Index of the sender that owns the lane.
     sender: usize,
     control: LaneControl,
     key: LaneKey,
-    /// Packets in flight by number, with the time of sending and their bytes; `None` once acknowledged.
+    /// Packets in flight by number, with send time and size; `None` once acknowledged or lost.
     flying: VecDeque<(u64, Option<(Duration, u64)>)>,
     in_flight: u64,
-    /// Bytes that the lane has to send, and when the next message is written.
+    /// Bytes that the lane has to send, and the time of the next message.
     backlog: u64,
     next_message: Duration,
-    /// When it is up; the maximum while it waits for the rate to be found.
+    /// Time when the lane is up; the maximum while the lane waits for the rate to be found.
     up_at: Duration,
     next_number: u64,
     largest_acked: u64,
     next_send: Duration,
     last_progress: Duration,
-    /// What the receiver has and not yet acknowledged, and since when.
+    /// Packets received and not yet acknowledged, and the time of the oldest.
     unacked: Vec<u64>,
     unacked_since: Duration,
-    /// What the last acknowledgements said: the next one says it again.
+    /// Packet numbers of the last acknowledgements, repeated in the next one.
     said: VecDeque<Vec<u64>>,
 }
 
 /// A run.
 pub struct Path {
     setup: Setup,
-    /// When the flow is moved to a path of another rate.
+    /// Time at which all flows move to a path of another rate, and this path.
     change: Option<(Duration, LinkModel)>,
-    /// Size of a full packet of ours: it grows with what path MTU discovery finds, a probe in each round trip.
+    /// Size of our full packets. Grows by path MTU discovery, with one probe per round trip.
     packet_bytes: u64,
     mtu_probe_at: Duration,
     start: Instant,
     now: Duration,
     forward: Wire<Packet>,
     reverse: Wire<Packet>,
-    /// One for each of our senders; the first is the one that is measured.
+    /// One for each of our senders; the first one is measured.
     rates: Vec<PathControl>,
     lanes: Vec<Lane>,
     others: Vec<Cubic>,
-    /// When the sending host can send again, and which lane it serves first.
+    /// Time when the sending host can send again, and the lane that it serves first.
     host_free: Duration,
     turn: usize,
     socket: ReceiveSocket,
     tally: Tally,
 }
 
-/// The socket of the receiving host.
+/// Socket of the receiving host.
 #[derive(Default)]
 struct ReceiveSocket {
-    /// Lane, number and bytes of what waits to be read.
+    /// Lane, number and bytes of each packet that waits to be read.
     waiting: VecDeque<(usize, u64, u64)>,
     bytes: u64,
-    /// When the next packet is read.
+    /// Time when the next packet is read.
     read_at: Duration,
-    /// Packets dropped since the last report, and when the next one is due.
+    /// Packets dropped since the last report, and the time of the next report.
     dropped: u64,
     report_at: Duration,
 }
 
 impl Path {
     pub fn new(setup: Setup) -> Self {
-        // Virtual time needs some first instant; it is never read again.
+        // Virtual time needs an origin, which is read only here.
         let start = Instant::now();
         let packet_bytes = u64::from(setup.link.mtu).min(PACKET_BYTES_FIRST);
         let mtu_probe_at = setup.link.rtt * 2;
@@ -264,20 +264,20 @@ impl Path {
         let (sender, start) = (self.rates.len(), self.start);
         self.lanes.extend((0..self.setup.lanes).map(|_| Lane::new(sender, &mut rate, start)));
         if rate.control().found().is_none() && self.setup.load.is_none() {
-            // As a session begins.
+            // As at the start of a session: the other lanes wait for the rate.
             let later = self.lanes.iter_mut().filter(|lane| lane.sender == sender).skip(1);
             later.for_each(|lane| lane.up_at = Duration::MAX);
         }
         self.rates.push(rate);
     }
 
-    /// Adds senders of ours that know nothing of the first; what they deliver counts as that of others.
+    /// Adds senders of ours that share no state with the first. Their deliveries count as those of others.
     pub fn beside_ours(mut self, count: usize) -> Self {
         (0..count).for_each(|_| self.add_sender());
         self
     }
 
-    /// Moves all flows to another path at `at`: what is in flight then is lost.
+    /// Moves all flows to another path at `at`. Packets in flight at this time are lost.
     pub fn change(mut self, at: Duration, link: LinkModel) -> Self {
         self.change = Some((at, link));
         self
@@ -315,7 +315,7 @@ impl Path {
         }
     }
 
-    /// Whether a host does nothing now.
+    /// Returns true if a host is stalled now.
     fn is_stalled(&self, host: Host) -> bool {
         let stalls = &self.setup.stalls;
         let next = stalls.partition_point(|stall| stall.when.end <= self.now);
@@ -326,7 +326,7 @@ impl Path {
 
     fn next_event(&self) -> Duration {
         if self.is_stalled(Host::Sender) || self.is_stalled(Host::Receiver) {
-            // What happens elsewhere meanwhile is looked at a thousand times a second.
+            // During a stall the events elsewhere are checked every millisecond.
             return self.now + Duration::from_millis(1);
         }
         let lanes = self.lanes.iter().map(|lane| {
@@ -343,7 +343,7 @@ impl Path {
         lanes.chain(others).chain(wires).chain([read, report]).min().unwrap_or(Duration::MAX)
     }
 
-    /// Takes what has arrived at either end.
+    /// Processes the packets that have arrived at both ends.
     fn receive(&mut self) {
         let is_stalled = self.is_stalled(Host::Receiver);
         while !is_stalled && let Some(packet) = self.forward.poll(self.now) {
@@ -378,7 +378,7 @@ impl Path {
         }
     }
 
-    /// A packet of a lane is at the receiving host.
+    /// Handles a packet of a lane that arrives at the receiving host.
     fn arrive(&mut self, lane: usize, number: u64) {
         let bytes = self.lanes[lane].bytes_of(number, self.packet_bytes);
         let Some(limits) = self.setup.hosts.receives else { return self.receive_data(lane, number, bytes) };
@@ -394,7 +394,7 @@ impl Path {
         socket.waiting.push_back((lane, number, bytes));
     }
 
-    /// Reads what the host has had the time for, and reports what its socket dropped.
+    /// Reads as many packets as the host had time for, and reports the packets that its socket dropped.
     fn read_socket(&mut self) {
         let Some(limits) = self.setup.hosts.receives else { return };
         while self.socket.read_at <= self.now
@@ -452,11 +452,11 @@ impl Path {
         let rate = &mut self.rates[lane.sender];
         rate.handle_batch(lane.key, start + now, &batch);
         lane.control.follow(rate.terms(lane.key, start + now));
-        // A pacer goes by the rate of now, also for what it had put off.
+        // The pacer applies the new rate immediately, also to a send that was already scheduled.
         lane.next_send = lane.next_send.min(now + gap(&lane.control, packet_bytes));
     }
 
-    /// Writes the messages of the load that are due.
+    /// Writes the due messages of the load.
     fn write(&mut self) {
         let Some(load) = self.setup.load else { return };
         for (number, lane) in self.lanes.iter_mut().enumerate() {
@@ -467,14 +467,14 @@ impl Path {
         }
     }
 
-    /// Whether a lane is up, and has something to send and room for it.
+    /// Returns true if a lane is up, has data to send and has room for it.
     fn may_send(&self, lane: &Lane) -> bool {
         let most = self.setup.hosts.lane_memory.map_or(u64::MAX, |memory| memory.0);
         let has_data = self.setup.load.is_none() || lane.backlog > 0;
         has_data && lane.up_at <= self.now && lane.has_room(self.packet_bytes) && lane.in_flight < most
     }
 
-    /// Brings up the lanes that wait for the rate to be found, as a session does: they take two round trips.
+    /// Starts the lanes that wait for the rate to be found, as a session does. They take two round trips.
     fn start_lanes(&mut self) {
         for lane in self.lanes.iter_mut().filter(|lane| lane.up_at == Duration::MAX) {
             if self.rates[lane.sender].control().found().is_some() {
@@ -485,7 +485,7 @@ impl Path {
 
     fn send(&mut self, lane: usize) {
         let (start, now, packet_bytes) = (self.start, self.now, self.packet_bytes);
-        // A probe needs no room; what it finds lost is lost only once it is acknowledged.
+        // A probe needs no room in the window. The losses that it reveals count only after its acknowledgement.
         let mut probes = now >= self.lanes[lane].probe_at();
         while probes || (self.may_send(&self.lanes[lane]) && now >= self.lanes[lane].next_send.max(self.host_free)) {
             let state = &mut self.lanes[lane];
@@ -503,7 +503,7 @@ impl Path {
                 self.host_free = self.host_free.max(now.saturating_sub(BURST)) + most.time_for(ByteCount(bytes));
             }
             let number = state.next_number;
-            // Engines spend numbers on packets of their own that nobody acknowledges.
+            // Engines use numbers for internal packets that are never acknowledged.
             state.next_number += if number.is_multiple_of(40) { 2 } else { 1 };
             state.flying.push_back((number, Some((now, bytes))));
             state.in_flight += bytes;
@@ -532,7 +532,7 @@ impl Path {
     }
 }
 
-/// Between two packets.
+/// Returns the time between two packets.
 fn gap(control: &LaneControl, bytes: u64) -> Duration {
     Duration::from_secs_f64(bytes as f64 * 8.0 / (control.rate().0 as f64).max(1.0))
 }
@@ -563,13 +563,13 @@ impl Lane {
         self.in_flight + bytes <= self.control.window().0
     }
 
-    /// Bytes of packet `number`, which may have been taken for lost.
+    /// Returns the size of packet `number`, which may already count as lost.
     fn bytes_of(&self, number: u64, packet_bytes: u64) -> u64 {
         let index = self.flying.binary_search_by_key(&number, |(number, _)| *number);
         index.ok().and_then(|index| self.flying[index].1).map_or(packet_bytes, |(_, bytes)| bytes)
     }
 
-    /// When silence calls for a probe; never while nothing is in flight.
+    /// Returns the time at which silence triggers a probe; never while nothing is in flight.
     fn probe_at(&self) -> Duration {
         if self.in_flight == 0 {
             return Duration::MAX;
@@ -577,12 +577,12 @@ impl Lane {
         self.last_progress + self.control.terms().rtt_min * 2 + ACK_DELAY * 2
     }
 
-    /// Takes for lost what `is_lost` says of (number, time of sending, largest acknowledged).
+    /// Marks packets as lost for which `is_lost` (number, send time, largest acknowledged) returns true.
     fn lose(&mut self, is_lost: impl Fn(u64, Duration, u64) -> bool) {
         for (number, sent) in &mut self.flying {
             let Some((at, bytes)) = *sent else { continue };
             if !is_lost(*number, at, self.largest_acked) {
-                // Numbers and times rise: nothing behind it is lost either.
+                // Numbers and times increase, so no later packet is lost either.
                 break;
             }
             *sent = None;
@@ -595,30 +595,31 @@ impl Lane {
     }
 }
 
-/// Size of a packet before path MTU discovery, about.
+/// Approximate packet size before path MTU discovery.
 const PACKET_BYTES_FIRST: u64 = 1500;
 
-/// Packets for an acknowledgement, and how long one may wait (the engine's settings; RFC 9000's delay).
+/// Packets per acknowledgement, and the longest delay of an acknowledgement (the engine's settings; RFC 9000's delay).
 const ACK_PACKETS: usize = 50;
 const ACK_DELAY: Duration = Duration::from_millis(25);
 
-/// In how many acknowledgements a packet is named. Reason: the ranges of an acknowledgement reach back over many.
+/// Number of acknowledgements that contain a packet. Reason: the ranges of an acknowledgement cover many earlier
+/// packets.
 const ACKS_REPEATED: usize = 4;
 
-/// How often the receiving host reports what its socket dropped.
+/// Interval at which the receiving host reports packets that its socket dropped.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// Headers of a packet with a message, and what a lane without data writes: updates of flow control.
+/// Header size of a packet with a message; size and interval of flow control updates on a lane without data.
 const HEADER_BYTES: u64 = 60;
 const UPDATE_BYTES: u64 = 20;
 const UPDATE_EVERY: Duration = Duration::from_millis(20);
 
-/// An acknowledgement on the wire.
+/// Size of an acknowledgement on the wire.
 const ACK_BYTES: usize = 80;
 
-/// Later packets that make a hole a loss, and the time that counts as reordering.
+/// Number of later packets after which a gap is a loss, and the time allowed for reordering.
 const LATER_PACKETS: u64 = 100;
 const REORDERING: Duration = Duration::from_millis(7);
 
-/// How far a pacer catches up.
+/// Longest time that a pacer catches up.
 const BURST: Duration = Duration::from_millis(2);

@@ -1,6 +1,7 @@
-//! Random paths and hosts: what a found rate settles at, as a part of what is achievable there.
+//! Random paths and hosts: measures the share of the achievable rate at which the rate control settles.
 //!
-//! Each cell follows from its seed, which is printed when it fails: `STERNA_SEED=7` runs that one, `STERNA_SEEDS=500` so many fresh ones.
+//! A seed determines each cell and is printed with its result. `STERNA_SEED=7` runs this cell only. `STERNA_SEEDS=500`
+//! runs 500 cells with fresh seeds.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -16,23 +17,23 @@ use crate::lanes_for;
 use crate::path::{Hosts, Path, Setup, Socket};
 use crate::seeded::Seeded;
 
-/// Cells of one run. Reason: some seconds.
+/// Cells per run. Reason: takes some seconds.
 const CELLS: u64 = 16;
 
-/// Part of what is achievable that each cell must settle at.
+/// Smallest share of the achievable rate at which a cell must settle.
 const LEAST: f64 = 0.8;
 
-/// Packets of a cell at most. Reason: a second of real time.
+/// Most packets per cell. Reason: takes one second of real time.
 const PACKETS_MOST: u64 = 1_000_000;
 
-/// One cell: what is imposed, and what can be achieved of it.
+/// One cell: the setup and the achievable rate.
 struct Cell {
     setup: Setup,
     achievable: BitRate,
     name: String,
 }
 
-/// Between `least` and `most`, as likely in each of their decades.
+/// Returns a value from a log-uniform distribution between `least` and `most`.
 fn between(random: &mut Seeded, least: f64, most: f64) -> f64 {
     let part = random.below(1 << 20) as f64 / f64::from(1 << 20);
     least * (most / least).powf(part)
@@ -60,7 +61,7 @@ impl Cell {
         let mut achievable = rate;
         if random.chance(200) {
             achievable = BitRate((rate.0 as f64 * between(&mut random, 0.3, 0.9)) as u64);
-            // Two bursts of a pacer at least: less lets nobody through.
+            // At least two bursts of a pacer: a smaller bucket passes almost nothing.
             let least = (achievable.0 as f64 / 8.0 * 0.004).max(32e3);
             let burst = ByteCount(between(&mut random, least, least * 30.0) as u64);
             link.forward.policer = Some(Policer { rate: achievable, burst, udp_only: false });
@@ -106,7 +107,7 @@ impl Cell {
         Self { setup, achievable, name }
     }
 
-    /// Part of what is achievable in the second half, and of the packets that were lost then.
+    /// Returns the share of the achievable rate and the share of lost packets, both in the second half.
     fn run(&self) -> (f64, f64) {
         let (from, to) = (self.setup.duration / 2, self.setup.duration);
         let (tally, _) = Path::new(self.setup.clone()).run();
@@ -114,7 +115,7 @@ impl Cell {
         (tally.delivered(from, to).0 as f64 / (self.achievable.0 as f64 * running), tally.lost(from, to))
     }
 
-    /// Part of a time in which the hosts do nothing.
+    /// Returns the share of a time range in which the hosts are stalled.
     fn stalled(&self, time: std::ops::Range<Duration>) -> f64 {
         let within = self.setup.stalls.iter().filter(|stall| time.contains(&stall.when.start));
         within.map(|stall| (stall.when.end - stall.when.start).as_secs_f64()).sum::<f64>()

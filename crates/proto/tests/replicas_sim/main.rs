@@ -1,7 +1,8 @@
-//! One file from several replicas in virtual time: the machines of `sterna_proto::session`, around them what drivers, networks and disks do, and
-//! replicas that are slow, stuck, away for a while, or wrong.
+//! Copies of one file from several replicas in virtual time, with the state machines of `sterna_proto::session`.
+//!
+//! The simulation plays drivers, networks and disks, and replicas that are slow, stuck, temporarily away, or wrong.
 
-// Of the draws that the other simulation makes some are not made here.
+// This simulation does not use all draws of the other one.
 #[allow(dead_code)]
 #[path = "../session_sim/seeded.rs"]
 mod seeded;
@@ -27,9 +28,9 @@ fn the_fast_one_does_more_and_nothing_travels_twice_but_what_is_compared() {
         let bytes: Vec<u64> = world.accounts().iter().map(|account| account.bytes).collect();
         assert_eq!(bytes.iter().sum::<u64>(), 400 * MIB + 5);
         assert!(bytes[0] < bytes[1] && bytes[1] < bytes[2], "{bytes:?}");
-        // About as long as all three together take: 16 s, and some for the start and the end.
+        // About the time that all three together need: 16 s, plus start and end.
         assert!(world.elapsed() < seconds(22), "{:?} {bytes:?}", world.elapsed());
-        // The first flight, what is compared, and the last blocks of the slow ones.
+        // Sent bytes include the first flight, the compared blocks, and the last blocks of the slow replicas.
         assert!(world.sent_bytes() < 460 * MIB, "{} {bytes:?}", world.sent_bytes() / MIB);
     });
 }
@@ -39,7 +40,7 @@ fn a_replica_alone_fills_its_path_though_it_is_asked_block_by_block() {
     for rtt in [10, 200, 660] {
         let mut world = World::new(1, 600 * MIB, vec![Host::at(300).with_rtt(rtt), Host::at(300).never()]);
         assert_eq!(world.run(seconds(60)), Ending::Done, "{}", world.describe());
-        // 17 s, and some round trips in which what it is asked for grows.
+        // 17 s, plus some round trips in which the requests grow.
         assert!(world.elapsed() < seconds(22), "{rtt} ms: {:?}", world.elapsed());
     }
 }
@@ -81,7 +82,8 @@ fn a_stuck_or_slow_replica_does_not_hold_up_the_end() {
         let hosts = if seed % 2 == 0 { vec![stuck, slow, Host::at(100)] } else { vec![Host::at(100), slow, stuck] };
         let mut world = World::new(seed, 200 * MIB, hosts);
         assert_eq!(world.run(seconds(300)), Ending::Done, "{}", world.describe());
-        // 17 s by the good one alone; the slow one would take half an hour for its part; comparisons are waited for.
+        // The good replica alone needs 17 s. The slow one would need half an hour for its share. The copy waits for
+        // comparisons.
         assert!(world.elapsed() < seconds(40), "{}", world.describe());
         assert!(world.is_right());
     });
@@ -104,7 +106,7 @@ fn a_liar_is_outvoted_or_loses_to_the_first_and_its_blocks_are_taken_anew() {
         assert!(world.is_right(), "{}", world.describe());
         let accounts = world.accounts();
         for (host, account) in accounts.iter().enumerate() {
-            // One that was too late to give anything was not compared.
+            // A replica that was too late to deliver anything was not compared.
             assert!(account.dropped.is_none() || host as u64 == liar, "{accounts:?}");
         }
         assert_eq!(accounts[liar as usize].bytes, 0, "{accounts:?}");
@@ -189,7 +191,7 @@ fn what_an_earlier_run_left_is_taken_anew_when_a_replica_turns_out_wrong() {
     for_seeds("what_an_earlier_run_left_is_taken_anew_when_a_replica_turns_out_wrong", 20, |seed| {
         let hosts = vec![Host::at(50), Host::at(50), Host::at(50).wrong_from(0)];
         let mut world = World::new(seed, 64 * MIB, hosts);
-        // From the wrong one.
+        // From the wrong replica.
         world.leave(2, 10..40);
         assert_eq!(world.run(seconds(60)), Ending::Done, "{}", world.describe());
         assert!(world.is_right(), "{}", world.describe());

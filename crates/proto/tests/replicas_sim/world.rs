@@ -1,4 +1,4 @@
-//! The receiver's host, the hosts that have a replica each, and paths between them, in steps of virtual time.
+//! The receiver's host, hosts with one replica each, and the paths between them, in steps of virtual time.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -15,15 +15,15 @@ use sterna_proto::{
 
 use super::seeded::Seeded;
 
-/// How far time moves at once.
+/// Length of one step of time.
 const STEP: Duration = Duration::from_millis(5);
 
 const FILE: FileId = FileId(0);
 
-/// The content of a block that is right.
+/// Content of a correct block.
 const RIGHT: u8 = 1;
 
-/// How a copy ended.
+/// Result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Done,
@@ -31,7 +31,7 @@ pub enum Ending {
     TooLate,
 }
 
-/// What a host with a replica is like.
+/// Properties of a host with a replica.
 #[derive(Clone)]
 pub struct Host {
     bytes_per_step: u64,
@@ -39,16 +39,16 @@ pub struct Host {
     size: Option<u64>,
     wrong: Option<Range<u64>>,
     stuck_after: Option<Duration>,
-    /// Mean time between deaths, and how long it is away then.
+    /// Mean time between failures, and the time away after each, in ms.
     dies: Option<(u64, u64)>,
     is_there: bool,
-    /// Its file becomes another one while it is away.
+    /// True if the file is replaced by another one while the host is away.
     changes: bool,
     version: u64,
 }
 
 impl Host {
-    /// A host that sends so many Mbit/s, over 20 ms.
+    /// Returns a host that sends at this rate, in Mbit/s, with a round-trip time of 20 ms.
     pub fn at(megabits: u64) -> Self {
         let bytes_per_step = megabits * 1_000_000 / 8 * STEP.as_millis() as u64 / 1000;
         let delay = Duration::from_millis(10);
@@ -74,17 +74,17 @@ impl Host {
         Self { size: Some(size), ..self }
     }
 
-    /// Every block from this one on differs.
+    /// Makes all blocks from this one on differ.
     pub fn wrong_from(self, block: u64) -> Self {
         Self { wrong: Some(block..u64::MAX), ..self }
     }
 
-    /// This block differs.
+    /// Makes this block differ.
     pub fn wrong_at(self, block: u64) -> Self {
         Self { wrong: Some(block..block + 1), ..self }
     }
 
-    /// From then on it sends nothing, and its lanes stay up.
+    /// Makes the host stop sending after this time, while its lanes stay up.
     pub fn stuck_after(self, time: Duration) -> Self {
         Self { stuck_after: Some(time), ..self }
     }
@@ -93,12 +93,12 @@ impl Host {
         Self { dies: Some((mean_ms, away_ms)), ..self }
     }
 
-    /// It comes back from its first death with another file of the same size.
+    /// Makes the host return from its first failure with another file of the same size.
     pub fn changing(self) -> Self {
         Self { changes: true, ..self }
     }
 
-    /// It cannot be reached.
+    /// Makes the host unreachable.
     pub fn never(self) -> Self {
         Self { is_there: false, ..self }
     }
@@ -109,18 +109,18 @@ impl Host {
     }
 }
 
-/// What is under way to the receiver's host.
+/// Items in flight to the receiver's host.
 enum Item {
     Frame(Frame),
     Begin { block: u64, entry: FileEntry },
     End { block: u64, digest: [u8; 32] },
 }
 
-/// The one lane of a host while it is up.
+/// The only lane of a host, while it is up.
 #[derive(Default)]
 struct Lane {
     id: u32,
-    /// The receiver's lane that stands for it.
+    /// The receiver's lane that represents this lane.
     inner: u32,
     sending: Option<(u64, u64, FileEntry)>,
     forth: VecDeque<(Instant, Item)>,
@@ -139,7 +139,7 @@ struct Place {
 
 pub struct World {
     seeded: Seeded,
-    /// Until when the thread that carries between both machines does not run.
+    /// Time until which the thread between both state machines does not run.
     late_until: Instant,
     begun: Instant,
     now: Instant,
@@ -148,7 +148,7 @@ pub struct World {
     session: ReplicaSession,
     receiver: RecvSession,
     is_expected: bool,
-    /// What lies on the disk: content by block.
+    /// Content of the disk, by block.
     disk: BTreeMap<u64, [u8; 32]>,
     left: RangeSet,
     revoked: HashSet<CopyId>,
@@ -164,7 +164,7 @@ impl World {
         Self::with(seed, size, hosts, false)
     }
 
-    /// The digest of the file is known.
+    /// Creates a world in which the digest of the file is known.
     pub fn expecting(seed: u64, size: u64, hosts: Vec<Host>) -> Self {
         Self::with(seed, size, hosts, true)
     }
@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// An earlier run has left these blocks, from this host.
+    /// Stores blocks that an earlier run received from this host.
     pub fn leave(&mut self, host: usize, blocks: Range<u64>) {
         for block in blocks.clone() {
             self.disk.insert(block, self.places[host].host.content(block, host));
@@ -236,7 +236,7 @@ impl World {
         self.carry();
     }
 
-    /// Comes, dies and returns.
+    /// Starts, fails and restarts the host.
     fn live(&mut self, number: usize) {
         let (id, place) = (ReplicaId(number as u32), &mut self.places[number]);
         if !place.host.is_there {
@@ -251,7 +251,7 @@ impl World {
             return;
         }
         if place.lane.is_none() && place.away_until.is_none_or(|until| self.now >= until) {
-            // A process that was started anew, or a lane that was dialled again.
+            // A restarted process, or a lane that was dialled again.
             if place.sender.is_none() || self.seeded.below(2) == 0 {
                 if place.sender.is_some() && place.host.changes {
                     (place.host.wrong, place.host.version) = (Some(0..u64::MAX), 2);
@@ -266,7 +266,7 @@ impl World {
             place.lane = Some(lane);
         }
         let Some((mean, away)) = place.host.dies else { return };
-        // One that changes before anybody has seen its file is a replica that differs.
+        // A host whose file changes before anyone has received data from it is a replica that differs.
         if place.host.changes && place.delivered == 0 {
             return;
         }
@@ -282,7 +282,7 @@ impl World {
         }
     }
 
-    /// The host puts on its lane what it may.
+    /// Sends as much as the host may send on its lane.
     fn send(&mut self, number: usize) {
         let (now, place) = (self.now, &mut self.places[number]);
         let (Some(sender), Some(lane)) = (&mut place.sender, &mut place.lane) else { return };
@@ -307,7 +307,7 @@ impl World {
             place.delivered += now_sent;
             if *left == 0 {
                 let digest = place.host.content(*block, number);
-                // Of another size it has another content too.
+                // A file of another size also has different content.
                 let digest = if entry.size == self.size { digest } else { [200; 32] };
                 lane.forth.push_back((arrives, Item::End { block: *block, digest }));
                 lane.sending = None;
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// What has come is taken.
+    /// Processes the items that have arrived.
     fn arrive(&mut self, number: usize) {
         let id = ReplicaId(number as u32);
         while let Some(item) = self.next_item(number) {
@@ -369,7 +369,7 @@ impl World {
         let mut arrival = Arrival::ReadPast;
         if matches!(taken, BlockUse::Take { .. }) && !self.revoked.contains(&copy) {
             let file = self.session.file().unwrap().clone();
-            // Chance strikes a block now and then.
+            // Some blocks are corrupt, at random.
             let is_sound = self.seeded.below(200) > 0;
             let verified = if is_sound { Ok(()) } else { Err(corrupt_block(&file, block)) };
             if is_sound {
@@ -382,7 +382,7 @@ impl World {
         self.session.handle_block(ReplicaId(number as u32), copy, block, digest, arrival, self.now);
     }
 
-    /// Chance has it that a copy that is to be revoked has come whole before that; whether it has.
+    /// Randomly completes a copy just before its revocation. Returns true if it did.
     fn finish_just_now(&mut self, copy: CopyId, block: u64) -> bool {
         let holds = |place: &Place| {
             place.lane.as_ref().is_some_and(|lane| lane.open.get(&block).is_some_and(|open| open.0 == copy))
@@ -400,7 +400,7 @@ impl World {
         }
     }
 
-    /// What the receiver's host has to say goes back to the sender.
+    /// Sends the frames of the receiver's host back to the sender.
     fn answer(&mut self, number: usize) {
         let (id, now, place) = (ReplicaId(number as u32), self.now, &mut self.places[number]);
         let (Some(sender), Some(lane)) = (&mut place.sender, &mut place.lane) else { return };
@@ -418,7 +418,7 @@ impl World {
         sender.handle_timeout(now);
     }
 
-    /// Carries frames between both machines of the receiver's host, and does what they ask for.
+    /// Carries frames between both state machines of the receiver's host, and executes their requests.
     fn carry(&mut self) {
         for _ in 0..4 {
             while let Some(event) = self.session.poll_event() {
@@ -442,7 +442,7 @@ impl World {
                 self.serve(event);
             }
             self.receiver.handle_timeout(self.now);
-            // The thread that carries may be late: then what the receiver has said comes in one piece.
+            // The thread may be late. Then the frames of the receiver arrive all at once.
             if self.now >= self.late_until && self.seeded.chance(30) {
                 self.late_until = self.now + Duration::from_millis(self.seeded.below(400));
             }
@@ -497,7 +497,7 @@ impl World {
         self.session.handle_taken_back(blocks, &asked);
     }
 
-    /// Whether every block is here, and is right.
+    /// Returns true if every block is present and correct.
     pub fn is_right(&self) -> bool {
         let count = self.session.file().map_or(0, |file| file.blocks().count());
         self.disk.len() as u64 == count && self.disk.values().all(|content| *content == [RIGHT; 32])
@@ -511,7 +511,7 @@ impl World {
         self.now - self.begun
     }
 
-    /// Bytes of blocks that were sent, also those that were read past.
+    /// Returns the sent bytes of blocks, including blocks that were read and discarded.
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }

@@ -1,4 +1,4 @@
-//! Files that grow while they are sent: their writers, and what must hold.
+//! Files that grow while they are sent: their writers, and the invariants.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use super::seeded::{Seeded, for_seeds};
 use super::world::{Config, Event, World};
 use super::{MIB, assert_resumed, hard, run, side};
 
-/// How long writers take between two writes, at most.
+/// Longest time between two writes.
 const WRITE_EVERY: Duration = Duration::from_millis(200);
 
-/// How long the last look at a file that has ended takes, at most.
+/// Longest time to read a file that has ended.
 const SEAL_TIME: Duration = Duration::from_millis(500);
 
 impl World {
-    /// Every writer that has not closed its file writes something, or nothing.
+    /// Lets every writer that has not closed its file write a random number of bytes, possibly none.
     pub fn grow_sources(&mut self) {
         for index in 0..self.sources.len() {
             self.grow_source(index);
@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// A file was offered that may have ended before.
+    /// Schedules the seal if the offered file has already ended.
     pub fn seal_if_ended(&mut self, index: usize) {
         if self.sources[index].entry.growth.is_some_and(|growth| growth.has_ended())
             && let Some(file) = self.offered_as(index)
@@ -63,14 +63,14 @@ impl World {
         self.after(delay, Event::Sealed { file });
     }
 
-    /// The number of a source in this session, once it was offered.
+    /// Returns the number of a source in this session, if it was offered.
     fn offered_as(&self, index: usize) -> Option<FileId> {
         let place = self.session.sources.iter().position(|source| *source == index)?;
         (place < self.session.next_source && !self.session.sender.gone).then_some(FileId(place as u64))
     }
 }
 
-/// Ends of every kind: nothing, less than a block, a block, a byte more, many.
+/// Returns final sizes of every kind: nothing, less than a block, a block, one byte more, many blocks.
 fn growing_sizes(random: &mut Seeded) -> Vec<u64> {
     let edges = [0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 7 * MIB + 3, 30 * MIB];
     (0..1 + random.below(5)).map(|_| edges[random.below(edges.len() as u64) as usize]).collect()
@@ -132,7 +132,7 @@ fn ended(size: u64) -> FileEntry {
     FileEntry { growth: Some(Growth::for_rate(None).end()), ..growing_entry(size) }
 }
 
-/// What a receiver says of messages that come behind the offer of a growing file of 2 MiB.
+/// Returns the receiver's result for messages that follow the offer of a growing file of 2 MiB.
 fn told(messages: &[Message]) -> Result<RecvSession, Error> {
     let mut receiver = RecvSession::new(LINGER_DEFAULT);
     receiver.handle_lane_up(LaneId(0));
@@ -162,7 +162,7 @@ fn a_sender_that_lies_about_a_growing_file_ends_the_session() {
     for lie in lies {
         assert_eq!(told(lie).unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
     }
-    // What has ended does not grow, whatever a block says; what came late on a slow lane is no lie.
+    // A file that has ended does not grow, even if a block header claims so. A late block from a slow lane is valid.
     let mut receiver = told(&[end(3 * MIB + 1), seal(1), seal(1)]).unwrap();
     assert!(receiver.handle_entry(file, &growing_entry(MIB)).is_ok());
     assert!(receiver.handle_entry(file, &growing_entry(4 * MIB)).is_err());

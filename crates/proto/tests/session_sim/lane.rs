@@ -1,9 +1,10 @@
 //! A lane in virtual time: two pipes, each reliable until it is cut.
 //!
-//! What TCP and QUIC promise is modelled, not TCP and QUIC: an item that the path loses is sent again after a
-//! retransmission time, one that comes twice counts once, items of a stream are given out in order. What the session sees
-//! of loss, reordering and duplication is therefore delay, and order between lanes (and between the blocks of a QUIC lane).
-//! The path beneath is the lab's [`Wire`]; an item is one packet of it, with bytes scaled down so that it fits.
+//! The model covers the guarantees of TCP and QUIC, not the protocols. A lost item is sent again after a retransmission
+//! time, a duplicate counts once, and items of a stream are delivered in order. The session therefore sees loss,
+//! reordering and duplication only as delay and as order between lanes (and between blocks on a QUIC lane).
+//!
+//! The path below is the lab's [`Wire`]. An item is one packet, with its size scaled down to fit.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -13,18 +14,18 @@ use sterna_lab::model::{Direction, Flow, LinkModel, Queue, Verdict, Wire};
 use sterna_proto::session::{BlockClaim, BlockTask, FileId, LaneId};
 use sterna_proto::{ByteCount, FileEntry};
 
-/// What travels on a lane. Bytes are encoded, so that every run goes through the parsers too.
+/// Items that travel on a lane. Their bytes are encoded, so that every run also uses the parsers.
 #[derive(Clone, Debug)]
 pub enum Item {
     Hello,
     Frame(Vec<u8>),
-    /// Header and the first half of the data.
+    /// Header and first half of the data.
     Begin {
         block: u64,
         header: Vec<u8>,
         data_len: u64,
     },
-    /// The second half of the data and the trailer: whether each file's bytes match it.
+    /// Second half of the data and the trailer; `intact` is true for each file whose bytes match the digest.
     End {
         block: u64,
         intact: Vec<bool>,
@@ -46,17 +47,17 @@ pub struct Pipe {
     wire: Wire<(u64, u64)>,
     model_rtt: Duration,
     bytes_per_unit: u64,
-    /// Items under way by stream and place.
+    /// Items in flight, by stream and position.
     under_way: HashMap<(u64, u64), (Item, usize)>,
     streams: HashMap<u64, Stream>,
     again: BinaryHeap<Reverse<(Duration, u64, u64)>>,
-    /// Each block has a stream of its own (QUIC); otherwise all share one (TCP).
+    /// True if each block has a separate stream (QUIC); otherwise all blocks share one stream (TCP).
     stream_per_block: bool,
-    /// Once the lane is cut: what its sender has given it since, without knowing.
+    /// After the cut: the number of items that the sender has passed to the lane without knowing about the cut.
     swallowed: Option<usize>,
 }
 
-/// Largest item in units: what one packet of the lab holds.
+/// Largest item in units: the size of one packet in the lab.
 const UNITS_MAX: u64 = 9000;
 
 impl Pipe {
@@ -94,12 +95,12 @@ impl Pipe {
 
     fn offer(&mut self, now: Duration, stream: u64, place: u64, units: usize) {
         if let Verdict::Drop(_) = self.wire.offer(now, units, Flow::udp(0), (stream, place)) {
-            // Found missing after a round trip, as a rule.
+            // As a rule, a loss is detected after one round trip.
             self.again.push(Reverse((now + self.model_rtt + self.model_rtt / 2, stream, place)));
         }
     }
 
-    /// How many items are sent and have not arrived.
+    /// Returns the number of items that were sent and have not arrived.
     pub fn load(&self) -> usize {
         self.swallowed.unwrap_or(self.under_way.len())
     }
@@ -109,7 +110,7 @@ impl Pipe {
         [again, self.wire.poll_timeout()].into_iter().flatten().min()
     }
 
-    /// Items that have arrived by `now` and whose turn it is.
+    /// Returns the items that have arrived by `now` and are next in their stream.
     pub fn poll(&mut self, now: Duration) -> Vec<Item> {
         while let Some(Reverse((at, stream, place))) = self.again.peek().copied() {
             if at > now {
@@ -121,7 +122,7 @@ impl Pipe {
         }
         let mut given = Vec::new();
         while let Some((id, place)) = self.wire.poll(now) {
-            // A copy of what has arrived is dropped here.
+            // A duplicate of an item that has arrived is dropped here.
             let Some((item, _)) = self.under_way.remove(&(id, place)) else { continue };
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.early.insert(place, item);
@@ -133,7 +134,7 @@ impl Pipe {
         given
     }
 
-    /// The lane is cut: nothing that is under way arrives.
+    /// Cuts the lane: nothing in flight arrives.
     pub fn cut(&mut self) {
         self.under_way.clear();
         self.again.clear();
@@ -147,13 +148,13 @@ pub struct Sending {
     pub task: BlockTask,
     pub block: u64,
     pub data_len: u64,
-    /// Versions of the sources as their bytes were read.
+    /// Versions of the sources at the time when their bytes were read.
     pub versions: Vec<i64>,
 }
 
-/// A block that a lane brings.
+/// A block that arrives on a lane.
 pub enum Open {
-    /// Part of a block, which nothing counts on.
+    /// A part of a block, on which nothing depends.
     Tail {
         file: FileId,
         offset: u64,
@@ -170,25 +171,25 @@ pub enum Open {
     },
 }
 
-/// One lane, seen from both ends.
+/// One lane with the state of both ends.
 pub struct Lane {
     pub keeper: usize,
-    /// What each end calls it; the agent's is known from the hello on.
+    /// Number of the lane at each end. The agent assigns its number on receipt of the hello.
     pub sender_id: Option<LaneId>,
     pub receiver_id: Option<LaneId>,
     pub sender_up: bool,
     pub receiver_up: bool,
     pub to_receiver: Pipe,
     pub to_sender: Pipe,
-    /// Nothing passes any more, whatever the ends believe.
+    /// True once nothing passes any more, even if the ends have not noticed.
     pub cut: bool,
-    /// An end that is over has closed it; the other end hears when all has arrived.
+    /// True if an end that is over has closed the lane. The other end notices after all items have arrived.
     pub closed_by_sender: bool,
     pub closed_by_receiver: bool,
     pub hello_seen: bool,
-    /// What came before the hello (QUIC) or waits behind a file that is looked up.
+    /// Items that arrived before the hello (QUIC), or that wait behind a file that is being looked up.
     pub inbox: VecDeque<Item>,
-    /// The file whose look-up holds up the lane.
+    /// The file whose look-up blocks the lane.
     pub waits_for: Option<FileId>,
     pub sending: Option<Sending>,
     pub open: HashMap<u64, Open>,
@@ -218,7 +219,7 @@ impl Lane {
         }
     }
 
-    /// Nothing passes any more, and nothing that is under way arrives.
+    /// Cuts both directions: nothing passes any more, and nothing in flight arrives.
     pub fn cut(&mut self) {
         self.cut = true;
         self.to_receiver.cut();
@@ -230,7 +231,7 @@ impl Lane {
     }
 }
 
-/// A queue that never overflows: a lane does not send more than its window.
+/// Returns a queue that never overflows, because a lane does not send more than its window.
 pub fn endless_queue() -> Queue {
     Queue::Bytes(ByteCount(1 << 40))
 }

@@ -1,4 +1,4 @@
-//! Peers that lie: whatever they say gives an error and ends the session, costs little, and never panics.
+//! Peers that send invalid messages: each gives an error and ends the session, costs little, and never causes a panic.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ fn digests() -> FileDigests {
     FileDigests::of(b"", Checks::NONE)
 }
 
-/// A peer's log: says one thing after the other.
+/// The log of a peer; sends one message after another.
 struct Liar {
     next: u64,
 }
@@ -56,7 +56,7 @@ impl Liar {
     }
 }
 
-/// A sender with a large and a small file, both sent.
+/// Returns a sender with a large and a small file, both sent.
 fn sender() -> SendSession {
     let mut sender = SendSession::new(LINGER_DEFAULT);
     sender.handle_lane_up(LANE);
@@ -66,7 +66,7 @@ fn sender() -> SendSession {
     sender
 }
 
-/// A receiver that was offered a large and a small file, and has looked both up.
+/// Returns a receiver that was offered a large and a small file and has looked up both.
 fn receiver(liar: &mut Liar) -> RecvSession {
     let mut receiver = RecvSession::new(LINGER_DEFAULT);
     receiver.handle_lane_up(LANE);
@@ -284,7 +284,7 @@ fn a_sender_that_never_acknowledges_is_cut_off() {
 
 #[test]
 fn a_storm_of_wants_and_haves_costs_no_more_than_its_ranges() {
-    // 2^38 blocks: a machine that walks over them never comes back.
+    // 2^38 blocks: a state machine that iterates over them never returns.
     let mut sender = SendSession::new(LINGER_DEFAULT);
     sender.handle_lane_up(LANE);
     let large = entry("sparse", 1 << 62);
@@ -340,12 +340,12 @@ fn of_a_withdrawn_file_only_what_the_receiver_has_confirmed_counts() {
     liar.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(0, 2)] }).unwrap();
     sender.withdraw(file, failure());
     assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (2 * MIB, 2 * MIB));
-    // What was under way still arrives, and what a lane loses does not.
+    // Blocks in flight still arrive, but blocks that a lane loses do not.
     liar.tell_sender(&mut sender, &Message::Have { file, blocks: vec![(2, 3)] }).unwrap();
     sender.handle_lane_down(LANE, Instant::now());
     liar.tell_sender(&mut sender, &Message::Want { file, blocks: vec![(0, 1)] }).unwrap();
     assert_eq!((sender.unsettled_bytes(), sender.confirmed_bytes()), (2 * MIB, 2 * MIB));
-    // The word came too late: the file is in place.
+    // The withdrawal came too late: the file is in place.
     sender.withdraw(FileId(1), failure());
     liar.tell_sender(&mut sender, &Message::Done { file: FileId(1), digests: digests() }).unwrap();
     liar.tell_sender(&mut sender, &Message::Failed { file, error: failure() }).unwrap();
@@ -372,7 +372,7 @@ fn a_read_past_copy_is_asked_for_when_the_lane_that_wrote_dies_and_the_sender_do
     assert_eq!(receiver.claim(other, FileId(0), 2), BlockClaim::Take);
 }
 
-/// What the receiver says on a lane, and what happens at it.
+/// Returns the messages that the receiver sends on a lane, and its events.
 fn heard(receiver: &mut RecvSession) -> (Vec<Message>, Vec<RecvEvent>) {
     let mut messages = Vec::new();
     while let Some(frame) = receiver.poll_frame(LANE, Instant::now()) {
@@ -385,7 +385,7 @@ fn heard(receiver: &mut RecvSession) -> (Vec<Message>, Vec<RecvEvent>) {
 
 #[test]
 fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
-    // The manifest ends before the last file does, or behind it when directories are read slowly.
+    // The manifest ends before the last file, or after it if directories are read slowly.
     for ends_late in [false, true] {
         let mut liar = Liar { next: 0 };
         let mut receiver = receiver(&mut liar);
@@ -397,7 +397,7 @@ fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
         receiver.fail(FileId(0), failure());
         receiver.handle_discarded(FileId(0));
         receiver.fail(FileId(1), failure());
-        // Early: nothing was to be finished yet.
+        // Too early: there was nothing to finish yet.
         if ends_late {
             receiver.handle_finished();
             liar.tell_receiver(&mut receiver, &end).unwrap();
@@ -420,7 +420,7 @@ fn the_sender_does_not_hear_that_all_is_finished_before_directories_are() {
 fn directories_count_as_whole_unless_something_is_missing_that_another_run_may_bring() {
     let refused = |kind, scope| Error::new(kind, scope, Phase::Prepare, "not now");
     let exists = refused(ErrorKind::Exists, Scope::Destination);
-    // A fifo, or a name that is gone: no run ever brings it. Rights a person may give, and the destination have back.
+    // No later run delivers a fifo or a name that is gone. A user may grant missing rights or restore the destination.
     let no_file = || refused(ErrorKind::NotFound, Scope::Source);
     let closed = refused(ErrorKind::Denied, Scope::Source);
     let gone = refused(ErrorKind::NotFound, Scope::Destination);
@@ -478,7 +478,7 @@ fn a_file_that_is_withdrawn_while_it_waits_settles_when_the_storage_is_next_aske
         assert!(matches!(heard(&mut receiver).0[..], [Message::Wait { file: FileId(0) }]), "it is said once");
         let error = Error::new(kind, Scope::Source, Phase::Transfer, "gone");
         liar.tell_receiver(&mut receiver, &Message::Withdraw { file: FileId(0), error }).unwrap();
-        // The storage may be asked again at this moment, and lanes still bring what was under way.
+        // The storage may be asked again at this moment, and blocks in flight still arrive on the lanes.
         assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
         assert!(heard(&mut receiver).0.is_empty());
         if is_free {
@@ -528,11 +528,11 @@ fn a_file_ends_when_what_is_of_no_use_of_it_is_gone() {
     heard(&mut receiver);
     let error = Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, "it grew");
     liar.tell_receiver(&mut receiver, &Message::Withdraw { file, error }).unwrap();
-    // Directories would be finished while its part file goes.
+    // Otherwise the directories would be finished while the part file is being removed.
     let (messages, events) = heard(&mut receiver);
     assert!(messages.is_empty(), "{messages:?}");
     assert!(matches!(events[..], [RecvEvent::Discard { file: FileId(0) }]), "{events:?}");
-    // Neither what is under way nor what goes wrong meanwhile changes that.
+    // Neither blocks in flight nor later errors change this state.
     assert_eq!(receiver.claim(LANE, file, 2), BlockClaim::Discard);
     assert_eq!(receiver.handle_block(other, file, 1, Ok(())), BlockClaim::Discard);
     receiver.handle_block_abandoned(other, file, 1);
@@ -556,24 +556,24 @@ fn a_receiver_that_says_wait_to_all_gets_nothing_sent_and_costs_nothing_more() {
         for id in [0, 1] {
             liar.tell_sender(&mut sender, &Message::Wait { file: FileId(id) }).unwrap();
         }
-        // What its lanes lose waits with the rest.
+        // Blocks that its lanes lose wait with the others.
         sender.handle_lane_down(LANE, Instant::now());
         sender.handle_lane_up(LANE);
         assert_eq!(sender.next_block(LANE), None);
     }
-    // Of a file that has settled it may still say so: its word was under way.
+    // The receiver may still send these messages for a settled file, because they were in flight.
     liar.tell_sender(&mut sender, &Message::Skipped { file: FileId(1) }).unwrap();
     liar.tell_sender(&mut sender, &Message::Wait { file: FileId(1) }).unwrap();
     liar.tell_sender(&mut sender, &Message::Want { file: FileId(1), blocks: vec![(0, 1)] }).unwrap();
     assert_eq!(sender.next_block(LANE), None);
-    // A withdrawn file neither waits nor goes on.
+    // A withdrawn file neither waits nor resumes.
     sender.withdraw(FileId(0), failure());
     for message in [Message::Wait { file: FileId(0) }, Message::Want { file: FileId(0), blocks: vec![(0, 5)] }] {
         liar.tell_sender(&mut sender, &message).unwrap();
         assert_eq!(sender.next_block(LANE), None);
     }
     liar.tell_sender(&mut sender, &Message::Failed { file: FileId(0), error: failure() }).unwrap();
-    // It may not have finished before the manifest has.
+    // The receiver must not finish before the manifest.
     sender.end_files();
     assert!(!sender.is_complete());
     liar.tell_sender(&mut sender, &Message::Finished).unwrap();
@@ -595,7 +595,8 @@ fn a_receiver_that_has_finished_too_early_is_an_error() {
     }
 }
 
-/// What a replica is asked for first is what the others are held against: more that is asked for meanwhile must not overtake it.
+/// The first requested blocks of a replica are compared with those of the others. Later requests must not overtake
+/// them.
 #[test]
 fn what_is_asked_for_first_is_sent_first_and_the_rest_from_the_lowest_on() {
     for order in [BlockOrder::OnDemand, BlockOrder::Runs] {
@@ -619,7 +620,8 @@ fn what_is_asked_for_first_is_sent_first_and_the_rest_from_the_lowest_on() {
         want(&mut sender, 2, 3);
         let rest: Vec<u64> = std::iter::from_fn(|| next(&mut sender)).collect();
         assert_eq!(rest, [7, 8, 2], "{order:?}");
-        // One that asks for every second block, from the last on, is served too: what is beyond the bound comes at the end.
+        // A receiver that requests every second block, from the last on, is also served. Blocks beyond the bound come
+        // at the end.
         (10..2010).rev().for_each(|index| want(&mut sender, index * 2, index * 2 + 1));
         let sent: Vec<u64> = std::iter::from_fn(|| next(&mut sender)).collect();
         assert!(sent[..900].is_sorted_by(|earlier, later| earlier > later), "{order:?}");
@@ -627,7 +629,7 @@ fn what_is_asked_for_first_is_sent_first_and_the_rest_from_the_lowest_on() {
     }
 }
 
-/// Anything that a message can say, with numbers near every edge.
+/// Returns a random message with numbers near all boundaries.
 fn any_message(random: &mut Seeded) -> Message {
     let file = FileId(match random.below(6) {
         0 => u64::MAX,
@@ -702,13 +704,13 @@ fn an_aborted_session_opens_nothing_more() {
     let ready = || PrepareOutcome::Ready { have: RangeSet::default(), notice: None };
     receiver.handle_prepared(FileId(0), ready());
     liar.tell_receiver(&mut receiver, &Message::Abort { error: failure() }).unwrap();
-    // Whatever it has still to say: it stays so.
+    // Independent of the messages left to send, the state does not change.
     while receiver.poll_frame(LANE, Instant::now()).is_some() {
         assert!(receiver.is_ending());
     }
     assert!(receiver.is_ending());
     assert_eq!(receiver.claim(LANE, FileId(0), 0), BlockClaim::Discard);
-    // A thread that was late: what was said first stands.
+    // A late thread: the first result is kept.
     receiver.handle_prepared(FileId(0), ready());
 }
 

@@ -1,6 +1,7 @@
-//! Both ends of a session in virtual time, with seeds: loss, reordering, duplicated and cut lanes, crashes at every step.
+//! Both ends of a session in virtual time, with seeds: loss, reordering, duplicates, cut lanes, and crashes at every
+//! step.
 //!
-//! A failing seed is printed with the one command that replays it.
+//! Prints a failing seed with the command that replays it.
 
 mod growing;
 mod lane;
@@ -22,7 +23,7 @@ use world::{Config, Side, World};
 
 const MIB: u64 = 1 << 20;
 
-/// Small files of every interesting size, empty ones included, and some of several blocks.
+/// Returns sizes of small files at all boundaries, empty files included, and of some files with several blocks.
 fn mixed_sizes(random: &mut Seeded) -> Vec<u64> {
     let edges = [0, 1, 256 << 10, (256 << 10) + 1, MIB - 1, MIB, MIB + 1, 5 * MIB + 3];
     let count = 1 + random.below(12);
@@ -54,7 +55,7 @@ fn a_clean_path_delivers_every_file_and_sends_no_block_twice() {
         let world = run(config, seed);
         assert!(world.failed.is_empty(), "{:?}", world.failed);
         if world.config.client == Side::Sender {
-            // In a pull the client leaves first, and its agent may lose a lane before it hears the last outcome.
+            // In a pull the client leaves first. Its agent may lose a lane before the last outcome arrives.
             assert_eq!(world.session.send.sent_again_blocks(), 0);
         }
         assert_eq!(world.sessions, 1);
@@ -72,7 +73,7 @@ fn lossy_reordering_duplicating_lanes_that_die_all_the_time_deliver_every_file()
     });
 }
 
-/// A bad path, and lanes that live for some round trips.
+/// Returns a bad path with lanes that live for some round trips.
 fn hard(random: &mut Seeded) -> Config {
     let mut config = Config::clean(Vec::new());
     config.directories = random.below(5) as usize;
@@ -117,7 +118,7 @@ fn blocks_that_fail_their_check_are_sent_again_though_no_lane_dies() {
         config.corrupt = 300;
         config.source_changes = random.below(30);
         let world = run(config, seed);
-        // Five failures of one block end its file.
+        // After five failures of one block its file fails.
         let excused = |kind: &ErrorKind| matches!(kind, ErrorKind::Corrupt | ErrorKind::Changed);
         assert!(world.failed.values().all(excused), "{:?}", world.failed);
     });
@@ -133,7 +134,7 @@ fn a_block_read_past_while_its_writer_was_half_open_is_not_lost() {
         config.quic = random.chance(500);
         config.rate = BitRate::megabits(20 + random.below(100));
         config.lane_life = Some(Duration::from_millis(1500));
-        // Later cuts would free by chance what is stuck.
+        // Later cuts could release stuck blocks by chance.
         config.calm_after = Duration::from_millis(1500);
         config.half_open = Duration::from_millis(3000);
         let world = run(config, seed);
@@ -156,7 +157,7 @@ fn files_that_others_hold_and_blocks_that_rot_are_asked_for_again() {
         assert!(world.failed.is_empty(), "{:?}", world.failed);
         rotten.set(rotten.get() + world.rotten_blocks);
     });
-    // One seed that is replayed may have none.
+    // A single replayed seed may have no damaged block.
     assert!(rotten.get() > 0 || std::env::var_os("STERNA_SEED").is_some(), "no block was ever damaged");
 }
 
@@ -201,14 +202,14 @@ fn an_abort_at_any_time_ends_both_sessions() {
         config.linger = Duration::from_secs(20);
         config.abort = Some((Duration::from_millis(random.below(1500)), side(&mut random)));
         if random.chance(300) {
-            // Nobody ever comes back.
+            // No lane ever comes up again.
             config.outage = Some((Duration::from_millis(random.below(1500)), Duration::from_secs(7000)));
         }
         run(config, seed);
     });
 }
 
-/// What must hold after crashes: everything is in place, and what was journaled was not written again.
+/// Checks the result after crashes: every file is in place, and journaled blocks were not written again.
 fn assert_resumed(world: &World, what: &str) {
     assert!(world.failed.is_empty(), "{what}: {:?}", world.failed);
     let count = |size: u64| if size <= PACKED_FILE_BYTES_MAX { 1 } else { BlockMap::new(size).count() };
@@ -274,7 +275,7 @@ fn after_a_crash_the_sender_sends_little_of_what_is_journaled() {
             config.crashes = vec![(step, crashed)];
             let world = run(config.clone(), 1);
             assert_resumed(&world, "crash");
-            // Under way when it crashed, and sent before the new session had heard what the receiver has.
+            // Blocks in flight at the crash, and blocks sent before the new session knew the blocks at the receiver.
             let window = 2 * (config.lanes * WINDOW_ITEMS) as u64;
             let again = world.sent_blocks - 200;
             let lost = world.lost_blocks;

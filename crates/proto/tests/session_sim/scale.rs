@@ -1,4 +1,4 @@
-//! Large sessions in virtual time: 5 TB in one file, and a hundred thousand files.
+//! Large sessions in virtual time: one file of 5 TB, and a hundred thousand files.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn a_file_of_5_tb_passes_over_eight_lanes_that_die_now_and_then() {
         config.deadline = Duration::from_secs(7200);
         let world = run(config, seed);
         assert_eq!(world.store.written_blocks, 298_024);
-        // A lane that dies has at most a window of blocks in flight.
+        // A lane that dies has at most one window of blocks in flight.
         assert!(world.sent_blocks - 298_024 < 20_000, "{} blocks sent again", world.sent_blocks - 298_024);
     });
 }
@@ -41,7 +41,7 @@ fn a_hundred_thousand_small_files_pass_with_bounded_memory() {
         config.lane_life = Some(Duration::from_secs(2));
         config.half_open = Duration::from_secs(1);
         let world = run(config, seed);
-        // The sender stops at half of what the receiver takes.
+        // The sender stops at half of the number that the receiver accepts.
         assert!(world.session.open_files_max <= UNSETTLED_FILES_MAX / 2, "{} open", world.session.open_files_max);
     });
 }
@@ -60,7 +60,8 @@ fn a_hundred_thousand_directories_pass() {
 
 #[test]
 fn small_files_that_outrun_their_offers_are_taken() {
-    // The lane of the log is as good as dead for seconds while the others carry everything: files settle before they are offered.
+    // The lane of the log carries nothing for seconds while the other lanes carry all data. Files settle before they
+    // are offered.
     for_seeds("small_files_that_outrun_their_offers_are_taken", 1, |seed| {
         let mut config = Config::clean(vec![1; 150_000]);
         config.lanes = 4;

@@ -1,9 +1,9 @@
-//! Random choices that follow from one seed, and the loop that runs a scenario over many seeds.
+//! Random choices determined by one seed, and a loop that runs a scenario with many seeds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
+/// SplitMix64 (Steele, Lea and Flood 2014): one seed determines a whole run.
 pub struct Seeded(u64);
 
 impl Seeded {
@@ -19,24 +19,24 @@ impl Seeded {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `[0, bound)`.
+    /// Returns a uniform value in `[0, bound)`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.draw() % bound.max(1)
     }
 
-    /// True `per_mille` times in a thousand.
+    /// Returns true `per_mille` times in a thousand.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 
-    /// Uniform in `[0, bound]`, in steps of a microsecond.
+    /// Returns a uniform value in `[0, bound]`, in steps of a microsecond.
     pub fn up_to(&mut self, bound: Duration) -> Duration {
         Duration::from_micros(self.below(bound.as_micros() as u64 + 1))
     }
 }
 
-/// Runs `scenario` with seeds from 0 to `count`, or as many as `STERNA_SEEDS` says; `STERNA_SEED` picks one instead. On
-/// failure the seed and the command that replays it are printed.
+/// Runs `scenario` with seeds from 0 to `count`, exclusive. `STERNA_SEEDS` sets another count, and `STERNA_SEED`
+/// selects one seed. On failure prints the seed and the command that replays it.
 #[expect(clippy::print_stderr, reason = "the seed must be seen whatever the panic says")]
 pub fn for_seeds(name: &str, count: u64, scenario: impl Fn(u64)) {
     let number = |variable: &str| -> Option<u64> {

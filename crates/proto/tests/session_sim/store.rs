@@ -1,19 +1,19 @@
-//! The receiver's disk as a model: what is written, what is journaled, what has its name. It survives crashes, and refuses
-//! everything that must not happen.
+//! A model of the receiver's disk: written data, journaled data and published files. It survives crashes and panics on
+//! every forbidden operation.
 
 use std::collections::BTreeMap;
 
 use sterna_proto::session::{LaneId, PrepareOutcome};
 use sterna_proto::{Checks, EntryKind, FileDigests, FileEntry, RangeSet, RelPath};
 
-/// A file that takes blocks.
+/// A file that receives blocks.
 struct Incoming {
     entry: FileEntry,
-    /// Verified blocks: in memory or in the page cache.
+    /// Verified blocks, in memory or in the page cache.
     verified: RangeSet,
-    /// Those that were there when it was looked up.
+    /// Verified blocks at the time of the look-up.
     found: RangeSet,
-    /// Verified blocks that a crash does not lose.
+    /// Verified blocks that survive a crash.
     journaled: RangeSet,
     /// Blocks that a lane is writing now.
     writing: BTreeMap<u64, LaneId>,
@@ -41,12 +41,12 @@ pub struct Store {
     incoming: BTreeMap<RelPath, Incoming>,
     /// Published files and their versions.
     pub published: BTreeMap<RelPath, i64>,
-    /// How many blocks were written (not read past).
+    /// Number of blocks written, without the discarded ones.
     pub written_blocks: u64,
 }
 
 impl Store {
-    /// What the driver does before the first block of a file.
+    /// Does the driver's work before the first block of a file.
     pub fn prepare(&mut self, entry: &FileEntry) -> PrepareOutcome {
         if entry.kind == EntryKind::Directory {
             self.published.insert(entry.path.clone(), entry.mtime.seconds);
@@ -56,7 +56,7 @@ impl Store {
             return PrepareOutcome::UpToDate;
         }
         let incoming = self.incoming.entry(entry.path.clone()).or_insert_with(|| Incoming::new(entry));
-        // A small file is written whole; nothing of it is ever in a journal.
+        // A small file is written as a whole and never has a journal.
         let mut notice = None;
         if entry.is_packed() || !incoming.entry.same_version(entry) {
             notice = (!incoming.verified.is_empty()).then(|| "the source has changed".to_owned());
@@ -68,7 +68,7 @@ impl Store {
         PrepareOutcome::Ready { have: incoming.verified.clone(), notice }
     }
 
-    /// Reads what a former session left of a file; takes out and returns the blocks that are `rotten`.
+    /// Reads the blocks that an earlier session left. Removes and returns the blocks that are `rotten`.
     pub fn recheck(&mut self, path: &RelPath, mut rotten: impl FnMut() -> bool) -> RangeSet {
         let incoming = self.incoming.get_mut(path).expect("a file that was looked up");
         let mut lost = RangeSet::new();
@@ -82,7 +82,7 @@ impl Store {
         lost
     }
 
-    /// A lane begins to write a block.
+    /// Begins to write a block from a lane.
     pub fn begin(&mut self, entry: &FileEntry, index: u64, lane: LaneId) {
         let incoming = self.incoming.get_mut(&entry.path).expect("a block of a file that was looked up");
         incoming.grow(entry);
@@ -93,16 +93,16 @@ impl Store {
         assert!(other.is_none(), "{} block {index}: written by {lane:?} and {other:?} at once", entry.path);
     }
 
-    /// A file has grown, or ended.
+    /// Records that a file has grown or ended.
     pub fn grow(&mut self, entry: &FileEntry) {
         if let Some(incoming) = self.incoming.get_mut(&entry.path) {
             incoming.grow(entry);
         }
     }
 
-    /// A lane has ended its block, well or not.
+    /// Ends a lane's block, verified or not.
     pub fn end(&mut self, path: &RelPath, index: u64, lane: LaneId, verified: bool) {
-        // Discarded meanwhile: the writer works on a file without a name.
+        // Discarded in the meantime: the writer writes to a file without a name.
         let Some(incoming) = self.incoming.get_mut(path) else { return };
         if incoming.writing.get(&index) != Some(&lane) {
             return;
@@ -114,7 +114,7 @@ impl Store {
         }
     }
 
-    /// Makes everything verified durable.
+    /// Makes all verified blocks durable.
     pub fn checkpoint(&mut self) {
         for incoming in self.incoming.values_mut() {
             if !incoming.entry.is_packed() {
@@ -123,7 +123,7 @@ impl Store {
         }
     }
 
-    /// The receiver's host loses what is not journaled.
+    /// Crashes the receiver's host, which loses all blocks that are not journaled.
     pub fn crash(&mut self) {
         for incoming in self.incoming.values_mut() {
             incoming.verified = incoming.journaled.clone();
@@ -131,10 +131,10 @@ impl Store {
         }
     }
 
-    /// No lane writes any more; files that are complete are published, what is verified of the others stays.
+    /// Ends all writing. Publishes complete files and keeps the verified blocks of the others.
     pub fn end_session(&mut self) {
         self.incoming.values_mut().for_each(|incoming| incoming.writing.clear());
-        // Of a growing file only its sender says that nothing is missing.
+        // Only the sender of a growing file can decide that it is complete.
         let may_end = self.incoming.values().filter(|file| file.entry.growth.is_none());
         let complete = may_end.filter(|file| file.verified.len() == file.block_count());
         let complete: Vec<FileEntry> = complete.map(|file| file.entry.clone()).collect();
@@ -146,7 +146,7 @@ impl Store {
         self.incoming.remove(path);
     }
 
-    /// Gives a file its name: every block must be verified, and nobody may be writing.
+    /// Publishes a file. All blocks must be verified, and no lane may be writing.
     pub fn publish(&mut self, entry: &FileEntry) {
         let incoming = self.incoming.remove(&entry.path).expect("a published file was looked up");
         assert_eq!(incoming.entry, *entry, "{}: published in another version", entry.path);
@@ -155,7 +155,7 @@ impl Store {
         self.published.insert(entry.path.clone(), entry.mtime.seconds);
     }
 
-    /// Blocks that a crash now would lose.
+    /// Returns the number of blocks that a crash now would lose.
     pub fn unjournaled_blocks(&self) -> u64 {
         self.incoming.values().map(|incoming| incoming.verified.len() - incoming.journaled.len()).sum()
     }

@@ -1,4 +1,4 @@
-//! What the driver does at both ends: feeds lanes, takes what they bring, writes and publishes, and hears events.
+//! Work of the driver at both ends: feeds lanes, receives items, writes and publishes files, and handles events.
 
 use std::time::Duration;
 
@@ -11,14 +11,15 @@ use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileEntry, Phase, Scop
 use super::lane::{Item, Open, Sending};
 use super::world::{Ended, Event, Side, World};
 
-/// Items that a lane takes before its feeder waits. Reason: a few blocks in flight on each lane, so that cuts hit some.
+/// Items that a lane accepts before its feeder waits. Reason: a few blocks in flight on each lane, so that cuts hit
+/// some.
 pub const WINDOW_ITEMS: usize = 8;
 
-/// How long another session holds a file at most.
+/// Longest time that another session holds a file.
 const HELD: Duration = Duration::from_secs(3);
 
 impl World {
-    /// Lets every feeder send what its lane takes.
+    /// Lets every feeder send as much as its lane accepts.
     pub fn feed(&mut self) {
         self.grow_manifest();
         loop {
@@ -54,7 +55,7 @@ impl World {
         offered.into_iter().for_each(|source| self.seal_if_ended(source));
     }
 
-    /// One item of the sender's feeder; whether there was one.
+    /// Sends one item of the sender's feeder. Returns true if there was one.
     fn feed_sender(&mut self, index: usize) -> bool {
         let now = self.now;
         let lane = &mut self.session.lanes[index];
@@ -176,7 +177,7 @@ impl World {
         }
     }
 
-    /// An end that is over closes its lanes and is gone. Now and then it does so before its last frames are out.
+    /// Closes the lanes of an end that is over. Occasionally does so before the last frames are sent.
     fn leave_when_over(&mut self) {
         let (now, instant) = (self.now, self.instant());
         let polite = !self.random.chance(50);
@@ -204,7 +205,7 @@ impl World {
         }
     }
 
-    /// A lane that one end closed ends at the other when everything has arrived there.
+    /// Ends a lane that one end closed at the other end, after all items have arrived there.
     pub fn close_drained_lanes(&mut self) {
         for index in 0..self.session.lanes.len() {
             let lane = &self.session.lanes[index];
@@ -218,7 +219,7 @@ impl World {
         }
     }
 
-    /// Takes what has arrived on every lane.
+    /// Receives the items that have arrived on all lanes.
     pub fn arrivals(&mut self) {
         for index in 0..self.session.lanes.len() {
             let now = self.now;
@@ -256,7 +257,7 @@ impl World {
         self.session.up(index, agent);
         let lane = &self.session.lanes[index];
         if !(lane.sender_up && lane.receiver_up) {
-            // Its client gave it up while the hello was under way.
+            // The client closed the lane while the hello was in flight.
             let delay = self.random.up_to(self.config.half_open);
             self.after(delay, Event::Notice { lane: index, side: agent });
         }
@@ -282,7 +283,7 @@ impl World {
         self.hear_receiver();
     }
 
-    /// Reads what a lane has brought, up to a block whose file is still being looked up.
+    /// Reads the items that arrived on a lane, up to a block whose file is still being looked up.
     fn read_inbox(&mut self, index: usize) {
         loop {
             let lane = &mut self.session.lanes[index];
@@ -311,7 +312,7 @@ impl World {
         }
     }
 
-    /// Begins a block; false while one of its files is being looked up.
+    /// Begins a block. Returns false while one of its files is being looked up.
     fn begin_open(&mut self, index: usize, block: u64, header: &[u8], data_len: u64) -> bool {
         let header = BlockHeader::decode(header, data_len).expect("our own header");
         let lane = self.session.lanes[index].receiver_id.expect("a lane that is up has a number");
@@ -412,7 +413,7 @@ impl World {
         self.hear_receiver();
     }
 
-    /// A lane is dead: what it was writing is not.
+    /// Ends the unfinished blocks of a dead lane.
     pub fn abandon_open_blocks(&mut self, index: usize, lane: LaneId) {
         for (_, open) in self.session.lanes[index].open.drain() {
             match open {
@@ -560,7 +561,7 @@ impl World {
         }
     }
 
-    /// What holds after every step.
+    /// Checks the invariants after every step.
     pub fn check(&mut self) {
         let session = &mut self.session;
         let open = session.entries.len() - session.receiver.settled.len();
@@ -572,12 +573,12 @@ impl World {
         let may_leave = session.send.is_complete();
         assert!(!may_leave || session.directories_done, "the sender may leave before the directories are finished");
         assert!(open <= UNSETTLED_FILES_MAX, "{open} files open at the receiver");
-        // A message may come on top of the limit, which stops producers, not the one that is being added.
+        // A message may exceed the limit. The limit stops producers, but not the message that is being added.
         let (sent, received) = (session.send.log_bytes(), session.recv.log_bytes());
         assert!(sent <= LOG_BYTES_BOUND && received <= LOG_BYTES_BOUND, "log of {sent} and {received} bytes");
     }
 
-    /// What holds when both ends of a session are over.
+    /// Checks the invariants when both ends of a session are over.
     pub fn check_session(&self) {
         let session = &self.session;
         if session.lane_ids.contains(&0) {
@@ -593,7 +594,7 @@ impl World {
         }
     }
 
-    /// What holds when the copy is finished.
+    /// Checks the result when the copy is finished.
     pub fn check_end(&self) {
         if self.config.abort.is_some() {
             return;
@@ -607,7 +608,7 @@ impl World {
     }
 }
 
-/// Bytes of messages that wait at one end, at most, in any scenario here.
+/// Most bytes of messages that wait at one end in any scenario.
 const LOG_BYTES_BOUND: usize = sterna_proto::session::LOG_BYTES_MAX + (64 << 10);
 
 fn send_frame(pipe: &mut super::lane::Pipe, now: Duration, frame: &Frame) {

@@ -1,9 +1,9 @@
-//! Both ends of a copy in virtual time: the machines of `sterna_proto::session`, and around them what the driver, the
-//! network and the disks do.
+//! Both ends of a copy in virtual time: the state machines of `sterna_proto::session`, with simulated drivers, network
+//! and disks.
 //!
-//! The loop: [`World::run`] takes the next thing that happens (an item arrives, a timer fires), tells the machine that
-//! it concerns, lets every feeder send what it may, and checks what must hold. A copy goes on with a new session, as the
-//! client does, until one ends without an abort.
+//! [`World::run`] is the loop. It takes the next event (an item arrives, a timer fires) and passes it to the state
+//! machine concerned. Then it lets every feeder send, and checks the invariants. A copy continues with a new session,
+//! as the client does, until a session ends without an abort.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
@@ -24,11 +24,11 @@ pub enum Side {
     Receiver,
 }
 
-/// What a scenario is.
+/// Description of a scenario.
 #[derive(Clone)]
 pub struct Config {
     pub sizes: Vec<u64>,
-    /// Sizes that files have at their end which grow while they are sent.
+    /// Final sizes of files that grow while they are sent.
     pub growing: Vec<u64>,
     pub directories: usize,
     pub lanes: usize,
@@ -39,37 +39,37 @@ pub struct Config {
     pub reorder: bool,
     pub duplicate: f64,
     pub quic: bool,
-    /// Bytes that one byte of the lab's path stands for.
+    /// Bytes represented by one byte on the lab's path.
     pub bytes_per_unit: u64,
-    /// Mean life of a lane.
+    /// Mean lifetime of a lane.
     pub lane_life: Option<Duration>,
-    /// From then on lanes live for ever: what is stuck stays stuck.
+    /// Time after which lanes no longer die, so that stuck blocks stay stuck.
     pub calm_after: Duration,
-    /// How long an end may take to notice that a lane is dead.
+    /// Longest time until an end notices that a lane is dead.
     pub half_open: Duration,
-    /// How often in a thousand a block fails its check, the disk refuses a block, publishing fails.
+    /// Probabilities per thousand: a block fails its check, the disk refuses a block, publishing fails.
     pub corrupt: u64,
     pub disk_refuses: u64,
     pub publish_fails: u64,
-    /// How often in a thousand another session holds a file for some seconds, and a block that was journaled rots.
+    /// Probabilities per thousand: another session holds a file for some seconds, a journaled block rots.
     pub busy: u64,
     pub rot: u64,
-    /// How often in a thousand blocks the source of one changes.
+    /// Probability per thousand blocks that the source of one changes.
     pub source_changes: u64,
-    /// How long the reader of directories takes for a few files at most; zero: all are there at once.
+    /// Longest time that the directory reader takes for a few files; zero: all files are present at once.
     pub scan: Duration,
     pub prepare: Duration,
     pub publish: Duration,
     pub linger: Duration,
-    /// The first lane of the client carries nothing for so long, and does not die.
+    /// Time for which the first lane of the client carries nothing, without dying.
     pub first_lane_stalls: Option<Duration>,
-    /// No lane comes up in this time.
+    /// Start and end of a time in which no lane comes up.
     pub outage: Option<(Duration, Duration)>,
-    /// After so many steps this host crashes.
+    /// Steps at which a host crashes.
     pub crashes: Vec<(u64, Side)>,
-    /// This end gives up at this time.
+    /// Time at which an end aborts.
     pub abort: Option<(Duration, Side)>,
-    /// Everything must be over by then.
+    /// Time by which everything must be over.
     pub deadline: Duration,
 }
 
@@ -113,15 +113,15 @@ impl Config {
 /// A file at the sender.
 pub struct SourceFile {
     pub entry: FileEntry,
-    /// Whether it changed while the copy ran: it may fail, and its old version may be in place.
+    /// True if the file changed during the copy. It may fail, and its old version may be in place.
     pub changed: bool,
-    /// How large it will be.
+    /// Final size.
     pub final_size: u64,
-    /// How large it is; its entry says how much of that is whole.
+    /// Current size. The entry contains the size of the whole blocks.
     pub size: u64,
 }
 
-/// What fires at a time of its own.
+/// Events that occur at a scheduled time.
 #[derive(Clone, Debug)]
 pub enum Event {
     Dial {
@@ -130,7 +130,7 @@ pub enum Event {
     ClientUp {
         lane: usize,
     },
-    /// The agent does not know the session: the client hears of it.
+    /// The agent does not know the session and informs the client.
     Refused {
         lane: usize,
     },
@@ -153,16 +153,16 @@ pub enum Event {
     Discarded {
         file: FileId,
     },
-    /// Directories have their modes.
+    /// The modes of directories are set.
     Finished,
     Checkpoint,
-    /// Writers write, and close.
+    /// Writers write to their files and close them.
     Grow,
     /// A growing file that has ended was read as a whole.
     Sealed {
         file: FileId,
     },
-    /// The reader of directories has found more.
+    /// The directory reader has found more files.
     Scan,
     Abort {
         side: Side,
@@ -170,7 +170,7 @@ pub enum Event {
     NewSession,
 }
 
-/// How a file ended, for comparison.
+/// Outcome of a file, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Done,
@@ -178,7 +178,7 @@ pub enum Ended {
     Failed(ErrorKind),
 }
 
-/// What one end of a session has said so far.
+/// Events that one end of a session has reported so far.
 #[derive(Default)]
 pub struct Heard {
     pub settled: HashMap<FileId, Ended>,
@@ -194,22 +194,22 @@ pub struct Session {
     pub sender: Heard,
     pub receiver: Heard,
     pub sources: Vec<usize>,
-    /// How many of them the reader of directories has found, and how many are in the manifest.
+    /// Number of sources that the directory reader has found, and number of sources in the manifest.
     pub found: usize,
     pub next_source: usize,
     pub ended: bool,
     pub lane_ids: [u32; 2],
-    /// Directories are finished.
+    /// True once directories are finished.
     pub directories_done: bool,
-    /// Files whose look-up has begun, and whether it has ended.
+    /// Files whose look-up has begun; true once the look-up has ended.
     pub looked_up: HashMap<FileId, bool>,
-    /// Files that another session holds: lanes do not wait for them.
+    /// Files that another session holds. Lanes do not wait for them.
     pub busy: HashSet<FileId>,
     pub entries: HashMap<FileId, FileEntry>,
     pub open_files_max: usize,
 }
 
-/// The whole.
+/// The whole simulation.
 pub struct World {
     pub config: Config,
     pub random: Seeded,
@@ -224,21 +224,21 @@ pub struct World {
     pub store: Store,
     pub session: Session,
     pub finished: bool,
-    /// Files that failed in some session, and why.
+    /// Files that failed in some session, with the cause.
     pub failed: BTreeMap<RelPath, ErrorKind>,
     pub settled_well: HashSet<RelPath>,
-    /// Blocks whose data was sent, and those that a crash had lost.
+    /// Number of blocks whose data was sent, and number of blocks lost in crashes.
     pub sent_blocks: u64,
     pub lost_blocks: u64,
-    /// Blocks of former sessions that were found to be damaged.
+    /// Number of damaged blocks found from earlier sessions.
     pub rotten_blocks: u64,
     pub sessions: u32,
 }
 
-/// How long a feeder sleeps when nothing wakes it.
+/// Time that a feeder sleeps when no event wakes it.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
 
-/// How long a client waits before it dials again.
+/// Time that a client waits before it dials again.
 pub const BACKOFF: Duration = Duration::from_millis(500);
 
 impl World {
@@ -250,7 +250,7 @@ impl World {
         let mut world = Self {
             config,
             random: Seeded::new(seed),
-            // The one reading of the clock: an `Instant` has no other origin. Virtual time is added to it.
+            // The only reading of the clock, because an `Instant` has no other origin. Virtual time is added to it.
             origin: Instant::now(),
             now: Duration::ZERO,
             steps: 0,
@@ -322,7 +322,7 @@ impl World {
         self.check_end();
     }
 
-    /// The next thing that happens.
+    /// Processes the next event.
     pub fn step(&mut self) {
         self.steps += 1;
         let crashed = self.config.crashes.iter().find(|(step, _)| *step == self.steps);
@@ -339,7 +339,7 @@ impl World {
                 break;
             }
             self.events.pop();
-            // Taken out in any case: it belongs to a session that is gone, or it happens now.
+            // Always removed: the event belongs to an earlier session, or it occurs now.
             if let Some(event) = self.payloads.remove(&sequence).filter(|_| generation == self.generation) {
                 self.handle(event);
             }
@@ -358,7 +358,7 @@ impl World {
         let send = session.send.poll_timeout().filter(|_| !session.sender.gone);
         let recv = session.recv.poll_timeout().filter(|_| !session.receiver.gone);
         let timer = [send, recv].into_iter().flatten().min().map(|at| at.saturating_duration_since(self.origin));
-        // A report that is due waits while every lane is full; feeders look again after a nap.
+        // A due report waits while every lane is full. Feeders try again after a nap.
         let timer = timer.map(|at| if at > self.now { at } else { self.now + FEEDER_NAP });
         [arrival, event, timer].into_iter().flatten().min()
     }
@@ -443,12 +443,12 @@ impl World {
             direction.reorder = self.config.reorder.then_some(Reorder { probability: 0.05, delay });
         }
         if let Some(length) = self.config.first_lane_stalls.filter(|_| self.session.lanes.is_empty()) {
-            // From its hello on: what is lost is sent again until it passes.
+            // From the hello on: lost items are sent again until they pass.
             let start = Duration::ZERO;
             model.outages.push(sterna_lab::model::Outage { start, length, every: None });
         }
         let mut lane = Lane::new(keeper, &model, self.config.bytes_per_unit, self.config.quic);
-        // The number is drawn first, the lane is up a moment later: another thread may come between.
+        // The client assigns the number first, and the lane is up a moment later. Another thread may run in between.
         let id = Some(self.session.next_lane_id(self.config.client));
         match self.config.client {
             Side::Sender => lane.sender_id = id,
@@ -489,7 +489,8 @@ impl World {
         }
     }
 
-    /// One end gives a lane up while the other still takes what is under way: copies of its blocks come on other lanes meanwhile.
+    /// Closes a lane at one end while the other still receives the items in flight. Copies of its blocks arrive on
+    /// other lanes in the meantime.
     fn close_at_one_end(&mut self, index: usize) {
         let ends = [(Side::Sender, Side::Receiver), (Side::Receiver, Side::Sender)];
         let by_client = !self.session.lanes[index].hello_seen || self.random.chance(500);
@@ -499,7 +500,7 @@ impl World {
         self.after(delay, Event::Notice { lane: index, side: second });
     }
 
-    /// An end has noticed that a lane is dead.
+    /// Handles the moment when an end notices that a lane is dead.
     pub fn lane_down(&mut self, index: usize, side: Side) {
         let now = self.instant();
         let lane = &mut self.session.lanes[index];
@@ -541,21 +542,21 @@ impl World {
         }
     }
 
-    /// One host forgets its session at once; the other end finds out, and the client starts another.
+    /// Crashes one host, which forgets its session at once. The other end notices, and the client starts a new session.
     fn crash(&mut self, side: Side) {
         match side {
             Side::Receiver => {
                 self.lost_blocks += self.store.unjournaled_blocks();
                 self.store.crash();
             }
-            // The receiver finds out, publishes what is complete, and makes the rest durable.
+            // The receiver notices, publishes complete files, and makes the other blocks durable.
             Side::Sender => self.store.end_session(),
         }
         self.next_session();
     }
 
     fn end_session_if_over(&mut self) {
-        // An agent that never heard of the session has nothing to end.
+        // An agent that never received a hello of the session has nothing to end.
         let agent = if self.config.client == Side::Sender { Side::Receiver } else { Side::Sender };
         if self.is_gone(self.config.client) && self.session.lane_ids[agent as usize] == 0 && !self.is_gone(agent) {
             let lane = self.session.lanes.iter().any(|lane| !lane.cut && !lane.hello_seen);
@@ -583,7 +584,7 @@ impl World {
     fn next_session(&mut self) {
         self.sessions += 1;
         assert!(self.sessions < 1000, "the copy never ends");
-        // What had settled at the client is left out of a push; a pull offers everything again.
+        // A push skips files that had settled at the client. A pull offers all files again.
         let client = if self.config.client == Side::Sender { &self.session.sender } else { &self.session.receiver };
         for (id, ended) in &client.settled {
             if matches!(ended, Ended::Done | Ended::Skipped) {
@@ -647,7 +648,7 @@ impl Session {
         LaneId(*next - 1)
     }
 
-    /// A lane is up at one end; its number is known.
+    /// Marks a lane as up at one end. Its number must be known.
     pub fn up(&mut self, index: usize, side: Side) {
         let lane = &mut self.lanes[index];
         match (side, lane.sender_id, lane.receiver_id) {
@@ -679,7 +680,7 @@ fn growing_file(number: u64, final_size: u64) -> SourceFile {
     SourceFile { final_size, ..source }
 }
 
-/// What a growing file has as a whole: the store compares no bytes.
+/// Digest of every growing file, because the store compares no bytes.
 const SEAL: [u8; 32] = [7; 32];
 
 fn directory(number: u64) -> SourceFile {

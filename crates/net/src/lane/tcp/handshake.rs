@@ -284,10 +284,7 @@ impl Link<'_> {
 
     /// Returns the error for a port where another service listens.
     fn no_agent(&self, what: &str) -> Error {
-        let text = format!(
-            "{} {what}; is the port right? agents listen on {DEFAULT_PORT} unless --listen says otherwise",
-            self.peer_addr
-        );
+        let text = format!("{} {what}; is the port right? agents listen on {DEFAULT_PORT} by default", self.peer_addr);
         Error::new(ErrorKind::Protocol, Scope::Path, Phase::Prepare, text)
     }
 

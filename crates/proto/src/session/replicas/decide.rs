@@ -184,7 +184,7 @@ impl ReplicaSession {
                     || "most replicas have".to_owned(),
                     |first| {
                         format!(
-                            "{} has, which was named first and is believed (give --expect to have the digest decide)",
+                            "{} has, which was named first and is believed (give the expected digest to have it decide)",
                             self.plan.names[first.index()]
                         )
                     },

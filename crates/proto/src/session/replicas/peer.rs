@@ -166,10 +166,10 @@ impl Peer {
             return None;
         }
         if entry.kind != EntryKind::File || self.offers > 1 {
-            return wrong("it is not one file: --same takes replicas of one regular file");
+            return wrong("it is not one file: replicas are of one regular file");
         }
         if entry.growth.is_some() {
-            return wrong("it grows: --same takes files that have ended");
+            return wrong("it grows: replicas are files that have ended");
         }
         self.tell_have(0..unit_count(&entry));
         self.entry = Some(entry);
