@@ -95,11 +95,11 @@ mod tests {
             ("/// Rate of the path.\n/// What follows is its continuation.", 0),
             ("// Reason.\n\n/// What it is.", 1),
             ("/// Offset in bytes.", 0),
-            ("let what = \"What\";", 0),
+            ("const A: &str = \"What \";", 0),
             (&wide, 1),
             (&wide[..120], 0),
         ] {
-            assert_eq!(count(text, ""), found, "{text}");
+            assert_eq!(count(&format!("{text}\nstruct A;"), ""), found, "{text}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Where entries go: names as `cp` gives them, directories made, files made ready to be written.
+//! Destination of entries: gives names as `cp` does, creates directories, and prepares files for writing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,29 +19,29 @@ use super::is_hidden_name;
 use super::root::{Access, Root};
 use super::source::time_from;
 
-/// What a file is prepared for.
+/// Options for the preparation of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// What to do when a file has its name already.
+    /// Action if the name is already taken by a file.
     pub overwrite: Overwrite,
-    /// Which digests are wanted beside BLAKE3.
+    /// Digests that are wanted besides BLAKE3.
     pub checks: Checks,
 }
 
-/// What [`Destination::prepare`] found.
+/// Result of [`Destination::prepare`].
 #[derive(Debug)]
 pub enum Prepared {
-    /// The file is there already; nothing is to be sent.
+    /// The file is complete already; nothing needs to be sent.
     UpToDate,
-    /// The directory is there.
+    /// The directory exists.
     Directory,
-    /// A small file: it is wanted whole, for [`super::PackedBatch::add`], in the place of what was seen there.
+    /// A small file, which must be sent whole for [`super::PackedBatch::add`]. It replaces the state in [`Seen`].
     Packed(Seen),
-    /// A file that takes blocks; some may be there already.
+    /// A file that accepts blocks; some may be present already.
     Incoming(Box<IncomingFile>),
 }
 
-/// What had a name when it was looked at: nothing, or a version of a file (inode and change time).
+/// State of a name when it was checked: nothing, or a version of a file (inode and change time).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen(Option<(u64, i64, i64)>);
 
@@ -51,25 +51,25 @@ impl Seen {
     }
 }
 
-/// What [`Destination::inspect`] found.
+/// Result of [`Destination::inspect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspected {
-    /// It is there already.
+    /// The entry exists already.
     UpToDate,
-    /// It would be written.
+    /// The entry would be written.
     Wanted,
 }
 
-/// The modes that directories get at the end of a session.
+/// Modes that directories get at the end of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryModes {
-    /// Those of the source.
+    /// Modes of the source.
     OfSource,
-    /// The same, and open to their owner: files are missing that another run is to write.
+    /// Modes of the source, with full access for the owner: files are missing that another run must write.
     Writable,
 }
 
-/// A place beneath a root that takes entries; cheap to clone, shared by all threads of a session.
+/// Place beneath a root that accepts entries; cheap to clone. All threads of a session share it.
 #[derive(Clone, Debug)]
 pub struct Destination {
     shared: Arc<Shared>,
@@ -78,41 +78,43 @@ pub struct Destination {
 #[derive(Debug)]
 struct Shared {
     root: Root,
-    /// The directory that entries go beneath; empty for the root.
+    /// Directory beneath which entries are written; empty for the root.
     base: Vec<u8>,
-    /// The name that takes the place of the first name of every entry, if any.
+    /// Name that replaces the first name of every entry, if any.
     rename: Option<Box<[u8]>>,
-    /// The one first name that is replaced, once an entry has come.
+    /// First name that is replaced; set by the first entry.
     renamed: OnceLock<Box<[u8]>>,
     made: Mutex<Made>,
-    /// Held while directories are synced.
+    /// Locked while directories are synced.
     settling: Mutex<()>,
     claims: Claims,
 }
 
-/// What was made of directories and is not finished.
+/// Directories that are not finished.
 #[derive(Debug, Default)]
 struct Made {
-    /// Directories that got a new name in them which is not durable yet.
+    /// Directories that contain a new name which is not durable yet.
     unsynced: BTreeSet<Vec<u8>>,
     /// Directories of the source, with the mode and time that they get at the end.
     unfinished: BTreeMap<RelPath, (u16, FileTime)>,
 }
 
-/// Most directories whose mode and time are kept until the end; later ones keep what they were made with.
-/// Reason: bounds what a peer can make us remember to about 10 MB.
+/// Maximum number of directories whose mode and time are stored until the end. Later directories keep the mode and time
+/// of their creation.
+/// Reason: limits the memory that a peer can occupy to about 10 MB.
 pub const UNFINISHED_DIRECTORIES_MAX: usize = 1 << 16;
 
-/// What the owner of a directory needs to list it and to write to it.
+/// Rights that the owner of a directory needs to list it and to write to it.
 const OWNER_MODE: Mode = Mode::RWXU;
 
 impl Destination {
-    /// What the destination `path` means to `cp`.
+    /// Interprets the destination `path` as `cp` does.
     ///
-    /// Entries go beneath `path` when it is empty, ends in `/`, is a directory, or there are several sources; otherwise
-    /// the one source gets that very name. Missing directories are made when the first entry comes.
-    /// Errors: `Denied` beneath a read-only root or when the path leaves it, `Exists` when a file is where a directory
-    /// is needed.
+    /// Entries are written beneath `path` if it is empty, ends in `/`, or is a directory, or if there are several
+    /// sources. Otherwise the only source gets exactly this name. Missing directories are created when the first entry
+    /// arrives.
+    /// Errors: `Denied` beneath a read-only root, or if the path leaves the root; `Exists` if a file is where a
+    /// directory is needed.
     pub fn resolve(root: &Root, path: &[u8], sources: Sources) -> Result<Self, Error> {
         if root.access() != Access::ReadWrite {
             return Err(PREPARING.refused(ErrorKind::Denied, format!("write beneath {root}: this root is read-only")));
@@ -149,10 +151,10 @@ impl Destination {
         Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, renamed, made, settling, claims }) })
     }
 
-    /// The path beneath the root that an entry named `path` gets.
+    /// Returns the path beneath the root for an entry named `path`.
     ///
-    /// Errors: `Denied` for a name that is kept for our hidden files, or when the whole is too long; `Exists` when another
-    /// source has the one name that the destination gives.
+    /// Errors: `Denied` for a name that is reserved for our hidden files, or if the whole path is too long; `Exists` if
+    /// another source has the only name that the destination gives.
     pub fn place(&self, path: &RelPath) -> Result<RelPath, Error> {
         refuse_hidden(path)?;
         let mut placed = self.shared.base.clone();
@@ -175,10 +177,10 @@ impl Destination {
         RelPath::new(&placed).map_err(|e| PREPARING.refused(ErrorKind::Denied, e.text()))
     }
 
-    /// Makes ready for `entry`: makes directories, looks whether it is there, or opens it for writing.
+    /// Prepares for `entry`: creates directories, checks if the file is complete already, or opens it for writing.
     ///
-    /// Errors: `Exists` under [`Overwrite::Never`] or when a directory has the file's name; `Busy`, after, when another
-    /// session is writing it; `NoSpace`; `Denied`; `Limit`.
+    /// Errors: `Exists` under [`Overwrite::Never`], or if a directory has the name of the file; `Busy` with
+    /// `Retry::After` if another session writes the file; `NoSpace`; `Denied`; `Limit`.
     pub fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared, Error> {
         let path = self.place(&entry.path)?;
         if entry.kind == EntryKind::Directory {
@@ -206,7 +208,7 @@ impl Destination {
         }
     }
 
-    /// Looks whether `entry` is there, and changes nothing; [`Prepared`] without the making.
+    /// Checks if `entry` exists already, as [`Destination::prepare`] does, but changes nothing.
     ///
     /// Errors: as [`Destination::prepare`], as far as they can be foreseen.
     pub fn inspect(&self, entry: &FileEntry, overwrite: Overwrite) -> Result<Inspected, Error> {
@@ -229,14 +231,14 @@ impl Destination {
         }
     }
 
-    /// Ends a session: gives directories their mode and time. Their names are made durable by [`Destination::settle`].
+    /// Ends a session: sets mode and time of directories. [`Destination::settle`] makes their names durable.
     ///
-    /// Errors: the first one met; the rest is done nonetheless. Cost: three system calls a directory.
+    /// Errors: the first one; the other directories are processed nevertheless. Cost: three system calls per directory.
     pub fn finish(&self, modes: DirectoryModes) -> Result<(), Error> {
         let kept = if modes == DirectoryModes::Writable { OWNER_MODE } else { Mode::empty() };
         let unfinished = std::mem::take(&mut self.made().unfinished);
         let mut first = Ok(());
-        // Deepest first: a directory that loses its write bit may still hold one that waits.
+        // Deepest first: a directory that loses its write permission may still contain another one of the list.
         for (path, (mode, mtime)) in unfinished.into_iter().rev() {
             let done = self.shared.root.open_directory(path.as_bytes()).and_then(|directory| {
                 rustix::fs::fchmod(&directory, Mode::from_raw_mode(u32::from(mode)) | kept)?;
@@ -248,14 +250,14 @@ impl Destination {
         first
     }
 
-    /// The root that it lies beneath.
+    /// Returns the root that contains this destination.
     pub fn root(&self) -> &Root {
         &self.shared.root
     }
 
-    /// Makes the names of all directories that were made durable. Errors: of the disk; the next call tries again.
+    /// Makes the names of all created directories durable. Errors: those of the disk; the next call tries again.
     pub fn settle(&self) -> Result<(), Error> {
-        // Held to the end: who finds nothing left to sync must know that it is synced, not that another began to.
+        // Held to the end: a caller that finds nothing left to sync must know that the sync has ended, not just begun.
         let _turn = self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let unsynced = std::mem::take(&mut self.made().unsynced);
         self.sync_directories(&unsynced).map_err(|errno| {
@@ -265,7 +267,7 @@ impl Destination {
         })
     }
 
-    /// Keeps [`Destination::settle`] waiting, as a slow disk does.
+    /// Blocks [`Destination::settle`], as a slow disk does.
     #[cfg(test)]
     pub(crate) fn hold_up(&self) -> MutexGuard<'_, ()> {
         self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner)
@@ -276,7 +278,7 @@ impl Destination {
         for path in paths {
             match self.shared.root.open_directory(path) {
                 Ok(directory) => round.sync(directory)?,
-                // Deleted meanwhile: nothing is left to be made durable.
+                // Deleted meanwhile: nothing is left to make durable.
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno),
             }
@@ -284,7 +286,7 @@ impl Destination {
         Ok(())
     }
 
-    /// Opens the directory `path` (empty: the root), and makes it and those above it when they are missing.
+    /// Opens the directory `path` (empty: the root). Creates this directory and its parents if they are missing.
     pub(super) fn make_directory(&self, path: &[u8]) -> Result<OwnedFd, Error> {
         let root = &self.shared.root;
         let mut missing: Vec<usize> = Vec::new();
@@ -305,7 +307,7 @@ impl Destination {
                 Ok(()) => {
                     self.made().unsynced.insert(path[..end].to_vec());
                 }
-                // Another thread or session made it meanwhile.
+                // Another thread or session created it meanwhile.
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(making(errno, &path[..next], root)),
             }
@@ -315,7 +317,7 @@ impl Destination {
         Ok(directory)
     }
 
-    /// Takes note that an earlier session of this copy has settled the file `entry`. Best effort. Cost: two system calls.
+    /// Records that an earlier session of this copy has settled the file `entry`. Best effort. Cost: two system calls.
     pub fn claim_settled(&self, entry: &FileEntry) {
         let Ok(path) = self.place(&entry.path) else { return };
         let Ok(directory) = self.shared.root.open_directory(parent_of(&path)) else { return };
@@ -324,13 +326,13 @@ impl Destination {
         }
     }
 
-    /// The names that this session has given.
+    /// Returns the names that this session has given to its files.
     pub(super) fn claims(&self) -> &Claims {
         &self.shared.claims
     }
 
-    /// Looks at what has the file's name. Errors: `Exists` for a directory, for any file under [`Overwrite::Never`], and for
-    /// a file that this session has under another name.
+    /// Checks what has the name of the file. Errors: `Exists` for a directory, for any file under [`Overwrite::Never`],
+    /// and for a file that this session has under another name.
     pub(super) fn look(
         &self,
         directory: &OwnedFd,
@@ -367,7 +369,7 @@ impl Destination {
     }
 
     fn made(&self) -> MutexGuard<'_, Made> {
-        // What it guards is whole between any two statements, so a panic elsewhere leaves it usable.
+        // The data is consistent between any two statements, so it stays valid after a panic in another thread.
         self.shared.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -380,27 +382,27 @@ impl fmt::Display for Destination {
     }
 }
 
-/// Whether a file is to be sent.
+/// Decision about a file: complete already, or to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     UpToDate,
     Wanted,
 }
 
-/// The directory that holds `path`; empty for the root.
+/// Returns the directory that holds `path`; empty for the root.
 pub(super) fn parent_of(path: &RelPath) -> &[u8] {
     let bytes = path.as_bytes();
     &bytes[..bytes.iter().rposition(|&b| b == b'/').unwrap_or(0)]
 }
 
-/// The times that a file gets: its modification time, and that as the time of its last access too.
+/// Returns the times for a file: `mtime` as the times of last modification and last access.
 pub(super) fn times(mtime: FileTime) -> Timestamps {
     let time = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanoseconds.into() };
     Timestamps { last_access: time, last_modification: time }
 }
 
-/// Takes rights from a directory that its source does not give, before files get their names in it; [`Destination::finish`]
-/// gives it the mode of the source. Best effort: what does not succeed here is reported there.
+/// Removes rights from a directory that its source does not grant, before files get their names in it.
+/// [`Destination::finish`] sets the mode of the source. Best effort: `finish` reports a failure.
 fn narrow(directory: &OwnedFd, mode: u16) {
     let Ok(stat) = rustix::fs::fstat(directory) else { return };
     let kept = Mode::from_raw_mode(stat.st_mode & (u32::from(mode) | !0o777)) | OWNER_MODE;

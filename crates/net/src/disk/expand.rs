@@ -1,4 +1,4 @@
-//! From a path with wildcards and directories to the files that it means, one at a time.
+//! Expands a path with wildcards and directories to the files that it means, one at a time.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -15,20 +15,20 @@ use super::pattern::{has_wildcards, is_meant};
 use super::root::Root;
 use super::source::{describe, entry_from};
 
-/// Most names in one directory; they are held in memory, about 64 bytes each, to be sorted.
+/// Maximum number of names in one directory. They are held in memory for sorting, about 64 bytes each.
 /// Reason: 40 times the 100,000 that archives are known to keep in one directory.
 pub const DIRECTORY_NAMES_MAX: usize = 4_000_000;
 
-/// One file or directory to send.
+/// File or directory to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceItem {
-    /// What the receiver is told; its path is what `cp -r` would name it beneath the destination.
+    /// Entry for the receiver. Its path is the name that `cp -r` would give beneath the destination.
     pub entry: FileEntry,
-    /// Where it is read, beneath the root.
+    /// Path of the source beneath the root.
     pub source: RelPath,
 }
 
-/// Whether a path can mean more than one thing to copy, which decides how a destination is named.
+/// Number of things to copy that a path can mean. It decides how a destination is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sources {
     /// One named file or directory.
@@ -37,15 +37,18 @@ pub enum Sources {
     Many,
 }
 
-/// The files that a path means, in order: names sorted by their bytes in each directory, a directory before its contents.
+/// Iterator over the files that a path means. Names are sorted by their bytes in each directory; a directory comes
+/// before its contents.
 ///
-/// Every `Err` is about one name (or the contents of one directory) and the rest goes on behind it; an expansion that
-/// finds nothing at all yields `NotFound`. Cost: the names of one directory for each level are held, and one descriptor.
+/// Every `Err` is about one name, or about the contents of one directory; the iteration continues after it. An
+/// expansion that finds nothing yields `NotFound`. Cost: the names of one directory per level are held, and one
+/// descriptor.
 pub struct Expansion {
     root: Root,
     wanted: Vec<Box<[u8]>>,
     sources: Sources,
-    /// What is sent of a directory that the last name means: itself and its contents, or its contents.
+    /// Part that is sent of a directory which the last name means: the directory with its contents, or only its
+    /// contents.
     top: Top,
     frames: Vec<Frame>,
     found: Found,
@@ -63,26 +66,27 @@ enum Found {
     Something,
 }
 
-/// A directory that is being listed.
+/// Directory that is being listed.
 struct Frame {
-    /// Its path; empty for the root.
+    /// Path of the directory; empty for the root.
     directory: Vec<u8>,
     stage: Stage,
     names: Option<std::vec::IntoIter<Box<[u8]>>>,
-    /// Open while it is on top; reopened when the walk comes back, so that depth costs no descriptors.
+    /// Open while the directory is on top of the stack. It is reopened when the walk returns to it, so that depth costs
+    /// no descriptors.
     open: Option<OwnedFd>,
 }
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Names are compared with this one of the wanted names.
+    /// Names are compared with the wanted name of this index.
     Match(usize),
-    /// Everything is sent; paths lose this many leading bytes.
+    /// Everything is sent. This many leading bytes are removed from paths.
     Below(usize),
 }
 
-/// The name that what a source path means goes by at the destination, with wildcards; `None` when the contents of a
-/// directory are meant, which go by their own names.
+/// Returns the name, with wildcards, that the files of a source path get at the destination. `None` if the path means
+/// the contents of a directory, which keep their own names.
 pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
     let mut names = path.rsplit(|&b| b == b'/');
     match names.next() {
@@ -92,21 +96,22 @@ pub(crate) fn last_name(path: &[u8]) -> Option<&[u8]> {
 }
 
 impl Root {
-    /// This directory itself, to be sent by the name `name`; its contents are `expand(b"")`.
+    /// Returns this directory as an item with the name `name`. `expand(b"")` returns its contents.
     pub fn as_item(&self, name: &RelPath) -> Result<SourceItem, Error> {
         let stat = rustix::fs::fstat(self).map_err(|errno| LISTING.failed(errno, format_args!("look at {self}")))?;
         Ok(SourceItem { entry: entry_from(&stat, EntryKind::Directory, name.clone()), source: name.clone() })
     }
 
-    /// What `path` means beneath this root: a file, a directory and all in it, or what its wildcards match.
+    /// Expands `path` beneath this root to a file, to a directory with its contents, or to the matches of its
+    /// wildcards.
     ///
-    /// `*`, `?`, `[a-z]`, `[!a-z]` and `\` work in every name; a name that exists as written is taken as written. An
+    /// `*`, `?`, `[a-z]`, `[!a-z]` and `\` work in every name. A name that exists literally is taken literally. An
     /// empty path, `.` or a final `/.` means the contents of the directory. Symlinks to files beneath the root are
-    /// followed, others are reported. Errors: `NotFound`, `Denied`.
+    /// followed; other symlinks are reported. Errors: `NotFound`, `Denied`.
     pub fn expand(&self, path: &[u8]) -> Result<Expansion, Error> {
         let mut wanted: Vec<Box<[u8]>> = Vec::new();
         for name in path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")) {
-            // Checks the name: `..`, NUL and length.
+            // Checks the name for `..`, NUL and length.
             wanted.push(RelPath::new(name)?.as_bytes().into());
         }
         let top = if last_name(path).is_none() { Top::ContentsOnly } else { Top::Named };
@@ -131,18 +136,18 @@ impl Root {
             (false, false) => Frame::new(Vec::new(), Stage::Match(0)),
         };
         let sources = if is_plain && top == Top::Named { Sources::One } else { Sources::Many };
-        // The contents of an empty directory are nothing, and that is no error.
+        // An empty directory has no contents, and that is not an error.
         let found = if wanted.is_empty() { Found::Something } else { Found::Nothing };
         Ok(Expansion { root: self.clone(), wanted, sources, top, frames: vec![first], found })
     }
 
-    /// Whether looking at `path` gave `errno` since it is a symlink to what does not exist.
+    /// Returns true if `errno` occurred for `path` because it is a symlink to a target that does not exist.
     fn leads_nowhere(&self, errno: Errno, path: &[u8]) -> bool {
         let look = || self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()).and_then(rustix::fs::fstat);
         errno == Errno::NOENT && look().is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
     }
 
-    /// What is said of a name that cannot be looked at.
+    /// Returns the error for a name that cannot be inspected.
     fn unseen(&self, errno: Errno, path: &RelPath) -> Error {
         if matches!(errno, Errno::LOOP | Errno::XDEV) {
             let text = format!("{path} is a symlink that loops or leads out of the root; skipped");
@@ -155,16 +160,16 @@ impl Root {
     }
 }
 
-/// What a dangling symlink is.
+/// Description of a dangling symlink.
 const LEADS_NOWHERE: &str = "is a symlink whose target does not exist";
 
 impl Expansion {
-    /// Whether the path can mean more than one thing; see [`super::Destination::resolve`].
+    /// Returns the number of things that the path can mean; see [`super::Destination::resolve`].
     pub fn sources(&self) -> Sources {
         self.sources
     }
 
-    /// Goes on with the next name of the directory on top; `None` when it brought nothing to send.
+    /// Processes the next name of the directory on top of the stack. Returns `None` if nothing to send was found.
     fn step(&mut self) -> Result<Option<SourceItem>, Error> {
         let Some(frame) = self.frames.last_mut() else {
             return Ok(None);
@@ -215,7 +220,8 @@ impl Expansion {
         let is_last = index + 1 == self.wanted.len();
         let (stat, via) = match looked {
             Ok(looked) => looked,
-            // `*/b` looks for b in many directories and need not find it in all; `*` found what it shows.
+            // `*/b` looks for `b` in many directories and need not find it in all. A name that `*` matched last was in
+            // the listing.
             Err(Errno::NOENT | Errno::NOTDIR) if !is_last || !has_wildcards(&self.wanted[index]) => return Ok(None),
             Err(errno) => return Err(self.root.unseen(errno, &path)),
         };
@@ -233,12 +239,12 @@ impl Expansion {
             return Ok(None);
         }
         let strip = path.as_bytes().len() - path.name().len();
-        // A directory that is named as written may be a symlink to one: the caller asked for it.
+        // A directory that the user names literally may be a symlink to one: the user asked for it.
         let via = if self.sources == Sources::One { Via::Name } else { via };
         self.send(path, &stat, via, strip)
     }
 
-    /// Makes the item for `path`, and goes into it when it is a directory.
+    /// Creates the item for `path`, and descends into it if it is a directory.
     fn send(&mut self, path: RelPath, stat: &Stat, via: Via, strip: usize) -> Result<Option<SourceItem>, Error> {
         let target = RelPath::new(&path.as_bytes()[strip..])?;
         let kind = match (FileType::from_raw_mode(stat.st_mode), via) {
@@ -307,7 +313,7 @@ impl Frame {
         Self { directory, stage, names: None, open: None }
     }
 
-    /// The directory, opened if it is not.
+    /// Returns the directory; opens it if it is not open.
     fn directory(&mut self, root: &Root) -> rustix::io::Result<&OwnedFd> {
         match self.open.take() {
             Some(open) => Ok(self.open.insert(open)),
@@ -316,14 +322,14 @@ impl Frame {
     }
 }
 
-/// How a name led to what it means.
+/// Relation of a name to the object that it means.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Via {
     Name,
     Symlink,
 }
 
-/// What `name` in the directory of `frame` is; a symlink is followed as far as the root allows.
+/// Inspects `name` in the directory of `frame`. Follows a symlink as far as the root allows.
 fn look(root: &Root, frame: &mut Frame, path: &RelPath, name: &[u8]) -> rustix::io::Result<(Stat, Via)> {
     let stat = rustix::fs::statat(frame.directory(root)?, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
@@ -333,7 +339,7 @@ fn look(root: &Root, frame: &mut Frame, path: &RelPath, name: &[u8]) -> rustix::
     Ok((rustix::fs::fstat(target)?, Via::Symlink))
 }
 
-/// The names of a directory that its stage wants, sorted.
+/// Returns the names of a directory that its stage wants, sorted.
 fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
     let wanted = match frame.stage {
         Stage::Match(index) if !has_wildcards(&wanted[index]) => return Ok(vec![wanted[index].clone()]),
@@ -357,12 +363,12 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
         names.push(name.into());
     }
     names.sort_unstable();
-    // A directory that is changed meanwhile may show a name twice.
+    // A directory that changes during the listing may return a name twice.
     names.dedup();
     Ok(names)
 }
 
-/// A path for an error text, without what could drive a terminal.
+/// Formats a path for an error text, without bytes that could control a terminal.
 fn shown(path: &[u8]) -> String {
     plain(&String::from_utf8_lossy(path)).into_owned()
 }

@@ -1,4 +1,4 @@
-//! From an error of the file system to an [`Error`]: kind and retry are set here, by whoever saw it first.
+//! Converts file system errors into [`Error`]: kind and retry are set here, where the error is seen first.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use rustix::io::Errno;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-/// Whose end, in which phase.
+/// End of the transfer, and its phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At(pub(super) Scope, pub(super) Phase);
 
@@ -14,20 +14,20 @@ pub(super) struct At(pub(super) Scope, pub(super) Phase);
 pub(super) const LISTING: At = At(Scope::Source, Phase::Prepare);
 /// Reading a source while bytes move.
 pub(super) const READING: At = At(Scope::Source, Phase::Transfer);
-/// Making ready to write.
+/// Preparing to write.
 pub(super) const PREPARING: At = At(Scope::Destination, Phase::Prepare);
 /// Writing while bytes move.
 pub(super) const WRITING: At = At(Scope::Destination, Phase::Transfer);
 /// Comparing digests.
 pub(super) const VERIFYING: At = At(Scope::Destination, Phase::Verify);
-/// Making a file durable and giving it its name.
+/// Making a file durable and giving it its final name.
 pub(super) const FINALISING: At = At(Scope::Destination, Phase::Finalise);
 
 /// Deleting or moving a source that has arrived.
 pub(super) const SWEEPING: At = At(Scope::Source, Phase::Finalise);
 
 impl At {
-    /// The failure of `tried` with what the file system said.
+    /// Creates the error for the action `tried` that the file system refused with `error`.
     pub(super) fn failed(self, error: impl Into<io::Error>, tried: impl fmt::Display) -> Error {
         let error = error.into();
         let (kind, retry, said) = self.classify(Errno::from_io_error(&error));
@@ -38,12 +38,13 @@ impl At {
         self.refused(kind, text).retry(retry).caused_by(error)
     }
 
-    /// A failure that we saw ourselves.
+    /// Creates an error for a failure that Sterna detected itself.
     pub(super) fn refused(self, kind: ErrorKind, text: impl Into<String>) -> Error {
         Error::new(kind, self.0, self.1, text)
     }
 
-    /// What an error number means here, and what a reader may need beside its own words.
+    /// Returns kind and retry of an error number, and an explanation for the user where the text of the system is not
+    /// enough.
     fn classify(self, errno: Option<Errno>) -> (ErrorKind, Retry, &'static str) {
         let is_source = self.0 == Scope::Source;
         let Some(errno) = errno else {
@@ -72,7 +73,7 @@ impl At {
             ),
             Errno::NOMEM => (ErrorKind::Limit, Retry::After, ""),
             Errno::BUSY | Errno::TXTBSY | Errno::WOULDBLOCK => (ErrorKind::Busy, Retry::After, ""),
-            // A medium that cannot be read stays so; a replica may be sound.
+            // A medium that cannot be read stays unreadable; another replica may be intact.
             Errno::IO if is_source => (ErrorKind::Io, Retry::OtherReplica, ""),
             _ => (ErrorKind::Io, Retry::After, ""),
         }

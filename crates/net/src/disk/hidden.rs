@@ -1,6 +1,6 @@
-//! Hidden files beside a final name: their names, their lock, and the step that gives a part file its final name.
+//! Hidden files beside a final name: their names, their lock, and the rename of a part file to its final name.
 //!
-//! What it refuses to do: read or write the content of either file.
+//! What it refuses to do: read or write the content of the hidden files.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,25 +14,27 @@ use super::HIDDEN_PREFIX;
 use super::claims::Claims;
 use super::fault::{FINALISING, PREPARING};
 
-/// The names of our files beside a final name.
+/// Names of our hidden files beside a final name.
 #[derive(Debug)]
 pub(super) struct HiddenNames {
     pub(super) part: String,
     pub(super) journal: String,
 }
 
-/// Characters of the hash in [`HiddenNames`]. Reason: 128 bits, which no two names in one directory share.
+/// Characters of the hash in [`HiddenNames`]. Reason: 128 bits, so that no two names in one directory share a hash.
 const HIDDEN_HASH_CHARS: usize = 32;
 
 impl HiddenNames {
-    /// A hash of the name and not the name itself: it may be 255 bytes long already.
+    /// Returns the hidden names for `path`. They contain a hash of its name and not the name, which may already have
+    /// 255 bytes.
     pub(super) fn of(path: &RelPath) -> Self {
         let hash = blake3::hash(path.name()).to_hex();
         let hash = &hash[..HIDDEN_HASH_CHARS];
         Self { part: format!(".sterna-{hash}.part"), journal: format!(".sterna-{hash}.journal") }
     }
 
-    /// The names of which `name` is one; `None` when it is none of ours. Other names that begin as ours are somebody's.
+    /// Returns both hidden names if `name` is one of them, and `None` for any other name. Another name with our prefix
+    /// may belong to somebody else.
     pub(super) fn that_have(name: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(name).ok()?;
         let stem = name.strip_suffix(".part").or_else(|| name.strip_suffix(".journal"))?;
@@ -41,8 +43,9 @@ impl HiddenNames {
         is_ours.then(|| Self { part: format!("{stem}.part"), journal: format!("{stem}.journal") })
     }
 
-    /// Deletes both files, of which the caller holds the lock on `part`. Best effort: what stays costs space, and the next
-    /// session tries again. Someone may have removed the part file, and then the names are another session's.
+    /// Deletes both files. The caller holds the lock on `part`. Best effort: a file that stays costs space, and the
+    /// next session tries again. If someone has removed the part file, both names may belong to another session and are
+    /// left alone.
     pub(super) fn delete_locked(&self, directory: BorrowedFd<'_>, part: &File) {
         if is_named(directory, self.part.as_bytes(), part).is_ok_and(|ours| ours) {
             let _ = unlink_ours(directory, &self.journal);
@@ -51,20 +54,21 @@ impl HiddenNames {
     }
 }
 
-/// A part file that is open, locked and owned by us.
+/// Part file that is open, locked and owned by us.
 #[derive(Debug)]
 pub(super) struct LockedPart {
     pub(super) file: File,
-    /// Its inode and size; its mode as it was found, which is [`HIDDEN_MODE`] by now.
+    /// Inode, size and original mode. The current mode is [`HIDDEN_MODE`].
     pub(super) stat: Stat,
-    /// An earlier session left it; `false`: this call made it.
+    /// True if an earlier session left the file; false if this call created it.
     pub(super) is_left: bool,
 }
 
 impl LockedPart {
-    /// Deletes it and makes a new one under its name: what others may have written or opened is not gone on with.
+    /// Deletes the file and creates a new one with its name. Reason: others may have written to the old file, or have
+    /// it open.
     ///
-    /// Errors: `Busy`, after, when another session makes one in that moment.
+    /// Errors: `Busy` with `Retry::After` if another session creates one at the same moment.
     pub(super) fn renew(self, directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Self, Error> {
         let failed =
             |errno: Errno| PREPARING.failed(errno, format_args!("delete {name}, an unfinished file of {path}"));
@@ -74,16 +78,16 @@ impl LockedPart {
     }
 }
 
-/// Opens and locks the part file `name`, or makes it if it is missing.
+/// Opens and locks the part file `name`; creates it if it is missing.
 ///
-/// One that an earlier session left must be a regular file with one name and belong to the user that this runs as: others
-/// can put files of theirs into a directory that they may write to, and keep them open. Whether its bytes count is for the
-/// caller to decide. Errors: `Denied` for any other file, which stays as it is; `Busy`, after, when a live session of this
-/// or another process holds it.
+/// A file that an earlier session left must be a regular file with one hard link, and belong to the user of this
+/// process. Reason: other users can put their files into a directory that they may write to, and keep them open. The
+/// caller decides if the bytes of the file count. Errors: `Denied` for any other file, which is not changed; `Busy`
+/// with `Retry::After` if a live session of this or another process holds the lock.
 pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<LockedPart, Error> {
-    // Peers read this: it does not name the directory, whose place is this host's affair.
+    // Peers read this text: it does not name the directory, because peers need not know the place.
     let failed = |errno: Errno| PREPARING.failed(errno, format_args!("create {name} beside {path}"));
-    // Neither a symlink nor a fifo that someone put there may be followed or waited for.
+    // Must not follow a symlink, or wait for a FIFO, that someone else put there.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut mode_taken_back = None;
     for _ in 0..LOCK_TRIES_MAX {
@@ -106,7 +110,7 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
             Err(errno) => return Err(failed(errno)),
         };
         if is_left {
-            // Before the lock: its owner may hold that for ever.
+            // Checked before the lock: another owner may hold the lock forever.
             refuse_foreign(&rustix::fs::fstat(&file).map_err(failed)?, name, path)?;
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -114,7 +118,7 @@ pub(super) fn lock_part(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -
             Err(Errno::WOULDBLOCK) => return Err(busy(path)),
             Err(errno) => return Err(failed(errno)),
         }
-        // Between open and lock the holder may have renamed the file: then the lock is on what is published now.
+        // The holder may have renamed the file between open and lock. Then the lock is on the published file.
         if !is_named(directory, name.as_bytes(), &file).map_err(failed)? {
             continue;
         }
@@ -137,7 +141,7 @@ fn busy(path: &RelPath) -> Error {
     PREPARING.refused(ErrorKind::Busy, text).retry(Retry::After)
 }
 
-/// Errors: `Denied` when the hidden file `name` belongs to another user than this runs as.
+/// Refuses a hidden file `name` of another user than the one of this process. Errors: `Denied`.
 pub(super) fn refuse_foreign(stat: &Stat, name: &str, path: &RelPath) -> Result<(), Error> {
     let ours = rustix::process::geteuid().as_raw();
     if stat.st_uid == ours {
@@ -151,35 +155,35 @@ pub(super) fn refuse_foreign(stat: &Stat, name: &str, path: &RelPath) -> Result<
     Err(PREPARING.refused(ErrorKind::Denied, text))
 }
 
-/// Whether a mode lets only the owner in.
+/// Returns true if a mode gives access to the owner only.
 pub(super) fn is_private(mode: u32) -> bool {
     mode & RIGHTS_OF_OTHERS == 0
 }
 
-/// Takes the rights of group and others from a hidden file of ours; the mode that it had.
+/// Removes the rights of group and others from our own hidden file. Returns its previous mode.
 ///
-/// Where the file system keeps no modes (FAT, some network mounts) the bits stay whatever is asked: they say nothing of
-/// this file, and count as not set.
+/// Some file systems do not store modes (FAT, some network mounts), so the bits never change. Such bits say nothing
+/// about this file, and count as not set.
 pub(super) fn make_private(file: &File, stat: &Stat) -> rustix::io::Result<u32> {
     if is_private(stat.st_mode) {
         return Ok(stat.st_mode);
     }
-    // Refused where modes are not kept; the look behind it tells.
+    // Refused where modes are not stored; the check below detects that.
     let _ = rustix::fs::fchmod(file, HIDDEN_MODE);
     let now = rustix::fs::fstat(file)?.st_mode;
     Ok(if is_private(now) { stat.st_mode } else { now & !RIGHTS_OF_OTHERS })
 }
 
-/// Makes our own part file `name` writable again; the mode that it had, or `None` when that was not the reason. A crash
-/// between the last two steps of publishing leaves it with the mode of its source, which may be read-only, and without its
-/// final name.
+/// Makes our own part file `name` writable again. Returns its previous mode, or `None` if the mode was not the problem.
+/// Reason: a crash between the last two steps of publishing leaves the part file with the mode of its source, which may
+/// be read-only, and without its final name.
 fn take_back_mode(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Option<u32>, Error> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(part) = rustix::fs::openat(directory, name, flags, Mode::empty()) else { return Ok(None) };
     let Ok(stat) = rustix::fs::fstat(&part) else { return Ok(None) };
     refuse_foreign(&stat, name, path)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
-    // Of the file that is open, whatever has its name by now.
+    // Changes the mode of the open file, whatever has its name by now.
     let opened = format!("/proc/self/fd/{}", part.as_raw_fd());
     let is_taken_back = is_file
         && Mode::from_raw_mode(stat.st_mode) & HIDDEN_MODE != HIDDEN_MODE
@@ -187,7 +191,8 @@ fn take_back_mode(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Resu
     Ok(is_taken_back.then_some(stat.st_mode))
 }
 
-/// Whether `name` is that of the open file `part`. Errors: those of the system, but a name that is not there is no error.
+/// Returns true if `name` is the name of the open file `part`. Errors: those of the system; a missing name is not an
+/// error.
 fn is_named(directory: BorrowedFd<'_>, name: &[u8], part: &File) -> rustix::io::Result<bool> {
     let opened = rustix::fs::fstat(part)?;
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -197,21 +202,23 @@ fn is_named(directory: BorrowedFd<'_>, name: &[u8], part: &File) -> rustix::io::
     }
 }
 
-/// A part file with all its bytes, durable, that is to get its final name.
+/// Durable part file with all its bytes, which is ready for its final name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished<'a> {
     pub(super) name: &'a str,
     pub(super) file: &'a File,
-    /// Size in bytes that it must have.
+    /// Size in bytes that the file must have.
     pub(super) size: u64,
 }
 
-/// Gives a part file its final name.
+/// Renames a part file to its final name.
 ///
-/// Errors: `Exists` when the name was taken meanwhile and may not be replaced, or is that of another file of this session
-/// ([`Claims`]); `NotFound` when someone removed the part file:
-/// what has its name now, or got the final name in that moment, is another session's and not verified; `Corrupt`, after, when
-/// someone cut it.
+/// Errors:
+/// - `Exists` if the name was taken meanwhile and may not be replaced, or belongs to another file of this session
+///   ([`Claims`]).
+/// - `NotFound` with `Retry::After` if someone removed the part file. A file that has its name now, or got the final
+///   name at this moment, belongs to another session and is not verified.
+/// - `Corrupt` with `Retry::After` if someone truncated the part file.
 pub(super) fn rename_into_place(
     directory: BorrowedFd<'_>,
     part: Finished<'_>,
@@ -236,9 +243,9 @@ pub(super) fn rename_into_place(
         return Err(FINALISING.refused(ErrorKind::Corrupt, text).retry(Retry::After));
     }
     let mut claims = claims.lock();
-    // In the common case the name is free, and nothing is to be looked at.
+    // Common case: the name is free, and nothing needs to be checked.
     match rustix::fs::renameat_with(directory, part.name, directory, path.name(), RenameFlags::NOREPLACE) {
-        // INVAL, NOSYS: a file system without it; a race within microseconds is the price.
+        // INVAL, NOSYS: the file system does not support `NOREPLACE`. The cost is a race within microseconds.
         Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) => {
             match rustix::fs::statat(directory, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(_) if overwrite == Overwrite::Never => return Err(failed(Errno::EXIST)),
@@ -258,7 +265,7 @@ pub(super) fn rename_into_place(
     Ok(())
 }
 
-/// Deletes the hidden file `name`, unless it belongs to another user (`PERM`); one that is not there is deleted already.
+/// Deletes the hidden file `name`. Errors: `PERM` if it belongs to another user; a missing file is not an error.
 pub(super) fn unlink_ours(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) if stat.st_uid != rustix::process::geteuid().as_raw() => Err(Errno::PERM),
@@ -268,7 +275,7 @@ pub(super) fn unlink_ours(directory: BorrowedFd<'_>, name: &str) -> rustix::io::
     }
 }
 
-/// Deletes `name`; one that is not there is deleted already.
+/// Deletes `name`. A missing file is not an error.
 pub(super) fn unlink(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
@@ -276,11 +283,12 @@ pub(super) fn unlink(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Resul
     }
 }
 
-/// Mode of our hidden files: the source's may be for other people than these are.
+/// Mode of our hidden files. Reason: the mode of the source may give access to people who have no right to it on this
+/// host.
 pub(super) const HIDDEN_MODE: Mode = Mode::from_raw_mode(0o600);
 
-/// How often a part file is opened again when another session renames or deletes it at that moment.
+/// Maximum number of tries to open a part file that other sessions rename or delete at the same moment.
 const LOCK_TRIES_MAX: u32 = 16;
 
-/// Bits of a mode that let group and others in.
+/// Mode bits that give access to group and others.
 const RIGHTS_OF_OTHERS: u32 = 0o077;

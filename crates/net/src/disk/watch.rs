@@ -1,7 +1,8 @@
-//! Directories that are watched for what appears in them and changes: inotify.
+//! Watches directories for new names and for changes, with inotify.
 //!
-//! What it does: names what has happened in the directories that it was given. What it refuses to do: look at files, or remember them. Changes that another host makes to a
-//! network file system are not seen by any kernel here; who needs them lists the directories anew.
+//! What it does: reports what happened in the directories that it was given. What it refuses to do: read files, or
+//! remember them. No kernel reports the changes that another host makes to a network file system. A caller that needs
+//! them must list the directories again.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -16,54 +17,55 @@ use sterna_proto::{Error, ErrorKind};
 use super::fault::LISTING;
 use super::root::Root;
 
-/// Bytes of events that are read at once. Guess: some hundred events.
+/// Bytes of events per read. Guess: a few hundred events.
 const EVENT_BYTES: usize = 16 << 10;
 
-/// What has happened to a name.
+/// Kind of change of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// It was made, or written to.
+    /// The file was created, or written to.
     Touched,
-    /// A file was closed by a writer, or moved here as it is.
+    /// A writer closed the file, or a file was moved here.
     Closed,
-    /// A directory has appeared.
+    /// A directory appeared.
     Directory,
-    /// It is gone.
+    /// The file is gone.
     Gone,
-    /// A directory is gone, or has another name now.
+    /// The directory is gone, or was renamed.
     DirectoryGone,
 }
 
-/// What was seen in the watched directories.
+/// Change in the watched directories.
 #[derive(Debug)]
 pub(crate) enum Noticed<P> {
-    /// Something has happened to a name in the directory that was watched as `place`.
+    /// A name changed in the directory that is watched as `place`.
     Name {
-        /// The watched directory.
+        /// Watched directory.
         place: P,
-        /// The name in it.
+        /// Name in this directory.
         name: Vec<u8>,
-        /// What.
+        /// Kind of change.
         happened: Happened,
     },
-    /// The directory that was watched as this is gone.
+    /// The directory that was watched as this place is gone.
     Unwatched(P),
-    /// The kernel could not keep all of it: the directories must be listed anew.
+    /// The kernel dropped events: the directories must be listed again.
     Overflow,
 }
 
-/// Watched directories, each known by a `P` of the caller's.
+/// Watched directories, each identified by a `P` of the caller.
 pub(crate) struct Watch<P> {
     inotify: OwnedFd,
     places: HashMap<i32, Vec<P>>,
 }
 
 impl<P: Clone + PartialEq> Watch<P> {
-    /// Watches nothing yet.
+    /// Creates an instance that watches nothing yet.
     pub(crate) fn new() -> Result<Self, Error> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
         let inotify = inotify.map_err(|errno| match errno {
-            // Also what is left of this process's own files; the kernel does not say which.
+            // The cause may also be this process's own limit of open files; the kernel does not report which limit was
+            // reached.
             Errno::MFILE => {
                 let text = "watch directories: the kernel gives this user no more inotify instances, or this process no more files; a higher \
                             fs.inotify.max_user_instances or ulimit -n allows more";
@@ -74,14 +76,14 @@ impl<P: Clone + PartialEq> Watch<P> {
         Ok(Self { inotify, places: HashMap::new() })
     }
 
-    /// What [`wait`] waits for.
+    /// Returns the descriptor that [`wait`] waits for.
     pub(crate) fn events(&self) -> Result<OwnedFd, Error> {
         self.inotify.try_clone().map_err(|error| LISTING.failed(error, "watch directories"))
     }
 
-    /// Watches the directory `path` beneath `root`; watching one again changes nothing.
+    /// Watches the directory `path` beneath `root`. A second call for the same directory changes nothing.
     ///
-    /// Errors: `Limit` when the kernel watches no more for this user.
+    /// Errors: `Limit` if the kernel allows this user no more watches.
     pub(crate) fn add(&mut self, root: &Root, path: &[u8], place: P) -> Result<(), Error> {
         let shown = String::from_utf8_lossy(path).into_owned();
         let failed = |errno: Errno| match errno {
@@ -102,7 +104,7 @@ impl<P: Clone + PartialEq> Watch<P> {
             | WatchFlags::MOVED_FROM
             | WatchFlags::DELETE
             | WatchFlags::ONLYDIR;
-        // By its descriptor: what has the path now may be something else, or be too long to be named.
+        // Watched by its descriptor: the path may name something else by now, or be too long.
         let by_descriptor = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
         let watched = inotify::add_watch(&self.inotify, by_descriptor, flags).map_err(failed)?;
         let places = self.places.entry(watched).or_default();
@@ -112,20 +114,20 @@ impl<P: Clone + PartialEq> Watch<P> {
         Ok(())
     }
 
-    /// Watches none of the directories any more whose places `is_gone` names.
+    /// Stops watching the directories whose places match `is_gone`.
     pub(crate) fn remove(&mut self, is_gone: impl Fn(&P) -> bool) {
         self.places.retain(|watched, places| {
             let before = places.len();
             places.retain(|place| !is_gone(place));
             if places.is_empty() && before > 0 {
-                // One that is deleted is not watched any more.
+                // Fails for a deleted directory, which is not watched any more.
                 let _ = inotify::remove_watch(&self.inotify, *watched);
             }
             !places.is_empty()
         });
     }
 
-    /// What has happened since the last call; never waits.
+    /// Returns the changes since the last call. Never blocks.
     pub(crate) fn take(&mut self) -> Result<Vec<Noticed<P>>, Error> {
         let mut seen = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
@@ -141,7 +143,7 @@ impl<P: Clone + PartialEq> Watch<P> {
             if events.contains(ReadFlags::QUEUE_OVERFLOW) {
                 seen.push(Noticed::Overflow);
             } else if events.contains(ReadFlags::IGNORED) {
-                // The directory is gone, and its number may be given to another.
+                // The directory is gone, and its number may be given to another one.
                 seen.extend(self.places.remove(&watched).into_iter().flatten().map(Noticed::Unwatched));
             } else if let (Some(name), Some(happened)) = (event.file_name(), happened(events)) {
                 let places = self.places.get(&watched).into_iter().flatten();
@@ -152,7 +154,7 @@ impl<P: Clone + PartialEq> Watch<P> {
     }
 }
 
-/// What the events of a name mean; `None` for nothing.
+/// Returns the kind of change for the events of a name; `None` for events that are not reported.
 fn happened(events: ReadFlags) -> Option<Happened> {
     let is_directory = events.contains(ReadFlags::ISDIR);
     if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
@@ -166,7 +168,7 @@ fn happened(events: ReadFlags) -> Option<Happened> {
     }
 }
 
-/// Waits until something has happened in watched directories, no longer than `time`.
+/// Waits for a change in the watched directories, at most for `time`.
 pub(crate) fn wait(events: &OwnedFd, time: Duration) {
     let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     // A signal only ends the wait early.

@@ -99,7 +99,7 @@ fn a_symlink_with_the_files_name_is_replaced_and_not_followed() {
     let destination = writable(&directory);
     let data = pattern(ONE_BLOCK);
     let entry = file_entry("a.h5", ONE_BLOCK);
-    // The hidden name as well may be a trap.
+    // The hidden name may be a trap too.
     let file = incoming(&destination, &entry);
     let part = hidden_file(directory.path(), ".part");
     drop(file);
@@ -192,7 +192,7 @@ fn a_read_only_destination_is_denied_before_a_byte_moves() {
     let error = Destination::resolve(&root, b"x", Sources::One).unwrap_err();
     assert_eq!((error.kind, error.exit_code()), (ErrorKind::Denied, 4));
     if is_superuser() {
-        // The superuser may write anywhere; a read-only mount is in the tests of full disks.
+        // The superuser may write anywhere; the tests of full disks contain a read-only mount.
         return;
     }
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
@@ -205,7 +205,7 @@ fn a_read_only_destination_is_denied_before_a_byte_moves() {
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A large and a small file by each of two paths that lead to one place.
+/// A large and a small file, each through two paths that lead to one place.
 #[test]
 fn a_file_does_not_replace_another_of_its_session_where_two_names_are_one() {
     let directory = scratch();
@@ -233,7 +233,7 @@ fn a_file_does_not_replace_another_of_its_session_where_two_names_are_one() {
                 }
                 Prepared::Directory => panic!("no directory"),
             };
-            // The second time under `IfChanged` the first is found up to date, and is as much in the way.
+            // In the second round under `IfChanged`, the first file is found up to date. It still blocks the name.
             for _ in 0..2 {
                 bring(&entry("a", 1)).unwrap();
                 let error = bring(&entry("A", 2)).unwrap_err();
@@ -243,7 +243,7 @@ fn a_file_does_not_replace_another_of_its_session_where_two_names_are_one() {
                 assert_matches_entry(&directory.path().join(name("a")), &entry("a", 1), &data);
             }
         }
-        // Another session may: it cannot know what is meant.
+        // Another session may replace the file: it does not know that both names are one copy.
         let other = writable(&directory);
         let Ok(Prepared::Packed(_) | Prepared::Incoming(_)) = other.prepare(&entry("A", 2), &terms(Overwrite::Always))
         else {
@@ -300,7 +300,7 @@ fn a_rename_does_not_replace_what_the_session_has_just_renamed() {
     let directory = scratch();
     let opened = std::fs::File::open(directory.path()).unwrap();
     let claims = Claims::default();
-    // Both are written before either has its name, as in a batch.
+    // Both files are written before either gets its name, as in a batch.
     let rename = |name: &str, path: &str, overwrite| {
         std::fs::write(directory.path().join(name), name).unwrap();
         let file = std::fs::File::open(directory.path().join(name)).unwrap();
@@ -313,7 +313,7 @@ fn a_rename_does_not_replace_what_the_session_has_just_renamed() {
         assert_eq!(rename("second", "A/x", overwrite).unwrap_err().kind, ErrorKind::Exists);
         assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"first");
     }
-    // A file that is sent again takes the place of what it was.
+    // A file that is sent again replaces its earlier version.
     rename("third", "a/x", Overwrite::Always).unwrap();
     assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"third");
 }

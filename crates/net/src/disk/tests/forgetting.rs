@@ -23,11 +23,11 @@ fn a_block_that_was_forgotten_is_in_no_journal_and_not_in_the_digest() {
     file.forget(&blocks(1..3)).unwrap();
     drop(file);
 
-    // The next session finds what was right, also what no checkpoint had made durable before.
+    // The next session finds the correct blocks, also those that no earlier checkpoint made durable.
     let file = incoming(&destination, &entry);
     file.keep_digests();
     assert_eq!(file.have(), [0..1, 3..5, 6..7].into_iter().collect());
-    // What was not read yet is forgotten too.
+    // Blocks that were not read yet are forgotten too.
     file.forget(&blocks(3..4)).unwrap();
     assert_eq!(recheck(&file), []);
     [1, 2, 3, 5].into_iter().for_each(|index| put_block(&file, &data, index));

@@ -1,4 +1,4 @@
-//! Small file systems of our own; these need the superuser and say so when they are skipped.
+//! Tests on small file systems of their own. They need the superuser, and print a message when they are skipped.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use sterna_proto::{ErrorKind, RangeSet};
 
 use super::*;
 
-/// A tmpfs that is unmounted when it is dropped.
+/// A tmpfs that is unmounted on drop.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -48,7 +48,7 @@ fn a_file_that_has_no_room_is_refused_before_a_byte_moves() {
     assert_eq!((error.kind, error.exit_code()), (ErrorKind::NoSpace, 4));
     assert!(error.text().contains("8.39 MB"), "{error}");
     assert_eq!(names_in(disk.0.path()), Vec::<String>::new());
-    // The same size with holes has room.
+    // A file of the same size with holes fits.
     let entry = FileEntry { allocated: MIB, ..entry };
     let sparse = terms(Overwrite::Always);
     assert!(destination.prepare(&entry, &sparse).is_ok());
@@ -73,7 +73,7 @@ fn a_disk_that_fills_up_keeps_what_was_durable_and_goes_on_when_there_is_room() 
     batch.add(PackedFile { entry: &small, data: &data[..100_000], blake3: None, expected: &[], seen: Seen::default() });
     assert_eq!(batch.publish()[0].as_ref().unwrap_err().kind, ErrorKind::NoSpace);
     drop(file);
-    // Emptied first: a child that another test forks holds the file open until it is another program.
+    // Emptied first: a child process that another test forks holds the file open until its `exec`.
     std::fs::write(&hog, b"").unwrap();
     std::fs::remove_file(&hog).unwrap();
     let file = incoming(&destination, &entry);

@@ -1,4 +1,4 @@
-//! Files on their way in whose source grows, and sources that are done with.
+//! Tests of received files whose source grows, and of sources after their transfer.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn a_file_that_grows_is_resumed_at_any_size_and_gets_the_digest_of_its_end() {
             file.grow(&growing(whole)).unwrap();
             (have..whole / MIB).for_each(|index| put_block(&file, &data, index));
             have = whole / MIB;
-            // Part of the next block, which counts as nothing.
+            // The beginning of the next block, which does not count.
             file.write_tail(whole, &data[whole as usize..][..5]).unwrap();
             file.checkpoint().unwrap();
         }
@@ -70,7 +70,7 @@ fn a_source_that_is_shorter_than_what_was_received_starts_over() {
     let file = incoming(&destination, &growing(MIB));
     assert!(file.have().is_empty() && file.restarted().unwrap().contains("shorter"), "{:?}", file.restarted());
     drop(file);
-    // So do another file of the same name, and the same file sent as it is.
+    // Another file of the same name starts over too, and so does the same file if it is not followed.
     for other in [FileEntry { version: 1, ..growing(3 * MIB) }, file_entry("capture", 4 * MIB)] {
         let file = incoming(&destination, &growing(3 * MIB));
         (0..3).for_each(|index| put_block(&file, &data, index));
@@ -89,18 +89,18 @@ fn what_was_taken_for_the_end_of_a_file_that_grows_on_is_forgotten_alone() {
     (0..3).for_each(|index| put_block(&file, &data[..(2 * MIB + 17) as usize], index));
     file.checkpoint().unwrap();
     drop(file);
-    // It has not grown by a block yet.
+    // The source has not grown by a whole block yet.
     let file = incoming(&destination, &growing(2 * MIB));
     assert_eq!((file.have().len(), recheck(&file)), (2, Vec::new()), "{:?}", file.restarted());
     file.checkpoint().unwrap();
     drop(file);
-    // It has: what counted as its last block is not that of the file as it is now.
+    // The source has grown: its former last block is not a block of the file any more.
     let file = incoming(&destination, &growing(3 * MIB));
     assert_eq!(recheck(&file), [2], "{:?}", file.restarted());
     put_block(&file, &data, 2);
     file.grow(&ended(4 * MIB)).unwrap();
     put_block(&file, &data, 3);
-    // Part of a block that was thought to come.
+    // The tail of a block that was expected.
     file.write_tail(4 * MIB, b"behind the end").unwrap();
     file.check_seal(*blake3::hash(&data).as_bytes()).unwrap();
     file.publish(&[]).unwrap();

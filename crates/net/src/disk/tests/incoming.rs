@@ -8,7 +8,7 @@ use sterna_proto::{Digest, ErrorKind, FileDigests, RangeSet, Retry};
 use super::*;
 use crate::disk::hidden::HiddenNames;
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// Returns a random number below `bound`: SplitMix64 (Steele, Lea and Flood 2014).
 fn random(state: &mut u64, bound: u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -58,7 +58,7 @@ fn what_a_crash_left_with_the_mode_of_a_read_only_source_is_gone_on_with() {
     let directory = scratch();
     let resume = || {
         if is_superuser() {
-            // Whom modes bind; of this thread alone.
+            // Modes do not bind the superuser. Changes the user of this thread only.
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         }
@@ -104,7 +104,7 @@ fn resume_asks_only_for_blocks_that_no_checkpoint_made_durable() {
     fill(&file, &data);
     file.checkpoint().unwrap();
     drop(file);
-    // Everything was durable when it was killed, so nothing is asked for.
+    // Everything was durable when the session was killed, so no block is missing.
     let file = incoming(&destination, &entry);
     assert!(file.is_complete());
     assert_eq!(file.publish(&[]).unwrap_err().kind, ErrorKind::Internal, "no byte of it was read yet");
@@ -159,7 +159,7 @@ fn another_version_of_the_source_starts_over_and_says_so() {
         let file = incoming(&destination, &version);
         assert!(file.restarted().unwrap().contains("a.h5 starts over"), "{:?}", file.restarted());
         assert!(file.have().is_empty());
-        // Nothing of the old version may shine through a hole of the new one.
+        // Data of the old version must not show through a hole of the new one.
         let mut bytes = vec![1u8; MIB as usize];
         file.read_at(MIB, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
@@ -189,7 +189,7 @@ fn blocks_that_rotted_are_missing_again_and_their_new_records_count() {
     put_block(&file, &data, 2);
     assert_eq!(file.checkpoint().unwrap(), 1);
     drop(file);
-    // Of the two records of that block the later one counts.
+    // The block has two records; the later one counts.
     let file = incoming(&destination, &entry);
     assert_eq!(recheck(&file), []);
     file.publish(&[]).unwrap();
@@ -216,7 +216,8 @@ fn a_torn_or_damaged_journal_loses_blocks_and_never_the_file() {
         let records = length.saturating_sub(HEADER_BYTES) / RECORD_BYTES;
         assert_eq!(file.have().len(), records as u64, "{length} bytes of journal");
         assert_eq!(file.restarted().is_some(), (1..HEADER_BYTES).contains(&length));
-        // The torn tail is written over, and what follows it is found again. A new journal is in the order of the first.
+        // The torn tail is overwritten, and the records behind it are found again. A new journal has the order of the
+        // first one.
         put_block(&file, &data, if length < HEADER_BYTES { 0 } else { 5 });
         file.checkpoint().unwrap();
         drop(file);
@@ -225,7 +226,7 @@ fn a_torn_or_damaged_journal_loses_blocks_and_never_the_file() {
         fill(&file, &data);
         file.checkpoint().unwrap();
         drop(file);
-        // The next round cuts this journal, which is of another part file than before when that was begun anew.
+        // The next round cuts this journal. A journal that was begun again belongs to another part file than before.
         let now = std::fs::read(&journal).unwrap();
         assert_eq!(now.len(), whole_len);
         if length < HEADER_BYTES {
@@ -239,7 +240,7 @@ fn a_torn_or_damaged_journal_loses_blocks_and_never_the_file() {
     assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
 }
 
-/// A journal that was begun anew has another nonce; the records of the old one must not be taken under it.
+/// Checks that a new journal has another nonce, so that records of the old journal are not accepted under it.
 fn continue_with(now: &[u8], before: &[u8], journal: &Path, directory: &Path) {
     assert_ne!(now[..HEADER_BYTES], before[..HEADER_BYTES]);
     let mixed = [&now[..HEADER_BYTES], &before[HEADER_BYTES..]].concat();
@@ -271,7 +272,7 @@ fn a_journal_speaks_only_of_its_own_part_file() {
         }
         let file = incoming(&destination, &entry);
         assert!(file.have().is_empty(), "{damage}");
-        // What is left of a published file's journal is no news to anyone.
+        // The leftover journal of a published file is not reported.
         assert_eq!(file.restarted().is_some(), damage != "gone");
         assert_eq!(names_in(directory.path()).len(), 1, "{damage}: the journal is deleted");
         file.discard().unwrap();
@@ -291,7 +292,7 @@ fn what_is_left_beside_a_published_file_is_swept() {
     let journal = hidden_file(directory.path(), ".journal");
     let kept = std::fs::read(&journal).unwrap();
     file.publish(&[]).unwrap();
-    // As a power cut between the rename and the deletion leaves it.
+    // State after a power cut between the rename and the deletion of the journal.
     std::fs::write(&journal, kept).unwrap();
     let found = destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap();
     assert!(matches!(found, Prepared::UpToDate));
@@ -315,16 +316,16 @@ fn what_was_left_of_files_whose_sources_are_gone_goes_unless_a_journal_or_a_sess
         let names = HiddenNames::of(&rel(name));
         top.join(if ending == "part" { names.part } else { names.journal })
     };
-    // Killed before the first checkpoint, and between the name and the deletion of the journal.
+    // Killed before the first checkpoint, and killed between the rename and the deletion of the journal.
     std::fs::write(hidden("killed", "part"), b"bytes").unwrap();
     std::fs::write(hidden("published", "journal"), b"records").unwrap();
-    // Killed later.
+    // Killed after a checkpoint.
     let resumed = incoming(&destination, &file_entry("d/resumed", 2 * MIB));
     put_block(&resumed, &data, 0);
     resumed.checkpoint().unwrap();
     drop(resumed);
     let live = incoming(&destination, &file_entry("d/live", 2 * MIB));
-    // Not ours, whatever it is.
+    // Not a hidden file of ours, whatever it is.
     std::fs::write(top.join(".sterna-notes"), b"").unwrap();
     prepare();
     let mut left =
@@ -388,7 +389,7 @@ fn a_part_file_that_someone_removed_gives_no_other_the_name() {
     let robbed = incoming(&destination, &entry);
     put_block(&robbed, &data, 0);
     std::fs::remove_file(hidden_file(directory.path(), ".part")).unwrap();
-    // Another session finds nothing, and has one block so far.
+    // Another session finds nothing, and has received one block.
     let other = incoming(&destination, &entry);
     put_block(&other, &data, 0);
     other.checkpoint().unwrap();
@@ -454,10 +455,10 @@ fn of_two_sessions_on_one_name_the_second_waits_its_turn() {
     assert_eq!((error.kind, error.retry), (ErrorKind::Busy, Retry::After));
     fill(&file, &data);
     file.publish(&[]).unwrap();
-    // Its descriptor is still open, on what is published now; the name of the part file is free.
+    // The descriptor is still open, on the published file; the name of the part file is free.
     drop(incoming(&second, &entry));
 
-    // Many at once: one wins each round, none is torn.
+    // Several sessions at once: one wins each round, and no file is torn.
     let entry = file_entry("race.h5", 2 * MIB);
     let published: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4)
@@ -544,7 +545,7 @@ fn a_file_of_5_tb_with_holes_stays_sparse() {
     let bytes = pattern(blocks.length(last));
     file.write_at(blocks.offset(last), &bytes).unwrap();
     file.record(last, BlockDigest::of(&blocks, last, file.checks(), &bytes)).unwrap();
-    // A block that came with data before, and now as a hole.
+    // A block that arrived as data before, and arrives as a hole now.
     file.write_at(0, &bytes).unwrap();
     file.write_hole(0, blocks.length(0)).unwrap();
     file.checkpoint().unwrap();
@@ -564,7 +565,7 @@ fn a_file_of_5_tb_with_holes_stays_sparse() {
 const CHILD_DIRECTORY: &str = "STERNA_TEST_DIRECTORY";
 const KILLED_BYTES: u64 = 24 * MIB + 77;
 
-/// The session that is killed: writes blocks in a random order, with a checkpoint now and then, and says what it does.
+/// Session that is killed: writes blocks in random order with occasional checkpoints, and prints each step.
 #[test]
 #[ignore = "run by a_session_killed_at_any_moment_is_gone_on_with"]
 fn session_to_be_killed() {
@@ -616,7 +617,8 @@ fn a_session_killed_at_any_moment_is_gone_on_with() {
                 }
                 seen += u64::from(line.starts_with("put "));
                 if seen == 1 && child.try_wait().unwrap().is_none() {
-                    // While it lives, across processes, nobody else may write. It may be done by now; then there is no lock.
+                    // While the child lives, no other process may write. The child may be done by now, and then there
+                    // is no lock.
                     if let Err(error) = destination.prepare(&entry, &terms(Overwrite::IfChanged)) {
                         assert_eq!(error.kind, ErrorKind::Busy, "seed {seed}: {error}");
                     }
@@ -646,7 +648,7 @@ fn a_session_killed_at_any_moment_is_gone_on_with() {
     }
 }
 
-/// Every block that the journal claims is on disk.
+/// Checks that every block that the journal claims is on disk.
 fn check_claims(file: &IncomingFile, data: &[u8]) {
     for index in file.have().iter().flatten() {
         let (start, length) = (file.blocks().offset(index) as usize, file.blocks().length(index) as usize);
@@ -669,7 +671,7 @@ fn each_checkpoint_appends_only_what_is_new() {
     assert_eq!(std::fs::metadata(&journal).unwrap().len() as usize, HEADER_BYTES + RECORD_BYTES);
     assert_eq!(file.checkpoint().unwrap(), 1);
     assert_eq!(std::fs::metadata(&journal).unwrap().len() as usize, HEADER_BYTES + 2 * RECORD_BYTES);
-    // The end of a journal that someone made longer is not where records go.
+    // New records do not go to the end of a journal that someone made longer.
     std::fs::File::options()
         .write(true)
         .open(&journal)

@@ -1,4 +1,4 @@
-//! Files that others put in place of our hidden ones, or change behind our back.
+//! Tests with files that others put in place of our hidden files, or that others change.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use sterna_proto::{Checks, ErrorKind, FileDigests, Growth, Retry};
 use super::*;
 use crate::disk::hidden::HiddenNames;
 
-/// Neither ours nor the superuser's.
+/// User that is neither ours nor the superuser.
 const STRANGER: u32 = 65534;
 
-/// A directory with three blocks of a file of eight, as a session that was killed leaves it.
+/// Directory with three of eight blocks of a file, as a killed session leaves it.
 struct Left {
     directory: TempDir,
     destination: Destination,
@@ -89,7 +89,8 @@ fn hidden_files_of_another_owner_are_left_alone_and_named() {
         let name = planted.file_name().unwrap().to_str().unwrap();
         assert_eq!((error.kind, error.retry), (ErrorKind::Denied, Retry::Never), "{error}");
         assert!(error.text().contains(name) && error.text().contains("belongs to user 65534"), "{error}");
-        // A session that is offered the directory does not delete it, nor does one that finds nothing else of the file.
+        // A session that prepares the directory does not delete the file. Nor does a session that finds only this one
+        // of both.
         left.destination.prepare(&directory_entry("d"), &terms(Overwrite::Always)).unwrap();
         assert_eq!(names_in(&left.top()).len(), 2);
         std::fs::remove_file(if ending == ".part" { &left.journal } else { &left.part }).unwrap();
@@ -130,7 +131,7 @@ fn what_others_could_open_or_name_is_not_gone_on_with() {
     ];
     for (case, change) in others.into_iter().enumerate() {
         let left = Left::new();
-        // As someone who opened it before.
+        // Opened by someone else before the change.
         let inside = std::fs::File::options().read(true).write(true).open(&left.part).unwrap();
         change(&left);
         let file = incoming(&left.destination, &left.entry);
@@ -171,7 +172,7 @@ fn a_directory_is_never_open_to_more_people_than_its_source() {
     let destination = writable(&directory);
     std::fs::create_dir(directory.path().join("old")).unwrap();
     std::fs::set_permissions(directory.path().join("old"), std::fs::Permissions::from_mode(0o777)).unwrap();
-    // The block of a file may come before the entry of its directory.
+    // The block of a file may arrive before the entry of its directory.
     destination.prepare(&file_entry("overtaken/x", 3), &terms(Overwrite::Always)).unwrap();
     for name in ["new", "old", "overtaken"] {
         let entry = FileEntry { mode: 0o500, ..directory_entry(name) };
@@ -203,7 +204,7 @@ fn a_part_file_that_is_cut_while_blocks_come_is_not_published_with_zeros() {
         recheck(&file);
         (0..7).for_each(|index| put_block(&file, &left.data, index));
         std::fs::File::options().write(true).open(&left.part).unwrap().set_len(length).unwrap();
-        // A block within, which does not hide the cut, and the last one, which would.
+        // First a block in the middle, which does not hide the truncation; then the last one, which would.
         put_block(&file, &left.data, 1);
         let error = file.write_at(7 * MIB, &left.data[7 * MIB as usize..]).unwrap_err();
         assert_eq!((error.kind, error.retry), (ErrorKind::Corrupt, Retry::After), "{error}");

@@ -1,4 +1,4 @@
-//! Tests of the disk, on real directories.
+//! Tests of the disk module, on real directories.
 
 mod destination;
 mod forgetting;
@@ -57,7 +57,7 @@ fn writable(directory: &TempDir) -> Destination {
     Destination::resolve(&root, b"", Sources::Many).unwrap()
 }
 
-/// Bytes that differ from block to block.
+/// Returns bytes that differ from block to block.
 fn pattern(length: u64) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut bytes = Vec::with_capacity(length as usize + 8);
@@ -71,7 +71,7 @@ fn pattern(length: u64) -> Vec<u8> {
     bytes
 }
 
-/// Prepares a file that must take blocks.
+/// Prepares a file that must accept blocks.
 fn incoming(destination: &Destination, entry: &FileEntry) -> IncomingFile {
     match destination.prepare(entry, &terms(Overwrite::Always)).unwrap() {
         Prepared::Incoming(incoming) => *incoming,
@@ -88,7 +88,7 @@ fn put_block(file: &IncomingFile, data: &[u8], index: u64) {
     file.record(index, BlockDigest::of(&blocks, index, file.checks(), bytes)).unwrap();
 }
 
-/// Reads what an earlier session left, as the session does; the blocks that are not what their journal says.
+/// Reads the blocks of an earlier session, as a session does. Returns the blocks that differ from their journal.
 fn recheck(file: &IncomingFile) -> Vec<u64> {
     let blocks = file.blocks();
     let mut lost = Vec::new();
@@ -103,7 +103,7 @@ fn recheck(file: &IncomingFile) -> Vec<u64> {
     lost
 }
 
-/// The names in a directory, ours included.
+/// Returns the names in a directory, hidden files included.
 fn names_in(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(directory)
         .unwrap()
@@ -129,5 +129,5 @@ fn is_superuser() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Larger than travels packed: one block.
+/// Size of a file that is just too large for a packed block: one block.
 const ONE_BLOCK: u64 = PACKED_FILE_BYTES_MAX + 1;

@@ -95,7 +95,7 @@ fn two_sessions_on_one_small_file_do_not_mix() {
     assert_eq!(two.publish()[0].as_ref().unwrap_err().kind, ErrorKind::Busy);
     one.publish().remove(0).unwrap();
     assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"one");
-    // It was looked at before the other came: what comes now may be older than that.
+    // The name was checked before the first file arrived, so this file may be older.
     let late = FileEntry { mtime: FileTime { seconds: 1, nanoseconds: 0 }, ..entry.clone() };
     two.add(packed(&late, b"two"));
     assert_eq!(two.publish()[0].as_ref().unwrap_err().kind, ErrorKind::Busy);
@@ -105,7 +105,7 @@ fn two_sessions_on_one_small_file_do_not_mix() {
     two.add(PackedFile { seen, ..packed(&late, b"two") });
     two.publish().remove(0).unwrap();
     assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), b"two");
-    // A batch that is given up leaves nothing.
+    // A batch that is dropped leaves no files.
     one.add(packed(&entry, b"one"));
     drop(one);
     assert_eq!(names_in(directory.path()), ["x"]);
@@ -136,7 +136,7 @@ fn what_a_killed_session_left_of_a_small_file_goes_when_the_file_is_found_up_to_
     let mut batch = destination.packed(Overwrite::Always, Checks::NONE);
     batch.add(packed(&entry, b"abc"));
     batch.publish().remove(0).unwrap();
-    // Killed in the middle of writing it again.
+    // Killed while it wrote the file again.
     let part = HiddenNames::of(&entry.path).part;
     std::fs::write(directory.path().join(&part), b"abc").unwrap();
     let prepared = destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap();
@@ -148,7 +148,7 @@ fn what_a_killed_session_left_of_a_small_file_goes_when_the_file_is_found_up_to_
 fn what_a_killed_session_left_is_taken_over_by_a_small_file() {
     let directory = scratch();
     let destination = writable(&directory);
-    // An earlier, larger version of the file came half.
+    // Half of an earlier, larger version of the file was received.
     let large = file_entry("x", 3 * MIB);
     let file = incoming(&destination, &large);
     put_block(&file, &pattern(3 * MIB), 1);

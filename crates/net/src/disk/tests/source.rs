@@ -12,7 +12,7 @@ fn touch(root: &Path, path: &[u8], bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// The target paths that a source means, and the errors beside them.
+/// Returns the target paths that a source means, and the kinds of its errors.
 fn expanded(root: &Root, path: &[u8]) -> (Vec<String>, Vec<ErrorKind>) {
     let (mut paths, mut errors) = (Vec::new(), Vec::new());
     for item in root.expand(path).unwrap() {
@@ -24,7 +24,7 @@ fn expanded(root: &Root, path: &[u8]) -> (Vec<String>, Vec<ErrorKind>) {
     (paths, errors)
 }
 
-/// A name as our unfinished files have it.
+/// Name in the form of our unfinished files.
 const UNFINISHED: &str = ".sterna-0123456789abcdef0123456789abcdef.part";
 
 fn sample() -> (TempDir, Root) {
@@ -77,7 +77,7 @@ fn what_is_not_there_or_is_ours_is_not_found() {
     }
     assert_eq!(expanded(&root, b"*.nc"), (vec![], vec![ErrorKind::NotFound]));
     assert_eq!(expanded(&root, b"a/.sterna-*"), (vec![], vec![ErrorKind::NotFound]));
-    // One that is named itself is somebody's wish.
+    // A name that the user gives literally is reported.
     assert_eq!(expanded(&root, format!("a/{UNFINISHED}").as_bytes()), (vec![], vec![ErrorKind::NotFound]));
 }
 
@@ -135,7 +135,7 @@ fn nothing_outside_the_root_can_be_read() {
     for path in [&b"../x"[..], b"a/../../x", b".."] {
         assert_eq!(root.expand(path).unwrap_err().kind, ErrorKind::Usage, "{path:?}");
     }
-    // In a listing each of them is reported as what no run will bring, and the rest is sent.
+    // A listing reports each of them as a name that no run will copy, and the rest is sent.
     let (paths, errors) = expanded(&root, b".");
     assert_eq!(paths.len(), 13);
     assert_eq!(errors.len(), 6);
@@ -157,9 +157,9 @@ fn symlinks_inside_the_root_lead_to_files_and_not_to_directories() {
     let mut bytes = [0; 8];
     root.open_source(&link.source).unwrap().read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"a/b/c.h5");
-    // One that is named as written is followed, as the caller asked for it.
+    // A symlink that the user names literally is followed.
     assert_eq!(expanded(&root, b"a/turn").0.len(), 6);
-    // A fifo is refused at once and nobody waits for its writer.
+    // A FIFO is refused at once, without waiting for its writer.
     assert_eq!(root.open_source(&rel(b"a/fifo")).unwrap_err().kind, ErrorKind::NotFound);
 }
 
@@ -170,7 +170,7 @@ fn names_of_any_bytes_and_deep_trees_are_listed_in_order() {
     for name in [&b"\xff\xfe"[..], b"new\nline", b"-rf", b" ", &longest, "é".as_bytes()] {
         touch(directory.path(), name, b"");
     }
-    // 400 levels: more than a walk that keeps a descriptor for each would be allowed under a limit of 256.
+    // 400 levels: a walk that keeps a descriptor for each level would exceed a limit of 256.
     let deep: Vec<u8> = b"d/".repeat(400);
     touch(directory.path(), &[&deep[..], b"leaf"].concat(), b"leaf");
     let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
@@ -213,10 +213,10 @@ fn a_source_that_changes_while_it_is_read_is_told() {
     assert_eq!((error.kind, error.retry), (ErrorKind::Changed, Retry::After));
     assert_eq!(source.check_unchanged(&item.entry).unwrap_err().kind, ErrorKind::Changed);
 
-    // Other bytes, and the size and time set back.
+    // Other bytes, with the size and time restored.
     let entry = source.entry().unwrap();
     let time = std::fs::metadata(&at).unwrap().modified().unwrap();
-    // Until the clock of the file system has ticked.
+    // Repeats until the clock of the file system has ticked.
     while source.entry().unwrap().version == entry.version {
         writer.write_all_at(b"other", MIB).unwrap();
         writer.set_modified(time).unwrap();
@@ -224,7 +224,7 @@ fn a_source_that_changes_while_it_is_read_is_told() {
     let error = source.check_unchanged(&entry).unwrap_err();
     assert!(error.kind == ErrorKind::Changed && error.text().contains("change time"), "{error}");
 
-    // The same size and time, by another file of that name.
+    // The same size and time, in another file with that name.
     let entry = source.entry().unwrap();
     std::fs::copy(&at, directory.path().join("other")).unwrap();
     let time = std::fs::metadata(&at).unwrap().modified().unwrap();
@@ -248,7 +248,7 @@ fn holes_are_seen_without_reading_and_data_is_never_one() {
     assert!(item.entry.size == 5_000_000_000_000 && item.entry.allocated < MIB, "{item:?}");
     let source = root.open_source(&item.source).unwrap();
     assert!(!source.is_hole(10 * MIB, MIB).unwrap());
-    // File systems keep holes by blocks of theirs, at most 64 KiB.
+    // File systems store holes in units of their own blocks, at most 64 KiB.
     assert!(source.is_hole(0, MIB).unwrap() && source.is_hole(11 * MIB, MIB).unwrap());
     assert!(source.is_hole(4_999_999_000_000, 1_000_000).unwrap());
     assert!(source.is_hole(4_999_999_000_000, 1_000_001).is_err());

@@ -1,5 +1,5 @@
 //! Measurements, run by hand: `cargo test --release -p sterna-net disk::tests::speed -- --ignored --nocapture`.
-//! `STERNA_SPEED_DIRECTORY` says on which file system.
+//! `STERNA_SPEED_DIRECTORY` selects the file system.
 
 use std::time::Instant;
 
