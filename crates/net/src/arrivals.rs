@@ -1,14 +1,16 @@
-//! TCP connections that have not sent their ClientHello: one thread accepts and watches all of them.
+//! TCP connections that have not sent their ClientHello yet: one thread accepts and watches all of them.
 //!
-//! What it does: accepts, waits for the first bytes of many sockets at once (epoll, and a look that leaves the bytes where
-//! they are), and hands a socket on when a whole first record is there. When its places are taken, [`Crowd`] chooses which
-//! socket is reset. What it refuses to do: read, answer, or start a thread: a place costs a socket and some 200 bytes.
+//! What it does: accepts connections, and waits for the first bytes of many sockets at once with epoll. Reads them with
+//! `MSG_PEEK`, which leaves the bytes in the socket. Hands a socket on when its whole first record is there. When all
+//! places are taken, [`Crowd`] chooses the socket that is reset. What it refuses to do: take bytes out of a socket,
+//! answer, or start a thread. A place costs a socket and about 200 bytes.
 //!
-//! The arithmetic: a client sends its ClientHello together with the acknowledgement that opens the connection, so an
-//! honest one is here for some milliseconds whatever its round trip is. Beside 2,000 bare connections a second, spread over
-//! as many prefixes as they like, it stays with a chance of `exp(-2000 x 0.005 / 4096)`, above 0.99. When the packet with
-//! its ClientHello is lost it comes again after up to 2 s at 660 ms: 0.38, and 0.61 at 1,000 a second. The next try of the
-//! client has the first chance again.
+//! The arithmetic: a client sends its ClientHello together with the acknowledgement that opens the connection. So an
+//! honest client is here for a few milliseconds, whatever its round-trip time. Assume 2,000 bare connections per second
+//! from any number of prefixes. The honest client then stays with a probability of `exp(-2000 x 0.005 / 4096)`, above
+//! 0.99. If the packet with its ClientHello is lost, the repetition arrives after up to 2 s at an RTT of 660 ms. The
+//! probability is then 0.38, and 0.61 at 1,000 connections per second. The next try of the client has the first
+//! probability again.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -24,27 +26,28 @@ use socket2::SockRef;
 use crate::crowd::Crowd;
 use crate::lane::tcp;
 
-/// Connections without a ClientHello at once, where the process may have enough descriptors. Reason: 2 s of 2,000 a second;
-/// 16 MB of what kernels hold for a socket.
+/// Maximum number of connections without a ClientHello, if the process may have enough descriptors. Reason: 2 s at
+/// 2,000 per second; 16 MB of kernel memory for the sockets.
 pub const ARRIVALS_MAX: usize = 4096;
 
-/// Time to the ClientHello. Reason: a packet that is lost twice at 660 ms comes after 6 s.
+/// Maximum time to the ClientHello. Reason: a packet that is lost twice arrives after 6 s at an RTT of 660 ms.
 const ARRIVAL_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Connections that may wait in the kernel to be accepted. Reason: 2 s of 2,000 a second; kernels allow as many by default.
+/// Maximum number of connections that wait in the kernel to be accepted. Reason: 2 s at 2,000 per second; kernels allow
+/// as many by default.
 const BACKLOG: i32 = 4096;
 
-/// Bytes of a first record that are waited for. Reason: a ClientHello of ours takes under 1 KiB; a longer one is read behind
-/// the handover.
+/// Maximum number of bytes of a first record to wait for. Reason: a ClientHello of ours has less than 1 KiB; a longer
+/// one is read after the handover.
 const RECORD_BYTES_MAX: usize = 4096;
 
-/// Connections that are accepted before the others are looked at again, and sockets that are looked at in a turn.
+/// Maximum number of connections accepted in a turn, and of sockets checked in a turn.
 const TURN_MAX: usize = 256;
 
-/// The number of the listener among those of connections.
+/// Number of the listener among the numbers of connections.
 const LISTENER: u64 = u64::MAX;
 
-/// The listener, and the connections that wait.
+/// Listener, and the connections that wait for their ClientHello.
 pub struct Arrivals {
     listener: TcpListener,
     epoll: OwnedFd,
@@ -58,20 +61,20 @@ struct Arrival {
     since: Instant,
 }
 
-/// What becomes of a connection.
+/// Outcome of a connection.
 pub enum Arrived {
     /// The first record is there.
     Ready(TcpStream),
-    /// The peer has gone, or was silent for too long.
+    /// The peer has closed the connection, or was silent for too long.
     Left,
-    /// It made room for another.
+    /// The connection was reset to make room for another one.
     Evicted,
 }
 
 impl Arrivals {
     /// Watches `listener`, for at most `places_max` connections.
     ///
-    /// Errors: the system gives no epoll.
+    /// Errors: the system cannot create an epoll instance.
     pub fn new(listener: TcpListener, places_max: usize) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
@@ -80,12 +83,12 @@ impl Arrivals {
         Ok(Self { listener, epoll, waiting: Crowd::new(places_max), swept: Instant::now() })
     }
 
-    /// Waits up to `time_max` for something to happen, and reports what becomes of connections.
+    /// Waits up to `time_max` for an event, and reports the outcome of connections.
     ///
-    /// Errors: nothing can be accepted, for want of descriptors as a rule.
+    /// Errors: no connection can be accepted, usually because no descriptor is free.
     pub fn turn(&mut self, time_max: Duration, mut report: impl FnMut(SocketAddr, Arrived)) -> io::Result<()> {
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; TURN_MAX];
-        // Durations of this program fit.
+        // Every duration in this program fits into a `Timespec`.
         let timeout = Timespec::try_from(time_max).ok();
         let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
             Ok((ready, _)) => ready,
@@ -113,10 +116,10 @@ impl Arrivals {
             let (stream, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // The peer went before it was accepted.
+                // The peer closed the connection before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => match self.waiting.evict() {
-                    // Out of descriptors: its own makes room.
+                    // No descriptor is free: evicting one of our own connections frees one.
                     Some(evicted) => {
                         report(evicted.reset(), Arrived::Evicted);
                         continue;
@@ -124,7 +127,7 @@ impl Arrivals {
                     None => return Err(error),
                 },
             };
-            // As a rule the ClientHello is here already.
+            // Usually the ClientHello is here already.
             match first_record(&stream) {
                 FirstRecord::Whole => report(from, Arrived::Ready(stream)),
                 FirstRecord::Never => report(from, Arrived::Left),
@@ -137,16 +140,17 @@ impl Arrivals {
     fn watch(&mut self, arrival: Arrival, report: &mut impl FnMut(SocketAddr, Arrived)) -> io::Result<()> {
         let (number, evicted) = self.waiting.add(arrival.from.ip(), arrival);
         evicted.into_iter().for_each(|evicted| report(evicted.reset(), Arrived::Evicted));
-        // Edges: bytes that are no whole record yet must not wake this thread for as long as they lie there.
+        // Edge-triggered: bytes of an incomplete record must not wake this thread for as long as they are in the
+        // socket.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         self.waiting.find(number).map_or(Ok(()), |arrival| {
             Ok(epoll::add(&self.epoll, &arrival.stream, epoll::EventData::new_u64(number), flags)?)
         })
     }
 
-    /// Looks at a connection of which something has come.
+    /// Checks a connection on which something has arrived.
     fn look_at(&mut self, number: u64, report: &mut impl FnMut(SocketAddr, Arrived)) {
-        // One that was evicted in this turn is no more.
+        // A connection that was evicted in this turn does not exist any more.
         let Some(record) = self.waiting.find(number).map(|arrival| first_record(&arrival.stream)) else { return };
         if record == FirstRecord::Awaited {
             return;
@@ -161,17 +165,17 @@ impl Arrivals {
     }
 }
 
-/// What is known of the first record of a connection.
+/// State of the first record of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FirstRecord {
     Awaited,
     /// Complete, or long enough to be read.
     Whole,
-    /// The peer has gone.
+    /// The peer has closed the connection.
     Never,
 }
 
-/// Looks at the first bytes of a connection and leaves them where they are.
+/// Checks the first bytes of a connection and leaves them in the socket.
 fn first_record(stream: &TcpStream) -> FirstRecord {
     let mut bytes = [0; RECORD_BYTES_MAX];
     match rustix::net::recv(stream, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -183,9 +187,9 @@ fn first_record(stream: &TcpStream) -> FirstRecord {
 }
 
 impl Arrival {
-    /// Ends the connection at once: the kernel keeps nothing of it.
+    /// Resets the connection at once: the kernel keeps no state of it.
     fn reset(self) -> SocketAddr {
-        // Without it the end is an orderly one, for which the kernel keeps the connection for a minute.
+        // Without this option the close is orderly, and the kernel keeps the connection for a minute.
         let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
         self.from
     }
@@ -203,7 +207,7 @@ mod tests {
         (Arrivals::new(listener, places_max).unwrap(), addr)
     }
 
-    /// Turns until something is reported.
+    /// Runs turns until something is reported.
     fn next(arrivals: &mut Arrivals) -> (SocketAddr, Arrived) {
         let mut reports = Vec::new();
         while reports.is_empty() {

@@ -1,7 +1,8 @@
 //! Pooled buffers: the memory that file bytes pass through on their way to a lane.
 //!
-//! A buffer is taken from the pool, filled, frozen into [`bytes::Bytes`] and handed to a transport; when the transport drops the
-//! last reference, it goes back to the pool. The pool holds what is in use at most, and never shrinks below that.
+//! A buffer is taken from the pool, filled, frozen into [`bytes::Bytes`], and handed to a transport. When the transport
+//! drops the last reference, the buffer returns to the pool. The pool grows to the largest number of buffers in use at
+//! once, at most `KEPT_MAX`, and never shrinks.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -11,62 +12,63 @@ use sterna_proto::Error;
 
 use crate::session::lock;
 
-/// Buffers kept for reuse at most. Reason: 512 of 128 KiB are 64 MiB, the memory a session may use beside its path's product.
+/// Maximum number of free buffers in the pool. Reason: 512 buffers of 128 KiB are 64 MiB, the memory that a session may
+/// use besides the BDP of its path.
 const KEPT_MAX: usize = 512;
 
-/// A buffer is made smaller for pieces from this size on. Reason: the smallest pieces that lanes take; the last piece of a block is
-/// mostly shorter, and must not cost the buffer.
+/// Smallest read, in bytes, for which a buffer may be replaced by a smaller one. Reason: lanes take no smaller reads,
+/// except the last one of a block. That one is mostly shorter, and must not discard the buffer.
 const SMALLER_FROM: usize = 32 << 10;
 
-/// A pool of buffers of about equal size.
+/// Pool of buffers of about equal size.
 #[derive(Default)]
 pub struct BufferPool {
     free: Mutex<Vec<Vec<u8>>>,
 }
 
 impl BufferPool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
     }
 
-    /// A buffer, empty.
+    /// Takes an empty buffer.
     pub fn take(self: &Arc<Self>) -> PooledBuffer {
         let bytes = lock(&self.free).pop().unwrap_or_default();
         PooledBuffer { bytes, used: 0, pool: Arc::clone(self) }
     }
 }
 
-/// A buffer that goes back to its pool when it is dropped.
+/// Buffer that returns to its pool when it is dropped.
 pub struct PooledBuffer {
-    /// Kept at its full length from use to use, so that it is zeroed once and not for every block.
+    /// Stays at its full length from use to use, so that it is zeroed once and not for every block.
     bytes: Vec<u8>,
     used: usize,
     pool: Arc<BufferPool>,
 }
 
 impl PooledBuffer {
-    /// Makes the buffer `size` bytes long and lets `read` fill all of them; what it leaves is whatever was there before, so
-    /// `read` must fill everything or fail.
+    /// Makes the buffer `size` bytes long and lets `read` fill it. The buffer still holds old bytes, so `read` must
+    /// fill all of it or fail.
     pub fn fill(&mut self, size: usize, read: impl FnOnce(&mut [u8]) -> Result<(), Error>) -> Result<(), Error> {
         if self.bytes.len() < size {
             self.bytes.resize(size, 0);
         } else if size >= SMALLER_FROM && self.bytes.len() >= 4 * size {
-            // Pieces have become smaller, as they do with many lanes: the rest of the buffer would never be used again.
+            // Reads have become smaller, as they do with many lanes: the rest of the buffer would never be used again.
             self.bytes = vec![0; size];
         }
         self.used = size;
         read(&mut self.bytes[..size])
     }
 
-    /// Makes the buffer `size` zero bytes.
+    /// Fills the buffer with `size` zero bytes.
     pub fn zeroed(&mut self, size: usize) {
         self.bytes.clear();
         self.bytes.resize(size, 0);
         self.used = size;
     }
 
-    /// The bytes, shared; the buffer returns to its pool with the last reference.
+    /// Converts the buffer to shared bytes; it returns to its pool with the last reference.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }

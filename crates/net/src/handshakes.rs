@@ -1,14 +1,15 @@
-//! Lanes between their ClientHello and their hello: a bounded number, for a bounded time, and random eviction when it is full.
+//! Lanes between their ClientHello and their hello: limited in number and time, with random eviction when the table is
+//! full.
 //!
-//! What it does: counts lanes until their hello is admitted (TCP: from the ClientHello, QUIC: from the first bytes of the
-//! control stream, and before that in a table of its own for each socket). When one more than the limit begins, [`Crowd`]
-//! chooses which one ends. A lane that takes too long is ended too.
-//! What it refuses to do: shake hands, read a clock, or know who a peer is.
+//! What it does: counts lanes until their hello is admitted. TCP lanes count from the ClientHello. QUIC lanes count
+//! from the first bytes of the control stream, and before that in a separate table for each socket. When one lane more
+//! than the limit begins, [`Crowd`] chooses the lane that ends. A lane that takes too long is ended too. What it
+//! refuses to do: shake hands, read a clock, or know who a peer is.
 //!
-//! The arithmetic: an honest lane needs one round trip here, 0.7 s at 660 ms with its computing. Beside strangers that send
-//! a ClientHello each and then nothing, from as many prefixes as they like, `r` a second, it stays with a chance of
-//! `exp(-0.7 r / 1024)`: 0.93 at 100 a second, 0.71 at 500, 0.50 at 1,000. A client dials four times: 0.99 at 500, 0.94 at
-//! 1,000. A connection without a ClientHello never comes here: see [`crate::arrivals`].
+//! The arithmetic: an honest lane needs one round trip here, 0.7 s at an RTT of 660 ms with its computing. Assume `r`
+//! strangers per second, from any number of prefixes, which send a ClientHello and then nothing. The lane then stays
+//! with a probability of `exp(-0.7 r / 1024)`: 0.93 at 100 per second, 0.71 at 500, 0.50 at 1,000. A client dials four
+//! times: 0.99 at 500, 0.94 at 1,000. A connection without a ClientHello never gets here: see [`crate::arrivals`].
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -18,14 +19,15 @@ use crate::crowd::Crowd;
 use crate::lane::tcp;
 use crate::session::lock;
 
-/// Lanes without a hello at once, of both transports, where the process may have enough descriptors. Reason: each costs a
-/// thread and some 100 kB until it is known, 100 MB in all; honest lanes are here for a round trip.
+/// Maximum number of lanes without a hello, of both transports together, if the process may have enough descriptors.
+/// Reason: each costs a thread and about 100 kB until it is admitted, 100 MB in all; honest lanes stay for one round
+/// trip.
 pub const HANDSHAKES_MAX: usize = 1024;
 
-/// Time to the hello. Reason: the hello comes right behind a handshake, which has as much for itself.
+/// Maximum time to the hello. Reason: the hello directly follows a handshake, which has the same limit for itself.
 const HELLO_TIME_MAX: Duration = tcp::HANDSHAKE_TIME_MAX;
 
-/// Lanes without a hello.
+/// Table of lanes without a hello.
 pub struct Handshakes {
     crowd: Mutex<Crowd<UnderWay>>,
 }
@@ -35,31 +37,31 @@ struct UnderWay {
     cut: Box<dyn Fn() + Send>,
 }
 
-/// The place of one lane in the table, until it is dropped.
+/// Place of one lane in the table; dropping it frees the place.
 pub struct Slot {
     table: Arc<Handshakes>,
     number: u64,
 }
 
 impl Handshakes {
-    /// An empty table that takes `places_max` lanes, at least one.
+    /// Creates an empty table for at most `places_max` lanes, at least one.
     pub fn new(places_max: usize) -> Arc<Self> {
         Arc::new(Self { crowd: Mutex::new(Crowd::new(places_max)) })
     }
 
-    /// How many lanes are in it.
+    /// Returns the number of lanes in the table.
     pub fn count(&self) -> usize {
         lock(&self.crowd).len()
     }
 
-    /// Takes note of a lane from `from`; ends another when there are too many. `cut` ends this one: it must not block.
+    /// Adds a lane from `from`; ends another lane if there are too many. `cut` ends this lane, and must not block.
     pub fn begin(self: &Arc<Self>, from: IpAddr, now: Instant, cut: impl Fn() + Send + 'static) -> Slot {
         let (number, evicted) = lock(&self.crowd).add(from, UnderWay { since: now, cut: Box::new(cut) });
         evicted.iter().for_each(|handshake| (handshake.cut)());
         Slot { table: Arc::clone(self), number }
     }
 
-    /// Ends every lane that has taken longer than it may.
+    /// Ends every lane that has exceeded its time limit.
     pub fn end_late(&self, now: Instant) {
         let is_late = |handshake: &UnderWay| now.saturating_duration_since(handshake.since) > HELLO_TIME_MAX;
         let late = lock(&self.crowd).remove_all(is_late);
@@ -68,7 +70,7 @@ impl Handshakes {
 }
 
 impl Slot {
-    /// Whether the lane was not ended here.
+    /// Returns true if the table has not ended the lane.
     pub fn stays(&self) -> bool {
         lock(&self.table.crowd).find(self.number).is_some()
     }
@@ -76,7 +78,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // Its closure may hold a descriptor, which is closed outside the lock.
+        // The closure may hold a descriptor, which is closed outside the lock.
         let gone = lock(&self.table.crowd).remove(self.number);
         drop(gone);
     }

@@ -1,22 +1,22 @@
-//! How long a thread has computed, or waited for a processor to do so, as another thread may ask.
+//! Time that a thread has computed or has waited for a processor, readable from another thread.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// The account that the kernel keeps of a thread (`/proc/PID/task/TID/schedstat`).
+/// Scheduler statistics that the kernel keeps for a thread (`/proc/PID/task/TID/schedstat`).
 #[derive(Debug)]
 pub struct ThreadClock(File);
 
 impl ThreadClock {
-    /// The clock of the calling thread; `None` where the kernel keeps no such account.
+    /// Opens the clock of the calling thread; `None` if the kernel does not keep these statistics.
     pub fn of_this_thread() -> Option<Self> {
         File::open("/proc/thread-self/schedstat").ok().map(Self)
     }
 
-    /// Time that the thread wanted a processor: had one, or waited for one. `None` once it has ended.
+    /// Returns the time in which the thread had a processor or waited for one. `None` after the thread has ended.
     ///
-    /// Cost: one system call of some microseconds.
+    /// Cost: one system call of a few microseconds.
     pub fn wanted(&self) -> Option<Duration> {
         let mut text = [0; 96];
         let length = self.0.read_at(&mut text, 0).ok()?;

@@ -35,7 +35,8 @@ pub enum Prepared {
     UpToDate,
     /// The directory exists.
     Directory,
-    /// A small file, which must be sent whole for [`super::PackedBatch::add`]. It replaces the state in [`Seen`].
+    /// A small file, which must be sent whole for [`super::PackedBatch::add`]. Holds the state of the name that it
+    /// replaces.
     Packed(Seen),
     /// A file that accepts blocks; some may be present already.
     Incoming(Box<IncomingFile>),
@@ -153,7 +154,7 @@ impl Destination {
 
     /// Returns the path beneath the root for an entry named `path`.
     ///
-    /// Errors: `Denied` for a name that is reserved for our hidden files, or if the whole path is too long; `Exists` if
+    /// Errors: `Denied` for a name that is reserved for our hidden files, or if the whole path is too long. `Exists` if
     /// another source has the only name that the destination gives.
     pub fn place(&self, path: &RelPath) -> Result<RelPath, Error> {
         refuse_hidden(path)?;

@@ -220,8 +220,7 @@ impl Expansion {
         let is_last = index + 1 == self.wanted.len();
         let (stat, via) = match looked {
             Ok(looked) => looked,
-            // `*/b` looks for `b` in many directories and need not find it in all. A name that `*` matched last was in
-            // the listing.
+            // `*/b` looks for `b` in many directories and need not find it in all. A match of a final `*` was listed.
             Err(Errno::NOENT | Errno::NOTDIR) if !is_last || !has_wildcards(&self.wanted[index]) => return Ok(None),
             Err(errno) => return Err(self.root.unseen(errno, &path)),
         };

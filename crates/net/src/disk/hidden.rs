@@ -175,8 +175,8 @@ pub(super) fn make_private(file: &File, stat: &Stat) -> rustix::io::Result<u32> 
 }
 
 /// Makes our own part file `name` writable again. Returns its previous mode, or `None` if the mode was not the problem.
-/// Reason: a crash between the last two steps of publishing leaves the part file with the mode of its source, which may
-/// be read-only, and without its final name.
+/// Reason: a crash between the last two steps of publishing leaves the part file without its final name, but with the
+/// mode of its source. That mode may be read-only.
 fn take_back_mode(directory: BorrowedFd<'_>, name: &str, path: &RelPath) -> Result<Option<u32>, Error> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(part) = rustix::fs::openat(directory, name, flags, Mode::empty()) else { return Ok(None) };

@@ -164,9 +164,9 @@ impl IncomingFile {
         }
     }
 
-    /// Deletes hidden files of earlier sessions in the directory `path`, if nothing can be resumed from them: a part
-    /// file without a journal, or a journal without a part file. Files of live sessions stay. Reason: a file whose
-    /// source is gone is never prepared again. Best effort. Cost: reads the directory.
+    /// Deletes hidden files of earlier sessions in the directory `path` that cannot be resumed. These are part files
+    /// without a journal, and journals without a part file. Files of live sessions stay. Reason: a file whose source is
+    /// gone is never prepared again. Best effort. Cost: reads the directory.
     pub(super) fn sweep_directory(directory: &OwnedFd, path: &RelPath) {
         let Ok(items) = Dir::read_from(directory) else { return };
         for names in items.flatten().filter_map(|item| HiddenNames::that_have(item.file_name().to_bytes())) {

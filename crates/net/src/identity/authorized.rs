@@ -1,4 +1,4 @@
-//! The peers that an agent lets in, and what each may do.
+//! Peers that an agent admits, and the rights of each.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -10,13 +10,13 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use super::{Fingerprint, files};
 use crate::session::lock;
 
-/// Largest file that is read, in bytes. Reason: 10,000 peers with a few rights each, read in some milliseconds.
+/// Maximum size of the file in bytes. Reason: 10,000 peers with a few rights each, read in a few milliseconds.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a peer may do with a root.
+/// Rights of a peer on a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
-    /// Nothing; the root is not there for this peer.
+    /// No rights; the root does not exist for this peer.
     None,
     /// Read and list.
     Read,
@@ -25,12 +25,12 @@ pub enum Rights {
 }
 
 impl Rights {
-    /// Whether reading and listing is granted.
+    /// Returns true if reading and listing are allowed.
     pub const fn may_read(self) -> bool {
         matches!(self, Self::Read | Self::ReadWrite)
     }
 
-    /// Whether writing is granted.
+    /// Returns true if writing is allowed.
     pub const fn may_write(self) -> bool {
         matches!(self, Self::ReadWrite)
     }
@@ -45,7 +45,7 @@ impl Rights {
     }
 }
 
-/// What one peer may do, root by root.
+/// Rights of one peer, root by root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     other_roots: Rights,
@@ -53,17 +53,17 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The same rights on every root, as `--authorize-any` gives them to everybody.
+    /// Creates a grant of the same rights on every root, as `--authorize-any` gives to everybody.
     pub fn everywhere(rights: Rights) -> Self {
         Self { other_roots: rights, roots: BTreeMap::new() }
     }
 
-    /// The rights on the root `name`; an unnamed root has the empty name.
+    /// Returns the rights on the root `name`; an unnamed root has the empty name.
     pub fn rights(&self, name: &str) -> Rights {
         self.roots.get(name).copied().unwrap_or(self.other_roots)
     }
 
-    /// What both this grant and another one allow.
+    /// Returns the rights that both grants allow.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let names = self.roots.keys().chain(other.roots.keys());
@@ -71,8 +71,8 @@ impl Grant {
         Self { other_roots: self.other_roots.min(other.other_roots), roots }
     }
 
-    /// Reads the words after the fingerprint: none of them is everything; naming roots grants these roots only,
-    /// unless a bare `ro`, `rw` or `none` speaks for the others.
+    /// Reads the words after the fingerprint. No words grant everything. If roots are named, only these roots are
+    /// granted, unless a bare `ro`, `rw` or `none` sets the rights on the others.
     fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, String> {
         let mut others = None;
         let mut roots = BTreeMap::new();
@@ -96,64 +96,65 @@ impl Grant {
     }
 }
 
-/// The file given by `sterna agent --authorize`: `SHA256:… [NAME=ro|rw|none]… [ro|rw|none] [# comment]`, one a line.
+/// File given by `sterna agent --authorize`: `SHA256:… [NAME=ro|rw|none]… [ro|rw|none] [# comment]`, one per line.
 ///
-/// It is read at each question: what a person adds or removes counts for the next lane, with no signal and no clock. While
-/// it cannot be read, in the middle of an edit as a rule, the last list that could be read stays in force; so does the last
-/// grant of a peer whose line names a root that the agent has not.
+/// [`Authorized::ask`] reads the file at each call, so an edit counts for the next lane, without a signal or a timer.
+/// While the file cannot be read, usually in the middle of an edit, the last readable list stays in force. If a line
+/// names a root that the agent does not have, the last grant of that peer stays in force.
 #[derive(Debug)]
 pub struct Authorized {
     path: PathBuf,
-    /// What the agent's roots are called, as messages list them; none when its only root has no name.
+    /// Names of the agent's roots, as messages list them; empty if the only root has no name.
     roots: Vec<String>,
     last: Mutex<LastRead>,
-    /// What the file looked like when it was looked at last; `None`: it was not there.
+    /// State of the file at the last check; `None` if it did not exist.
     stamp: Mutex<Option<Stamp>>,
 }
 
-/// What tells a file from itself after a change: device, inode, size, and the times of data and inode with nanoseconds.
+/// Values that change with a file: device, inode, size, and the times of data and inode with nanoseconds.
 type Stamp = [i64; 7];
 
 #[derive(Debug)]
 struct LastRead {
-    /// The last list that could be read.
+    /// Last list that could be read.
     grants: BTreeMap<Fingerprint, Grant>,
-    /// What was wrong when the file was read last; `None` when it was well.
+    /// Problem at the last read of the file; `None` if there was none.
     damage: Option<String>,
-    /// Whether the list is that of the file as it was read last.
+    /// True if `grants` is the list of the last read.
     is_in_use: bool,
 }
 
-/// What the file says of a peer.
+/// Answer of the file about a peer.
 #[derive(Debug)]
 pub struct Answer {
-    /// The grant of the peer; `None` when it is not in the list.
+    /// Grant of the peer; `None` if the peer is not in the list.
     pub grant: Option<Grant>,
-    /// What is wrong with the file and what counts instead, for the log of the operator: it names path and line. Given once
-    /// for each change of what is wrong.
+    /// Problem of the file and the rights that count instead, for the log of the operator; names path and line. Set
+    /// once for each change of the problem.
     pub damage: Option<String>,
 }
 
-/// What the file holds.
+/// Content of the file.
 struct Listed {
     grants: BTreeMap<Fingerprint, Grant>,
-    /// Lines that name a root which the agent has not.
+    /// Lines that name a root which the agent does not have.
     strays: Vec<Stray>,
 }
 
-/// A line that names a root which the agent has not.
+/// Line that names a root which the agent does not have.
 struct Stray {
     peer: Fingerprint,
     error: Error,
 }
 
 impl Authorized {
-    /// Opens `path` and reads it once, so that a wrong file stops the start. `roots` are the names of the agent's roots; none
-    /// for an only root without a name.
+    /// Opens `path` and reads it once, so that a wrong file prevents the start. `roots` are the names of the agent's
+    /// roots; empty if the only root has no name.
     ///
-    /// Errors: the file is not there, a line cannot be read, or names another root (its number is in the text).
+    /// Errors: the file does not exist, a line cannot be read, or a line names another root (the text contains its
+    /// number).
     pub fn open(path: &Path, roots: Vec<String>) -> Result<Self, Error> {
-        // In front of the reading: a change in between is found by the next look.
+        // Taken before the read: the next check then detects a change in between.
         let stamp = stamp_of(path);
         let Listed { grants, strays } = read(path, &roots)?;
         match strays.into_iter().next() {
@@ -167,9 +168,9 @@ impl Authorized {
         }
     }
 
-    /// What the file says of a peer now, or said when it could last be read.
+    /// Returns the grant of a peer in the current file, or in the last list that could be read.
     ///
-    /// Cost: reads the file; call it once or twice a handshake.
+    /// Cost: reads the file; call it once or twice per handshake.
     pub fn ask(&self, peer: &Fingerprint) -> Answer {
         let read = read(&self.path, &self.roots);
         let mut last = lock(&self.last);
@@ -177,7 +178,8 @@ impl Authorized {
         let damage = match read {
             Ok(Listed { mut grants, strays }) => {
                 for stray in &strays {
-                    // A slip in the name of a root must not widen what the peer had: `none` may be what was meant for it.
+                    // A typing error in the name of a root must not widen the rights of the peer: the line may be meant
+                    // to say `none`.
                     match last.grants.get(&stray.peer) {
                         Some(before) => grants.insert(stray.peer, before.clone()),
                         None => grants.remove(&stray.peer),
@@ -195,7 +197,7 @@ impl Authorized {
         Answer { grant: last.grants.get(peer).cloned(), damage: damage.filter(|_| is_new) }
     }
 
-    /// Whether the file has changed since the last look, or since it was opened.
+    /// Returns true if the file has changed since the last check, or since it was opened.
     ///
     /// Cost: one system call.
     pub fn has_changed(&self) -> bool {
@@ -203,7 +205,8 @@ impl Authorized {
         std::mem::replace(&mut *lock(&self.stamp), now) != now
     }
 
-    /// Why the file was not in use when it was read last; `None` when it was, but for lines that name another root.
+    /// Returns the reason why the file was not used at the last read. `None` if it was used, even if some lines name
+    /// another root.
     pub fn why_not_in_use(&self) -> Option<String> {
         let last = lock(&self.last);
         last.damage.clone().filter(|_| !last.is_in_use)
@@ -212,12 +215,12 @@ impl Authorized {
 
 fn stamp_of(path: &Path) -> Option<Stamp> {
     let found = path.metadata().ok()?;
-    // Bits of the numbers, which are compared and nothing else.
+    // Bits of the numbers, which are only compared.
     let (device, inode, size) = (found.dev() as i64, found.ino() as i64, found.size() as i64);
     Some([device, inode, size, found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()])
 }
 
-/// What is said of lines that name no root of the agent.
+/// Returns the message about lines that name no root of the agent; `None` if there are no such lines.
 fn strays_text(strays: &[Stray]) -> Option<String> {
     let first = strays.first()?.error.chain();
     let more = match strays.len() {
@@ -235,7 +238,7 @@ fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
     parse(path, &text, roots)
 }
 
-/// Reads the text of the file; `path` is for messages.
+/// Parses the text of the file; `path` is for messages.
 fn parse(path: &Path, text: &str, roots: &[String]) -> Result<Listed, Error> {
     let (mut named, mut strays) = (BTreeMap::<Fingerprint, (usize, Grant)>::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
@@ -250,7 +253,7 @@ fn parse(path: &Path, text: &str, roots: &[String]) -> Result<Listed, Error> {
         }
         match named.get(&peer) {
             None => drop(named.insert(peer, (index + 1, grant))),
-            // Said twice, as when two people add the same line.
+            // Repeated line, for example if two people add the same one.
             Some((_, before)) if *before == grant => {}
             Some((first, _)) => {
                 let lines = (*first, index + 1);
@@ -262,7 +265,7 @@ fn parse(path: &Path, text: &str, roots: &[String]) -> Result<Listed, Error> {
     Ok(Listed { grants, strays })
 }
 
-/// The grants in the text of such a file, for fuzzing.
+/// Returns the grants in the text of such a file, for fuzzing.
 #[doc(hidden)]
 pub fn grants_in(text: &str, roots: &[String]) -> Result<BTreeMap<Fingerprint, Grant>, Error> {
     parse(Path::new("authorized"), text, roots).map(|listed| listed.grants)

@@ -1,4 +1,4 @@
-//! Reading and replacing the small files of the state directory.
+//! Reads and replaces the small files of the state directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -7,27 +7,27 @@ use std::path::{Path, PathBuf};
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-/// A failure of the storage that holds the state directory or the file of authorized peers.
+/// Creates an error of the storage that holds the state directory or the file of authorized peers.
 pub(super) fn storage_error(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, text)
 }
 
-/// A line of such a file that cannot be read.
+/// Creates the error for a line that cannot be read.
 pub(super) fn line_error(path: &Path, line_number: usize, what: impl std::fmt::Display) -> Error {
     let text = format!("{} line {line_number}: {what}", path.display());
     Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text)
 }
 
-/// Two lines of such a file that do not agree on `what`.
+/// Creates the error for two lines that disagree about `what`.
 pub(super) fn lines_error(path: &Path, (first, second): (usize, usize), what: impl std::fmt::Display) -> Error {
     let text = format!("{} lines {first} and {second} both name {what}", path.display());
     Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text)
 }
 
-/// Reads a file of at most `bytes_max` bytes; `None` when there is none.
+/// Reads a file of at most `bytes_max` bytes. Returns `None` if the file does not exist.
 pub(super) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Error> {
     let failed = |e| storage_error(format!("read {}", path.display())).caused_by(e);
-    // One that waits for a writer would wait for ever.
+    // Opening a FIFO without this flag would wait forever for a writer.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
@@ -46,7 +46,7 @@ pub(super) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>
     Ok(Some(bytes))
 }
 
-/// The same for a file of lines.
+/// Reads a file of lines, as `read_bounded` does.
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, Error> {
     let Some(bytes) = read_bounded(path, bytes_max)? else { return Ok(None) };
     String::from_utf8(bytes).map(Some).map_err(|e| {
@@ -55,7 +55,7 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, E
     })
 }
 
-/// Makes the state directory, for its owner only, unless it is there.
+/// Creates the state directory, accessible to its owner only, unless it exists.
 pub(crate) fn create_state_dir(dir: &Path) -> Result<(), Error> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -64,7 +64,7 @@ pub(crate) fn create_state_dir(dir: &Path) -> Result<(), Error> {
         .map_err(|e| storage_error(format!("make the state directory {}", dir.display())).caused_by(e))
 }
 
-/// Replaces the file at `path` by `bytes`: after a crash there is the old or the new one, complete.
+/// Replaces the file at `path` with `bytes`. After a crash, either the old or the new file is there, complete.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let write = || -> std::io::Result<()> {
         let temporary = temporary_beside(path)?;
@@ -78,7 +78,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write().map_err(|e| storage_error(format!("replace {}", path.display())).caused_by(e))
 }
 
-/// A name for a temporary file beside `path` that nobody else uses.
+/// Returns a name for a temporary file beside `path` that no other process uses.
 pub(super) fn temporary_beside(path: &Path) -> std::io::Result<PathBuf> {
     let mut random = [0; 8];
     let generator = ring::rand::SystemRandom::new();

@@ -1,4 +1,4 @@
-//! Fingerprints of public keys, spelled as ssh spells them.
+//! Fingerprints of public keys, in the spelling of ssh.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,31 +9,32 @@ use rustls::pki_types::CertificateDer;
 use rustls::server::ParsedCertificate;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-/// What a fingerprint starts with when people read or write it.
+/// Prefix of a fingerprint as text.
 const PREFIX: &str = "SHA256:";
 
 /// SubjectPublicKeyInfo of an Ed25519 key up to the key itself (RFC 8410, section 4).
 const ED25519_SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
-/// Length of such a SubjectPublicKeyInfo: the prefix and a key of 32 bytes.
+/// Length of such a SubjectPublicKeyInfo in bytes: the prefix and a key of 32 bytes.
 const ED25519_SPKI_BYTES: usize = 44;
 
 /// SHA-256 of a public key (the SubjectPublicKeyInfo of its certificate, in DER).
 ///
-/// People see `SHA256:` and base64 without padding.
+/// The text form is `SHA256:` and base64 without padding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
-/// Characters of base64 in [`Fingerprint::short`]. Reason: 72 bits; enough to find the line of a peer, never to trust one.
+/// Characters of base64 in [`Fingerprint::short`]. Reason: 72 bits; enough to find the line of a peer, never to trust
+/// one.
 const SHORT_CHARS: usize = 12;
 
-/// Where the fingerprint of an agent can be read at its own host. Not by a mere `sterna id`: where the agent has a --state of its own, that
-/// makes another identity and prints that one's.
+/// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
+/// not enough: if the agent has its own `--state`, that command creates another identity and prints its fingerprint.
 pub const SHOWN_AT_AGENT: &str = "the line that the agent printed when it started (listening … fingerprint SHA256:…), or what \
                                   `sterna id --state DIR` prints at its host, DIR being the --state that the agent has";
 
 impl Fingerprint {
-    /// The beginning of the text that people see, for lines of a log.
+    /// Returns the beginning of the text form, for lines of a log.
     pub fn short(&self) -> String {
         let mut text = self.to_string();
         text.truncate(PREFIX.len() + SHORT_CHARS);
@@ -53,7 +54,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A text that is no fingerprint; it says what was given and what is taken.
+/// Error for a text that is not a fingerprint; contains the text and the expected form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseFingerprintError(String);
 
@@ -81,9 +82,9 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// The fingerprint of a peer, from the certificates that it showed in a handshake (rustls' `peer_certificates`).
+/// Returns the fingerprint of a peer, from the certificates of its handshake (`peer_certificates` in rustls).
 ///
-/// Errors: `Untrusted` unless it is exactly one certificate of an Ed25519 key.
+/// Errors: `Untrusted` unless there is exactly one certificate, with an Ed25519 key.
 pub fn peer_fingerprint(certificates: &[CertificateDer<'_>]) -> Result<Fingerprint, Error> {
     let refused = |what: &str| {
         Error::new(

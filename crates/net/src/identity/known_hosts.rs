@@ -1,4 +1,4 @@
-//! The hosts that we have connected to, and the keys that we found there.
+//! Hosts that this client has connected to, and their keys.
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,44 +11,44 @@ use super::{Fingerprint, files};
 /// Name of the file in the state directory.
 const FILE: &str = "known_hosts";
 
-/// Largest file that is read, in bytes. Reason: 100,000 hosts of 80 bytes.
+/// Maximum size of the file in bytes. Reason: 100,000 hosts of 80 bytes.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// What is known of a host that shows a key.
+/// Result of a look-up of a host and its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownHost {
-    /// The host is known by this key.
+    /// The host is recorded with this key.
     Match,
-    /// Nothing is known of the host.
+    /// The host is not recorded.
     Unknown,
-    /// The host is known by another key: it was set up anew, or somebody stands in between.
+    /// The host is recorded with another key: it was installed again, or somebody intercepts the connection.
     Changed {
-        /// The key that it is known by.
+        /// Recorded key.
         expected: Fingerprint,
     },
 }
 
-/// The file `known_hosts` of the state directory: one `host:port SHA256:…` a line, with `#` comments.
+/// File `known_hosts` of the state directory: one `host:port SHA256:…` per line, with `#` comments.
 ///
 /// A host may have several lines (several hosts behind one name); any of its keys matches. The file is read at each
-/// question, so that what another process adds counts at once.
+/// look-up, so additions by another process count at once.
 #[derive(Clone, Debug)]
 pub struct KnownHosts {
     path: PathBuf,
 }
 
 impl KnownHosts {
-    /// The known hosts of `state_dir`; nothing is read yet.
+    /// Creates the known hosts of `state_dir`; reads nothing yet.
     pub fn new(state_dir: &Path) -> Self {
         Self { path: state_dir.join(FILE) }
     }
 
-    /// The file, to name it in messages.
+    /// Returns the path of the file, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is known of `host` (`host:port`, as the person wrote the host), given that it shows `fingerprint`.
+    /// Looks up `host` (`host:port`, as the user wrote the host), which has shown the key `fingerprint`.
     ///
     /// Errors: a line that cannot be read, with its number.
     pub fn lookup(&self, host: &str, fingerprint: &Fingerprint) -> Result<KnownHost, Error> {
@@ -56,7 +56,7 @@ impl KnownHosts {
         self.find(&text, host, fingerprint)
     }
 
-    /// Every key that `host` is known by.
+    /// Returns every key that is recorded for `host`.
     ///
     /// Errors: a line that cannot be read, with its number.
     pub fn keys(&self, host: &str) -> Result<Vec<Fingerprint>, Error> {
@@ -64,9 +64,10 @@ impl KnownHosts {
         self.keys_in(&text, host)
     }
 
-    /// Adds `host` by its key, keeping all that the file holds; nothing happens when it is there.
+    /// Adds `host` with its key, and keeps the rest of the file. Does nothing if the host is recorded with this key.
     ///
-    /// Errors: `Untrusted` when the host is known by another key: a person has to remove that line first.
+    /// Errors: `Usage` if the name cannot be written to the file. `Untrusted` if the host is recorded with another key:
+    /// a person must remove that line first.
     pub fn add(&self, host: &str, fingerprint: &Fingerprint) -> Result<(), Error> {
         if host.is_empty() || host.starts_with('#') || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
             let text = format!("\"{}\" cannot be kept as a known host", host.escape_debug());
@@ -104,7 +105,7 @@ impl KnownHosts {
         })
     }
 
-    /// The keys of `host` in the text of the file.
+    /// Returns the keys of `host` in the text of the file.
     fn keys_in(&self, text: &str, host: &str) -> Result<Vec<Fingerprint>, Error> {
         let mut keys = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -123,13 +124,13 @@ impl KnownHosts {
         Ok(keys)
     }
 
-    /// What the text of such a file says of `host`, for fuzzing.
+    /// Looks up `host` in the text of such a file, for fuzzing.
     #[doc(hidden)]
     pub fn find_in(text: &str, host: &str, fingerprint: &Fingerprint) -> Result<KnownHost, Error> {
         Self::new(Path::new("")).find(text, host, fingerprint)
     }
 
-    /// Keeps other processes from adding at the same time; the lock ends with the file.
+    /// Prevents other processes from adding at the same time; the lock ends when the returned file is closed.
     fn lock(&self) -> Result<fs::File, Error> {
         let path = self.path.with_extension("lock");
         let failed = |e| files::storage_error(format!("lock {}", path.display())).caused_by(e);

@@ -1,9 +1,9 @@
-//! Who we are and whom we trust: keys, fingerprints, known hosts and authorized peers.
+//! Identity of this host and trust in other hosts: keys, fingerprints, known hosts and authorized peers.
 //!
-//! What it does: makes and loads this host's key, builds the TLS settings of both transports, and keeps the two files by
-//! which people decide on trust. What it refuses to do: trust anybody. The handshake proves that the peer holds the key
-//! of the certificate that it shows; whether that key may talk to us is for the caller to decide, from
-//! [`peer_fingerprint`], before a byte is sent.
+//! What it does: creates and loads the key of this host, and builds the TLS settings of both transports. Keeps the two
+//! files in which people record their trust. What it refuses to do: trust anybody. The handshake proves that the peer
+//! holds the key of its certificate. The caller decides from [`peer_fingerprint`], before any byte is sent, if this key
+//! is trusted.
 
 mod authorized;
 pub(crate) mod files;
@@ -28,15 +28,15 @@ pub use fingerprint::{Fingerprint, ParseFingerprintError, SHOWN_AT_AGENT, peer_f
 pub use known_hosts::{KnownHost, KnownHosts};
 pub use tls::{ALPN, server_name};
 
-/// Name of the file in the state directory that holds this host's key and certificate.
+/// Name of the file in the state directory that holds the key and the certificate of this host.
 pub const IDENTITY_FILE: &str = "identity.pem";
 
-/// Largest identity file that is read, in bytes. Reason: an Ed25519 key and certificate are under 1 KiB.
+/// Maximum size of an identity file in bytes. Reason: an Ed25519 key and certificate have less than 1 KiB.
 const IDENTITY_FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// This host's key and certificate, and the TLS settings made of them.
+/// Key and certificate of this host, and the TLS settings that are made from them.
 ///
-/// The secret key never leaves this type but as part of the TLS settings.
+/// The secret key leaves this type only as part of the TLS settings.
 #[derive(Clone)]
 pub struct Identity {
     fingerprint: Fingerprint,
@@ -46,10 +46,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Loads the identity of `state_dir`, or makes one there at the first start.
+    /// Loads the identity of `state_dir`, or creates one there at the first start.
     ///
-    /// Two processes that start at once end with the same identity. A file that is damaged or open to other users is an
-    /// error and is never replaced: peers know this host by it.
+    /// Two processes that start at the same time get the same identity. A file that is damaged or open to other users
+    /// is an error and is never replaced: peers know this host by it.
     pub fn load_or_create(state_dir: &Path) -> Result<Self, Error> {
         let path = state_dir.join(IDENTITY_FILE);
         if let Some(identity) = Self::load(&path)? {
@@ -57,31 +57,32 @@ impl Identity {
         }
         files::create_state_dir(state_dir)?;
         create_once(&path, generate_pem()?.as_bytes())?;
-        // Read back what is there, which may be what another process made a moment earlier.
+        // Read back, because another process may have created the file a moment earlier.
         Self::load(&path)?.ok_or_else(|| files::storage_error(format!("{} vanished while it was made", path.display())))
     }
 
-    /// A fresh identity that is kept nowhere.
+    /// Creates an identity that is not stored.
     pub fn ephemeral() -> Result<Self, Error> {
         Self::from_pem(generate_pem()?.as_bytes(), "a fresh identity")
     }
 
-    /// The fingerprint by which peers know this host.
+    /// Returns the fingerprint by which peers know this host.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// TLS settings for the end that connects; use [`server_name`] as the name of the server.
+    /// Returns the TLS settings for the end that connects; use [`server_name`] as the name of the server.
     pub fn client_config(&self) -> Arc<rustls::ClientConfig> {
         Arc::clone(&self.client)
     }
 
-    /// TLS settings for the end that accepts.
+    /// Returns the TLS settings for the end that accepts.
     pub fn server_config(&self) -> Arc<rustls::ServerConfig> {
         Arc::clone(&self.server)
     }
 
-    /// A secret that a restarted agent has again: with it, it tells the QUIC peers of its former life that they are alone.
+    /// Returns the secret of QUIC stateless resets (RFC 9000, section 10.3). It is the same after a restart, so a
+    /// restarted agent can reset the connections of its earlier run.
     pub(crate) fn reset_secret(&self) -> &[u8; 32] {
         &self.reset_secret
     }
@@ -121,7 +122,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// A new key and a certificate for it, as the text of an identity file.
+/// Creates a key and a certificate for it, as the text of an identity file.
 fn generate_pem() -> Result<String, Error> {
     let make = || -> Result<String, rcgen::Error> {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519)?;
@@ -133,10 +134,10 @@ fn generate_pem() -> Result<String, Error> {
     })
 }
 
-/// Puts `bytes` at `path`, readable by its owner only, unless there is something already.
+/// Writes `bytes` to `path`, readable by its owner only, unless the name is taken already.
 ///
-/// The file appears complete or not at all: it is written and synced under another name and then linked, and a link
-/// never replaces. Whoever comes second finds the first one's file.
+/// The file appears complete or not at all: it is written and synced under another name, and then linked. A link never
+/// replaces a file, so the second of two processes finds the file of the first.
 fn create_once(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let write = || -> std::io::Result<()> {
         let temporary = files::temporary_beside(path)?;

@@ -1,4 +1,4 @@
-//! The TLS settings of every lane: TLS 1.3, both ends authenticated, nothing resumed.
+//! TLS settings of every lane: TLS 1.3, both ends authenticated, no session resumption.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, PeerMis
 
 use super::peer_fingerprint;
 
-/// The application protocol of every lane, in both transports (RFC 7301); the version of the wire protocol is in it.
+/// Application protocol of every lane, for both transports (RFC 7301). It contains the version of the wire protocol.
 pub const ALPN: &[u8] = b"sterna/1";
 
-/// The name in every certificate. It says nothing: peers are known by their keys.
+/// Name in every certificate. It has no meaning: peers are known by their keys.
 pub(super) const SERVER_NAME: &str = "sterna";
 
-/// The server name to give to rustls and QUIC when connecting; it is not looked at.
+/// Returns the server name that rustls and QUIC need to connect; nobody checks it.
 pub fn server_name() -> ServerName<'static> {
-    // The constant is a valid DNS name, as the tests of this module see.
+    // The constant is a valid DNS name; the tests of this module check it.
     #[allow(clippy::expect_used)]
     ServerName::try_from(SERVER_NAME).expect("a constant DNS name")
 }
 
-/// Settings for both roles. Errors when the key is not the one of the certificate.
+/// Creates the settings for both roles. Errors: the key is not the key of the certificate.
 pub(super) fn configs(
     certificate: &CertificateDer<'static>,
     key: &PrivatePkcs8KeyDer<'static>,
@@ -39,10 +39,11 @@ pub(super) fn configs(
         .with_client_auth_cert(chain(), key.clone_key().into())?;
     client.alpn_protocols = vec![ALPN.to_vec()];
     client.enable_sni = false;
-    // A lane lives for minutes to days: one full handshake each is cheap, and a ticket would be one more secret to keep.
+    // A lane lives for minutes to days: one full handshake per lane is cheap, and a ticket would be one more secret to
+    // keep.
     client.resumption = rustls::client::Resumption::disabled();
     client.enable_early_data = false;
-    // A TCP lane takes the traffic keys over after the handshake: see `lane::tcp`.
+    // A TCP lane takes over the traffic keys after the handshake: see `lane::tcp`.
     client.enable_secret_extraction = true;
 
     let mut server = rustls::ServerConfig::builder_with_provider(provider)
@@ -57,8 +58,8 @@ pub(super) fn configs(
     Ok((client, server))
 }
 
-/// Cryptography by ring. AES-128-GCM comes first: processors of servers have instructions for it, and it is a third
-/// cheaper than AES-256; ChaCha20 is for those that have none.
+/// Returns the cryptography of ring. AES-128-GCM comes first: processors of servers have instructions for it, and it is
+/// a third cheaper than AES-256. ChaCha20 is for processors without these instructions.
 fn crypto_provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![
@@ -70,9 +71,9 @@ fn crypto_provider() -> CryptoProvider {
     }
 }
 
-/// Accepts any single Ed25519 certificate of which the peer proves to hold the key.
+/// Verifier that accepts any single Ed25519 certificate if the peer proves that it holds the key.
 ///
-/// The names, dates and the issuer in it are not looked at: trust goes by the fingerprint of the key, and is decided
+/// Names, dates and issuer of the certificate are ignored. Trust depends on the fingerprint of the key, and is decided
 /// after the handshake.
 #[derive(Debug)]
 struct ProofOfKey {
@@ -101,7 +102,7 @@ impl ProofOfKey {
     }
 }
 
-/// TLS 1.2 is not offered, so no signature of it can be asked about.
+/// Returns the error for a TLS 1.2 signature. TLS 1.2 is not offered, so none should need verification.
 fn no_tls12() -> Result<HandshakeSignatureValid, rustls::Error> {
     Err(rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
 }
@@ -188,7 +189,7 @@ mod tests {
     use super::super::Identity;
     use super::*;
 
-    /// Runs a handshake in memory until both ends are content or one of them fails.
+    /// Runs a handshake in memory until both ends complete it or one of them fails.
     fn handshake(
         client: Arc<rustls::ClientConfig>,
         server: Arc<rustls::ServerConfig>,

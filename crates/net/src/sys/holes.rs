@@ -7,9 +7,9 @@ use libc::{
     sock_filter, sock_fprog,
 };
 
-/// Makes the kernel report to this thread that no file has data: a filter (seccomp(2)) answers `lseek(SEEK_DATA)`.
+/// Makes the kernel report to this thread that no file has data. A filter (seccomp(2)) answers `lseek(SEEK_DATA)`.
 pub fn report_only_holes() {
-    // Places in `struct seccomp_data`: the number of the call, and the low half of its third argument.
+    // Offsets in `struct seccomp_data`: the system call number, and the low half of its third argument.
     let (number, whence) = (0, 16 + 2 * 8 + if cfg!(target_endian = "big") { 4 } else { 0 });
     let step = |code: u32, k: u32, jf: u8| sock_filter { code: code as u16, jt: 0, jf, k };
     let mut filter = [
@@ -21,7 +21,7 @@ pub fn report_only_holes() {
         step(BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0),
     ];
     let program = sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls change this thread alone; the kernel copies the program, which lives through the call.
+    // SAFETY: both calls change only this thread; the kernel copies the program, which outlives the call.
     #[allow(unsafe_code)]
     let is_set = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0

@@ -1,20 +1,23 @@
-//! Who else has a file open: leases (fcntl(2), "Leases").
+//! Detects other processes that have a file open: leases (fcntl(2), "Leases").
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use libc::c_int;
 
-/// Whether some process of this host has `file`, which is open for reading alone, open for writing.
+/// Returns `Some(true)` if a process of this host has `file` open for writing; `file` itself must be open for reading
+/// only.
 ///
-/// `None`: the kernel does not say: a file system without leases (NFS), or a file of another user. Takes a read lease, which it gives only where nobody
-/// writes, and gives it back at once: who opens the file in between waits for that.
+/// Returns `None` if the kernel cannot report it: a file system without leases (NFS), or a file of another user. The
+/// function takes a read lease, which the kernel grants only if nobody writes, and releases it at once. A process that
+/// opens the file for writing in between waits for the release.
 pub fn is_open_for_writing(file: &impl AsFd) -> Option<bool> {
-    // What tells the holder that somebody waits: the usual signal would end this process, this one is ignored.
+    // Signal to the holder of the lease when another process waits. The usual signal would end this process; this one
+    // is ignored.
     control(file, F_SETSIG, libc::SIGURG).ok()?;
     match control(file, libc::F_SETLEASE, libc::F_RDLCK as c_int) {
         Ok(()) => {
-            // Given back with the descriptor otherwise.
+            // If this call fails, closing the descriptor releases the lease.
             let _ = control(file, libc::F_SETLEASE, libc::F_UNLCK as c_int);
             Some(false)
         }
@@ -24,8 +27,8 @@ pub fn is_open_for_writing(file: &impl AsFd) -> Option<bool> {
 }
 
 fn control(file: &impl AsFd, command: c_int, argument: c_int) -> io::Result<()> {
-    // SAFETY: both commands take a number and touch no memory of ours; the file descriptor is borrowed from `file`, which lives
-    // through the call.
+    // SAFETY: both commands take a number and access no memory of ours. The file descriptor is borrowed from `file`,
+    // which outlives the call.
     #[allow(unsafe_code)]
     let status = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, argument) };
     match status {
@@ -34,7 +37,7 @@ fn control(file: &impl AsFd, command: c_int, argument: c_int) -> io::Result<()> 
     }
 }
 
-/// `include/uapi/asm-generic/fcntl.h`; the crate has it for few platforms.
+/// Value from `include/uapi/asm-generic/fcntl.h`; the libc crate has it for few platforms only.
 const F_SETSIG: c_int = 10;
 
 #[cfg(test)]
@@ -56,7 +59,7 @@ mod tests {
         assert_eq!(is_open_for_writing(&reader), Some(true));
         drop(second);
         assert_eq!(is_open_for_writing(&reader), Some(false));
-        // It is given back: the next writer is not held up.
+        // The lease is released: the next writer does not wait.
         let third = OpenOptions::new().append(true).open(&path).unwrap();
         assert_eq!(is_open_for_writing(&other_reader), Some(true));
         drop(third);

@@ -1,7 +1,7 @@
-//! The few system calls for which no safe wrapper exists, made safe.
+//! Safe calls for the few system calls that no other crate wraps safely.
 //!
-//! What it does: `getsockopt` and `setsockopt` of options that neither rustix nor socket2 know, watching a socket for one direction, and leases on files. The only place of this
-//! crate where `unsafe` is allowed.
+//! What it does: `getsockopt` and `setsockopt` of options that neither rustix nor socket2 has, a watch on a socket for
+//! one direction, and leases on files. This is the only place of this crate where `unsafe` is allowed.
 
 #[cfg(test)]
 mod holes;

@@ -1,4 +1,4 @@
-//! Options of sockets by number.
+//! Socket options by number.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,10 +10,10 @@ use sterna_proto::ByteCount;
 const SO_MAX_PACING_RATE: c_int = 47;
 const SO_MEMINFO: c_int = 55;
 
-/// Caps the rate at which the kernel sends on a socket, in bytes per second; `None` lifts the cap.
+/// Caps the rate at which the kernel sends on a socket, in bytes per second; `None` removes the cap.
 ///
-/// What is counted: the bytes of TCP payload when TCP paces by itself (`tcp_update_skb_after_send` in
-/// net/ipv4/tcp_output.c), whole packets when the queueing discipline of the interface is fq.
+/// If TCP paces by itself, the cap counts bytes of TCP payload (`tcp_update_skb_after_send` in net/ipv4/tcp_output.c).
+/// If the queueing discipline of the interface is fq, it counts whole packets.
 pub fn set_pacing_rate(socket: &impl AsFd, bytes_per_second: Option<u64>) -> io::Result<()> {
     let rate = bytes_per_second.unwrap_or(u64::MAX).to_ne_bytes();
     set(socket, libc::SOL_SOCKET, SO_MAX_PACING_RATE, &rate)
@@ -22,13 +22,13 @@ pub fn set_pacing_rate(socket: &impl AsFd, bytes_per_second: Option<u64>) -> io:
 /// Memory that the kernel holds for a socket (`SO_MEMINFO`, `SK_MEMINFO_*` of include/uapi/linux/sock_diag.h).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketMemory {
-    /// Memory of what was received and not yet read; well above zero means that the reader is behind.
+    /// Memory of data that was received and not yet read; well above zero means that the reader is behind.
     pub receive_used: ByteCount,
-    /// Limit of the receive buffer, as the kernel has tuned it.
+    /// Limit of the receive buffer, as tuned by the kernel.
     pub receive_limit: ByteCount,
-    /// Memory of packets handed to the interface.
+    /// Memory of packets that were handed to the interface.
     pub send_used: ByteCount,
-    /// Limit of the send buffer, as the kernel has tuned it.
+    /// Limit of the send buffer, as tuned by the kernel.
     pub send_limit: ByteCount,
     /// Bytes in the send queue, sent and unsent.
     pub send_queued: ByteCount,
@@ -36,7 +36,7 @@ pub struct SocketMemory {
     pub dropped_packets: u32,
 }
 
-/// Reads the memory of a socket. Errors: what the system says; kernels before 4.12 have no such option.
+/// Reads the memory use of a socket. Errors: those of the system; kernels before 4.12 do not have this option.
 pub fn socket_memory(socket: &impl AsFd) -> io::Result<SocketMemory> {
     let mut values = [0; 9 * 4];
     let length = get(socket, libc::SOL_SOCKET, SO_MEMINFO, &mut values)?;
@@ -55,11 +55,11 @@ pub fn socket_memory(socket: &impl AsFd) -> io::Result<SocketMemory> {
     })
 }
 
-/// Reads an option into `value`; returns how many bytes the kernel wrote.
+/// Reads an option into `value`. Returns the number of bytes that the kernel wrote.
 pub(super) fn get(socket: &impl AsFd, level: c_int, name: c_int, value: &mut [u8]) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `value` is writable for `length` bytes, the kernel writes no more than that and says how much; the file
-    // descriptor is borrowed from `socket`, which lives through the call.
+    // SAFETY: `value` is writable for `length` bytes; the kernel writes at most that many and returns the number. The
+    // file descriptor is borrowed from `socket`, which outlives the call.
     #[allow(unsafe_code)]
     let status = unsafe {
         libc::getsockopt(socket.as_fd().as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut length)
@@ -72,8 +72,8 @@ pub(super) fn get(socket: &impl AsFd, level: c_int, name: c_int, value: &mut [u8
 
 fn set(socket: &impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `value` is readable for `length` bytes and the kernel only reads it; the file descriptor is borrowed from
-    // `socket`, which lives through the call.
+    // SAFETY: `value` is readable for `length` bytes, and the kernel only reads it. The file descriptor is borrowed
+    // from `socket`, which outlives the call.
     #[allow(unsafe_code)]
     let status = unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, value.as_ptr().cast(), length) };
     match status {

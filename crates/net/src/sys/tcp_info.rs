@@ -1,4 +1,4 @@
-//! What the kernel knows of a TCP connection (`TCP_INFO`).
+//! State of a TCP connection in the kernel (`TCP_INFO`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use sterna_proto::{BitRate, ByteCount};
 
 use super::socket_option::get;
 
-/// Room for `struct tcp_info`: 280 bytes in Linux 6.18, and it only grows.
+/// Size of the buffer for `struct tcp_info` in bytes: the struct has 280 bytes in Linux 6.18, and it only grows.
 const INFO_BYTES_MAX: usize = 512;
 
 /// `TCPI_OPT_TIMESTAMPS`, `TCPI_OPT_SACK` and `TCPI_OPT_WSCALE` of include/uapi/linux/tcp.h.
@@ -16,43 +16,43 @@ const OPTION_TIMESTAMPS: u8 = 1;
 const OPTION_SACK: u8 = 2;
 const OPTION_WINDOW_SCALE: u8 = 4;
 
-/// A snapshot of `struct tcp_info`. A field is `None` when the kernel is older than the field.
+/// Snapshot of `struct tcp_info`. A field is `None` if the kernel is older than the field.
 ///
-/// Source of fields and offsets: include/uapi/linux/tcp.h; what exists is told by the length that the kernel returns,
-/// never by its version.
+/// Source of fields and offsets: include/uapi/linux/tcp.h. The length that the kernel returns decides which fields
+/// exist, never the kernel version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Timestamps are in use (12 bytes of each segment).
+    /// True if timestamps are in use (12 bytes of each segment).
     pub timestamps: bool,
-    /// Selective acknowledgements are in use.
+    /// True if selective acknowledgements are in use.
     pub selective_acks: bool,
-    /// Window scaling is in use; without it a window ends at 64 KiB.
+    /// True if window scaling is in use; without it, a window has at most 64 KiB.
     pub window_scaling: bool,
-    /// Shift of the windows that the peer announces.
+    /// Shift count of the windows that the peer advertises (RFC 7323).
     pub snd_wnd_scale: u8,
-    /// Shift of the windows that we announce.
+    /// Shift count of the windows that we advertise.
     pub rcv_wnd_scale: u8,
-    /// Retransmission timeouts in a row, without an acknowledgement between them.
+    /// Consecutive retransmission timeouts, without an acknowledgement between them.
     pub retransmits: u8,
-    /// Probes of a closed window, or of an idle connection, that were not answered.
+    /// Unanswered probes of a closed window or of an idle connection.
     pub probes: u8,
-    /// Time until a segment is sent again.
+    /// Retransmission timeout.
     pub rto: Duration,
     /// Payload of a full segment sent, in bytes, without TCP options.
     pub snd_mss: u32,
-    /// Payload of a full segment received, as the kernel guesses it, in bytes.
+    /// Payload of a full segment received, in bytes, as the kernel estimates it.
     pub rcv_mss: u32,
     /// Segments sent and not yet acknowledged.
     pub unacked: u32,
-    /// Segments taken for lost.
+    /// Segments considered lost.
     pub lost: u32,
-    /// Segments sent again and not yet acknowledged.
+    /// Segments retransmitted and not yet acknowledged.
     pub retrans: u32,
     /// Time since data was last sent.
     pub since_data_sent: Duration,
-    /// Time since data last came.
+    /// Time since data was last received.
     pub since_data_received: Duration,
-    /// Time since an acknowledgement last came.
+    /// Time since an acknowledgement was last received.
     pub since_ack_received: Duration,
     /// Path MTU, in bytes.
     pub pmtu: u32,
@@ -64,17 +64,17 @@ pub struct TcpInfo {
     pub snd_ssthresh: u32,
     /// Congestion window, in segments.
     pub snd_cwnd: u32,
-    /// Reordering that the kernel allows for, in segments.
+    /// Reordering that the kernel tolerates, in segments.
     pub reordering: u32,
-    /// Round-trip time as the receiving side sees it.
+    /// Round-trip time as the receiving side estimates it.
     pub rcv_rtt: Duration,
-    /// What the kernel hands to the reader in one round trip, in bytes (receive autotuning).
+    /// Bytes that the reader takes in one round trip (receive autotuning).
     pub rcv_space: ByteCount,
-    /// Segments sent again since the start.
+    /// Segments retransmitted since the start.
     pub total_retrans: u32,
-    /// Rate at which the kernel paces; `None` also when it does not.
+    /// Pacing rate of the kernel; `None` also if it does not pace.
     pub pacing_rate: Option<BitRate>,
-    /// Rate above which the kernel does not pace (`SO_MAX_PACING_RATE`); `None` also without such a cap.
+    /// Cap on the pacing rate (`SO_MAX_PACING_RATE`); `None` also without such a cap.
     pub max_pacing_rate: Option<BitRate>,
     /// Bytes acknowledged since the start.
     pub bytes_acked: Option<ByteCount>,
@@ -90,35 +90,35 @@ pub struct TcpInfo {
     pub min_rtt: Option<Duration>,
     /// Segments with data received since the start.
     pub data_segs_in: Option<u32>,
-    /// Segments with data sent since the start, repeats included.
+    /// Segments with data sent since the start, retransmissions included.
     pub data_segs_out: Option<u32>,
-    /// Latest rate of delivery.
+    /// Latest delivery rate.
     pub delivery_rate: Option<BitRate>,
-    /// Time with data to send; includes the two below.
+    /// Time with data to send; includes `rwnd_limited` and `sndbuf_limited`.
     pub busy: Option<Duration>,
-    /// Time that the peer's receive window stopped us.
+    /// Time in which the receive window of the peer was the limit.
     pub rwnd_limited: Option<Duration>,
-    /// Time that our send buffer stopped us.
+    /// Time in which our send buffer was the limit.
     pub sndbuf_limited: Option<Duration>,
     /// Segments delivered since the start.
     pub delivered: Option<u32>,
-    /// Bytes of data sent since the start, repeats included.
+    /// Bytes of data sent since the start, retransmissions included.
     pub bytes_sent: Option<ByteCount>,
-    /// Bytes of data sent again since the start.
+    /// Bytes of data retransmitted since the start.
     pub bytes_retrans: Option<ByteCount>,
-    /// Repeats that the peer had already: they were not needed.
+    /// Unnecessary retransmissions, which the peer reported as duplicates (RFC 2883).
     pub dsack_dups: Option<u32>,
-    /// Times that segments were seen out of order.
+    /// Number of times that reordering was detected.
     pub reord_seen: Option<u32>,
     /// Segments received out of order.
     pub rcv_ooopack: Option<u32>,
-    /// Window that the peer announces, in bytes.
+    /// Window that the peer advertises, in bytes.
     pub snd_wnd: Option<ByteCount>,
-    /// Window that we announce, in bytes.
+    /// Window that we advertise, in bytes.
     pub rcv_wnd: Option<ByteCount>,
 }
 
-/// Reads `TCP_INFO`. Cost: one system call of about a microsecond.
+/// Reads `TCP_INFO`. Cost: one system call of about one microsecond.
 pub fn tcp_info(socket: &impl AsFd) -> io::Result<TcpInfo> {
     let mut bytes = [0; INFO_BYTES_MAX];
     let length = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
@@ -126,7 +126,7 @@ pub fn tcp_info(socket: &impl AsFd) -> io::Result<TcpInfo> {
 }
 
 impl TcpInfo {
-    /// Reads the fields that lie wholly within `bytes`.
+    /// Parses the fields that lie completely within `bytes`.
     fn parse(bytes: &[u8]) -> Self {
         let raw = Raw(bytes);
         let micros = |offset| Duration::from_micros(u64::from(raw.u32(offset).unwrap_or(0)));
@@ -137,7 +137,7 @@ impl TcpInfo {
             timestamps: options & OPTION_TIMESTAMPS != 0,
             selective_acks: options & OPTION_SACK != 0,
             window_scaling: options & OPTION_WINDOW_SCALE != 0,
-            // Bit fields of one byte: the low half is the peer's shift, the high half ours.
+            // Bit fields of one byte: the low half is the shift count of the peer, the high half is ours.
             snd_wnd_scale: raw.u8(6) & 0x0f,
             rcv_wnd_scale: raw.u8(6) >> 4,
             retransmits: raw.u8(2),
@@ -160,9 +160,9 @@ impl TcpInfo {
             rcv_rtt: micros(92),
             rcv_space: ByteCount(u64::from(count(96))),
             total_retrans: count(100),
-            // All ones stands for no pacing.
+            // All ones mean no pacing.
             pacing_rate: raw.u64(104).filter(|rate| *rate != u64::MAX).map(BitRate::from_bytes_per_second),
-            // The kernel keeps a cap of 32 bits as such: all ones stand for none too.
+            // The kernel may report a cap with 32 bits: 32 ones also mean no cap.
             max_pacing_rate: raw
                 .u64(112)
                 .filter(|rate| *rate < u64::from(u32::MAX))
@@ -172,7 +172,7 @@ impl TcpInfo {
             segs_out: raw.u32(136),
             segs_in: raw.u32(140),
             notsent: raw.u32(144).map(|bytes| ByteCount(u64::from(bytes))),
-            // All ones stands for no sample yet.
+            // All ones mean no sample yet.
             min_rtt: raw.u32(148).filter(|rtt| *rtt != u32::MAX).map(|rtt| Duration::from_micros(u64::from(rtt))),
             data_segs_in: raw.u32(152),
             data_segs_out: raw.u32(156),

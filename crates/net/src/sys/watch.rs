@@ -1,4 +1,4 @@
-//! Waiting for a socket within the runtime, for one direction only and only while it is wanted.
+//! Waits for a socket within the runtime, for one direction only and only while it is needed.
 
 use std::io;
 use std::net::UdpSocket;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A socket that the runtime watches until this is dropped.
+/// Socket that the runtime watches until this value is dropped.
 pub type Watch = AsyncFd<Arc<UdpSocket>>;
 
-/// Watches `socket`, which must be non-blocking, for `interest`; to be called within a runtime. A descriptor can be watched
-/// once at a time.
+/// Watches `socket`, which must be non-blocking, for `interest`. Must be called within a runtime. A descriptor can be
+/// watched only once at a time.
 ///
-/// Errors: what the system says.
+/// Errors: those of the system.
 pub fn watch_for(socket: &Arc<UdpSocket>, interest: Interest) -> io::Result<Watch> {
-    // SAFETY: the shared socket keeps its one descriptor open for as long as the `AsyncFd` holds it.
+    // SAFETY: the shared socket keeps its only descriptor open for as long as the `AsyncFd` holds the socket.
     #[allow(unsafe_code)]
     let watch = unsafe { AsyncFd::register_with_interest(Arc::clone(socket), interest) };
     watch.map_err(io::Error::from)

@@ -47,7 +47,7 @@ impl IncomingFile {
     /// Compares the received file with the BLAKE3 of the source, which was computed over the whole source after its
     /// end.
     ///
-    /// Errors: `Changed` with `Retry::After` if the received data differs from the source as it is now. The received
+    /// Errors: `Changed` with `Retry::After` if the received data differs from the current source. The received
     /// data is deleted, and the next attempt starts over.
     pub fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error> {
         let size = self.entry().size;

@@ -243,7 +243,7 @@ fn a_file_does_not_replace_another_of_its_session_where_two_names_are_one() {
                 assert_matches_entry(&directory.path().join(name("a")), &entry("a", 1), &data);
             }
         }
-        // Another session may replace the file: it does not know that both names are one copy.
+        // Another session may replace the file: it does not know of the first copy.
         let other = writable(&directory);
         let Ok(Prepared::Packed(_) | Prepared::Incoming(_)) = other.prepare(&entry("A", 2), &terms(Overwrite::Always))
         else {
