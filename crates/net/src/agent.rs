@@ -1,8 +1,7 @@
-//! The agent: owns storage roots, accepts lanes on one port (TCP and UDP), and runs the far end of sessions.
+//! Agent: owns storage roots, accepts lanes on one port (TCP and UDP), and runs the agent's end of sessions.
 //!
-//! Loops: one thread accepts TCP connections, one takes accepted QUIC lanes, each lane has its two threads, and
-//! [`Agent::run`] ticks the sessions and forgets those that are over. Nothing is kept in memory that a crash would lose:
-//! what has arrived is in the journals beneath the roots.
+//! Threads: one accepts TCP connections, one takes accepted QUIC lanes, and each lane has two. [`Agent::run`] ticks the
+//! sessions and removes those that are over. A crash loses no received data: the journals beneath the roots record it.
 
 mod limiter;
 mod log;
@@ -38,43 +37,44 @@ use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};
 
-/// How often sessions are looked after.
+/// Interval at which sessions are ticked.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Longest time that a stop waits for journals. Reason: service managers kill after 90 s, and closing lanes comes behind it.
+/// Maximum time that a stop waits for journals. Reason: service managers kill after 90 s, and lanes are closed after
+/// the wait.
 const CHECKPOINTS_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What a root without a name is called. Reason: its directory is nobody's business but the operator's, and `/` reads as the
-/// root of the file system.
+/// Name of a root without a name. Reason: only the operator may see its directory, and `/` would look like the root of
+/// the file system.
 const ONLY_ROOT: &str = "the agent's root";
 
-/// A storage root as peers name it.
+/// Storage root, as peers name it.
 pub struct NamedRoot {
-    /// The first name of paths to it; `None`: the only root, which paths start in.
+    /// First name of file paths in the root; `None`: the only root, in which all file paths start.
     pub name: Option<String>,
-    /// The directory.
+    /// Directory.
     pub root: Root,
 }
 
-/// Who may use the agent.
+/// Peers that may use the agent.
 pub enum Admission {
     /// Fingerprints in a file, with their rights.
     Listed(Authorized),
-    /// Anybody who can connect.
+    /// Every peer that can connect.
     Anybody,
 }
 
-/// How an agent is set up.
+/// Options of an agent.
 pub struct AgentOptions {
     /// Storage roots, at least one.
     pub roots: Vec<NamedRoot>,
     /// Address and port, TCP and UDP.
     pub listen: SocketAddr,
-    /// Who may use it.
+    /// Peers that may use the agent.
     pub admission: Admission,
-    /// How long a session outlives its last lane.
+    /// Time that a session waits without a lane before it fails.
     pub linger: Duration,
-    /// Copies with other agents.
+    /// Rules for third-party copies.
     pub third_party: ThirdPartyRules,
 }
 
@@ -91,7 +91,7 @@ struct Shared {
     handshakes: Arc<Handshakes>,
 }
 
-/// A running agent.
+/// Running agent.
 pub struct Agent {
     shared: Arc<Shared>,
     quic: Arc<quic::Listener>,
@@ -101,7 +101,7 @@ pub struct Agent {
 impl Agent {
     /// Binds the port and starts to accept lanes.
     ///
-    /// Errors: the port is taken or may not be used.
+    /// Errors: the port is in use, or the process has no permission to use it.
     pub fn start(options: AgentOptions, identity: Identity, log: Arc<dyn AgentLog>) -> Result<Self, Error> {
         let AgentOptions { roots, listen, admission, linger, third_party } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
@@ -123,7 +123,8 @@ impl Agent {
             pool: BufferPool::new(),
             log: Limiter::new(log),
             stopping: AtomicBool::new(false),
-            // Each has two descriptors: with the arrivals that is half of them, and the rest is for sessions.
+            // Each handshake has two descriptors. Handshakes and arrivals use half of the descriptors; the other half
+            // is for sessions.
             handshakes: Handshakes::new(HANDSHAKES_MAX.min(descriptors::limit() / 8).max(1)),
         });
         let quic = Arc::new(quic);
@@ -147,12 +148,12 @@ impl Agent {
         Ok(Self { shared, quic, local_addr })
     }
 
-    /// The address that is listened on.
+    /// Returns the address that the agent listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Looks after the sessions until `stop` says so, then ends them: what has arrived is made durable.
+    /// Ticks the sessions until `stop` returns true, then ends them. Received data is made durable.
     pub fn run(&self, stop: impl Fn() -> bool) {
         while !stop() {
             thread::sleep(TICK);
@@ -167,9 +168,9 @@ impl Agent {
         checkpoints();
         let runners = sessions.iter().filter_map(|(_, session)| session.started()?.runner.clone());
         all_within(CHECKPOINTS_TIME_MAX, runners.map(|runner| move || runner.leave(CHECKPOINTS_TIME_MAX)));
-        // Lanes are cut and sessions are not aborted: their clients find the next agent and go on there.
+        // Closes lanes, but does not abort sessions: clients connect to the restarted agent and resume there.
         close_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
-        // What came meanwhile.
+        // Makes data durable that arrived meanwhile.
         checkpoints();
         sessions.iter().for_each(|(_, session)| session.log_end(Some("the agent is stopping")));
     }
@@ -192,7 +193,7 @@ impl Agent {
     }
 }
 
-/// Binds TCP and UDP to one port; with port 0, to one that both have free.
+/// Binds TCP and UDP to one port. Port 0: to a port that is free for both.
 fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, quic::Listener), Error> {
     const PORT_TRIES: u32 = 16;
     let mut tries = 0;
@@ -216,7 +217,7 @@ fn bind_both(listen: SocketAddr, identity: &Identity) -> Result<(TcpListener, qu
     }
 }
 
-/// What an operator can do about an address that cannot be listened on, in front of the words of the system.
+/// Returns advice for an operator if the agent cannot listen on an address. The error of the kernel follows it.
 fn why_not_listening(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::AddrInUse => ", where another program listens; stop that program or give another port",
@@ -232,7 +233,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 }
 
 impl Shared {
-    /// Accepts TCP connections for as long as the process runs.
+    /// Accepts TCP connections until the agent stops.
     fn accept_tcp(self: &Arc<Self>, mut arrivals: Arrivals, identity: &Arc<Identity>) {
         while !self.stopping.load(Ordering::Relaxed) {
             let turned = arrivals.turn(TICK, |from, arrived| match arrived {
@@ -243,35 +244,36 @@ impl Shared {
                 }
             });
             if let Err(error) = turned {
-                // Out of descriptors, as a rule: wait for lanes to end.
+                // Usually the process is out of descriptors: waits until lanes end.
                 self.log_stranger(&format!("accept a TCP connection: {error}; trying again"));
                 thread::sleep(TICK);
             }
         }
     }
 
-    /// Starts the thread of a connection whose ClientHello is there.
+    /// Starts the thread of a connection whose ClientHello has arrived.
     fn shake_hands(self: &Arc<Self>, stream: TcpStream, from: SocketAddr, identity: &Arc<Identity>) {
         let watched = match stream.try_clone() {
             Ok(watched) => watched,
             Err(e) => return self.log_stranger(&format!("accept a TCP connection: {e}")),
         };
         let slot = self.handshakes.begin(from.ip(), Instant::now(), move || {
-            // Its thread sees the end of the stream; one that has gone already is as good.
+            // The thread of the connection sees the end of the stream. An error means that the stream has ended
+            // already.
             let _ = watched.shutdown(Shutdown::Both);
         });
         let (shared, identity) = (Arc::clone(self), Arc::clone(identity));
-        // Out of threads: the connection is dropped, and its client dials again.
+        // If the host refuses a thread, the connection is dropped and its client dials again.
         let _ = spawn("lane", move || match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
             Ok(lane) => shared.serve(lane.into_lane(), slot),
             Err(error) if slot.stays() => shared.log_handshake(&error),
-            // Ended in favour of another: a flood must not fill the log too.
+            // Ended in favour of another handshake, and not logged: a flood must not fill the log.
             Err(_) => {}
         });
     }
 
-    /// Logs a handshake that failed. Who only knocks and leaves, as a client does that is done before its last lane is up, is
-    /// a detail.
+    /// Logs a handshake that failed. A peer that connects and leaves is logged as a detail. Reason: a client does that
+    /// if its copy is done before its last lane is up.
     fn log_handshake(&self, error: &Error) {
         match error.kind {
             ErrorKind::Unreachable => self.log_stranger_detail(&cut(&error.chain())),
@@ -287,8 +289,8 @@ impl Shared {
         self.log.detail(Cause::Strangers, line, Instant::now());
     }
 
-    /// Tells clients that the agent lives, and ends who says no hello. A thread of its own: a session that hangs may not end
-    /// the others, nor let strangers stay.
+    /// Sends keep-alives to clients, and ends lanes that send no hello in time. Runs in a separate thread: a session
+    /// that hangs must not end the others, nor keep unknown peers connected.
     fn keep_alive(&self) {
         while !self.stopping.load(Ordering::Relaxed) {
             thread::sleep(ALIVE_EVERY);
@@ -309,16 +311,17 @@ impl Shared {
             };
             let handle = Arc::clone(&lane.handle);
             let slot = self.handshakes.begin(handle.peer_addr().ip(), Instant::now(), move || {
-                // Not in order: a stranger that acknowledges nothing would keep its thread for as long as that takes.
+                // Cuts the lane instead of an orderly close: a peer that acknowledges nothing would keep its thread
+                // until the close ends.
                 handle.cut("no hello came in time, or too many others knock");
             });
             let shared = Arc::clone(self);
-            // Out of threads: the lane is dropped, and its client dials again.
+            // If the host refuses a thread, the lane is dropped and its client dials again.
             let _ = spawn("lane", move || shared.serve(lane, slot));
         }
     }
 
-    /// Serves one lane until it ends; the calling thread reads it. `slot` is given up when the peer has said hello.
+    /// Serves one lane until it ends; the calling thread reads it. `slot` is released when the peer has sent its hello.
     fn serve(self: &Arc<Self>, lane: Lane, slot: Slot) {
         let Lane { peer, tx, rx, handle } = lane;
         let mut sink = AgentSink {
@@ -330,7 +333,7 @@ impl Shared {
             joined: None,
             refused: false,
         };
-        // A stranger is told at once: it may never say hello.
+        // Refuses an unauthorized peer at once: it may never send a hello.
         let outcome = match self.grant(&peer) {
             Ok(_) => Ok(()),
             Err(error) => sink.refuse(&error),
@@ -341,15 +344,17 @@ impl Shared {
         let is_stranger = joined.is_none();
         if let Some(Joined { up, feeder, id, sink, seat }) = joined {
             drop((up, sink));
-            // The feeder has said why through the lane; a panic of it has been reported by its thread.
+            // The feeder has sent its error through the lane; a panic has been reported by its thread.
             let _ = feeder.join();
             seat.0.live.remove(&handle);
             seat.0.live.share_rate();
-            // Of the path, so not by this end, which may be about to be started again.
+            // Only a client that cut its lane causes this error. A close by this end does not: this end may be about to
+            // restart, and the session must survive that.
             if let Err(error) = &outcome
                 && (error.kind, error.scope) == (ErrorKind::Cancelled, Scope::Path)
             {
-                // It may have had no time to say so in the session, which would hold its files for as long as an outage may last.
+                // The client may have had no time to send this message. Without it, the session would hold its files
+                // for the linger time.
                 let left = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "its client has left");
                 seat.0.abort(&left);
             }
@@ -360,7 +365,8 @@ impl Shared {
         }
         let Err(error) = outcome else { return };
         let line = format!("{} at {}: {}", peer.short(), handle.peer_addr(), cut(&error.chain()));
-        // A client that leaves, and a network that fails, are every day's; who breaks the protocol is the operator's business.
+        // Only breaches of the protocol are logged for the operator. Clients that leave and networks that fail are
+        // normal.
         match (error.kind, slot.is_none_or(|slot| slot.stays())) {
             (ErrorKind::Protocol, true) if is_stranger => self.log_stranger(&line),
             (ErrorKind::Protocol, true) => self.log.line(Cause::Peer(peer), Kind::Sessions, &line, Instant::now()),
@@ -369,7 +375,7 @@ impl Shared {
         }
     }
 
-    /// What a peer may do. Errors: it is not authorized.
+    /// Returns the rights of a peer. Errors: the peer is not authorized.
     fn grant(&self, peer: &Fingerprint) -> Result<Grant, Error> {
         let granted = match &self.admission {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
@@ -388,7 +394,8 @@ impl Shared {
         })
     }
 
-    /// What the operator needs to know of a right that is missing: that what the list says now does not count. It is for the log alone.
+    /// Returns a note for the log about a missing right, if the agent does not use the current contents of the list.
+    /// Only the operator sees it.
     fn why_not_in_list(&self, error: &Error) -> String {
         let Admission::Listed(list) = &self.admission else { return String::new() };
         let is_of_rights = matches!(error.kind, ErrorKind::Untrusted | ErrorKind::Denied);
@@ -396,8 +403,8 @@ impl Shared {
         damage.map_or(String::new(), |damage| format!("; but {damage}"))
     }
 
-    /// What is left of a grant when the peer asks on behalf of another one: what both may do. That nobody proves it is no harm,
-    /// since it can only take away. Errors: the other one is not authorized here.
+    /// Reduces a grant to the rights of both peers, if the peer asks on behalf of another one. The other key needs no
+    /// proof, because it can only remove rights. Errors: the other peer is not authorized here.
     fn narrowed(&self, grant: Grant, peer: &Fingerprint, on_behalf_of: Option<Fingerprint>) -> Result<Grant, Error> {
         let Some(other) = on_behalf_of else { return Ok(grant) };
         match &self.admission {
@@ -408,13 +415,13 @@ impl Shared {
                      fingerprint too; a copy between agents may do what both of them may",
                     peer.short()
                 );
-                // Asked the other way round, this agent would say the same.
+                // A request in the other direction would get the same answer from this agent.
                 Error::new(ErrorKind::Untrusted, Scope::Service, Phase::Prepare, text)
             }),
         }
     }
 
-    /// The places of a request, by the rights that the peer has now. Errors: they do not suffice.
+    /// Returns the places of a request, by the present rights of the peer. Errors: the rights do not suffice.
     fn places_allowed(
         &self,
         peer: &Fingerprint,
@@ -425,7 +432,7 @@ impl Shared {
         self.places(request, &grant)
     }
 
-    /// A seat in the session of a hello: the one that is running, or a new one. Its rights are looked at for each lane.
+    /// Returns a seat in the session of a hello: the running session, or a new one. Checks the rights for each lane.
     fn session(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr, hello: &Hello) -> Result<Seat, Error> {
         let key = (peer, hello.session);
         let on_behalf_of = hello.on_behalf_of.map(Fingerprint);
@@ -455,7 +462,7 @@ impl Shared {
             Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
                 let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
                 let sources = if *several { Sources::Many } else { Sources::One };
-                // What is refused has the line of its refusal and no session.
+                // A refused request logs the line of the refusal, and no session.
                 let destination = Destination::resolve(&place.root, &place.pattern, sources)?;
                 let (agent, log) = (Arc::downgrade(self), log());
                 let receiver = Receiver::start(
@@ -502,11 +509,12 @@ impl Shared {
         }
     }
 
-    /// The places of a request: of a push where to, of a pull its sources. Errors: the grant does not allow one of them.
+    /// Returns the places of a request: the destination of a push, the sources of a pull. Errors: the grant does not
+    /// allow one of them.
     fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<Source>, Error> {
         let place = |path: &[u8], access| {
             let (root, rest) = self.root_of(path, grant, access)?;
-            // A named root that is asked for by its name goes by that name, as any directory.
+            // A request for a whole named root uses the name of the root as the name of the directory.
             let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
             let name = whole.map(RelPath::new).transpose()?;
             Ok(Source { root, pattern: rest.to_vec(), name })
@@ -521,7 +529,7 @@ impl Shared {
         }
     }
 
-    /// The root that `path` starts in, and the rest of the path.
+    /// Returns the root that `path` starts in, and the rest of `path`.
     fn root_of<'p>(&self, path: &'p [u8], grant: &Grant, access: Access) -> Result<(Root, &'p [u8]), Error> {
         let refused = |kind, text: String| {
             let scope = if access == Access::ReadOnly { Scope::Source } else { Scope::Destination };
@@ -554,7 +562,7 @@ impl Shared {
         Ok((named.root.clone(), rest))
     }
 
-    /// Ends the session of `peer` that holds `path` and whose client is gone: another wants the file.
+    /// Ends the session of `peer` that holds `path` and has no client any more. Reason: another session wants the file.
     fn end_abandoned(&self, peer: &Fingerprint, destination: &Destination, path: &RelPath) {
         for session in self.sessions.of_peer(peer) {
             let Some(receiver) = session.started().and_then(|started| started.receiver.as_ref()) else { continue };
@@ -574,23 +582,23 @@ struct Joined {
     seat: Seat,
 }
 
-/// What a lane calls: waits for the hello, then belongs to its session.
+/// Sink of a lane of the agent: waits for the hello, then passes everything to the session.
 struct AgentSink<'a> {
     shared: &'a Arc<Shared>,
     peer: Fingerprint,
     handle: Arc<dyn LaneHandle>,
     tx: Option<Box<dyn LaneTx>>,
-    /// Bounds the time to the hello, and how many lanes there are without one.
+    /// Limits the time to the hello, and the number of lanes without a hello.
     slot: Option<Slot>,
     joined: Option<Joined>,
-    /// The lane has been told that it is not wanted, and closes; what still comes is read past.
+    /// True if the lane was refused and closes. Further data from the peer is read and discarded.
     refused: bool,
 }
 
-/// What can be done about a right that is missing.
+/// Advice for a user whose rights do not suffice.
 const GRANTED_BY: &str = "the operator of the agent can grant it";
 
-/// What is said of a path that begins in no root. Those that the peer may not use are not there for it.
+/// Returns the error text for a file path that starts in no root. Lists only roots that the peer may read.
 fn no_such_root(name: &str, roots: &[NamedRoot], grant: &Grant) -> String {
     let granted = roots.iter().filter_map(|root| root.name.as_deref()).filter(|name| grant.rights(name).may_read());
     let granted = match granted.collect::<Vec<_>>().join(", ") {
@@ -607,7 +615,7 @@ impl AgentSink<'_> {
     fn join(&mut self, frame: &[u8]) -> Result<(), Error> {
         let outcome = match Frame::decode(frame) {
             Ok(Frame::Hello(hello)) => {
-                // Known from here on, and counted by the session; storage may take its time.
+                // From here on the peer is known and the session counts the lane. Storage may take some time.
                 self.slot = None;
                 let seat = self.shared.session(self.peer, self.handle.peer_addr(), &hello);
                 seat.map(|seat| (seat.0.rate_of(hello.path, hello.contract), seat))
@@ -634,24 +642,24 @@ impl AgentSink<'_> {
         Ok(())
     }
 
-    /// Tells the peer why it is not wanted, and closes the lane.
+    /// Sends the peer the reason of the refusal, and closes the lane.
     fn refuse(&mut self, error: &Error) -> Result<(), Error> {
         let reason = format!("{}{}", error.chain(), self.shared.why_not_in_list(error));
         let line = format!("refused {} at {}: {reason}", self.peer.short(), self.handle.peer_addr());
         match error.kind {
-            // After a restart of ours the session that takes over has lines of its own.
+            // After a restart of the agent, the session that takes over logs its own lines.
             ErrorKind::SessionLost => self.shared.log_stranger_detail(&line),
             _ => self.shared.log.refusal(self.peer, (reason, &line), Instant::now()),
         }
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;
-        // The peer may be gone already. Closing in order lets it hear the reason before the end.
+        // The peer may be gone already. An orderly close lets the peer receive the reason before the end of the lane.
         let _ = tx.control(&Frame::Refuse(error.clone()).encode()).and_then(|()| tx.flush());
         self.handle.close("refused");
         Ok(())
     }
 
-    /// The sink of the session; `None` on a lane that was refused.
+    /// Returns the sink of the session; `None` on a lane that was refused.
     fn sink(&mut self) -> Result<Option<&mut SessionSink>, Error> {
         match &mut self.joined {
             Some(joined) => Ok(Some(&mut joined.sink)),

@@ -1,7 +1,7 @@
-//! The client: one copy, from its options to the outcome of every file.
+//! Client: runs one copy, from its options to the outcome of every file.
 //!
-//! Runs one session after another until the copy is done: a new one only when the agent was restarted. What a session does is in
-//! `keeper`.
+//! Runs one session at a time until the copy is done. Starts a new session only when the agent was restarted. Module
+//! `keeper` runs a session.
 
 mod dial;
 mod direct;
@@ -46,68 +46,71 @@ pub use self::replicas::ReplicaSummary;
 use self::tally::Tally;
 use self::third_party::ThirdPartyCopy;
 
-/// Memory for data in flight over QUIC, all lanes of a copy together, where nothing else is given. Reason: 10 Gbit/s over 200 ms.
+/// Default memory for data in flight over QUIC, for all lanes of a copy together. Reason: 10 Gbit/s over 200 ms.
 pub const MEMORY_DEFAULT: ByteCount = ByteCount(256 << 20);
 
-/// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short cut costs little.
+/// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short interruption costs
+/// little.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 
-/// How often the owner of a session looks after it.
+/// Interval at which the owner of a session checks it.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Files under way in a progress snapshot. Reason: as many lines as a person follows.
+/// Maximum number of files in a progress snapshot. Reason: a person can follow that many lines.
 const ACTIVE_FILES_SHOWN: usize = 4;
 
-/// Which lanes to use.
+/// Choice of the transport of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViaChoice {
     /// Sterna decides.
     Auto,
-    /// These.
+    /// Only this transport.
     Only(Via),
 }
 
-/// One copy.
+/// Options of one copy.
 #[derive(Clone, Debug)]
 pub struct CopySpec {
-    /// What to copy.
+    /// Sources.
     pub sources: Vec<Location>,
-    /// Where to.
+    /// Destination.
     pub destination: Location,
-    /// The paths to use together: one at least, at most [`sterna_proto::session::PATHS_MAX`].
+    /// Paths to use together: at least one, at most [`sterna_proto::session::PATHS_MAX`].
     pub paths: Vec<PathOptions>,
-    /// Congestion control of TCP lanes; `None`: the kernel's, and bbr when the path loses packets.
+    /// Congestion control of TCP lanes; `None`: the kernel's default, and bbr when the path loses packets.
     pub congestion: Option<String>,
-    /// What to do when a file exists.
+    /// Treatment of a file that exists at the destination.
     pub overwrite: Overwrite,
-    /// Digests wanted beside BLAKE3.
+    /// Digests wanted in addition to BLAKE3.
     pub checks: Checks,
-    /// The digest that the one file must have.
+    /// Digest that the only file must have.
     pub expect: Option<Digest>,
-    /// Whether what is sent is compressed.
+    /// Compression of the data that is sent.
     pub compress: Wish,
-    /// Most that transports may hold.
+    /// Maximum of data in the buffers of transports.
     pub memory: ByteCount,
-    /// Nothing is written.
+    /// True if the copy writes nothing.
     pub dry_run: bool,
-    /// How long the session outlives its last lane.
+    /// Time that the session waits without a lane before it fails.
     pub linger: Duration,
-    /// Where the bearer token for a web server comes from.
+    /// Source of the bearer token for a web server.
     pub web_token: Option<TokenSource>,
-    /// A file of certificates of authorities that web servers may have beside those of this host.
+    /// File with certificates of authorities that are accepted for web servers, in addition to the authorities of this
+    /// host.
     pub web_authority: Option<PathBuf>,
-    /// Sources are sent as they grow and appear; how long a file must stay as it is to have ended.
+    /// Follows the sources: sends files as they grow and appear. The rule defines how long a file must be unchanged to
+    /// be at its end.
     pub follow: Option<EndRule>,
-    /// What is done with sources that have arrived.
+    /// Action on sources that have arrived.
     pub then: Option<Then>,
-    /// The sources are replicas of one file.
+    /// True if the sources are replicas of one file.
     pub same: bool,
-    /// Takes what the account of limits is given, where this host sends; for tests that replay it.
+    /// File that receives the inputs of the limit accounting, if this host sends. Tests replay it.
     pub recording: Option<Arc<File>>,
 }
 
 impl CopySpec {
-    /// A copy of `sources` to `destination` over one path, with the default of everything else.
+    /// Returns the options of a copy of `sources` to `destination` over one path, with defaults for everything else.
     pub fn new(sources: Vec<Location>, destination: Location) -> Self {
         Self {
             sources,
@@ -130,102 +133,104 @@ impl CopySpec {
         }
     }
 
-    /// The most that may be sent on all paths together, if that is limited.
+    /// Returns the sum of the maximum rates of all paths; `None` if it is not limited.
     fn ceiling(&self) -> Option<BitRate> {
         BitRate::sum(self.paths.iter().map(|path| path.contract.ceiling))
     }
 
-    /// The rate that was given for all paths together.
+    /// Returns the sum of the given rates of all paths.
     fn target(&self) -> Option<BitRate> {
         BitRate::sum(self.paths.iter().map(|path| path.contract.target))
     }
 
-    /// The number of lanes that was given for all paths together.
+    /// Returns the sum of the given lane counts of all paths.
     fn lanes(&self) -> Option<u32> {
         self.paths.iter().map(|path| path.lanes).sum()
     }
 }
 
-/// What the person who runs a copy sees and says; called from many threads.
+/// User interface of a copy: receives events and progress, and answers questions. Called from many threads.
 pub trait CopyObserver: Send + Sync {
-    /// Something happened.
+    /// Reports an event.
     fn event(&self, event: CopyEvent);
-    /// Called a few times a second.
+    /// Reports progress; called a few times a second.
     fn progress(&self, progress: &CopyProgress);
-    /// Whether the agent at `remote` with this key is trusted. Errors: it is not, with the reason for the person.
+    /// Checks that the agent at `remote` with this key is trusted. Errors: it is not trusted, with the reason for the
+    /// user.
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error>;
-    /// The keys that the agent at `remote` may have, as far as they are known without asking anybody; the agent that is to reach
-    /// it has the key `beside`. Errors: what is known cannot be read.
+    /// Returns the keys that the agent at `remote` may have, as far as they are recorded, without a question to the
+    /// user. `beside` is the key of the agent that will connect to it. Errors: the recorded keys cannot be read.
     fn expected_keys(&self, _remote: &RemoteLocation, _beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
         Ok(Vec::new())
     }
-    /// Called when the copy ends with an error, with what was copied before.
+    /// Reports the summary of a copy that ended with an error.
     fn cut_short(&self, _summary: CopySummary) {}
-    /// Whether the person wants to stop.
+    /// Returns true if the user wants to stop.
     fn stopped(&self) -> bool;
 }
 
-/// What happens in a copy.
+/// Event of a copy.
 #[derive(Debug)]
 pub enum CopyEvent {
-    /// A decision, with its reason.
+    /// Decision, with its reason.
     Decision {
-        /// What about: `transport`, `lanes`, `congestion`, `compression` or `agent`.
+        /// Subject: `transport`, `lanes`, `congestion`, `compression` or `agent`.
         subject: &'static str,
-        /// Why.
+        /// Reason.
         rationale: String,
     },
-    /// A lane is up: the agent has welcomed it.
+    /// A lane is up: the agent has accepted it.
     LaneUp {
-        /// Its number.
+        /// Number of the lane.
         lane: u32,
-        /// The path that it is on.
+        /// Path of the lane.
         path: PathNumber,
-        /// Its transport.
+        /// Transport of the lane.
         transport: Transport,
-        /// The address of the agent.
+        /// Address of the agent.
         peer: SocketAddr,
     },
     /// A lane is down.
     LaneDown {
-        /// Its number.
+        /// Number of the lane.
         lane: u32,
-        /// Why.
+        /// Reason.
         reason: String,
-        /// It is dialled again.
+        /// True if the lane is dialled again.
         again: bool,
     },
-    /// Something happened in the session.
+    /// Event of the session.
     Session(SessionEvent),
-    /// The agent lost the session (it was restarted); a new one goes on.
+    /// The agent lost the session because it was restarted; a new session continues the copy.
     Restarted,
 }
 
-/// A snapshot of a copy.
+/// Snapshot of a copy.
 #[derive(Clone, Debug, Default)]
 pub struct CopyProgress {
-    /// How far the session is.
+    /// Progress of the session.
     pub session: Progress,
     /// Time since the start.
     pub elapsed: Duration,
-    /// Each live lane's figures.
+    /// Counters of each live lane.
     pub lanes: Vec<LaneStats>,
-    /// Large files under way, the first few.
+    /// Large files in transfer, at most the first few.
     pub files: Vec<ActiveFile>,
-    /// What limits it.
+    /// Limits of the copy at this time.
     pub limits: LimitsNow,
 }
 
-/// How a copy ended.
+/// Summary of a copy that has ended.
 #[derive(Debug, Default)]
 pub struct CopySummary {
-    /// Files that were copied.
+    /// Number of files that were copied.
     pub done: u64,
-    /// Files that were up to date.
+    /// Number of files that were up to date.
     pub skipped: u64,
-    /// Files, directories and sources that failed, with the reasons of the first [`FAILURES_KEPT_MAX`].
+    /// Number of files, directories and sources that failed. `failures` has the reasons of the first
+    /// [`FAILURES_KEPT_MAX`].
     pub failed: u64,
-    /// Of those that failed, the sources that have arrived, in files that count as copied, and could not be deleted or moved.
+    /// Part of `failed`: sources that arrived, but could not be deleted or moved. Their files are also in `done`.
     pub left: u64,
     /// Bytes of the files that were copied.
     pub bytes: u64,
@@ -235,22 +240,22 @@ pub struct CopySummary {
     pub counters: Counters,
     /// Time from the start to the last outcome.
     pub elapsed: Duration,
-    /// Why files failed.
+    /// Reasons of failures.
     pub failures: Vec<Error>,
-    /// What limited it.
+    /// Limits of the whole copy.
     pub limits: LimitReport,
-    /// Blocks of the files that were copied; those that travel packed together count as one each.
+    /// Blocks of the files that were copied; each packed file counts as one block.
     pub blocks: u64,
-    /// The paths on which the agent was reached; none in a copy from web servers to this host.
+    /// Paths on which the agent was reached; empty for a copy from web servers to this host.
     pub paths: Vec<PathPlan>,
-    /// The paths on which it was not: those of standby wait until no other is up.
+    /// Paths on which the agent was not reached. Standby paths are not dialled until no other path is up.
     pub unreached: Vec<UnreachedPath>,
-    /// The replicas, in the order in which they were named, where there were several.
+    /// Replicas, in the order of the sources; empty for other copies.
     pub replicas: Vec<ReplicaSummary>,
 }
 
 impl CopySummary {
-    /// Mean rate of the file bytes that lanes brought in this run.
+    /// Returns the mean rate of the file bytes that lanes delivered in this run.
     pub fn goodput(&self) -> BitRate {
         BitRate::mean(
             ByteCount(self.bytes.saturating_sub(self.counters.bytes_held + self.counters.bytes_holes)),
@@ -259,7 +264,7 @@ impl CopySummary {
     }
 }
 
-/// Failures whose reasons are kept. Reason: bounds memory; the observer has heard them all.
+/// Maximum number of failures whose reasons are kept. Reason: bounds memory; the observer has received all failures.
 pub const FAILURES_KEPT_MAX: usize = 100;
 
 /// Host that starts the sessions of a copy.
@@ -273,7 +278,7 @@ pub(crate) struct Initiator {
     pub(crate) path_cache: Option<PathBuf>,
 }
 
-/// A copy that has been checked, by the kind of its ends.
+/// Copy that has been checked, by the kind of its ends.
 pub(crate) enum PlannedCopy {
     /// From several replicas of one file to this host.
     Replicas(ReplicaCopy),
@@ -286,7 +291,7 @@ pub(crate) enum PlannedCopy {
 }
 
 impl PlannedCopy {
-    /// Kind of the copy.
+    /// Returns the kind of the copy.
     pub(crate) fn kind(&self) -> CopyKind {
         match self {
             Self::Replicas(_) => CopyKind::Replicas,
@@ -297,9 +302,9 @@ impl PlannedCopy {
     }
 }
 
-/// Checks a copy and decides its kind. Dials nothing.
+/// Checks a copy and decides its kind. Does not dial.
 ///
-/// Errors: `Usage`; a source on this host that does not exist, when it is followed or taken away.
+/// Errors: `Usage`; a source on this host does not exist, if it is followed, deleted or moved.
 pub(crate) fn plan(options: &CopySpec) -> Result<PlannedCopy, Error> {
     if let Some(replicas) = ReplicaCopy::plan(options)? {
         return Ok(PlannedCopy::Replicas(replicas));
@@ -316,7 +321,8 @@ pub(crate) fn plan(options: &CopySpec) -> Result<PlannedCopy, Error> {
 
 /// Runs one copy to its end.
 ///
-/// Errors: nothing was copied (no agent, not trusted), or the session ended early. Files that failed by themselves are in the summary.
+/// Errors: nothing was copied (no agent, or agent not trusted), or the session ended early. Failures of single files
+/// are in the summary.
 pub(crate) fn run(
     copy: PlannedCopy,
     options: &CopySpec,
@@ -336,7 +342,8 @@ pub(crate) fn run(
     outcome.map_err(|error| with_line(error, &initiator.identity))
 }
 
-/// The refusal of an agent that does not know us, with the line that its operator needs, alone on one of ours: it is pasted into a mail.
+/// Adds our fingerprint to the error of an agent that does not have it in its authorized keys. The fingerprint is alone
+/// on its line, so that the user can paste it into a mail to the operator.
 fn with_line(error: Error, identity: &Identity) -> Error {
     let ours = identity.fingerprint().to_string();
     if !error.is_from_peer() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
@@ -350,7 +357,7 @@ fn with_line(error: Error, identity: &Identity) -> Error {
 fn copy_job(options: &CopySpec, job: &Job, initiator: &Initiator, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
     let observer = &tally.observer;
-    // Since when the agent has been looked for again, after it lost a session.
+    // Time of the last loss of the session by the agent; the agent is dialled again since then.
     let mut lost_since: Option<Instant> = None;
     loop {
         match run_session(options, job, initiator, tally, &mut started) {
@@ -359,7 +366,7 @@ fn copy_job(options: &CopySpec, job: &Job, initiator: &Initiator, tally: &Arc<Ta
                 lock(&tally.state).start_over();
                 observer.event(CopyEvent::Restarted);
             }
-            // It may be gone again before the new session has a lane.
+            // The agent may restart again before the new session has a lane.
             Err(error)
                 if error.phase == Phase::Prepare
                     && error.retry == Retry::After

@@ -1,4 +1,4 @@
-//! `sterna agent`.
+//! Runs `sterna agent`: checks its flags, opens the roots, and serves until a signal arrives. Logs to stderr.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -52,7 +52,7 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Which agents copies of others may reach from here.
+/// Converts `--third-party`: the agents that third-party copies may reach from this host.
 fn reachable(flags: &[ThirdPartyFlag]) -> Reachable {
     let hosts = flags.iter().map(|flag| match flag {
         ThirdPartyFlag::Any => None,
@@ -68,7 +68,7 @@ fn parse_root(text: &OsString) -> Result<NamedRoot, Error> {
         Some(rest) => (rest, Access::ReadOnly),
         None => (bytes, Access::ReadWrite),
     };
-    // A directory whose own path has a = in it is given as ./a=b or /x/a=b.
+    // A directory with a = in its file path is given as ./a=b or /x/a=b.
     let (name, path) = match bytes.iter().position(|&b| b == b'=') {
         Some(end) if !bytes[..end].contains(&b'/') => {
             let name = String::from_utf8(bytes[..end].to_vec())
@@ -84,7 +84,7 @@ fn parse_root(text: &OsString) -> Result<NamedRoot, Error> {
     Ok(NamedRoot { name, root })
 }
 
-/// A failure at the start: of no copy's source or destination, but of the host whose command line names the directory.
+/// Sets the scope of a failure at startup to this host: its command line names the directory, and no copy is involved.
 fn of_this_host(mut error: Error) -> Error {
     error.scope = Scope::Client;
     error
@@ -106,7 +106,7 @@ fn usage(text: &str) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
 }
 
-/// The log of an agent: stderr, for the journal of the service manager.
+/// Log of an agent on stderr, for the journal of the service manager.
 struct StderrLog {
     verbose: bool,
 }

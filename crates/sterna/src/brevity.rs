@@ -1,32 +1,34 @@
-//! What a person hears once instead of many times: lanes that go down together, files that fail alike.
+//! Combines similar messages to the user: lanes that go down together, and files that fail for the same reason.
 //!
-//! Decides and prints nothing; time is an argument. Programs that read `--json` hear everything.
+//! Decides only, and prints nothing; time enters as an argument, lines leave as values. Events of `--json` are never
+//! combined.
 
 use std::time::{Duration, Instant};
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-/// Lanes that go down within this of each other are told together. Reason: those of an agent that ends do so within some
-/// 100 ms by TCP and 300 ms after each other by QUIC, and nobody misses a line for half a second.
+/// Lanes that go down within this time of each other share one line. Reason: when an agent ends, TCP lanes go down
+/// within some 100 ms, and QUIC lanes 300 ms after each other. A delay of half a second disturbs no user.
 const TOGETHER: Duration = Duration::from_millis(500);
 
-/// Longest time that a line waits for more lanes. Reason: QUIC lanes notice a new agent one after the other, within some 1.5 s.
+/// Longest time that a line waits for more lanes. Reason: QUIC lanes detect a restarted agent one after the other,
+/// within some 1.5 s.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 
-/// Failures of one kind that are told one by one. Reason: enough to see what they have in common, few enough to read.
+/// Failures of one kind that get one line each. Reason: enough to see the common cause, few enough to read.
 pub const ALIKE_TOLD_MAX: u64 = 5;
 
-/// Kinds of failures that are kept apart. Reason: more than the errors of the file systems of one copy; a peer that makes up
-/// others fills no memory.
+/// Most kinds of failures that are counted separately. Reason: more than the file systems of one copy produce. A peer
+/// that invents error texts cannot fill memory.
 const ALIKE_GROUPS_MAX: usize = 32;
 
-/// Lanes that are down and not told of yet.
+/// Lanes that are down, but not yet reported to the user.
 #[derive(Default)]
 pub struct LanesDown {
     groups: Vec<LaneGroup>,
 }
 
-/// Lanes that went down for one reason.
+/// Lanes that went down for the same reason.
 struct LaneGroup {
     reason: String,
     first_lane: u32,
@@ -36,7 +38,7 @@ struct LaneGroup {
 }
 
 impl LanesDown {
-    /// A lane went down.
+    /// Records that a lane went down.
     pub fn handle_down(&mut self, lane: u32, reason: &str, now: Instant) {
         match self.groups.iter_mut().find(|group| group.reason == reason) {
             Some(group) => {
@@ -50,7 +52,8 @@ impl LanesDown {
         }
     }
 
-    /// The lines that are due: those of groups that no lane joins any more.
+    /// Returns the lines of groups that are due: no lane joined for `TOGETHER`, or the line has waited for
+    /// `TOLD_WITHIN`.
     pub fn poll_lines(&mut self, now: Instant) -> Vec<String> {
         let is_due = |group: &LaneGroup| {
             now.duration_since(group.last) >= TOGETHER || now.duration_since(group.since) >= TOLD_WITHIN
@@ -60,7 +63,7 @@ impl LanesDown {
         due.iter().map(LaneGroup::line).collect()
     }
 
-    /// Every line, since something is to be told that came after them.
+    /// Returns all lines, so that they appear before the message of a later event.
     pub fn take_lines(&mut self) -> Vec<String> {
         std::mem::take(&mut self.groups).iter().map(LaneGroup::line).collect()
     }
@@ -75,7 +78,7 @@ impl LaneGroup {
     }
 }
 
-/// Failures of single files, by what they have in common.
+/// Failures of single files, grouped by kind and system error.
 #[derive(Default)]
 pub struct AlikeFailures {
     groups: Vec<FailureGroup>,
@@ -83,18 +86,19 @@ pub struct AlikeFailures {
     others: u64,
 }
 
-/// Failures of one kind.
+/// Failures with the same kind and system error.
 struct FailureGroup {
     kind: (ErrorKind, Scope, Phase),
-    /// What the system said, such as `Read-only file system (os error 30)`; empty when it was not asked.
+    /// System error at the end of the error text, such as `Read-only file system (os error 30)`; empty if there is
+    /// none.
     said: String,
-    /// The first of them, as it was told.
+    /// Line of the first failure, as printed.
     first_line: String,
     count: u64,
 }
 
 impl AlikeFailures {
-    /// A failure, and the line that tells of it; returns whether that line is to be told.
+    /// Records a failure and its line. Returns true if the line should be printed.
     pub fn handle_failure(&mut self, error: &Error, line: &str) -> bool {
         let kind = (error.kind, error.scope, error.phase);
         let chain = error.chain();
@@ -116,7 +120,7 @@ impl AlikeFailures {
         }
     }
 
-    /// What is left to tell at the end: how many were not told one by one. Afterwards it starts anew.
+    /// Returns the closing lines, with the numbers of failures that got no line. Then resets all counts.
     pub fn take_lines(&mut self) -> Vec<String> {
         let Self { groups, others } = std::mem::take(self);
         let told = groups.iter().filter(|group| group.count > ALIKE_TOLD_MAX).map(FailureGroup::line);
@@ -135,7 +139,7 @@ impl FailureGroup {
     }
 }
 
-/// The words of the system at the end of an error's text, with their number.
+/// Returns the system error at the end of an error text, with its number; empty if there is none.
 fn system_said(chain: &str) -> &str {
     match chain.rsplit_once(": ") {
         Some((_, last)) if last.ends_with(')') && last.contains("(os error ") => last,
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!(lanes.poll_lines(last), [""; 0]);
         assert_eq!(lanes.poll_lines(start + Duration::from_millis(530)), ["lane 3 is down: reset; dialling again"]);
         assert_eq!(lanes.poll_lines(last + TOGETHER), ["15 lanes are down: closed by the peer; dialling again"]);
-        // Lanes that go down without end are told all the same.
+        // Lanes that keep going down do not delay the line for ever.
         let told: Vec<usize> = (0u32..60)
             .map(|step| {
                 let now = start + Duration::from_secs(1) + Duration::from_millis(100) * step;
@@ -180,7 +184,7 @@ mod tests {
         };
         let read_only = "Read-only file system (os error 30)";
         assert_eq!((0..300).filter(|index| told(&format!("f{index}"), read_only)).count(), 5);
-        // Another reason has its own five.
+        // Each reason has five lines.
         assert!(told("g", "Permission denied (os error 13)"));
         assert_eq!((0..7).filter(|index| told(&format!("h{index}"), "a name of ours")).count(), 5);
         let said = [
@@ -189,7 +193,7 @@ mod tests {
         ];
         assert_eq!(failures.take_lines(), said);
         assert!(failures.take_lines().is_empty());
-        // A peer that makes up a new reason each time.
+        // A peer that invents a new reason each time.
         let mut told = |name: &str, text: &str| {
             let error = Error::new(ErrorKind::Denied, Scope::Source, Phase::Prepare, format!("{name}: {text}"));
             failures.handle_failure(&error, &error.chain())

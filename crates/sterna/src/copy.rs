@@ -1,4 +1,7 @@
-//! `sterna copy`.
+//! Runs `sterna copy`: turns flags into a copy specification, starts the copy, and shows its progress and result.
+//!
+//! Decides nothing about the transfer. Reads the clock, signals and the terminal; messages go to stderr, JSON and
+//! digests to stdout.
 
 use std::fs::File;
 use std::io::{BufRead, IsTerminal, Write};
@@ -31,11 +34,12 @@ use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
 use crate::{json, limits, plan, print_line, say, state};
 
-/// Runs one copy; the exit code says how it ended.
+/// Runs one copy and returns its exit code.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     let (options, identity, person) = prepare(flags).inspect_err(|error| {
         if flags.json {
-            // Its reader waits for a last line, however early the end is; that nobody reads it changes nothing.
+            // A program that reads the output waits for a last line, even when the copy ends this early. Ignores a
+            // closed pipe.
             let _ = print_line(json::error(error).as_bytes());
         }
     })?;
@@ -61,13 +65,13 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     }
 }
 
-/// Starts the copy. Its path cache lies in the state directory.
+/// Starts the copy. The path cache is in the state directory.
 fn start(spec: CopySpec, identity: Identity, person: &Arc<Person>) -> Result<CopyHandle, CopyFailure> {
     let engine = Engine::new(identity, Arc::clone(person) as Arc<dyn Trust>).with_path_cache(person.state.clone());
     engine.start(spec).map_err(|error| CopyFailure { error, summary: None })
 }
 
-/// Shows what the copy does until it ends; cancels it when a signal comes.
+/// Shows events and progress until the copy ends; cancels the copy when a signal arrives.
 fn follow_to_end(copy: CopyHandle, person: &Person) -> Result<CopySummary, CopyFailure> {
     let mut shown = Instant::now();
     loop {
@@ -88,10 +92,11 @@ fn follow_to_end(copy: CopyHandle, person: &Person) -> Result<CopySummary, CopyF
     copy.wait()
 }
 
-/// How often progress is shown, and how soon a signal stops the copy. Reason: the engine takes a snapshot as often.
+/// Time between two displays of progress, and longest delay from a signal to the cancellation. Reason: the engine takes
+/// snapshots at the same interval.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What a copy needs, before anything is sent: what to do, who we are, and who sees it.
+/// Prepares a copy before any data is sent. Returns the specification, the identity of this host, and the reporter.
 fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error> {
     let options = options(flags)?;
     let is_between_agents = is_between_agents(&options);
@@ -100,7 +105,7 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error
     let identity = state::identity(flags.state.as_deref())?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        // A second signal ends the process at once; what has arrived is in the journal.
+        // A second signal ends the process at once; the journal has the received data.
         let registered = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
         registered.map_err(|e| {
@@ -123,7 +128,7 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error
         dry_run: flags.dry_run || flags.explain,
         explain: flags.explain,
         checksums: flags.checksum.clone(),
-        // A dry run moves nothing whose progress could be drawn; it names each file instead.
+        // A dry run has no progress to draw; it names each file instead.
         display: Display::new(
             !flags.json && !flags.quiet && !flags.dry_run && !flags.explain && std::io::stderr().is_terminal(),
         ),
@@ -135,7 +140,7 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error
     Ok((options, identity, person))
 }
 
-/// 0, or 1 when some files failed; when nothing at all was copied, the code of the first failure.
+/// Returns 0, or 1 if some files failed. If no file was copied or up to date, returns the code of the first failure.
 fn exit_code(summary: &CopySummary) -> u8 {
     match (summary.failed, summary.done + summary.skipped, summary.failures.first()) {
         (0, _, _) => 0,
@@ -144,7 +149,7 @@ fn exit_code(summary: &CopySummary) -> u8 {
     }
 }
 
-/// What the flags say about the rate of the path.
+/// Builds the contract for the rate of a path from the flags. Errors: `Usage`.
 fn contract(flags: &CopyFlags) -> Result<RateContract, Error> {
     let ceiling = flags.rate.or(flags.rate_max);
     if let (Some(least), Some(most)) = (flags.rate_min, ceiling)
@@ -163,7 +168,7 @@ fn contract(flags: &CopyFlags) -> Result<RateContract, Error> {
     })
 }
 
-/// The paths to use: those of `--path`, or the one that all other flags speak of.
+/// Returns the paths of `--path`, or one path with the values of the other flags. Errors: `Usage`.
 fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
     let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     let lanes = match flags.lanes {
@@ -195,7 +200,7 @@ fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
     Ok(paths)
 }
 
-/// Whether what was agreed can be kept, by the transport that was asked for. Errors: `Usage`.
+/// Checks that the requested transport can keep the contract. Errors: `Usage`.
 fn check_contract(path: &PathOptions) -> Result<(), Error> {
     let contract = &path.contract;
     if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
@@ -270,7 +275,7 @@ fn options(flags: &CopyFlags) -> Result<CopySpec, Error> {
     })
 }
 
-/// The file of `--record-samples`.
+/// Creates the file of `--record-samples`.
 fn recording(path: &Path) -> Result<Arc<File>, Error> {
     File::create(path).map(Arc::new).map_err(|e| {
         let text = format!("write the recording {}", path.display());
@@ -278,14 +283,14 @@ fn recording(path: &Path) -> Result<Arc<File>, Error> {
     })
 }
 
-/// Whether both ends are at agents.
+/// Returns true if the destination and at least one source are at agents.
 fn is_between_agents(options: &CopySpec) -> bool {
     let is_remote = |location: &Location| matches!(location, Location::Remote(_));
     is_remote(&options.destination) && options.sources.iter().any(is_remote)
 }
 
-/// Whether flags fit the ends of the copy: some mean this host, through which no data of a copy between agents passes.
-/// Errors: `Usage`.
+/// Checks that the flags fit the ends of the copy. Some flags apply to this host only, and a third-party copy moves no
+/// data through this host. Errors: `Usage`.
 fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> {
     let text = if flags.same && flags.log.is_some() {
         "--log writes samples of the connections to one agent, and --same copies from several: leave it out; --json tells how far it is"
@@ -307,7 +312,7 @@ fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> 
     Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
 }
 
-/// What an agent is called in known hosts.
+/// Returns the name of an agent in known hosts.
 fn known_as(remote: &RemoteLocation) -> String {
     match remote.host.contains(':') {
         true => format!("[{}]:{}", remote.host, remote.port),
@@ -322,12 +327,12 @@ enum Output {
     Quiet,
 }
 
-/// The person at the terminal, or the program that reads our JSON.
+/// Console reporter: shows a copy to the user at the terminal, or to the program that reads the JSON.
 struct Person {
     known: KnownHosts,
     state: PathBuf,
     trust: Vec<Fingerprint>,
-    /// Several agents are spoken of, and `trust` does not say which key is whose.
+    /// True if the copy has several agents: `trust` then does not show which agent a key belongs to.
     has_several_agents: bool,
     output: Output,
     verbose: bool,
@@ -336,16 +341,16 @@ struct Person {
     checksums: Vec<Algorithm>,
     display: Display,
     stop: Arc<AtomicBool>,
-    /// One question at a time.
+    /// Held while a question is open, so that there is one question at a time.
     asking: Mutex<()>,
     untold: Mutex<Untold>,
-    /// `--log`, until it cannot be written.
+    /// Log of `--log`; `None` without the flag, or after a write failed.
     log: Mutex<Option<SampleLog>>,
-    /// Why standard output or the log was lost, if one of them was.
+    /// First error of standard output or of the log, if any.
     lost: Mutex<Option<Error>>,
 }
 
-/// What is told once instead of many times, or not yet.
+/// Messages that wait to be combined with similar ones.
 #[derive(Default)]
 struct Untold {
     lanes_down: LanesDown,
@@ -374,7 +379,7 @@ impl Person {
         }
     }
 
-    /// True once a signal has asked for the end.
+    /// Returns true once a signal has requested the end.
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -410,7 +415,7 @@ impl Trust for Person {
         let known = self.known.keys(&name)?;
         let mut others = self.trust.iter().filter(|key| *key != beside);
         match (known.is_empty(), others.next(), others.next()) {
-            // The one that is left is the other agent's.
+            // The only other key belongs to the other agent.
             (true, Some(key), None) => self.known.add(&name, key).map(|()| vec![*key]),
             _ => Ok(known),
         }
@@ -430,7 +435,7 @@ impl Person {
         );
         let mut answer = String::new();
         write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
-        // A read would go on after a signal: what waits is a poll that looks for one.
+        // Polls, because a read would continue after a signal.
         while !input_waits(STOP_LOOKED_FOR_EVERY)? {
             if is_cancelled() {
                 return Err(Error::new(
@@ -447,7 +452,7 @@ impl Person {
         }
     }
 
-    /// Says what there is to say of an event: at once, later together with others, or not at all.
+    /// Prints the message of an event at once, keeps it to combine it with others, or drops it.
     fn tell(&self, event: &CopyEvent) {
         let mut lines = Vec::new();
         let mut untold = self.untold();
@@ -458,7 +463,7 @@ impl Person {
             CopyEvent::LaneUp { .. } if self.verbose => lines = untold.lanes_down.take_lines(),
             CopyEvent::Restarted => {
                 lines = untold.lanes_down.take_lines();
-                // What had failed is tried again.
+                // The restarted session retries failed files.
                 untold.failures = AlikeFailures::default();
             }
             _ => {}
@@ -472,7 +477,7 @@ impl Person {
         lines.iter().for_each(|line| self.display.line(line));
     }
 
-    /// Says what has waited for others like it: the copy has ended.
+    /// Prints the messages that still wait to be combined, after the end of the copy.
     fn tell_rest(&self) {
         let Untold { mut lanes_down, mut failures } = std::mem::take(&mut *self.untold());
         let failures = if self.verbose { Vec::new() } else { failures.take_lines() };
@@ -483,7 +488,7 @@ impl Person {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is said of an event at once, if anything.
+    /// Returns the line that an event prints at once, if any.
     fn words(&self, event: &CopyEvent) -> Option<String> {
         match event {
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
@@ -498,10 +503,10 @@ impl Person {
             }),
             CopyEvent::Session(SessionEvent::Notice(text)) => Some(text.clone()),
             CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => Some(worded(error)),
-            // Reported at the end.
+            // Printed at the end.
             CopyEvent::Session(SessionEvent::Aborted(_)) => None,
             CopyEvent::Restarted => Some("the agent was restarted; going on from its journal".to_owned()),
-            // Said together with those that go down at the same time.
+            // Combined with other lanes that go down at the same time.
             CopyEvent::LaneDown { .. } => None,
             CopyEvent::LaneUp { lane, transport, peer, .. } => {
                 self.verbose.then(|| format!("lane {lane} is up: {transport} to {peer}"))
@@ -521,7 +526,7 @@ impl Person {
         self.speaks() && (self.verbose || self.dry_run && !self.explain)
     }
 
-    /// `--checksum`: a line for each file, as the usual tools print it.
+    /// Prints the digests of `--checksum`, one line each, in the format of `sha256sum` and similar tools.
     fn print_checksums(&self, event: &CopyEvent) {
         let CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Done(digests) }) = event else {
             return;
@@ -539,7 +544,7 @@ impl Person {
         }
     }
 
-    /// Writes a line of output. When that fails it is said once: the copy itself is worth finishing.
+    /// Writes a line of output; continues the copy if that fails. Reports the first failure of output or log only.
     fn print(&self, line: &[u8]) {
         let Err(error) = print_line(line) else { return };
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -549,15 +554,15 @@ impl Person {
         }
     }
 
-    /// The code of this copy, which is `code` but for its output: one that was asked for and is lost is a failure, unless its
-    /// reader went away.
+    /// Returns the exit code of the copy: `code`, or the code of lost output if `code` is 0. A reader that closed the
+    /// pipe is no failure.
     fn code_with_output(&self, code: u8) -> u8 {
         let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = lost.as_ref().filter(|error| !is_broken_pipe(error));
         failed.filter(|_| code == 0).map_or(code, Error::exit_code)
     }
 
-    /// Writes to the log, if there is one. When that fails it is said once, as with output.
+    /// Writes to the log, if there is one. Closes the log at the first failure and reports the failure once.
     fn write_log(&self, write: impl FnOnce(&mut SampleLog) -> Result<(), Error>) {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Err(error)) = log.as_mut().map(write) {
@@ -567,9 +572,9 @@ impl Person {
         }
     }
 
-    /// The last lines: what was copied, and what limited it.
+    /// Returns the last lines: what was copied, and what limited the copy.
     fn ending(&self, summary: &CopySummary) -> Vec<String> {
-        // Where nothing went over, nothing held it back.
+        // Without transferred data there is no limit.
         let limits = if self.dry_run || summary.bytes == 0 { None } else { limits::line(&summary.limits) };
         let plan = if self.explain { plan::lines(summary) } else { Vec::new() };
         let replicas = if self.dry_run { Vec::new() } else { replica_lines(summary) };
@@ -587,10 +592,10 @@ impl Person {
     }
 }
 
-/// How often a question looks whether the person wants to stop.
+/// Time between two checks for a signal while a question is open.
 const STOP_LOOKED_FOR_EVERY: Duration = Duration::from_millis(100);
 
-/// Whether standard input has something to read, or has ended, within `time`.
+/// Returns true if standard input has data or has ended within `time`.
 fn input_waits(time: Duration) -> Result<bool, Error> {
     let stdin = std::io::stdin();
     let mut waited_for = [PollFd::new(&stdin, PollFlags::IN)];
@@ -602,7 +607,7 @@ fn input_waits(time: Duration) -> Result<bool, Error> {
     }
 }
 
-/// Whether output was lost because its reader went away, as `head` does.
+/// Returns true if output was lost because the reader closed the pipe, as `head` does.
 fn is_broken_pipe(error: &Error) -> bool {
     use std::error::Error as _;
     let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
@@ -613,7 +618,7 @@ fn this_host(text: &str) -> Error {
     Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, text)
 }
 
-/// Why something failed on its own, if that is what an event tells.
+/// Returns the error of an event about one failed file or source, if it is one.
 fn failure_of(event: &CopyEvent) -> Option<&Error> {
     match event {
         CopyEvent::Session(SessionEvent::Settled { outcome: FileOutcome::Failed(error), .. })
@@ -622,17 +627,17 @@ fn failure_of(event: &CopyEvent) -> Option<&Error> {
     }
 }
 
-/// Who reads a line.
+/// Reader of a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shown {
-    /// A person at a terminal, which a name must not drive.
+    /// User at a terminal. Control characters of a name are escaped, because the terminal would obey them.
     ToPeople,
-    /// A program, which needs every byte of a name.
+    /// Program, which needs every byte of a name.
     ToPrograms,
 }
 
-/// A line of `--checksum`, as `sha256sum` and its like write it and read it with `-c`: a name with a line break or a
-/// backslash is escaped, and a backslash in front of the line says so.
+/// Returns a line of `--checksum` in the format that `sha256sum` and similar tools write, and read with `-c`. Line
+/// breaks and backslashes of a name are escaped; such a line begins with a backslash.
 fn checksum_line(hex: &str, path: &RelPath, shown: Shown) -> Vec<u8> {
     if shown == Shown::ToPeople {
         return format!("{hex}  {path}").into_bytes();
@@ -650,7 +655,7 @@ fn checksum_line(hex: &str, path: &RelPath, shown: Shown) -> Vec<u8> {
     [mark, hex.as_bytes(), b"  ", &name].concat()
 }
 
-/// Which replica gave how much, where there were several.
+/// Returns one line per replica with the number of bytes from it; no line if there were no replicas.
 fn replica_lines(summary: &CopySummary) -> Vec<String> {
     let line = |replica: &ReplicaSummary| {
         let ReplicaSummary { source, bytes, dropped } = replica;
@@ -694,7 +699,7 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
         0 => {}
         failed => line.push_str(&format!(", {} failed", files(failed))),
     }
-    // Their files have arrived.
+    // The files of these sources have arrived, so they do not count as failed.
     if summary.left > 0 {
         let sources = if summary.left == 1 { "source" } else { "sources" };
         line.push_str(&format!(", {} {sources} could not be deleted or moved", summary.left));
@@ -721,7 +726,7 @@ mod tests {
 
     #[test]
     fn checksum_lines_are_those_of_sha256sum() {
-        // As GNU coreutils 9 prints them.
+        // Output of GNU coreutils 9.
         let cases: &[(&[u8], &[u8])] = &[
             (b"a/b c", b"00ff  a/b c"),
             (b"new\nline", b"\\00ff  new\\nline"),

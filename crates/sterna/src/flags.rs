@@ -33,7 +33,7 @@ pub struct Flags {
 }
 
 /// The commands.
-// Parsed once in the life of the process: its size matters to nobody.
+// Parsed once per process, so the size is not important.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -205,7 +205,7 @@ pub enum CompressFlag {
 pub struct CopyFlags {
     /// The sources, and last the DESTINATION: local paths or sterna://host[:port]/path; of sources wildcards and directories too, or
     /// the URL of a file, https://host/path
-    // One list: of two clap would take no flag between them.
+    // One list: clap accepts no flag between the values of two lists.
     #[arg(value_name = "SOURCE", required = true)]
     pub locations: Vec<OsString>,
     /// Transport of the connections
@@ -307,12 +307,12 @@ pub struct CopyFlags {
     pub state: Option<PathBuf>,
 }
 
-/// `--lanes`.
+/// Value of `--lanes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lanes {
-    /// sterna decides.
+    /// Sterna selects the number.
     Auto,
-    /// This many.
+    /// Fixed number of lanes.
     Count(u32),
 }
 
@@ -320,12 +320,12 @@ pub enum Lanes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ppm(pub u32);
 
-/// `--third-party`.
+/// Value of `--third-party`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ThirdPartyFlag {
-    /// Every host.
+    /// Any host.
     Any,
-    /// This one.
+    /// One host.
     Host(HostPort),
 }
 
@@ -347,7 +347,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let with_default = || bare.parse().map(|ip: IpAddr| SocketAddr::new(ip, DEFAULT_PORT));
     text.parse().or_else(|_| with_default()).map_err(|_| {
-        // A name may mean several addresses, and an agent listens on one.
+        // A name can resolve to several addresses, and an agent listens on one.
         "expected an address of this host as numbers, with or without a port, such as 127.0.0.1:7373 for itself, \
          0.0.0.0 for everybody by IPv4, or [::]:7373 for IPv6 too"
             .to_owned()
@@ -396,14 +396,15 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
         _ => return Err("expected a time such as 30s, 10min or 2h".to_owned()),
     };
     let number: u64 = number.parse().map_err(|_| "expected a time such as 30s, 10min or 2h".to_owned())?;
-    // A year: past that a number is a slip of the finger.
+    // A year: a larger number is a typing error.
     match number.checked_mul(millis) {
         Some(total) if total <= 366 * 24 * 3_600_000 => Ok(std::time::Duration::from_millis(total)),
         _ => Err("longer than a year".to_owned()),
     }
 }
 
-/// Text of an error with the flags that change it, on one line; an error of several lines keeps them.
+/// Returns the text of an error, with the flags that change it, on one line. Keeps the line breaks of an error with
+/// several lines.
 pub fn worded(error: &Error) -> String {
     let flags: Vec<&str> = error.settings().iter().map(|setting| flag_of(*setting)).collect();
     match flags.is_empty() {
@@ -412,7 +413,7 @@ pub fn worded(error: &Error) -> String {
     }
 }
 
-/// Flag of a setting.
+/// Returns the flag of a setting.
 const fn flag_of(setting: Setting) -> &'static str {
     match setting {
         Setting::Paths => "--path",
@@ -447,14 +448,14 @@ mod tests {
 
     use super::*;
 
-    /// The lines of a help text that call the program, and those of the commands beneath.
+    /// Collects the lines of a help text that call the program, of `command` and its subcommands.
     fn examples(command: &clap::Command, found: &mut Vec<String>) {
         let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         assert!(text.lines().all(|line| line.chars().count() <= 92), "lines that are broken in two: {text}");
         let text = text.replace("\\\n", "");
         let lines = text.lines().filter_map(|line| line.strip_prefix("  sterna "));
         let before = found.len();
-        // What the shell takes for itself is no flag of ours.
+        // Words that the shell consumes are not flags of sterna.
         let flags = lines.filter_map(|line| line.split(" #").next()).filter_map(|line| line.split(" > ").next());
         found.extend(flags.map(|line| line.trim().to_owned()));
         let mut subcommands = command.get_subcommands().peekable();

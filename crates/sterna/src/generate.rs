@@ -1,4 +1,4 @@
-//! What packages carry beside the binary, made from the flag table: completions of shells and manual pages.
+//! Generates shell completions and manual pages for packages, from the table of flags.
 
 use std::io;
 use std::path::Path;
@@ -14,9 +14,9 @@ pub fn completions(shell: Shell) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Writes a page for each command into `directory`, which is made when it is missing.
+/// Writes one page per command into `directory`; creates the directory if it is missing.
 pub fn manual(directory: &Path) -> Result<u8, Error> {
-    // A page for `help` would repeat what each command says of itself.
+    // A page for `help` would repeat the help of each command.
     let mut command = Flags::command().disable_help_subcommand(true);
     command.build();
     std::fs::create_dir_all(directory).and_then(|()| write_pages(&command, directory)).map_err(|e| {
@@ -26,13 +26,13 @@ pub fn manual(directory: &Path) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Writes the page of `command` and those of the commands beneath it.
+/// Writes the pages of `command` and of its subcommands.
 fn write_pages(command: &clap::Command, directory: &Path) -> io::Result<()> {
     let source = concat!("sterna ", env!("CARGO_PKG_VERSION"));
     let man = clap_mangen::Man::new(command.clone()).source(source).manual("Sterna");
     let mut page = Vec::new();
     man.render(&mut page)?;
-    // The texts below our help begin with examples, which readers of manuals look for by that name.
+    // The text after the help begins with examples. Readers of manual pages look for this section title.
     let page = String::from_utf8_lossy(&page).replace("\n.SH EXTRA\n", "\n.SH EXAMPLES AND NOTES\n");
     std::fs::write(directory.join(man.get_filename()), page)?;
     command.get_subcommands().try_for_each(|command| write_pages(command, directory))
@@ -50,7 +50,7 @@ fn script(shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// The name that shells complete after.
+/// Program name in the completion scripts.
 const PROGRAM: &str = "sterna";
 
 #[cfg(test)]
@@ -59,11 +59,11 @@ mod tests {
 
     use super::*;
 
-    /// Every command with the words that call it, and its long flags.
+    /// Returns each command as its words, with its long flags.
     fn commands() -> Vec<(Vec<String>, Vec<String>)> {
         fn visit(command: &clap::Command, words: &[String], found: &mut Vec<(Vec<String>, Vec<String>)>) {
             let words: Vec<String> = words.iter().cloned().chain([command.get_name().to_owned()]).collect();
-            // A flag for developers is in no page.
+            // Flags for developers are in no page.
             let shown = command.get_arguments().filter(|flag| !flag.is_hide_set());
             let longs = shown.filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
             found.push((words.clone(), longs));
@@ -77,7 +77,7 @@ mod tests {
         found
     }
 
-    /// What bash offers for `--` after `words`.
+    /// Returns the completions of bash for `--` after `words`.
     fn offered_by_bash(script: &Path, words: &[String]) -> Vec<String> {
         let ask = "source \"$0\"; COMP_WORDS=(\"$@\" --); COMP_CWORD=$#; _sterna sterna -- \"${!#}\"; echo \"${COMPREPLY[@]}\"";
         let output = Command::new("bash").args(["--norc", "-c", ask]).arg(script).args(words).output().unwrap();
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(&pages).unwrap().count(), commands.len());
         for (words, longs) in commands {
             let page = std::fs::read_to_string(pages.join(format!("{}.1", words.join("-")))).unwrap();
-            // In a page, a hyphen that people type is escaped.
+            // Pages escape a hyphen that users type.
             assert!(page.contains("\"sterna ") && !page.contains(".SH EXTRA"), "{page}");
             let options = page.split_once("\n.SH OPTIONS\n").map(|(_, options)| options.to_owned()).unwrap_or_default();
             for long in longs {

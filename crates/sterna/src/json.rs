@@ -1,4 +1,5 @@
-//! The events of `--json`: one object a line. Names and units are API: sizes in bytes, rates in bit/s, times in seconds.
+//! Formats the events of `--json`, one object per line. Names and units are API: sizes in bytes, rates in bit/s, times
+//! in seconds.
 
 use serde_json::{Map, Value, json};
 use sterna_net::engine::{CopyEvent, CopyProgress, CopySummary, ReplicaSummary};
@@ -11,7 +12,7 @@ use crate::flags::worded;
 use crate::progress::path_figures;
 use crate::{limits, plan};
 
-/// An event; `None` for those that have no line of their own.
+/// Returns the line of an event; `None` if the event has no line.
 pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
     let value = match event {
         CopyEvent::Decision { subject, rationale }
@@ -19,7 +20,7 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
             json!({"event": "decision", "subject": subject, "rationale": rationale})
         }
         CopyEvent::LaneUp { lane, path, transport, peer } => {
-            // Paths are counted from 1, as the person gave them.
+            // Users number paths from 1.
             let (path, transport, peer) = (path.0 + 1, transport.to_string(), peer.to_string());
             json!({"event": "lane_up", "lane": lane, "path": path, "transport": transport, "peer": peer})
         }
@@ -33,7 +34,7 @@ pub fn event(event: &CopyEvent, dry_run: bool) -> Option<String> {
             json!({"event": "source_left", "error": error_value(error)})
         }
         CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => file(entry, outcome, dry_run),
-        // The error of the whole copy is its last line.
+        // The error of the whole copy is the last line of the output.
         CopyEvent::Session(SessionEvent::Aborted(_)) => return None,
     };
     Some(encoded(&value))
@@ -73,7 +74,8 @@ fn error_value(error: &Error) -> Value {
     })
 }
 
-/// A value on one line. What would drive a terminal is escaped as JSON has it, so that programs read the same text.
+/// Encodes a value on one line. Writes characters that control a terminal as JSON escapes, so that programs read the
+/// same text.
 fn encoded(value: &Value) -> String {
     let mut line = String::new();
     for c in value.to_string().chars() {
@@ -85,12 +87,12 @@ fn encoded(value: &Value) -> String {
     line
 }
 
-/// The failure of the whole copy.
+/// Returns the line for the failure of the whole copy.
 pub fn error(error: &Error) -> String {
     encoded(&json!({"event": "error", "error": error_value(error), "exit_code": error.exit_code()}))
 }
 
-/// A snapshot; without what moves when nothing does.
+/// Returns the line of a snapshot. In a dry run, leaves out the fields that only transferred data changes.
 pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
     let session = &progress.session;
     if dry_run {
@@ -127,7 +129,7 @@ pub fn progress(progress: &CopyProgress, dry_run: bool) -> String {
     .to_string()
 }
 
-/// The outcome of the whole copy, or what it would be.
+/// Returns the line for the outcome of the whole copy; in a dry run, for the expected outcome.
 pub fn summary(summary: &CopySummary, dry_run: bool) -> String {
     if dry_run {
         return json!({

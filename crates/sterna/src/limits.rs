@@ -1,4 +1,4 @@
-//! What limits a copy, in words and as JSON.
+//! Formats the limits of a copy, as text and as JSON.
 
 use std::time::Duration;
 
@@ -6,16 +6,18 @@ use serde_json::{Map, Value, json};
 use sterna_proto::BitRate;
 use sterna_proto::limit::{Facts, Limit, LimitReport, LimitTimes, remedy};
 
-/// Limits with a smaller share are left out of the words.
+/// Smallest share of a limit in the text.
 const SHARE_SHOWN_MIN: f64 = 0.05;
 
-/// Time with lanes below which the words are left out. Reason: some samples at least; what bound less than that nobody asks.
+/// Smallest time with lanes up that gives a text. Reason: the text needs some samples, and no user asks about a shorter
+/// copy.
 const TIME_SHOWN_MIN: Duration = Duration::from_millis(500);
 
-/// Most limits that words name.
+/// Most limits in the text.
 const LIMITS_SHOWN_MAX: usize = 3;
 
-/// `limited by: receive window 71 % (peer rmem max 6.29 MB; …), source disk 22 %`; `None` when too little is known.
+/// Returns a line such as `limited by: receive window 71 % (peer rmem max 6.29 MB; …), source disk 22 %`. `None` if
+/// there is too little data.
 pub fn line(report: &LimitReport) -> Option<String> {
     if report.total.total() < TIME_SHOWN_MIN {
         return None;
@@ -32,12 +34,12 @@ pub fn line(report: &LimitReport) -> Option<String> {
     (!shown.is_empty()).then(|| format!("limited by: {}", shown.join(", ")))
 }
 
-/// The limit of the last seconds, for the progress display.
+/// Returns the leading limit of the last seconds, for the progress display.
 pub fn now(report: &LimitReport) -> Option<String> {
     report.recent.first().map(|limit| format!("limited by {}", limit.words()))
 }
 
-/// All shares, the leading limit, its remedy and the facts behind it.
+/// Returns all shares, the leading limit, the remedies and the facts behind them.
 pub fn value(report: &LimitReport) -> Value {
     let first = report.total.first();
     json!({
@@ -48,7 +50,7 @@ pub fn value(report: &LimitReport) -> Value {
     })
 }
 
-/// Shares by the names of limits.
+/// Returns the shares by name of limit.
 pub fn shares(times: &LimitTimes) -> Value {
     let shares = times.shares().into_iter();
     Value::Object(shares.map(|(limit, share)| (limit.name().to_owned(), json!(rounded(share)))).collect::<Map<_, _>>())
@@ -60,13 +62,14 @@ fn remedies(report: &LimitReport) -> Value {
     Value::Object(words.collect::<Map<_, _>>())
 }
 
-/// Least and most; without a most where the policer lets at least the first through.
+/// Returns the smallest and the largest rate of the policer. The largest is null if the policer passes at least the
+/// smallest.
 fn policed(facts: &Facts) -> Value {
     let rate = facts.policed.0;
     json!([rate, (!facts.policed_is_least).then_some(rate)])
 }
 
-/// Least and most.
+/// Returns the smallest and the largest rate of a disk, in bytes/s.
 fn disk(facts: &Facts, rate: BitRate) -> Value {
     let (least, most) = facts.disk_range(rate);
     json!([least.0 / 8, most.0 / 8])
@@ -96,7 +99,7 @@ fn facts(facts: &Facts) -> Value {
     })
 }
 
-/// To a thousandth.
+/// Rounds to three decimals.
 fn rounded(share: f64) -> f64 {
     (share * 1000.0).round() / 1000.0
 }

@@ -1,4 +1,8 @@
-//! `--log FILE`: what was sampled of a session, as one JSON line each; as a page with plots when FILE ends in `.html`.
+//! Writes `--log FILE`: the samples of a session, one JSON object per line. If the name ends in `.html`, FILE becomes a
+//! page with plots.
+//!
+//! Refuses to overwrite a file that is not a log of Sterna. Snapshots enter as arguments; reads the clock once, for the
+//! start time in the header.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
@@ -14,14 +18,15 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use crate::{limits, page};
 
-/// Lines that a page is drawn from, at most; of more, every second one is dropped. Reason: a page of some MB, whatever the copy.
+/// Most lines in memory for a page; beyond that, every second line is dropped. Reason: the page has at most some MB for
+/// any copy.
 const PAGE_LINES_MAX: usize = 8_000;
 
-/// How much of a file is looked at to know it for a log of ours. Reason: its first line names every source of the command line, which
-/// the kernel holds to a few MiB.
+/// Bytes that are read to identify an existing log. Reason: the first line lists all sources of the command line, which
+/// the kernel limits to a few MiB.
 const HEAD_BYTES_MAX: u64 = 16 << 20;
 
-/// Where samples go.
+/// Log of samples.
 pub struct SampleLog {
     path: PathBuf,
     out: Out,
@@ -31,7 +36,7 @@ pub struct SampleLog {
 
 enum Out {
     Lines(BufWriter<File>),
-    /// Kept until the end; every `stride`-th line.
+    /// Page, written at the end; holds every `stride`-th line until then.
     Page {
         file: File,
         head: String,
@@ -42,9 +47,10 @@ enum Out {
 }
 
 impl SampleLog {
-    /// Makes the file, and says in it what is copied. A log of an earlier copy is written over.
+    /// Creates the file and records the sources and the destination in it. Overwrites a log of an earlier copy.
     ///
-    /// Errors: `Usage`: the file is something else, and is left as it is; others: this host does not let us.
+    /// Errors: `Usage` if the file is something else, which stays unchanged; other kinds if this host denies the
+    /// access.
     pub fn create(path: &Path, options: &CopySpec) -> Result<Self, Error> {
         let file = open(path, options)?;
         let is_page = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("html"));
@@ -60,7 +66,7 @@ impl SampleLog {
         Ok(Self { path: path.to_owned(), out, number: None, sums: Sums::default() })
     }
 
-    /// Takes a snapshot, if there is anything new in it. Errors: of writing.
+    /// Adds a snapshot if it is new. Errors: the write fails.
     pub fn add(&mut self, progress: &CopyProgress) -> Result<(), Error> {
         if self.number.replace(progress.limits.number) == Some(progress.limits.number) {
             return Ok(());
@@ -86,13 +92,13 @@ impl SampleLog {
         }
     }
 
-    /// Ends the log with what the whole copy was. Errors: of writing.
+    /// Ends the log with the result of the whole copy. Errors: the write fails.
     pub fn finish(&mut self, end: &Value, words: &[String]) -> Result<(), Error> {
         match &mut self.out {
             Out::Lines(file) => writeln!(file, "{end}").and_then(|()| file.flush()),
             Out::Page { file, head, lines, .. } => {
                 let words: Vec<String> = std::iter::once(&*head).chain(words).cloned().collect();
-                // Not by its name, which may be that of something else by now.
+                // Written to the open file: its name can belong to another file by now.
                 file.write_all(page::page(lines, &words).as_bytes())
             }
         }
@@ -100,8 +106,8 @@ impl SampleLog {
     }
 }
 
-/// Opens the file of a log, empty. What it holds goes only if that is a log of ours: a slip in the order of words must not cost a
-/// file.
+/// Opens the file of a log and truncates it. Truncates only an empty file or a log of Sterna. Reason: arguments in the
+/// wrong order must not destroy a file.
 fn open(path: &Path, options: &CopySpec) -> Result<File, Error> {
     let refused = |what: &str| {
         let text = format!(
@@ -122,12 +128,12 @@ fn open(path: &Path, options: &CopySpec) -> Result<File, Error> {
     match found.map(|found| found.file_type()) {
         None => {}
         Some(kind) if kind.is_file() => {}
-        // Such as /dev/null, which holds nothing.
+        // A device such as /dev/null holds no data.
         Some(kind) if kind.is_char_device() => {
             return File::options().write(true).open(path).map_err(|e| failed(path, e));
         }
         Some(kind) if kind.is_dir() => return refused("this is a directory, and a log needs a file"),
-        // A pipe that nobody reads would be waited for without end.
+        // Opening a pipe without a reader blocks for ever.
         Some(_) => return refused("this is a pipe, a socket or a device, and a log needs a file"),
     }
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
@@ -139,7 +145,7 @@ fn open(path: &Path, options: &CopySpec) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Whether an end of the copy is the file `path` of this host.
+/// Returns true if the source or destination `end` is the local file `path`, by name or by inode.
 fn is_file_of(end: &Location, path: &Path, found: Option<&Metadata>) -> bool {
     let Location::Local(local) = end else { return false };
     let id = |file: &Metadata| (file.dev(), file.ino());
@@ -147,7 +153,7 @@ fn is_file_of(end: &Location, path: &Path, found: Option<&Metadata>) -> bool {
         || found.is_some_and(|found| found.is_file() && fs::metadata(local).is_ok_and(|local| id(&local) == id(found)))
 }
 
-/// Whether a file is empty, or begins as a log of ours does.
+/// Returns true if a file is empty, or begins like a log of Sterna.
 fn is_empty_or_log(file: &File) -> io::Result<bool> {
     let mut head = Vec::new();
     BufReader::new(file).take(HEAD_BYTES_MAX).read_until(b'\n', &mut head)?;
@@ -162,7 +168,7 @@ fn is_empty_or_log(file: &File) -> io::Result<bool> {
     Ok(head == page::HEAD.as_bytes())
 }
 
-/// What a log is of: who finds it a year later needs to know.
+/// Description of the copy at the start of a log, for readers years later.
 struct Head {
     host: String,
     started: SystemTime,
@@ -208,7 +214,7 @@ fn failed(path: &Path, error: io::Error) -> Error {
         .caused_by(error)
 }
 
-/// What all lanes have carried together: bytes on the wire, packets sent, packets lost.
+/// Totals over all lanes: bytes on the wire, packets sent, packets lost.
 #[derive(Default)]
 struct Sums {
     live: [u64; 3],
@@ -216,8 +222,8 @@ struct Sums {
 }
 
 impl Sums {
-    /// The sums with those of the lanes that have ended. A sum that is smaller than it was has lost a lane: what that one had carried stays counted,
-    /// but for what the others carried in the same tenth of a second.
+    /// Returns the totals, including lanes that have ended. A total that falls means that a lane has ended: the
+    /// difference stays counted. The error is what the other lanes carried in the same tenth of a second.
     fn add(&mut self, progress: &CopyProgress) -> [u64; 3] {
         let sum = |of: fn(&LaneStats) -> u64| progress.lanes.iter().map(of).sum();
         let live = [
@@ -233,7 +239,8 @@ impl Sums {
     }
 }
 
-/// One line: sizes in bytes, rates in bit/s, times in seconds; counts are since the start, those of a lane since its own.
+/// Returns one line of the log. Units: bytes, bit/s, seconds. Counts are since the start of the session; those of a
+/// lane are since the start of the lane.
 fn sample(progress: &CopyProgress, [wire_bytes, packets_sent, packets_lost]: [u64; 3]) -> Value {
     let session = &progress.session;
     let rtts: Vec<f64> = progress.lanes.iter().map(|lane| lane.rtt.as_secs_f64()).filter(|rtt| *rtt > 0.0).collect();

@@ -1,4 +1,4 @@
-//! The `sterna` binary: flags, wiring, what people see, exit codes.
+//! The `sterna` binary: parses flags, runs one command, prints its messages, and sets the exit code.
 
 mod agent;
 mod brevity;
@@ -27,12 +27,13 @@ fn main() -> ExitCode {
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
         Err(error) => {
-            // Help and version go to stdout with code 0, wrong usage to stderr with code 2.
+            // Help and version go to stdout with code 0, usage errors to stderr with code 2.
             let _ = error.print();
             if error.kind() == clap::error::ErrorKind::MissingRequiredArgument
                 && std::env::args_os().nth(1).is_some_and(|command| command == "copy")
             {
-                // The parser takes a lone path for the destination and misses the source, which reads the wrong way round.
+                // For a single argument, the parser reports a missing source although the user left out the
+                // destination.
                 say(
                     "a copy needs a SOURCE and, last, a DESTINATION, one of them at an agent: sterna copy FILE sterna://host/",
                 );
@@ -63,16 +64,16 @@ fn show_id(flags: &flags::IdFlags) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Writes a line for people to stderr, some of it in the words of peers; when nobody can read it any more, what we do goes
-/// on without. An error may have several lines: those ends stay.
+/// Writes a message for users to stderr; parts of it can be texts from peers. Ignores write errors, so that the work
+/// continues without a reader. Keeps the line breaks of an error with several lines.
 pub(crate) fn say(line: &str) {
     use std::io::Write;
-    // At once: lines of several processes in one log do not mix.
+    // One write, so that lines of several processes in one log do not mix.
     let lines: Vec<_> = line.split('\n').map(plain).collect();
     let _ = std::io::stderr().lock().write_all(format!("{}\n", lines.join("\n")).as_bytes());
 }
 
-/// Writes a line of output to stdout. Errors: nobody reads it any more.
+/// Writes a line of output to stdout. Errors: the write fails, for example because the reader has closed the pipe.
 pub(crate) fn print_line(line: &[u8]) -> Result<(), Error> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();

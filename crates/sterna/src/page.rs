@@ -1,26 +1,27 @@
-//! A log of samples as one page with plots, without anything to download: text and SVG.
+//! Draws a log of samples as one HTML page with plots, as text and SVG. The page downloads nothing.
 //!
-//! Four plots over the time of the copy: what came through, on the colours of what limited it; round-trip time; packets lost; bytes
-//! in flight by lane, with the window.
+//! The page has four plots over the time of the copy: rate, round-trip time, lost packets, and bytes in flight by lane.
+//! The rate has the limits as background colours; bytes in flight have the congestion window beside them. Lines of the
+//! log enter as JSON values; the page leaves as text.
 
 use serde_json::Value;
 use sterna_proto::limit::Limit;
 use sterna_proto::{BitRate, ByteCount};
 
-/// Width of a plot and its margins, in the units of its drawing.
+/// Width and margins of a plot, in SVG user units.
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 24.0;
 
-/// Points of a line, at most: more are narrower than a pixel.
+/// Most points of one line. Reason: more points are narrower than a pixel.
 const POINTS_MAX: usize = 480;
 
-/// Lanes that are drawn. Reason: more lines than this nobody tells apart.
+/// Most lanes in a plot. Reason: a reader cannot distinguish more lines.
 const LANES_DRAWN_MAX: usize = 8;
 
-/// The page: `words` on top, then the plots.
+/// Returns the page: the paragraphs of `words`, then the plots.
 pub fn page(lines: &[Value], words: &[String]) -> String {
     let end = lines.last().map_or(0.0, |line| number(line, "elapsed_s")).max(0.1);
     let stretches = stretches(lines);
@@ -58,7 +59,7 @@ pub fn page(lines: &[Value], words: &[String]) -> String {
     )
 }
 
-/// How every page begins: by this an old one is known.
+/// First bytes of every page. They identify a file as a page of an earlier copy.
 pub const HEAD: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>sterna copy</title>";
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#223}\
@@ -66,14 +67,14 @@ h1{font-size:1.4em}h2{font-size:1em;margin:1.6em 0 .2em}svg{width:100%;height:au
 text{font:11px system-ui,sans-serif;fill:#556}.key{display:inline-block;margin-right:1.2em}\
 .key i{display:inline-block;width:.9em;height:.9em;margin-right:.4em;vertical-align:-.1em}";
 
-/// A stretch of time with one leading limit.
+/// Time interval with one leading limit, in seconds since the start.
 struct Stretch {
     start: f64,
     end: f64,
     limit: Limit,
 }
 
-/// The leading limit of each moment; neighbours that agree are one.
+/// Returns the intervals of the leading limits; adjacent samples with the same limit become one interval.
 fn stretches(lines: &[Value]) -> Vec<Stretch> {
     let mut found: Vec<Stretch> = Vec::new();
     let mut before = 0.0;
@@ -90,7 +91,8 @@ fn stretches(lines: &[Value]) -> Vec<Stretch> {
     found
 }
 
-/// What limits most lanes in a sample; a receiver knows only what the sender says of the last seconds.
+/// Returns the limit of most lanes in a sample. Without lanes it is the largest share of the last seconds: a receiver
+/// has only this report of the sender.
 fn leading(line: &Value) -> Option<Limit> {
     let named = |name: &str| Limit::ALL.into_iter().find(|limit| limit.name() == name);
     let lanes = line["lanes"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -130,17 +132,17 @@ fn legend(stretches: &[Stretch]) -> String {
     format!("<p>{}</p>\n", keys.collect::<String>())
 }
 
-/// Points of a line: time and value.
+/// Points of a line: time in seconds, and value.
 type Points = Vec<(f64, f64)>;
 
-/// A line: its points, its colour, its width; a negative width is a dashed line.
+/// Line of a plot: points, colour, width. A negative width means a dashed line.
 type Line<'a> = (Points, &'a str, f64);
 
 struct Plot<'a> {
     title: &'a str,
     height: f64,
     end: f64,
-    /// A value in words.
+    /// Formats a value with its unit.
     unit: &'a dyn Fn(f64) -> String,
 }
 
@@ -200,13 +202,13 @@ impl Plot<'_> {
     }
 }
 
-/// A number at a mark: as many decimals as it has, so that no two marks read alike.
+/// Formats a number of an axis with up to three decimals, so that no two marks have the same text.
 fn short(value: f64) -> String {
     let digits = format!("{value:.3}");
     digits.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A round distance between marks, so that there are three to six up to `top`; 1 where there is nothing to tell apart.
+/// Returns a round distance between marks, for three to six marks up to `top`; 1 if `top` is not positive.
 fn step(top: f64) -> f64 {
     if top <= 0.0 {
         return 1.0;
@@ -221,7 +223,7 @@ fn step_of_time(end: f64) -> f64 {
     step(end * 0.5).max(0.1)
 }
 
-/// Means of neighbours, when there are more points than can be seen.
+/// Returns means of adjacent points if there are more than [`POINTS_MAX`].
 fn thinned(points: &Points) -> Points {
     let group = points.len().div_ceil(POINTS_MAX).max(1);
     let mean = |group: &[(f64, f64)]| {
@@ -240,8 +242,8 @@ fn points(lines: &[Value], value: impl Fn(&Value) -> Option<f64>) -> Points {
     lines.iter().filter_map(|line| Some((number(line, "elapsed_s"), value(line)?))).collect()
 }
 
-/// How fast a count grows, times `factor`; over half a second, since a shorter one shows how blocks come and not how much. A
-/// count that falls is of a session that was begun anew.
+/// Returns the growth of a count per second, times `factor`, as a mean over [`RATE_OVER_S`]. A shorter interval shows
+/// the arrival of single blocks instead of the rate. A count that falls belongs to a restarted session and gives 0.
 fn rates(lines: &[Value], name: &str, factor: f64) -> Points {
     let mut first = 0;
     let mut found = Vec::new();
@@ -258,7 +260,7 @@ fn rates(lines: &[Value], name: &str, factor: f64) -> Points {
     found
 }
 
-/// Time that a drawn rate is the mean of, in seconds.
+/// Time that a drawn rate averages over, in seconds.
 const RATE_OVER_S: f64 = 0.5;
 
 fn losses(lines: &[Value]) -> Points {

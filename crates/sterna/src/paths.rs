@@ -1,4 +1,4 @@
-//! `--path`: a path in words, such as `local=10.1.0.2,remote=gs.example.org,via=quic,rate=50Mbit`.
+//! Parses the value of `--path`, such as `local=10.1.0.2,remote=gs.example.org,via=quic,rate=50Mbit`.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -9,22 +9,22 @@ use sterna_proto::plan::LANES_MAX;
 
 use crate::flags::ViaFlag;
 
-/// What `--path` says of one path; what it leaves out is as the other flags say.
+/// One path of `--path`. Other flags give the values of absent keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathFlag {
-    /// `local=`: the address of this host to send from.
+    /// `local=`: address of this host to send from.
     pub local: Option<IpAddr>,
-    /// `remote=`: where the agent is on this path.
+    /// `remote=`: address of the agent on this path.
     pub remote: Option<HostPort>,
-    /// `via=`.
+    /// `via=`: transport.
     pub via: Option<ViaFlag>,
-    /// `lanes=`.
+    /// `lanes=`: number of lanes.
     pub lanes: Option<u32>,
-    /// `rate=`: its rate, as of `--rate`.
+    /// `rate=`: rate of the path, with the meaning of `--rate`.
     pub rate: Option<BitRate>,
-    /// `rate-max=`: its cap, as of `--rate-max`.
+    /// `rate-max=`: rate cap of the path, with the meaning of `--rate-max`.
     pub rate_max: Option<BitRate>,
-    /// `standby`: it is used only while no other path is up.
+    /// `standby`: true if the path is used only while no other path is up.
     pub standby: bool,
 }
 
@@ -77,7 +77,7 @@ impl PathFlag {
     }
 }
 
-/// What a path is made of.
+/// Keys of a path, for error texts.
 const PARTS: &str = "local=ADDR, remote=HOST[:PORT], via=tcp|quic, lanes=N, rate=RATE, rate-max=RATE, standby";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `--explain`: what a copy would use, and how long it should take.
+//! Formats the plan of `--explain`: paths, blocks, memory and expected time.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sterna_proto::plan::expect_time;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
 
-/// How long the copy should take; `None` when the rate of a path is not known.
+/// Returns the expected time of the copy; `None` if the rate of a path is unknown.
 fn time(summary: &CopySummary) -> Option<Duration> {
     let used: Vec<&PathPlan> = summary.paths.iter().filter(|path| !path.standby).collect();
     let rates = used.iter().map(|path| path.rate).collect::<Option<Vec<BitRate>>>()?;
@@ -16,12 +16,12 @@ fn time(summary: &CopySummary) -> Option<Duration> {
     Some(expect_time(ByteCount(summary.bytes), &rates, rtt))
 }
 
-/// The most that lanes over QUIC hold at this end.
+/// Returns the most memory for QUIC lanes at this end.
 fn memory(summary: &CopySummary) -> ByteCount {
     ByteCount(summary.paths.iter().filter_map(|path| path.memory).map(|memory| memory.0).sum())
 }
 
-/// The plan, as lines.
+/// Returns the plan as lines of text.
 pub fn lines(summary: &CopySummary) -> Vec<String> {
     let reached = summary.paths.iter().map(|path| (path.path, path_line(path)));
     let unreached = summary.unreached.iter().map(|path| (path.path, unreached_line(path)));
@@ -80,7 +80,7 @@ fn unreached_line(path: &UnreachedPath) -> String {
     format!("path {}   {why}", path.path.0 + 1)
 }
 
-/// The plan, as JSON.
+/// Returns the plan as JSON.
 pub fn value(summary: &CopySummary) -> Value {
     let path = |path: &PathPlan| {
         json!({

@@ -1,4 +1,4 @@
-//! The progress display: total and files under way, with goodput, time left, lanes, round trip and loss.
+//! Draws the progress display: the total and the active files, with goodput, remaining time, lanes, RTT and loss.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,16 +11,17 @@ use sterna_proto::{BitRate, ByteCount};
 
 use crate::{limits, say};
 
-/// How often the display is drawn. Reason: often enough to look alive, seldom enough to read.
+/// Time between two drawings of the display. Reason: short enough to look live, long enough to read.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often `--json` prints a progress event.
+/// Time between two progress events of `--json`.
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Goodput shown is the mean of about this long. Reason: shorter jumps with every block, longer lags behind an outage.
+/// Time that the displayed goodput averages over. Reason: a shorter mean jumps with every block, a longer one shows an
+/// outage late.
 const GOODPUT_WINDOW: Duration = Duration::from_secs(5);
 
-/// What is drawn on stderr; draws nothing when that is no terminal.
+/// Progress display on stderr; draws nothing if stderr is not a terminal.
 pub struct Display {
     bars: Option<Bars>,
     state: Mutex<State>,
@@ -40,7 +41,7 @@ struct State {
 }
 
 impl Display {
-    /// A display, or one that draws nothing.
+    /// Creates a display. It draws nothing if `terminal` is false.
     pub fn new(terminal: bool) -> Self {
         let bars = terminal.then(|| {
             let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10));
@@ -51,7 +52,7 @@ impl Display {
         Self { bars, state: Mutex::default() }
     }
 
-    /// Draws a snapshot, if it is time.
+    /// Draws a snapshot, at most once per `DRAW_INTERVAL`.
     pub fn show(&self, progress: &CopyProgress) {
         let Some(bars) = &self.bars else { return };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +82,7 @@ impl Display {
         }
     }
 
-    /// Whether it is time for a progress event in JSON.
+    /// Returns true, at most once per `JSON_INTERVAL`, if a progress event is due.
     pub fn json_due(&self) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let due = state.json.is_none_or(|printed| printed.elapsed() >= JSON_INTERVAL);
@@ -96,11 +97,11 @@ impl Display {
         self.suspend(|| say(line));
     }
 
-    /// Runs `print` while nothing is drawn.
+    /// Clears the display while `print` runs.
     pub fn suspend(&self, print: impl FnOnce()) {
         match &self.bars {
             Some(bars) => {
-                // The display panics while it is suspended when its terminal is gone: then it draws no more.
+                // `suspend` panics if its terminal is gone, so the display loses its target before.
                 if bars.all.clear().is_err() {
                     bars.all.set_draw_target(ProgressDrawTarget::hidden());
                 }
@@ -110,12 +111,12 @@ impl Display {
         }
     }
 
-    /// Takes the display away.
+    /// Removes the display from the terminal.
     pub fn finish(&self) {
         if let Some(bars) = &self.bars {
             // A terminal that is gone needs no clearing.
             let _ = bars.all.clear();
-            // A bar that is dropped would be drawn once more.
+            // Without a target: a bar with a target draws once more when it is dropped.
             bars.all.set_draw_target(ProgressDrawTarget::hidden());
         }
     }
@@ -129,7 +130,7 @@ fn style(template: &str) -> ProgressStyle {
 impl State {
     fn goodput(&mut self, progress: &CopyProgress) -> BitRate {
         let session = &progress.session;
-        // Holes are told before they are confirmed, so that this may fall for a moment: then nothing has come.
+        // Holes are reported before they are confirmed, so this count can fall for a moment. The goodput is then 0.
         self.samples.push((progress.elapsed, session.counters.bytes_brought()));
         let horizon = progress.elapsed.saturating_sub(GOODPUT_WINDOW);
         self.samples.retain(|(at, _)| *at >= horizon);
@@ -170,7 +171,8 @@ fn total_words(progress: &CopyProgress, goodput: BitRate) -> String {
     words
 }
 
-/// The mean round trip of the lanes, and the share of packets that they lost; `None` while unknown.
+/// Returns the mean RTT of the lanes, and the part of sent packets that were lost (0 to 1); `None` if there is no
+/// measurement.
 pub fn path_figures(lanes: &[LaneStats]) -> (Option<Duration>, Option<f64>) {
     let rtts: Vec<Duration> = lanes.iter().map(|lane| lane.rtt).filter(|rtt| !rtt.is_zero()).collect();
     let rtt = (!rtts.is_empty()).then(|| rtts.iter().sum::<Duration>() / rtts.len() as u32);
@@ -179,13 +181,14 @@ pub fn path_figures(lanes: &[LaneStats]) -> (Option<Duration>, Option<f64>) {
     (rtt, (sent > 0).then(|| lost as f64 / sent as f64))
 }
 
-/// File bytes for each byte that lanes carried of them; `None` where that is no more than one, to the digit that is shown.
+/// Returns the number of file bytes per encoded byte on the lanes. `None` without encoded bytes, or if the ratio is
+/// below 1.05, which would be displayed as 1.0.
 pub fn compression_ratio(bytes_carried: u64, bytes_encoded: u64) -> Option<f64> {
     let ratio = bytes_carried as f64 / bytes_encoded.max(1) as f64;
     (bytes_encoded > 0 && ratio >= 1.05).then_some(ratio)
 }
 
-/// `1:02:03` or `2:03`.
+/// Formats a time as `1:02:03` or `2:03`.
 fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {

@@ -1,11 +1,14 @@
-//! The state directory: the identity of this host and the agents it knows.
+//! Finds the state directory, and loads the identity of this host from it. Reads environment variables and files of the
+//! state directory.
 
 use std::path::{Path, PathBuf};
 
 use sterna_net::identity::Identity;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-/// The state directory: as given, or the XDG state directory's `sterna`.
+/// Returns the state directory: `given`, else `sterna` in `$XDG_STATE_HOME`, else `.local/state/sterna` in `$HOME`.
+///
+/// Errors: `Usage` if neither variable has an absolute path.
 pub fn directory(given: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(given) = given {
         return Ok(given.to_owned());
@@ -20,7 +23,7 @@ pub fn directory(given: Option<&Path>) -> Result<PathBuf, Error> {
     })
 }
 
-/// The identity of this host, made at the first start.
+/// Returns the identity of this host; creates it at the first start.
 pub fn identity(given: Option<&Path>) -> Result<Identity, Error> {
     Identity::load_or_create(&directory(given)?)
 }

@@ -1,7 +1,7 @@
-//! The one way of lines to the log of an agent: escaped, cut, and held to a budget for each peer and kind.
+//! Rate limiter of the agent's log: escapes lines, shortens them, and applies a budget for each peer and kind.
 //!
-//! What it does: counts lines by who caused them and of what kind, a minute at a time, leaves out what is beyond the budget
-//! and reports how many lines that were. What it refuses to do: know what a line means. Time is an argument.
+//! Counts lines by cause and kind, one minute at a time. Leaves out lines above the budget, and logs their number. Does
+//! not interpret the lines. Time is an argument.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,48 +13,51 @@ use super::log::AgentLog;
 use crate::identity::Fingerprint;
 use crate::session::lock;
 
-/// What a line is about.
+/// Subject of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
-    /// Handshakes that went wrong, and who is refused.
+    /// Failed handshakes and refused peers.
     Refusals,
-    /// Sessions: their start, outages and end, and what their peers do against the protocol.
+    /// Sessions: their start, outages and end, and breaches of the protocol by their peers.
     Sessions,
-    /// Files that arrived or were up to date, and remarks.
+    /// Files that arrived or were up to date, and notices.
     Files,
     /// Files that failed.
     Failures,
-    /// Lanes and decisions, and what other kinds left out: only `-v` shows them.
+    /// Lanes, decisions, and lines above the budget of other kinds. Only `-v` shows them.
     Details,
 }
 
-/// Who causes a line: a peer, or all that nobody knows yet together.
+/// Cause of a line: one peer, or all unidentified peers together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Cause {
     Strangers,
     Peer(Fingerprint),
-    /// Peers beyond [`PEERS_MAX`].
+    /// Peers without separate budgets, when there are [`PEERS_MAX`] budgets.
     OtherPeers,
 }
 
-/// How long a budget lasts.
+/// Duration of a budget.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Peers with a budget of their own in a minute. Reason: some 100 bytes each, and `--authorize-any` lets keys be made at will.
+/// Maximum number of budgets in a minute, one for each peer and kind. Reason: each takes some 100 bytes, and with
+/// `--authorize-any` a host can connect with any number of keys.
 const PEERS_MAX: usize = 256;
 
-/// A refusal is reported again after this. Reason: the lanes of one session come within a few round trips.
+/// Time after which the same refusal is logged again. Reason: the lanes of one session arrive within a few round trips.
 const REFUSAL_LASTS: Duration = Duration::from_secs(5);
 
-/// Characters of a line at most. Reason: the longest line of ours, a refusal with the reason that the list is not in use.
+/// Maximum length of a line, in characters. Reason: the longest line of the agent is a refusal, with the reason why the
+/// list is not in use.
 const LINE_CHARS_MAX: usize = 1000;
 
-/// Characters of a text that a peer chose at most: the beginning and the end, where the cause of an error is.
+/// Maximum length of a text that a peer chose, in characters. The end is kept too, because it has the cause of an
+/// error.
 const PEER_CHARS_MAX: usize = 200;
 
 impl Kind {
-    /// Lines in a minute at most, of one peer. Reason: 20 refusals tell an operator as much as 500; a spool of 100 files a
-    /// second has a line for each; all of them together are some 2 MB a minute.
+    /// Maximum number of lines in a minute, for one cause. Reason: 20 refusals inform an operator as well as 500. A
+    /// spool of 100 files a second has a line for each file. All kinds together are some 2 MB a minute.
     const fn lines_max(self) -> u32 {
         match self {
             Self::Refusals => 20,
@@ -64,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// As summaries call them.
+    /// Returns the name of the kind for summaries.
     const fn name(self) -> &'static str {
         match self {
             Self::Refusals => "handshakes and refusals",
@@ -84,10 +87,10 @@ pub(super) struct Limiter {
 
 #[derive(Default)]
 struct State {
-    /// When the present minute began.
+    /// Start of the present minute.
     minute: Option<Instant>,
     counts: HashMap<(Cause, Kind), Counts>,
-    /// The last refusal: every lane of a session meets it, and one line is enough.
+    /// Last refusal. Every lane of a session gets the same refusal, and one line is enough.
     refusal: Option<(Fingerprint, String, Instant)>,
 }
 
@@ -102,7 +105,8 @@ impl Limiter {
         Arc::new(Self { log, state: Mutex::default() })
     }
 
-    /// A line that every operator reads; beyond its budget a detail, which is counted.
+    /// Logs a line for every operator. Above the budget the line becomes a detail, which counts in the budget of
+    /// details.
     pub(super) fn line(&self, cause: Cause, kind: Kind, line: &str, now: Instant) {
         self.tick(now);
         let is_within = lock(&self.state).takes(cause, kind);
@@ -112,7 +116,7 @@ impl Limiter {
         }
     }
 
-    /// A line that only `-v` shows.
+    /// Logs a line that only `-v` shows.
     pub(super) fn detail(&self, cause: Cause, line: &str, now: Instant) {
         self.tick(now);
         let is_within = lock(&self.state).takes(cause, Kind::Details);
@@ -121,7 +125,7 @@ impl Limiter {
         }
     }
 
-    /// A line about a refusal of `peer`; a detail when that was just reported.
+    /// Logs a refusal of `peer`; as a detail, if the same refusal was just logged.
     pub(super) fn refusal(&self, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
         let mut state = lock(&self.state);
         let is_known = state.refusal.as_ref().is_some_and(|(who, why, at)| {
@@ -137,12 +141,12 @@ impl Limiter {
         }
     }
 
-    /// A line of the agent's own, which no peer can cause.
+    /// Logs a line that no peer can cause, without a budget.
     pub(super) fn own(&self, line: &str) {
         self.log.line(&shown(line));
     }
 
-    /// Reports what the minute that is over left out, once.
+    /// Logs the number of lines that the last minute left out, once.
     pub(super) fn tick(&self, now: Instant) {
         let mut state = lock(&self.state);
         if state.minute.is_some_and(|minute| now.saturating_duration_since(minute) < MINUTE) {
@@ -160,7 +164,7 @@ impl Limiter {
 }
 
 impl State {
-    /// Counts a line; returns whether the budget allows it.
+    /// Counts a line. Returns true if the budget allows it.
     fn takes(&mut self, cause: Cause, kind: Kind) -> bool {
         let is_new = !self.counts.contains_key(&(cause, kind));
         let is_full = self.counts.len() >= PEERS_MAX;
@@ -175,7 +179,7 @@ impl State {
     }
 }
 
-/// What is reported of lines that were left out, and whether they were details.
+/// Returns the line about lines that were left out, and true if they were details.
 fn summary((cause, kind): (Cause, Kind), counts: &Counts) -> Option<(bool, String)> {
     let about = match cause {
         Cause::Strangers => "strangers".to_owned(),
@@ -187,7 +191,7 @@ fn summary((cause, kind): (Cause, Kind), counts: &Counts) -> Option<(bool, Strin
         .then(|| (kind == Kind::Details, format!("{more} more lines of {about} ({}) were not shown", kind.name())))
 }
 
-/// A text that a peer chose, as a line of the log has it: the beginning and the end of a long one.
+/// Shortens a text that a peer chose: keeps the beginning and the end of a long one.
 pub(super) fn cut(text: &str) -> String {
     cut_to(PEER_CHARS_MAX, text)
 }
@@ -263,7 +267,7 @@ mod tests {
         assert_eq!(told(&lines).len(), 20 + 600);
         limiter.line(peer(2), Kind::Failures, "another peer", now + Duration::from_secs(2));
         assert_eq!(told(&lines).last().unwrap(), "another peer");
-        // Also when nothing comes any more.
+        // The summary is also logged when no more lines arrive.
         limiter.tick(now + MINUTE);
         limiter.tick(now + MINUTE * 2);
         let summaries = [

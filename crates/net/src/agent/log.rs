@@ -1,7 +1,7 @@
-//! What an agent writes to its log: who begins what, each file, and how it ended.
+//! Log of an agent: start of each session, each file, and the outcome.
 //!
-//! Refuses: to write anywhere; that is for whoever implements [`AgentLog`]. Time enters as calls: a session is timed from its
-//! start to its last event.
+//! Does not write to a file or terminal: the implementation of [`AgentLog`] does. Reads the clock itself: a session
+//! lasts from its start to its last event.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -17,18 +17,20 @@ use super::limiter::{Cause, Kind, Limiter, cut};
 use crate::identity::Fingerprint;
 use crate::session::{Observer, Progress, SessionEvent, lock};
 
-/// Sources of a pull that its first line names. Reason: a line that is read; the files that follow have one each.
+/// Maximum number of sources in the first line of a pull. Reason: the line stays readable, and each file has its own
+/// line later.
 const SOURCES_NAMED: usize = 3;
 
-/// Hears what an agent does, for its log.
+/// Receives the lines of the log of an agent.
 pub trait AgentLog: Send + Sync {
-    /// A session, a file or a stranger: what an operator reads every day. `line` is for people.
+    /// Logs a line about a session, a file or an unidentified peer, for the daily use of operators. `line` is text for
+    /// people.
     fn line(&self, line: &str);
-    /// A single lane: what is read when something is looked for.
+    /// Logs a line about a single lane, for the search of a problem.
     fn detail(&self, line: &str);
 }
 
-/// Writes what happens in a session to the log of the agent, and counts it for the last line.
+/// Logs the events of a session, and counts them for the last line.
 pub(super) struct SessionLog {
     log: Arc<Limiter>,
     peer: Cause,
@@ -45,22 +47,23 @@ struct Tally {
     copied_bytes: u64,
     up_to_date: u64,
     failed: u64,
-    /// From the start to the last event.
+    /// Time from the start to the last event.
     elapsed: Duration,
-    /// Why the session ended early, if it did.
+    /// Reason of the early end of the session, if it ended early.
     aborted: Option<String>,
-    /// Ticks in a row that saw no lane.
+    /// Number of consecutive ticks without a lane.
     ticks_alone: u32,
-    /// Why the last lane went down.
+    /// Reason of the end of the last lane.
     last_down: String,
     is_told: bool,
 }
 
-/// Ticks without a lane that are an outage. Reason: one may fall between the last lane of a session and its end.
+/// Number of ticks without a lane that count as an outage. Reason: one tick may fall between the end of the last lane
+/// and the end of the session.
 const TICKS_ALONE: u32 = 3;
 
 impl SessionLog {
-    /// For a session that starts now; writes its first line.
+    /// Starts the log of a session that starts now, and writes its first line.
     pub(super) fn start(
         log: &Arc<Limiter>,
         (peer, session): (&Fingerprint, &SessionId),
@@ -83,24 +86,24 @@ impl SessionLog {
         Self { log, peer: cause, name, is_dry_run, linger, started, tally }
     }
 
-    /// A lane has joined.
+    /// Logs that a lane has joined.
     pub(super) fn lane_up(&self, lane: LaneId, how: impl std::fmt::Display) {
         self.detail(&format!("lane {} is up: {how}", lane.0));
     }
 
-    /// A lane has ended.
+    /// Logs that a lane has ended.
     pub(super) fn lane_down(&self, lane: LaneId, reason: String) {
         let reason = cut(&reason);
         self.detail(&format!("lane {} is down: {reason}", lane.0));
         lock(&self.tally).last_down = reason;
     }
 
-    /// Something about one lane of this session.
+    /// Logs a detail of this session.
     pub(super) fn detail(&self, text: &str) {
         self.log.detail(self.peer, &format!("{}: {text}", self.name), Instant::now());
     }
 
-    /// A tick has seen `lanes` lanes: none for long is an outage, which is told once, and so is its end.
+    /// Records the number of lanes at a tick. Logs an outage once, and its end once.
     pub(super) fn handle_lanes(&self, lanes: u32) {
         let mut tally = lock(&self.tally);
         let line = match (lanes, tally.ticks_alone) {
@@ -120,7 +123,7 @@ impl SessionLog {
         line.iter().for_each(|line| self.line(Kind::Sessions, line));
     }
 
-    /// The session is over or, with `cut`, ends here for that reason. Writes the last line, once.
+    /// Writes the last line, once. `cut` is the reason if the agent ends a session that is not over.
     pub(super) fn end(&self, progress: &Progress, cut: Option<&str>) {
         let mut tally = lock(&self.tally);
         if std::mem::replace(&mut tally.is_told, true) {
@@ -131,7 +134,7 @@ impl SessionLog {
         }
         let brought = tally.copied_bytes.saturating_sub(progress.counters.bytes_held + progress.counters.bytes_holes);
         let goodput = BitRate::mean(ByteCount(brought), tally.elapsed);
-        // A client may leave before its last word is here.
+        // A client may leave before its last message arrives.
         let is_whole = progress.manifest_complete && progress.counters.bytes_done >= progress.counters.bytes_known;
         let (mut line, unfinished) = match tally.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
             None => ("over: ".to_owned(), 0),
@@ -204,7 +207,7 @@ impl Observer for SessionLog {
                 tally.failed += 1;
                 (Kind::Failures, cut(&error.chain()))
             }
-            // The reason of the last line.
+            // The error becomes the reason in the last line.
             SessionEvent::Aborted(error) => {
                 tally.aborted = Some(cut(&error.chain()));
                 return;

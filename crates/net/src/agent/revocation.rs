@@ -1,8 +1,8 @@
-//! Ends what a peer may not do any more: the list of authorized peers is looked at twice a second.
+//! Revocation: ends sessions whose peers have lost their rights. Checks the file of authorized keys twice a second.
 //!
-//! What it does: when the file has changed, every session is held against it again, with its request, and ended where the
-//! rights do not suffice; a third-party copy is a session of its command. What it refuses to do: widen anything. A thread of
-//! its own: a file system or a session that hangs holds up nobody else.
+//! When the file has changed, checks the request of every session again, and ends the session if the rights do not
+//! suffice. A third-party copy is a session of its command. Never extends rights. Runs in a separate thread, so that a
+//! file system or a session that hangs does not delay other work.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,25 +15,25 @@ use super::Shared;
 use super::sessions::AgentSession;
 use crate::identity::Authorized;
 
-/// How often the file is looked at. Reason: rights that were taken away are gone within a second.
+/// Interval of the checks of the file. Reason: revoked rights end within a second.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Time for the peer to hear why its session ended, before its lanes are cut. Reason: as of every farewell.
+/// Time for the peer to receive the reason before its lanes are cut. Reason: the same time as for every final message.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// What is left to do.
+/// Work that is left for the next check.
 #[derive(Default)]
 pub(super) struct Revocation {
-    /// Sessions are held against the list once more: one may have begun by what the list said before.
+    /// True if sessions are checked once more: a session may have started by the previous contents of the file.
     is_due: bool,
-    /// Sessions that were ended, and when: their lanes are still there.
+    /// Sessions that were ended, with the time; their lanes are still open.
     ended: Vec<(Arc<AgentSession>, Instant)>,
 }
 
 impl Shared {
-    /// Looks after revocations until the agent stops.
+    /// Checks rights until the agent stops.
     ///
-    /// Started by `Agent::start`; woken by the clock; a turn is one look at the file.
+    /// Started by `Agent::start`. Woken by the clock. One turn is one check of the file.
     pub(super) fn watch_rights(self: &Arc<Self>, list: &Authorized) {
         let mut revocation = Revocation::default();
         while !self.stopping.load(Ordering::Relaxed) {
@@ -47,7 +47,7 @@ impl Shared {
         if has_changed || std::mem::take(&mut revocation.is_due) {
             revocation.is_due = has_changed;
             for (_, session) in self.sessions.all() {
-                // It is about to be started, and is looked at again then.
+                // A session that is not started yet is checked again later.
                 revocation.is_due |= session.started().is_none();
                 if let Err(error) = self.places_allowed(&session.peer, session.on_behalf_of, &session.request) {
                     session.abort(&no_longer(&error));
@@ -55,7 +55,7 @@ impl Shared {
                 }
             }
         }
-        // A peer that takes no farewell is not waited for.
+        // Cuts the lanes of a peer that does not accept the final message.
         revocation.ended.retain(|(session, ended)| {
             let is_late = now.saturating_duration_since(*ended) >= FAREWELL;
             if is_late {
@@ -66,7 +66,7 @@ impl Shared {
     }
 }
 
-/// The error of a right that is missing, as one of a right that was there.
+/// Converts the error of a missing right to that of a revoked right.
 fn no_longer(error: &Error) -> Error {
     let text = format!("no longer authorized: {}", error.chain());
     Error::new(error.kind, error.scope, error.phase, text).retry(error.retry)

@@ -1,7 +1,7 @@
-//! The sessions of an agent: at most so many, fewer of one peer, and each started once by the first lane that asks.
+//! Sessions of an agent: limits their number in total and for each peer. The first lane of a session starts it, once.
 //!
-//! What it does: finds and adds sessions, counts their lanes, tells which have lost their client. What it refuses to do:
-//! touch storage. A session is started by its caller, and while storage hangs only the lanes of that session wait for it.
+//! Finds and adds sessions, counts their lanes, and detects which have lost their client. Does not access storage: the
+//! caller starts a session. While storage hangs, only the lanes of that session wait for it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,49 +19,49 @@ use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::session::{End, LaneIds, Lanes, Receiver, lock};
 
-/// Sessions at once. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
+/// Maximum number of sessions. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
 const SESSIONS_MAX: usize = 512;
 
-/// Sessions of one peer at once. Reason: a host that copies many things at once runs some tens of them, and it takes eight
-/// such hosts to fill an agent.
+/// Maximum number of sessions of one peer. Reason: a host that runs many copies at the same time has some tens of
+/// sessions. It takes eight such hosts to fill an agent.
 const SESSIONS_OF_PEER_MAX: usize = 64;
 
-/// Silence after which a client counts as gone when its peer wants the same file in another session, or more sessions than
-/// it may have. Reason: a client that lives says something every 2 s on each lane.
+/// Silence after which a client counts as gone, if its peer wants the same file in another session, or exceeds its
+/// maximum number of sessions. Reason: a live client sends a keep-alive every 2 s on each lane.
 const DESERTED_AFTER: Duration = Duration::from_secs(6);
 
-/// What names a session: its client and the number that this client gave it.
+/// Key of a session: its client, and the number that the client gave to it.
 pub(super) type SessionKey = (Fingerprint, SessionId);
 
-/// The end of a session that runs here.
+/// Local end of a session that has been started.
 pub(super) struct Started {
     pub(super) end: Arc<dyn End>,
-    /// The same, when the session receives.
+    /// The same end, if the session receives.
     pub(super) receiver: Option<Arc<Receiver>>,
     pub(super) log: Arc<SessionLog>,
-    /// The copy that runs, when the session is of a command that asked for one.
+    /// Third-party copy, if the client of the session is the command of one.
     pub(super) runner: Option<Arc<Runner>>,
 }
 
-/// A session, from its first hello on.
+/// Session, from its first hello on.
 pub(super) struct AgentSession {
     pub(super) peer: Fingerprint,
-    /// The command that the peer acts for.
+    /// Command on whose behalf the peer acts.
     pub(super) on_behalf_of: Option<Fingerprint>,
     pub(super) request: Request,
     pub(super) lanes: LaneIds,
-    /// The rate of each path that the client's lanes have come on.
+    /// Rate of each path on which lanes of the client have joined.
     rates: Mutex<HashMap<PathNumber, SharedRate>>,
     pub(super) live: Lanes,
     started: OnceLock<Started>,
-    /// Held while the session is being started; then why that failed, if it did.
+    /// Locked while the session is being started; then the error of the start, if it failed.
     failure: Mutex<Option<Error>>,
-    /// Lanes that have joined and not ended.
+    /// Number of lanes that have joined and not ended.
     seats: AtomicU32,
     heard: Mutex<Heard>,
 }
 
-/// When the client of a session was last heard, as far as ticks see it.
+/// Last time at which a tick saw new data from the client.
 struct Heard {
     bytes: u64,
     at: Instant,
@@ -83,7 +83,7 @@ impl AgentSession {
         }
     }
 
-    /// The rate of path `path`, of which the client agrees to this.
+    /// Returns the shared rate of `path`, after an update to the contract that the client sent.
     pub(super) fn rate_of(&self, path: PathNumber, contract: RateContract) -> SharedRate {
         let mut rates = lock(&self.rates);
         let rate = rates.entry(path).or_insert_with(|| SharedRate::new(contract));
@@ -93,7 +93,7 @@ impl AgentSession {
         rate.clone()
     }
 
-    /// Tells `end` what its paths may carry together: known path by path, as their first lanes come.
+    /// Passes the rates of all paths together to `end`. Each path adds its rate when its first lane joins.
     pub(super) fn agree_rates(&self, end: &dyn End) {
         let rates = lock(&self.rates);
         let contracts = || rates.values().map(|rate| rate.contract());
@@ -103,12 +103,12 @@ impl AgentSession {
         );
     }
 
-    /// What runs here; `None` while it is being started, or when that failed.
+    /// Returns the local end; `None` while it is being started, or if that failed.
     pub(super) fn started(&self) -> Option<&Started> {
         self.started.get()
     }
 
-    /// Starts the session if no lane has; lanes that ask meanwhile wait and get the same answer.
+    /// Starts the session if no lane has started it. Other lanes wait meanwhile and get the same result.
     pub(super) fn start(&self, start: impl FnOnce() -> Result<Started, Error>) -> Result<&Started, Error> {
         if let Some(started) = self.started.get() {
             return Ok(started);
@@ -124,7 +124,7 @@ impl AgentSession {
         Ok(self.started.get_or_init(|| started))
     }
 
-    /// A place for one more lane. Errors: `Limit` when [`LANES_MAX`] have joined and not ended.
+    /// Returns a seat for one more lane. Errors: `Limit` if [`LANES_MAX`] lanes have joined and not ended.
     pub(super) fn seat(self: &Arc<Self>) -> Result<Seat, Error> {
         let taken = self
             .seats
@@ -135,46 +135,47 @@ impl AgentSession {
         }
     }
 
-    /// Ends the session at both ends, if it has begun.
+    /// Ends the session at both ends, if it has started.
     pub(super) fn abort(&self, error: &Error) {
         self.started().iter().for_each(|started| started.end.abort(error.clone()));
     }
 
-    /// Lanes that have joined and not ended.
+    /// Returns the number of lanes that have joined and not ended.
     pub(super) fn lanes_joined(&self) -> u32 {
         self.seats.load(Ordering::Relaxed)
     }
 
-    /// Writes its last line to the log, with why it is `cut` if it is, unless that is done or it never began.
+    /// Writes the last line of the session to the log, unless it was written or the session never started. `cut` is the
+    /// reason if the agent ends the session early.
     pub(super) fn log_end(&self, cut: Option<&str>) {
         self.started().iter().for_each(|started| started.log.end(&started.end.progress(), cut));
     }
 
-    /// Whether it has come to its end, and its log has heard of everything.
+    /// Returns true if the session is over and its log has received every event.
     pub(super) fn is_over(&self) -> bool {
         let has_ended = |started: &Started| started.runner.as_ref().is_none_or(|runner| runner.has_ended());
         self.started()
             .is_some_and(|started| started.end.is_over() && has_ended(started) && started.end.has_followed_up())
     }
 
-    /// Takes note of whether anything has come from the client.
+    /// Records if new data has arrived from the client.
     pub(super) fn listen(&self) {
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
         let mut heard = lock(&self.heard);
-        // A lane that waits for our storage has been heard: there is more from it than we take.
+        // A lane that waits for local storage counts as active: more data has arrived than this end can process.
         if bytes.is_none_or(|bytes| bytes != heard.bytes) {
             *heard = Heard { bytes: bytes.unwrap_or(heard.bytes), at: Instant::now() };
         }
     }
 
-    /// Whether its client is gone, as far as can be told.
+    /// Returns true if the client is gone: no lane has joined, or all lanes are silent.
     pub(super) fn is_deserted(&self) -> bool {
         let is_silent = || lock(&self.heard).at.elapsed() > DESERTED_AFTER;
         self.started().is_some() && (self.lanes_joined() == 0 || is_silent())
     }
 }
 
-/// The place of one lane in its session, until it is dropped.
+/// Seat of one lane in its session, until it is dropped.
 pub(super) struct Seat(pub(super) Arc<AgentSession>);
 
 impl Drop for Seat {
@@ -183,15 +184,15 @@ impl Drop for Seat {
     }
 }
 
-/// Every session of an agent.
+/// All sessions of an agent.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<HashMap<SessionKey, Arc<AgentSession>>>);
 
 impl Sessions {
-    /// The session of a hello: the one that is there, or a new one that its caller starts.
+    /// Returns the session of a hello: the existing session, or a new one that the caller starts.
     ///
-    /// Errors: it asks for something else than its session does, for a session that is not known any more, or for one
-    /// session too many. In that case sessions of the same peer whose client is gone are ended first.
+    /// Errors: the hello has another request than the session, belongs to a session that was lost, or exceeds the
+    /// maximum number of sessions. Before that last error, ends sessions of the same peer whose client is gone.
     pub(super) fn find_or_add(&self, key: SessionKey, hello: &Hello) -> Result<Arc<AgentSession>, Error> {
         if self.of_peer(&key.0).len() >= SESSIONS_OF_PEER_MAX {
             self.end_deserted(&key.0);
@@ -221,17 +222,17 @@ impl Sessions {
         Ok(session)
     }
 
-    /// The session `key`, if it has this request.
+    /// Returns the session `key`, if it has this request.
     pub(super) fn find(&self, key: &SessionKey, request: &Request) -> Option<Arc<AgentSession>> {
         lock(&self.0).get(key).filter(|session| session.request == *request).cloned()
     }
 
-    /// Every session of a peer.
+    /// Returns every session of a peer.
     pub(super) fn of_peer(&self, peer: &Fingerprint) -> Vec<Arc<AgentSession>> {
         lock(&self.0).values().filter(|session| session.peer == *peer).cloned().collect()
     }
 
-    /// The copies between agents that run for `peer` to the place of `request` and have lost their command.
+    /// Returns the third-party copies for `peer` to the same place as `request` that have lost their command.
     pub(super) fn deserted_copies(&self, peer: &Fingerprint, request: &ThirdParty) -> Vec<Arc<Runner>> {
         let same_place = |session: &AgentSession| match &session.request {
             Request::ThirdParty(other) => {
@@ -250,18 +251,18 @@ impl Sessions {
         sessions.filter_map(|session| session.started()?.runner.clone()).collect()
     }
 
-    /// Every session with its key.
+    /// Returns every session with its key.
     pub(super) fn all(&self) -> Vec<(SessionKey, Arc<AgentSession>)> {
         lock(&self.0).iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
     }
 
-    /// Forgets `session`, with its last line in the log.
+    /// Removes `session`, and writes its last line to the log.
     pub(super) fn remove(&self, session: &Arc<AgentSession>) {
         lock(&self.0).retain(|_, other| !Arc::ptr_eq(other, session));
         session.log_end(None);
     }
 
-    /// Ends the sessions of a peer whose client is gone; those that are over by that are forgotten at once.
+    /// Ends the sessions of a peer whose client is gone. Removes those at once that are over by that.
     fn end_deserted(&self, peer: &Fingerprint) {
         let text = format!("its client is gone, and has {SESSIONS_OF_PEER_MAX} sessions here");
         let gone = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text);

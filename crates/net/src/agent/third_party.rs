@@ -1,8 +1,9 @@
-//! The active agent of a third-party copy: runs a session with another agent because a command asks for it.
+//! Active agent of a third-party copy: runs a session with another agent at the request of a command.
 //!
-//! What it does: holds the request against what the operator allows, runs the copy as any client does, and tells the command what
-//! happens. What it refuses to do: reach for a host that the operator has not named, or go on when the command is gone for good.
-//! Here the copy has the rights of the command's key; at the passive agent those that the keys of both have.
+//! Checks the request against the rules of the operator, runs the copy as any client does, and reports progress to the
+//! command. Does not connect to a host that the operator has not allowed. Ends the copy when the command is gone longer
+//! than the linger time. At this agent the copy has the rights of the key of the command; at the passive agent, the
+//! rights that both keys have.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -27,28 +28,29 @@ use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
 use crate::session::{Observer, SessionEvent, Source, Watch, lock};
 
-/// How long a new copy waits for one of the same command to the same place whose command is gone. Reason: it hears of its stop
-/// within a tick, and says goodbye for at most 2 s.
+/// Maximum time that a new copy waits for an older copy of the same command to the same place, whose command is gone.
+/// Reason: the older copy detects its stop within a tick, and sends its final messages for at most 2 s.
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(5);
-/// Which agents a command may have this one reach.
+/// Agents to which this agent may connect for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachable {
-    /// These; none: third-party copies are refused.
+    /// Only these agents. An empty list refuses all third-party copies.
     These(Vec<HostPort>),
-    /// Any that this host can reach.
+    /// Any agent that this host can reach.
     Any,
 }
 
-/// What an agent does for third-party copies.
+/// Rules for third-party copies.
 pub struct ThirdPartyRules {
-    /// Where they may go.
+    /// Allowed passive agents.
     pub reachable: Reachable,
-    /// Directory that keeps what is learnt about paths; `None`: nothing is remembered.
+    /// Directory of the path cache; `None`: nothing is recorded about paths.
     pub memory_dir: Option<PathBuf>,
 }
 
 impl ThirdPartyRules {
-    /// Errors: `Denied`, of the agent itself, so that the command may ask the other agent.
+    /// Checks that copies with this passive agent are allowed. Errors: `Denied` with scope `Service`, so that the
+    /// command may ask the other agent.
     pub(super) fn check(&self, passive: &PassiveAgent) -> Result<(), Error> {
         let PassiveAgent { host, port, .. } = passive;
         let is_meant = |known: &HostPort| known.host.eq_ignore_ascii_case(host) && known.port == *port;
@@ -64,27 +66,28 @@ impl ThirdPartyRules {
     }
 }
 
-/// One copy that runs here.
+/// One copy that runs at this agent.
 pub(super) struct Runner {
     watch: Arc<Watch>,
-    /// The copy is to end.
+    /// True if the copy must end.
     stop: Arc<AtomicBool>,
-    /// This agent is stopping: the command finds the next one, and must not hear of an end.
+    /// True if this agent is stopping. The copy then reports no end, because the command continues at the restarted
+    /// agent.
     leaving: AtomicBool,
     ended: (Mutex<bool>, Condvar),
 }
 
-/// What the thread of a copy is given.
+/// Input of the thread of a copy.
 pub(super) struct Assignment {
     pub(super) request: ThirdParty,
-    /// The key of the command.
+    /// Key of the command.
     pub(super) command: Fingerprint,
-    /// Where its end is here.
+    /// Places of the copy at this agent: its sources, or its destination.
     pub(super) places: Vec<Source>,
     pub(super) identity: Identity,
     pub(super) memory_dir: Option<PathBuf>,
     pub(super) linger: Duration,
-    /// Copies of the same command to the same place that have lost it.
+    /// Copies of the same command to the same place that have lost their command.
     pub(super) deserted: Vec<Arc<Runner>>,
 }
 
@@ -101,13 +104,13 @@ impl Assignment {
     }
 }
 
-/// Starts a copy in a thread of its own. Errors: this host gives no thread.
+/// Starts a copy in a separate thread. Errors: the host refuses a thread.
 pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result<(Arc<Watch>, Arc<Runner>), Error> {
     let place = assignment.place()?;
     let stop = Arc::new(AtomicBool::new(false));
     let (stopped, heard) = (Arc::clone(&stop), Arc::clone(log));
     let hear = move |event| {
-        // Of the rest an agent hears nothing.
+        // The agent sends all other kinds of events, and receives none of them.
         if let WatchEvent::Aborted(error) = event {
             heard.session_event(SessionEvent::Aborted(error));
             stopped.store(true, Ordering::Relaxed);
@@ -125,12 +128,12 @@ pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result
     Ok((watch, runner))
 }
 
-/// Says that a copy has ended, also by a panic.
+/// Records that a copy has ended, also by a panic.
 struct Running(Arc<Runner>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Does nothing where the copy has said how it ended.
+        // Has no effect if the copy has already reported its end.
         if thread::panicking() {
             self.0.watch.fail(crate::internal("the thread of a copy between agents ended by a panic"));
         }
@@ -156,18 +159,18 @@ impl Runner {
         }
     }
 
-    /// Stops the copy and says nothing of it: this agent is being stopped.
+    /// Stops the copy without a report of its end, because this agent is stopping.
     pub(super) fn leave(&self, time_max: Duration) {
         self.leaving.store(true, Ordering::Relaxed);
         self.end_within(time_max);
     }
 
-    /// Whether the copy has ended here too: the command may have gone before that.
+    /// Returns true if the copy has ended at this agent, which may be later than the end for the command.
     pub(super) fn has_ended(&self) -> bool {
         *lock(&self.ended.0)
     }
 
-    /// Stops the copy and waits for its end, no longer than `time_max`.
+    /// Stops the copy and waits for its end, at most for `time_max`.
     pub(super) fn end_within(&self, time_max: Duration) {
         self.stop.store(true, Ordering::Relaxed);
         let (ended, wake) = &self.ended;
@@ -187,7 +190,8 @@ impl Runner {
     }
 }
 
-/// An error as the command is to see it: what failed on this host is for the command a failure of the agent.
+/// Converts an error for the command: a failure of this host is a failure of the agent (scope `Service`) for the
+/// command.
 fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
     let scope = match (error.kind, error.scope) {
         (ErrorKind::Cancelled | ErrorKind::Usage | ErrorKind::Untrusted | ErrorKind::Internal, scope) => scope,
@@ -197,7 +201,8 @@ fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
     let mut told = error.clone();
     told.scope = scope;
     match (error.kind, error.scope) {
-        // The text says "here" and means the other agent, of the key of this one or of the command.
+        // "Here" in the text means the passive agent, which rejects the key of this agent or of the command. The text
+        // is marked with its name.
         (ErrorKind::Untrusted, Scope::Client | Scope::Service) => {
             told.from_peer().named(HostPort { host: passive.host.clone(), port: passive.port })
         }
@@ -205,7 +210,7 @@ fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
     }
 }
 
-/// Passes on to the command what the copy has to say, and to the log of this agent.
+/// Forwards the events of a copy to the command and to the log of this agent.
 struct Relay {
     watch: Arc<Watch>,
     log: Arc<SessionLog>,
@@ -217,7 +222,7 @@ impl CopyObserver for Relay {
     fn event(&self, event: CopyEvent) {
         self.tell(&event);
         match event {
-            // The end of the copy is told by whoever runs it.
+            // [`Runner`] reports the end of the copy.
             CopyEvent::Session(SessionEvent::Aborted(_)) => {}
             CopyEvent::Session(event) => self.log.session_event(event),
             CopyEvent::Decision { subject, rationale } => self.log.detail(&format!("{subject}: {rationale}")),
@@ -249,7 +254,7 @@ impl CopyObserver for Relay {
             remote.port,
             keys.join(" or ")
         );
-        // Of the path, and not of an agent that does not know us: nobody is to try the other way round.
+        // Scope `Path`: a wrong key is not a missing authorization, so that the command does not ask the other agent.
         Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text))
     }
 

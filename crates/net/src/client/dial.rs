@@ -1,7 +1,8 @@
-//! The first lane of each path: which transport, which address; and every later one.
+//! Dials the lanes of a path, and chooses transport and address for the first one.
 //!
-//! What is given or remembered decides before anything is dialled. Otherwise both transports are dialled at once, and the round
-//! trip of the one that answers first decides; the other one is waited for when it is the better, and not for long.
+//! Given values and the path cache decide before any dial. Otherwise both transports are dialled at the same time, and
+//! the RTT of the first answer decides. If the slower answer is the better transport, the dial waits a short time for
+//! it.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -23,57 +24,58 @@ use crate::lane::quic::{self, SharedRate};
 use crate::lane::{Lane, tcp};
 use crate::session::SessionEvent;
 
-/// How long the better transport is waited for when the other one has answered, beside two round trips. Reason: a handshake over QUIC
-/// takes one of them; a lost packet, sent again, another.
+/// Time to wait for the better transport after the other one has answered, in addition to two round trips. Reason: a
+/// handshake over QUIC takes one round trip, and the retransmission of a lost packet another.
 const BETTER_GRACE: Duration = Duration::from_millis(500);
 
-/// How often a first lane is dialled when the peer ends the connection before it is known who that is. Reason: an agent that
-/// strangers flood ends one in two, so that four tries get in with 0.94 (`handshakes`).
+/// Maximum number of tries for a first lane if the peer ends the connection before it has identified itself. Reason: an
+/// agent under a flood of unknown clients ends one connection in two, so that four tries succeed with probability 0.94
+/// (`handshakes`).
 const DIAL_TRIES_MAX: u32 = 4;
 
-/// Longest wait before the second try; twice as long before each later one. Reason: three of them are 3.5 s at most, and
-/// copies that were begun together come apart.
+/// Maximum wait before the second try; doubles before each later try. Reason: three waits take at most 3.5 s, and
+/// copies that started at the same time spread out.
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// No try begins later than this after the first. Reason: one handshake's time.
+/// Maximum time from the first try to the start of the last. Reason: duration of one handshake.
 const DIAL_AGAIN_WITHIN: Duration = tcp::HANDSHAKE_TIME_MAX;
 
-/// How often a wait looks whether the person wants to stop.
+/// Interval at which a wait checks if the user wants to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The first lane of a path.
+/// First lane of a path.
 pub(super) struct FirstLane {
     pub(super) via: Via,
     pub(super) lane: Lane,
     pub(super) addr: SocketAddr,
     pub(super) rate: SharedRate,
-    /// What is known of its path by this transport.
+    /// Record of the path by this transport, from the path cache.
     pub(super) remembered: Option<PathRecord>,
-    /// It is known what the other transport carries.
+    /// True if the path cache has a record for the other transport.
     pub(super) is_other_known: bool,
-    /// How long the question of trust took.
+    /// Time that the question about trust took.
     pub(super) trusted_after: Duration,
 }
 
-/// The first path on which the agent was reached, and what becomes of the others.
+/// First path on which the agent was reached, with the dials of the other paths.
 pub(super) struct PathDials {
     pub(super) first: FirstLane,
-    /// Which path that is.
+    /// Index of that path.
     pub(super) on: usize,
     pub(super) others: Vec<(usize, DialledPath)>,
 }
 
-/// A path that is being dialled, or is not yet.
+/// Path that is being dialled; `None`: it is not dialled yet.
 pub(super) struct DialledPath(Option<Receiver<Result<FirstLane, Error>>>);
 
 impl DialledPath {
-    /// Waits for the outcome; `None`: it was not dialled.
+    /// Waits for the outcome; `None`: the path was not dialled.
     pub(super) fn wait(self) -> Option<Result<FirstLane, Error>> {
         self.0?.recv().ok()
     }
 }
 
-/// Reaches the agent on paths.
+/// Dials the agent on paths.
 #[derive(Clone)]
 pub(super) struct Dialling {
     options: CopySpec,
@@ -100,8 +102,9 @@ impl Dialling {
         }
     }
 
-    /// Dials every path that is no standby, all at once, and returns when the agent was reached on one; standby paths too, when it was
-    /// reached on none for [`STANDBY_AFTER`]. Errors: it was not reached on any.
+    /// Dials every path that is not a standby path, all at the same time. Returns when the agent was reached on one
+    /// path. Also dials standby paths if no path succeeds for [`STANDBY_AFTER`]. Errors: the agent was not reached on
+    /// any path.
     pub(super) fn reach_paths(&self) -> Result<PathDials, Error> {
         let paths = &self.options.paths;
         if paths.len() == 1 {
@@ -111,7 +114,7 @@ impl Dialling {
         let mut failed: Vec<Error> = Vec::new();
         let mut dials: Vec<(usize, DialledPath)> = Vec::new();
         let (standby, main): (Vec<usize>, Vec<usize>) = (0..paths.len()).partition(|path| paths[*path].standby);
-        // Standby paths wait for the others to fail, or to take their time.
+        // Standby paths wait until the others have failed, or have not succeeded in time.
         let mut rounds = [main, standby].into_iter().filter(|round| !round.is_empty());
         loop {
             if dials.is_empty() && !self.start_all(rounds.next(), &tell, &mut dials)? {
@@ -125,7 +128,7 @@ impl Dialling {
             let Some(place) = dials.iter().position(|(other, _)| *other == path) else { continue };
             match dials.swap_remove(place).1.wait() {
                 Some(Ok(first)) => {
-                    // Those that have failed are dialled again later, as those are that were not dialled yet.
+                    // The session dials paths again later that have failed or have not been dialled.
                     let pending = |path: usize, dials: &mut Vec<(usize, DialledPath)>| {
                         let place = dials.iter().position(|(other, _)| *other == path);
                         place.map_or(DialledPath(None), |place| dials.swap_remove(place).1)
@@ -141,7 +144,7 @@ impl Dialling {
         }
     }
 
-    /// Starts to dial each of these paths; whether there are any.
+    /// Starts to dial each of these paths. Returns false if there are none.
     fn start_all(
         &self,
         round: Option<Vec<usize>>,
@@ -155,20 +158,21 @@ impl Dialling {
         Ok(true)
     }
 
-    /// Starts to dial a path; its number is told when the outcome is there.
+    /// Starts to dial a path; sends its number to `tell` when the outcome is available.
     fn start(&self, path: usize, tell: Sender<usize>) -> Result<DialledPath, Error> {
         let (report, outcome) = channel();
         let dialling = self.clone();
         let spawned = thread::Builder::new().name("dial-path".to_owned()).spawn(move || {
             let _told = Told { tell, path };
-            // Nobody waits any more: the lane ends here.
+            // If nobody waits any more, the lane ends here.
             let _ = report.send(dialling.reach_path(path));
         });
         spawned.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
         Ok(DialledPath(Some(outcome)))
     }
 
-    /// Dials the first lane of a path: by the transport chosen, or by the other one when that was our choice and it fails.
+    /// Dials the first lane of a path by the chosen transport. If that fails and Sterna chose it, dials by the other
+    /// one.
     pub(super) fn reach_path(&self, path: usize) -> Result<FirstLane, Error> {
         let several = self.options.paths.len() > 1;
         let options = &self.options.paths[path];
@@ -203,7 +207,7 @@ impl Dialling {
         Err(together(errors))
     }
 
-    /// The error of a path that leads to another agent than the copy's.
+    /// Returns the error of a path that leads to another agent.
     fn another_agent(&self, named: &HostPort, peer: &Fingerprint) -> Error {
         let text = format!(
             "the path to {named} leads to an agent with the key {peer}, which is not that of {}: every path must lead to the same agent",
@@ -212,16 +216,16 @@ impl Dialling {
         Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text).about(&[Setting::Paths])
     }
 
-    /// What is known of the path from `local` to `addr`.
+    /// Returns the records of the path from `local` to `addr`.
     fn recall(&self, local: Option<IpAddr>, addr: SocketAddr) -> Vec<PathRecord> {
-        // Without a route the dial fails too, and says so.
+        // Without a route the dial fails too, and returns the error.
         let key = key_of(self.way, local, addr).ok();
         let file = self.initiator.path_cache.as_deref().map(PathFile::new);
         file.zip(key).map(|(file, key)| file.recall(&key)).unwrap_or_default()
     }
 }
 
-/// Tells that the dial of a path is over, however it ended.
+/// Reports that the dial of a path has ended, also after a panic.
 struct Told {
     tell: Sender<usize>,
     path: usize,
@@ -229,12 +233,13 @@ struct Told {
 
 impl Drop for Told {
     fn drop(&mut self) {
-        // Nobody waits any more.
+        // Nobody may be waiting any more.
         let _ = self.tell.send(self.path);
     }
 }
 
-/// All failures as one. A reader of one alone would suspect what lets that transport through and not the other.
+/// Joins all errors to one. Reason: one error alone suggests a wrong cause, such as a firewall that blocks one
+/// transport only.
 fn together(mut errors: Vec<Error>) -> Error {
     let Some(last) = errors.pop() else { return crate::internal("no address was tried") };
     errors.into_iter().rev().fold(last, |after, error| {
@@ -250,7 +255,7 @@ fn stop_if_asked(observer: &Arc<dyn CopyObserver>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A lane that is connected, by the transport that was chosen.
+/// Connected lane, by the transport that was chosen.
 struct Reached {
     via: Via,
     lane: Lane,
@@ -258,7 +263,7 @@ struct Reached {
     congestion_refused: Option<Error>,
 }
 
-/// Reaches the agent on one path.
+/// Dials the agent on one path.
 struct PathDialling<'a> {
     dialling: &'a Dialling,
     options: &'a PathOptions,
@@ -266,7 +271,7 @@ struct PathDialling<'a> {
 }
 
 impl PathDialling<'_> {
-    /// Reaches the agent at `addr`. Errors: one for each transport that was tried.
+    /// Connects to the agent at `addr`. Errors: one for each transport that was tried.
     fn reach(&self, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Vec<Error>> {
         let contract = &self.options.contract;
         let facts = TransportFacts { contract, remembered, rtt: None, now: unix_time() };
@@ -313,7 +318,7 @@ impl PathDialling<'_> {
         dial_first((options, self.options), target, initiator, observer, |rationale| self.say(rationale))
     }
 
-    /// Dials both transports at once, and takes the one that suits the round trip that is found.
+    /// Dials both transports at the same time, and takes the one that suits the measured RTT.
     fn race(&self, addr: SocketAddr, facts: TransportFacts<'_>) -> Result<Reached, Vec<Error>> {
         let (tell, answers) = channel();
         for via in [Via::Quic, Via::Tcp] {
@@ -326,7 +331,7 @@ impl PathDialling<'_> {
                 let reached = on
                     .dial_first(&Target { via, addr, rate: &rate, lanes })
                     .map(|(lane, congestion_refused)| Reached { via, lane, rate, congestion_refused });
-                // Nobody waits any more: the lane ends here.
+                // If nobody waits any more, the lane ends here.
                 let _ = tell.send(reached);
             });
             dialled.map_err(|e| vec![crate::internal("start a thread that dials").caused_by(e)])?;
@@ -335,7 +340,7 @@ impl PathDialling<'_> {
         let first = self.next_answer(&answers, None).map_err(|error| vec![error])?;
         let first = match first {
             Some(Ok(reached)) => reached,
-            // Too little memory for QUIC's lanes is enough for TCP.
+            // If the memory is too small for QUIC lanes, it is still enough for TCP.
             Some(Err(error)) if error.retry == Retry::Never && error.kind != ErrorKind::Usage => {
                 return Err(vec![error]);
             }
@@ -370,7 +375,7 @@ impl PathDialling<'_> {
         }
     }
 
-    /// One transport has failed: the other one, whichever it is.
+    /// Takes the remaining transport after the first one has failed.
     fn left_over(
         &self,
         answers: &Receiver<Result<Reached, Error>>,
@@ -387,7 +392,8 @@ impl PathDialling<'_> {
         }
     }
 
-    /// Waits for a transport to answer; `None`: none within the time, or no more is left. Errors: the person wants to stop.
+    /// Waits for a transport to answer. Returns `None` if none answered in the time, or none is left. Errors: the user
+    /// wants to stop.
     fn next_answer(
         &self,
         answers: &Receiver<Result<Reached, Error>>,
@@ -409,9 +415,9 @@ impl PathDialling<'_> {
     }
 }
 
-/// Dials a first lane of a path, and again when the peer ends the connection before it is known who that is.
+/// Dials a first lane of a path. Dials again if the peer ends the connection before it has identified itself.
 ///
-/// `say` hears of each further try. Errors: that of the last try; `Cancelled` when the person wants to stop.
+/// Calls `say` before each further try. Errors: that of the last try; `Cancelled` if the user wants to stop.
 pub(super) fn dial_first(
     (options, path): (&CopySpec, &PathOptions),
     target: &Target<'_>,
@@ -426,7 +432,7 @@ pub(super) fn dial_first(
             Err(error) if error.is_cut_in_handshake() && tries < DIAL_TRIES_MAX => error,
             outcome => return outcome,
         };
-        // Without random numbers of the kernel the pause is the longest.
+        // If the kernel returns no random number, the pause is the longest.
         let pause = pause_after(tries, getrandom::u32().unwrap_or(u32::MAX));
         if begun.elapsed() + pause > DIAL_AGAIN_WITHIN {
             return Err(error);
@@ -442,13 +448,13 @@ pub(super) fn dial_first(
     }
 }
 
-/// How long to wait after try number `tries`: between half of the longest pause and all of it, by a random number.
+/// Returns the wait after try number `tries`: at random between half of its maximum and its maximum.
 fn pause_after(tries: u32, random: u32) -> Duration {
     let longest = DIAL_PAUSE_MAX * (1 << (tries - 1));
     longest.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
-/// The addresses of an agent, of the family of `local` when that is given. Errors: `Unreachable`.
+/// Returns the addresses of an agent, of the address family of `local` if that is given. Errors: `Unreachable`.
 pub(super) fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
     let failed = |text: String| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text);
     let found: Vec<SocketAddr> = match remote.host.parse::<IpAddr>() {
@@ -469,16 +475,16 @@ pub(super) fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<So
     }
 }
 
-/// A lane, and why the congestion control that was asked for is not in use.
+/// Lane, and the error if the host refused the requested congestion control.
 type DialledLane = (Lane, Option<Error>);
 
-/// Where a lane is dialled, and how.
+/// Target of a dial: transport, address, rate and number of lanes.
 pub(super) struct Target<'a> {
     pub(super) via: Via,
     pub(super) addr: SocketAddr,
-    /// The rate that it shares with the other lanes of its path.
+    /// Rate that the lane shares with the other lanes of its path.
     pub(super) rate: &'a SharedRate,
-    /// How many these are, with it.
+    /// Number of lanes of the path, including this one.
     pub(super) lanes: u32,
 }
 
@@ -508,16 +514,16 @@ pub(super) fn dial(
     }
 }
 
-/// How many QUIC lanes a path will have, for the first of them, which has its part of the memory and no more.
+/// Returns the number of QUIC lanes that a path will have. The first lane uses it to take only its part of the memory.
 fn lanes_to_come(options: &CopySpec, path: &PathOptions, remembered: Option<&PathRecord>) -> u32 {
     let rate = path.contract.expected(remembered.map(|record| record.rate));
     let by_rate = || plan::choose_quic_lanes(rate, remembered.map_or(plan::MTU_USUAL, |record| record.mtu));
     let lanes = lanes_asked(options, path).unwrap_or_else(by_rate).value;
-    // Too little memory for them is told when QUIC is what was chosen.
+    // If the memory is too small for these lanes, the user gets that error once QUIC is chosen.
     if lane_memory(options, path, lanes).is_ok() { lanes } else { 1 }
 }
 
-/// How many lanes a path gets whatever its transport; `None`: what that and the rate say.
+/// Returns the number of lanes of a path for every transport; `None`: transport and rate decide.
 pub(super) fn lanes_asked(options: &CopySpec, path: &PathOptions) -> Option<Decision<u32>> {
     if let Some(lanes) = path.lanes {
         return Some(Decision { value: lanes, rationale: format!("{lanes}, as given") });
@@ -527,14 +533,15 @@ pub(super) fn lanes_asked(options: &CopySpec, path: &PathOptions) -> Option<Deci
     is_web.then(plan::choose_web_lanes)
 }
 
-/// Processor cores of this host.
+/// Returns the number of processor cores of this host.
 pub(super) fn cores() -> u32 {
     thread::available_parallelism().map_or(1, |count| count.get() as u32)
 }
 
-/// Most QUIC lanes that a path which begins with `lanes` may have in the end: others come when its rate is found, and there is memory for them.
+/// Returns the maximum number of QUIC lanes that a path with `lanes` lanes at the start may get. Lanes are added when
+/// the rate has been measured and there is memory for them.
 ///
-/// `memory`: of all lanes of the path.
+/// `memory`: for all lanes of the path.
 pub(super) fn lanes_most(memory: ByteCount, path: &PathOptions, lanes: u32) -> u32 {
     let held = memory.0 / quic::MEMORY_MIN.0;
     match (path.lanes, path.contract.target) {
@@ -543,12 +550,13 @@ pub(super) fn lanes_most(memory: ByteCount, path: &PathOptions, lanes: u32) -> u
     }
 }
 
-/// What the lanes of one path may hold together.
+/// Returns the maximum of data that all lanes of one path may hold together.
 pub(super) fn path_memory(options: &CopySpec) -> ByteCount {
     ByteCount(options.memory.0 / options.paths.len().max(1) as u64)
 }
 
-/// What each QUIC lane of a path may hold, with a part set aside for those that come later. Errors: `Usage`, when that is too little for a lane to work.
+/// Returns the maximum of data that each QUIC lane of a path may hold, with a reserve for lanes that are added later.
+/// Errors: `Usage`, if that is too small for a lane.
 pub(super) fn lane_memory(options: &CopySpec, path: &PathOptions, lanes: u32) -> Result<ByteCount, Error> {
     let available = path_memory(options);
     let memory = ByteCount((available.0 / u64::from(lanes_most(available, path, lanes))).max(quic::MEMORY_MIN.0));

@@ -1,9 +1,9 @@
-//! A copy whose two ends are in this process: from web servers to this host.
+//! Copy with both ends in this process: from web servers to this host.
 //!
-//! What it does: starts a sender that reads by HTTP and a receiver, joins them by lanes within the process, and ticks both. The
-//! receiver is that of every copy, with its journal, its digests and its rules for what exists. What it refuses to do: dial;
-//! there is no agent. Lane 0 carries control frames, both ways; each of the others carries blocks, and has at most one request
-//! at a web server.
+//! Starts a sender that reads by HTTP, and a receiver. Joins them by lanes within the process, and ticks both. The
+//! receiver is the same as in every copy, with its journal, its digests and its rules for existing files. Does not
+//! dial: there is no agent. Lane 0 carries control frames in both directions. Every other lane carries blocks, and has
+//! at most one request at a web server.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -30,10 +30,10 @@ use crate::lane::inside::InsideTx;
 use crate::session::{AskedNames, End, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock};
 use crate::web::{Web, WebOptions};
 
-/// What is said of sources of two kinds.
+/// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, URLs and others: copy each kind by itself";
 
-/// Settings of hosts that send.
+/// Settings that only apply to hosts that send.
 const OF_SENDERS: &[Setting] = &[
     Setting::Rate,
     Setting::RateMin,
@@ -45,10 +45,10 @@ const OF_SENDERS: &[Setting] = &[
     Setting::Congestion,
 ];
 
-/// The lane of control frames.
+/// Lane of control frames.
 pub(super) const CONTROL: LaneId = LaneId(0);
 
-/// How web servers are spoken with in a copy.
+/// Returns the options for connections to web servers.
 pub(super) fn web_options(options: &CopySpec) -> WebOptions {
     WebOptions {
         token: options.web_token.clone(),
@@ -66,14 +66,14 @@ fn lane_count(options: &CopySpec) -> Decision<u32> {
     }
 }
 
-/// A copy from web servers to this host.
+/// Copy from web servers to this host.
 pub(crate) struct Direct {
     locations: Vec<WebLocation>,
     destination: PathBuf,
 }
 
 impl Direct {
-    /// What is to be done; `None`: it is a copy of another kind. Errors: `Usage`.
+    /// Returns the copy that the options describe; `None`: it is a copy of another kind. Errors: `Usage`.
     pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let is_web = |source: &Location| matches!(source, Location::Web(_));
@@ -116,10 +116,10 @@ impl Direct {
         let ends = self.start_ends(options, &tally)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
-        // A host that gives too few threads: those that run end with their ends.
+        // If the host refuses a thread, the abort of both ends ends the threads that run.
         let feeders = ends.start_lanes(lanes.value).inspect_err(|error| ends.abort(error))?;
         ends.tick_until_over(observer, started);
-        // Nobody waits for a web server any more; a feeder ends when its end is over.
+        // Cancels requests that still wait for a web server. A feeder ends when its end is over.
         ends.web.stop();
         feeders.into_iter().for_each(|feeder| drop(feeder.join()));
         ends.receiver.join();
@@ -138,11 +138,11 @@ impl Direct {
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
         let web = Arc::new(web);
         let destination = Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?;
-        // Our own sender names them, by the URLs that were given.
+        // The sender in this process names the files, by the URLs that were given.
         let receiver = Receiver::start(receiver_options(options, destination, AskedNames::Any, tally), observer)?;
         let sources = Origins::Web(Arc::clone(&web));
         let (settled, pool) = (tally.settled(), BufferPool::new());
-        // What it has to say the receiver says too.
+        // Reason: the receiver reports the same events.
         let silent = Arc::new(Silent);
         let sender = Sender::start(sources, options.linger, options.dry_run, settled, Wish::Never, pool, silent)?;
         if let Some(file) = &options.recording {
@@ -186,12 +186,12 @@ impl Ends {
             if left.is_zero() {
                 return;
             }
-            // The receiver is over last, and wakes whoever waits for it at each change.
+            // The receiver is over last, and wakes its waiters at each change.
             self.receiver.wait_for_work(left);
         }
     }
 
-    /// Ticks both ends until they are over; ends them when the person wants to stop.
+    /// Ticks both ends until they are over. Aborts them when the user wants to stop.
     fn tick_until_over(&self, observer: &Arc<dyn CopyObserver>, started: Instant) {
         let mut stopping = false;
         let mut stall = StallWatch::of_web();
@@ -229,7 +229,8 @@ impl Ends {
     }
 }
 
-/// Joins two ends in this process, and starts the threads that feed the lanes: two for control frames, one for each lane of blocks.
+/// Joins two ends in this process, and starts the threads that feed the lanes: two for control frames, one for each
+/// lane of blocks.
 pub(super) fn start_lanes(
     sender: &Arc<dyn End>,
     receiver: &Arc<dyn End>,
@@ -246,7 +247,7 @@ pub(super) fn start_lanes(
     Ok(feeders)
 }
 
-/// Feeds `lane` from one end to the other, in a thread of its own.
+/// Feeds `lane` from one end to the other, in a separate thread.
 fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<thread::JoinHandle<()>, Error> {
     let (from, to) = (Arc::clone(from), Arc::clone(to));
     let sink = SessionSink::new(Arc::clone(&to), lane);
@@ -257,7 +258,7 @@ fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<th
             lost.to.limits().inside_up(lane);
         }
         if let Err(error) = feed(&*lost.from, lane, Box::new(InsideTx::new(Box::new(sink))), None) {
-            // No network lies between: what fails here would fail on every lane.
+            // There is no network between the ends: an error of one lane would occur on every lane.
             lost.to.abort(error.clone());
             lost.from.abort(error);
         }
@@ -266,7 +267,7 @@ fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<th
     spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
 }
 
-/// Takes a lane down when its feeder ends, also by a panic: its blocks go to other lanes.
+/// Takes a lane down when its feeder ends, also by a panic. Other lanes send its blocks.
 struct LostLane {
     from: Arc<dyn End>,
     to: Arc<dyn End>,
@@ -287,7 +288,7 @@ impl Drop for LostLane {
     }
 }
 
-/// Hears and says nothing.
+/// Observer that ignores all events.
 pub(super) struct Silent;
 
 impl Observer for Silent {

@@ -1,7 +1,7 @@
-//! A copy that an agent runs for a command: the client of a session, with one end beneath the agent's own roots.
+//! Copy that an agent runs for a command. The agent is the client of a session, and one end is beneath its own roots.
 //!
-//! What it does: makes of a request the job that every copy is. What it refuses to do: decide who may ask for it, and for what
-//! (`agent::third_party` has).
+//! Converts a request to the job that every copy runs. Does not decide who may request a copy, or what:
+//! `agent::third_party` has decided that before.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -17,16 +17,16 @@ use super::{CopyObserver, CopySpec, CopySummary, Initiator, PathOptions, ViaChoi
 use crate::disk::Root;
 use crate::session::{SettledPaths, Source};
 
-/// Where a pull writes.
+/// Destination of a pull.
 pub(super) enum PullPlace {
-    /// A path on this host.
+    /// File path on this host.
     Local(PathBuf),
-    /// A path beneath a root of an agent.
+    /// File path beneath a root of an agent.
     Beneath(Root, Vec<u8>),
 }
 
 impl PullPlace {
-    /// The root and the path beneath it. Errors: this host does not let us open it.
+    /// Returns the root and the file path beneath it. Errors: this host denies access to the root.
     pub(super) fn resolve(&self) -> Result<(Root, Vec<u8>), Error> {
         match self {
             Self::Local(path) => Root::for_local_destination(path.as_os_str().as_bytes()),
@@ -35,15 +35,15 @@ impl PullPlace {
     }
 }
 
-/// Where the copy's end at this agent is.
+/// End of the copy at this agent.
 pub(crate) enum Place {
-    /// It pushes these.
+    /// Sources that the agent pushes.
     Sources(Vec<Source>),
-    /// It pulls to this path beneath this root.
+    /// File path beneath this root that the agent pulls to.
     Destination(Root, Vec<u8>),
 }
 
-/// A request with all that the agent adds to it.
+/// Request, with the end that the agent adds to it.
 pub(crate) struct Errand<'a> {
     pub(crate) request: &'a ThirdParty,
     pub(crate) place: Place,
@@ -62,7 +62,8 @@ pub(crate) fn run_errand(
         path: path.to_vec(),
     };
     let remote = passive(&request.destination);
-    // Both ends as the command wrote them, as far as anybody asks: the job has what is copied.
+    // Both ends as the command wrote them, for checks of the options. The job has the sources and destination that are
+    // used.
     let sources = request.sources.iter().map(|source| Location::Remote(passive(source))).collect();
     let options = CopySpec {
         paths: vec![PathOptions {
@@ -78,7 +79,7 @@ pub(crate) fn run_errand(
         compress: request.compress,
         dry_run: request.dry_run,
         linger: request.linger,
-        // Memory is this host's, so that no command has a say in it.
+        // This host alone sets the memory limit; a command cannot change it.
         ..CopySpec::new(sources, Location::Remote(remote.clone()))
     };
     let direction = match place {

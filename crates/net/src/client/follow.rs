@@ -1,4 +1,4 @@
-//! What following sources, and doing something with them afterwards, asks of a copy.
+//! Checks and prepares a copy that follows its sources, or deletes or moves them afterwards.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use super::CopySpec;
 use crate::disk::{Root, has_wildcards, last_name};
 use crate::session::{Follow, FollowRules};
 
-/// Least idle time of files that are then taken away. Reason: a writer that writes once a second is not idle, and not every file system tells who has
-/// a file open.
+/// Minimum idle time of files that are deleted or moved afterwards. Reason: a writer that writes once a second is not
+/// idle, and not every file system reports which process has a file open.
 const IDLE_LEAST: Duration = Duration::from_secs(1);
 
-/// Errors: `Usage`: something that only a push of files of this host can do is asked of another copy.
+/// Checks that following, deleting and moving are only requested for a push of files of this host. Errors: `Usage`.
 pub(super) fn check(options: &CopySpec) -> Result<(), Error> {
     let is_push = matches!(options.destination, Location::Remote(_));
     let is_ours = options.sources.iter().all(|source| matches!(source, Location::Local(_)));
@@ -52,8 +52,10 @@ pub(super) fn check(options: &CopySpec) -> Result<(), Error> {
     Err(Error::usage(setting, text))
 }
 
-/// Errors: `Usage`: several of the sources may have files of one name at the destination, where the later would take the place of
-/// the earlier. A copy that ends finds that out by its manifest; this one has no end.
+/// Checks that no two sources can have files of the same name at the destination: the later file would replace the
+/// earlier.
+///
+/// Errors: `Usage`. A copy that ends detects this in its manifest; a copy that follows has no end.
 fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
     use std::os::unix::ffi::OsStrExt;
     let usage = |path: &PathBuf| {
@@ -77,9 +79,10 @@ fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What follows `sources`, if that is asked for; and the look whether what is to be done with them afterwards can be.
+/// Returns the follower of `sources`, if the options request one. Also checks that sources can be deleted or moved
+/// afterwards.
 ///
-/// Errors: a source that is not there, `Usage`.
+/// Errors: a source does not exist, `Usage`.
 pub(super) fn prepare(options: &CopySpec, sources: &[PathBuf]) -> Result<Option<Arc<Follow>>, Error> {
     use std::os::unix::ffi::OsStrExt;
     if options.follow.is_none() && options.then.is_none() {
@@ -97,7 +100,8 @@ pub(super) fn prepare(options: &CopySpec, sources: &[PathBuf]) -> Result<Option<
     Follow::new(roots, rules).map(|follow| Some(Arc::new(follow)))
 }
 
-/// What is done with a file that exists: one that is to be deleted at its source is copied again though it looks up to date, since only its bytes can tell.
+/// Returns the treatment of files that exist. If sources are deleted or moved afterwards, a file that looks up to date
+/// is copied again. Reason: only its bytes can prove that it is equal.
 pub(super) fn overwrite(options: &CopySpec) -> Overwrite {
     match (options.overwrite, &options.then) {
         (Overwrite::IfChanged, Some(_)) => Overwrite::Always,

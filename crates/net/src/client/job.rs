@@ -1,4 +1,4 @@
-//! What a copy is to do, worked out of its locations; our end of its session.
+//! Job of a copy, derived from its locations; start of the local end of its session.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,14 +19,14 @@ use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, Follow, LaneIds, Observer, Origins, Receiver, ReceiverOptions, Sender, Source};
 use crate::web::Web;
 
-/// Our end of a session; once more as a receiver if it is one.
+/// Local end of a session, and the same end as a receiver if it is one.
 pub(super) type OurEnd = (Arc<dyn End>, Option<Arc<Receiver>>);
 
-/// What is to be done, worked out of the locations.
+/// Job of a copy, derived from its locations.
 pub(crate) struct Job {
     pub(super) remote: RemoteLocation,
     pub(super) direction: Direction,
-    /// What follows the sources, over all sessions.
+    /// Follower of the sources, over all sessions.
     pub(super) follow: Option<Arc<Follow>>,
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Direction {
         sources: Vec<Vec<u8>>,
         destination: PullPlace,
     },
-    /// A pull of one of several replicas of a file.
+    /// Pull of one of several replicas of a file.
     Replica {
         source: Vec<u8>,
         member: Arc<Member>,
@@ -49,7 +49,7 @@ pub(super) enum Direction {
 pub(super) enum PushSources {
     Local(Vec<PathBuf>),
     Web(Vec<WebLocation>),
-    /// Beneath roots of an agent.
+    /// Sources beneath roots of an agent.
     Places {
         places: Vec<Source>,
         several: bool,
@@ -57,7 +57,7 @@ pub(super) enum PushSources {
 }
 
 impl PushSources {
-    /// The sources of a push. Errors: `Usage`: some are at an agent, or they are of two kinds.
+    /// Returns the sources of a push. Errors: `Usage`: some sources are at an agent, or they are of two kinds.
     fn of(sources: &[Location]) -> Result<Self, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let (mut local, mut web) = (Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ impl PushSources {
         }
     }
 
-    /// Whether they can mean more than one thing, so that the destination must be a directory.
+    /// Returns true if the sources can match several files, so that the destination must be a directory.
     fn are_many(&self) -> bool {
         match self {
             Self::Local(paths) => paths.len() > 1 || paths.iter().any(|path| means_many(path)),
@@ -86,7 +86,7 @@ impl PushSources {
 }
 
 impl Job {
-    /// Errors: `Usage`.
+    /// Derives the job from the options. Errors: `Usage`.
     pub(super) fn plan(options: &CopySpec) -> Result<Self, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         if options.sources.is_empty() {
@@ -127,7 +127,7 @@ impl Job {
         }
     }
 
-    /// What the agent is asked for.
+    /// Returns the request to the agent.
     pub(super) fn request(&self, options: &CopySpec) -> Request {
         match &self.direction {
             Direction::Push { sources, destination } => Request::Push {
@@ -149,7 +149,7 @@ impl Job {
         }
     }
 
-    /// What numbers the lanes of the session.
+    /// Returns the counter that numbers the lanes of the session.
     pub(super) fn lanes(&self) -> Arc<LaneIds> {
         match &self.direction {
             Direction::Replica { member, .. } => member.lanes(),
@@ -157,7 +157,7 @@ impl Job {
         }
     }
 
-    /// Our end of the session.
+    /// Starts the local end of the session.
     pub(super) fn start_end(&self, options: &CopySpec, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
         match &self.direction {
             Direction::Push { sources, .. } => self.start_sender(sources, options, tally),
@@ -190,7 +190,7 @@ impl Job {
         let (settled, pool) = (tally.settled(), BufferPool::new());
         let sender =
             Sender::start(origins, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
-        // What a dry run calls done has not arrived.
+        // In a dry run, files that are reported as done have not arrived.
         if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
             sender.set_then(then)?;
         }
@@ -215,7 +215,7 @@ fn start_receiver(
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
 
-/// How a receiver of this host treats what comes; it waits for its sender to have heard.
+/// Returns the options of a receiver on this host. The receiver waits until its sender has received the outcomes.
 pub(super) fn receiver_options(
     options: &CopySpec,
     destination: Destination,
@@ -241,18 +241,20 @@ pub(super) fn local_source(path: &Path) -> Result<Source, Error> {
     Ok(Source { root, pattern, name: None })
 }
 
-/// Whether a local source can mean more than one thing, so that the destination must be a directory.
+/// Returns true if a local source can match several files, so that the destination must be a directory.
 pub(super) fn means_many(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     means_contents(bytes) || !path.exists() && has_wildcards(bytes)
 }
 
-/// Whether a remote source can; only the agent knows whether a name with a wildcard in it exists as it is written.
+/// Returns true if a remote source can match several files. Only the agent can check if a file exists whose name
+/// contains the wildcard characters.
 pub(super) fn may_mean_many(path: &[u8]) -> bool {
     last_name(path).is_none() || has_wildcards(path)
 }
 
-/// Whether a local path means the contents of a directory and not the directory: `.`, `..`, `/`, or one that ends so.
+/// Returns true if a local file path means the contents of a directory and not the directory. Such file paths are `.`,
+/// `..` and `/`, or end in one of these.
 fn means_contents(path: &[u8]) -> bool {
     let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
     matches!(path[..end].rsplit(|&b| b == b'/').next(), None | Some(b"" | b"." | b".."))

@@ -1,8 +1,8 @@
 //! One session of a copy: its paths, and the lanes on them.
 //!
-//! What it does: reaches the agent on every path, decides how many lanes each shall have, keeps every lane alive (a dead one is
-//! dialled again with backoff), holds standby paths back while another one is up. The loop is [`Keeper::tick_until_over`]:
-//! until the session is over or the person stops it.
+//! Reaches the agent on every path, decides the number of lanes of each path, and keeps every lane alive. A dead lane
+//! is dialled again with backoff. Keeps standby paths unused while another path is up. The loop is
+//! [`Keeper::tick_until_over`]: it runs until the session is over or the user stops it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -33,23 +33,24 @@ use crate::identity::Fingerprint;
 use crate::lane::Lane;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
 
-/// Longest wait before a dead lane is dialled again. Reason: an outage that ends is noticed within this.
+/// Maximum wait before a dead lane is dialled again. Reason: the end of an outage is detected within this time.
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-/// A lane that lived this long was well: the next wait is the shortest again.
+/// Minimum life of a lane that resets the backoff to its minimum.
 pub(super) const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 
-/// How long the last packets of a session get to leave this host. Reason: the thread of a lane wakes up within a few
-/// milliseconds and paces its last packets within some more.
+/// Time for the last packets of a session to leave this host. Reason: the thread of a lane wakes up within a few
+/// milliseconds, and paces its last packets within a few more.
 pub(super) const DEPARTURE: Duration = Duration::from_millis(30);
 
-/// How long the close of a lane gets to leave this host. Reason: it waits for no window and no pace, only for its thread.
+/// Time for the close of a lane to leave this host. Reason: the close waits for the thread of the lane only, not for a
+/// window or pacing.
 pub(super) const LAST_PACKET: Duration = Duration::from_millis(10);
 
-/// Why a lane is closed whose transport carries less.
+/// Reason for the close of a lane whose transport carries less.
 const OTHER_TRANSPORT: &str = "the other transport carries more";
 
-/// What the threads that keep paths and lanes alive share.
+/// State of one session, shared by the threads that keep paths and lanes alive.
 struct Keeper {
     end: Arc<dyn End>,
     lanes: Arc<LaneIds>,
@@ -61,18 +62,18 @@ struct Keeper {
     options: CopySpec,
     observer: Arc<dyn CopyObserver>,
     paths: Vec<Arc<KeptPath>>,
-    /// When a path that is no standby was last seen up, or the session began.
+    /// Time when a path that is not a standby path was last seen up; at first, the start of the session.
     served: Mutex<Instant>,
     /// Counters of the earlier sessions of this copy.
     earlier: Earlier,
-    /// What limited the earlier sessions of this copy.
+    /// Limits of the earlier sessions of this copy.
     limits_before: LimitTimes,
-    /// Ends the waits of backoff early.
+    /// Ends the waits of the backoff early.
     over: (Mutex<bool>, Condvar),
     trusted: Mutex<Option<Fingerprint>>,
 }
 
-/// One session of a copy, from the first lane to the last outcome.
+/// Runs one session of a copy, from the first lane to the last outcome.
 pub(super) fn run_session(
     options: &CopySpec,
     job: &Job,
@@ -87,7 +88,7 @@ pub(super) fn run_session(
     };
     let dialling = Dialling::new(options, &job.remote, way, initiator, observer);
     let PathDials { first, on, others } = dialling.reach_paths()?;
-    // The time that a person takes to answer is not the copy's.
+    // The time that a user takes to answer a question is not part of the copy.
     *started += first.trusted_after;
     let started = *started;
     let (earlier, limits_before) = {
@@ -156,8 +157,8 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
     Ok(SessionId(id))
 }
 
-/// The part of its time in which a copy must have been held by its paths, for these to be slower than was known. Reason: a copy whose
-/// source trickles says nothing of them, and what it leaves must not hold the next one back.
+/// Minimum share of the limits of paths for a record that these paths carry no more. Reason: a copy with a slow source
+/// measures nothing about its paths, and its record must not slow down the next copy.
 const PATH_BOUND: f64 = 0.5;
 
 fn decide_lanes(options: &CopySpec, path: &KeptPath, first: &FirstLane, observer: &Arc<dyn CopyObserver>) -> u32 {
@@ -186,7 +187,7 @@ impl Keeper {
         let rtt = if stats.rtt_min.is_zero() { stats.rtt } else { stats.rtt_min };
         let given = &path.options.contract;
         let expected = given.expected(remembered.map(|record| record.rate));
-        // Set once: by the one thread that reaches the agent on this path.
+        // Set once: only one thread reaches the agent on this path.
         let is_least = given.target.is_none()
             && remembered.is_some_and(|record| !record.is_full && given.ceiling.is_none_or(|most| record.rate < most));
         let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected, is_least });
@@ -194,14 +195,16 @@ impl Keeper {
             *lock(&path.contest) = Contest::new();
         }
         let mut first = Some(lane);
-        // Lanes that are asked for wait until the rate is found: among many a rate that begins small is a packet a second for each, and the
-        // one that sends trains has too little to send.
+        // The other lanes wait until the rate is measured. Reason: many lanes split the low initial rate to one packet
+        // a second for each. The lane that sends packet trains then has too little to send.
         let begins_with = if via == Via::Quic && expected.is_none() { 1 } else { lane_count };
         (0..begins_with).try_for_each(|_| self.start_lane(path, via, first.take()))
     }
 
-    /// Whether TCP may turn out to carry more on a path than QUIC, by which it was reached: the choice was ours, nothing is agreed that
-    /// TCP cannot hold, and it is not known yet. Several paths, or replicas, limit a copy together: which one does cannot be told.
+    /// Returns true if a contest between TCP and QUIC is allowed on a path that was reached by QUIC. Conditions: Sterna
+    /// chose the transport, the contract has nothing that TCP cannot keep, and the rate by TCP is not recorded yet. The
+    /// session must have one path and no replicas. Reason: several paths or replicas limit a copy together, and the one
+    /// that does cannot be determined.
     fn may_contest(&self, path: &KeptPath, first: &FirstLane) -> bool {
         let contract = &path.options.contract;
         let is_free = contract.target.is_none() && contract.minimum.is_none() && contract.manner == Manner::Fair;
@@ -210,12 +213,12 @@ impl Keeper {
         is_free && is_alone && is_ours
     }
 
-    /// Begins a path that has been dialled, if the agent was reached on it.
+    /// Starts a path that has been dialled, if the agent was reached on it.
     fn begin_dialled(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) {
         match dialled.wait() {
             Some(Ok(first)) => {
                 let lane_count = decide_lanes(&self.options, path, &first, &self.observer);
-                // A host that gives no more threads keeps the lanes that it has.
+                // If the host refuses more threads, the path keeps the lanes that it has.
                 let _ = self.begin_path(path, first, lane_count);
             }
             Some(Err(error)) => {
@@ -228,7 +231,7 @@ impl Keeper {
     /// Starts the thread that reaches the agent on one more path.
     fn start_path(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) -> Result<(), Error> {
         if self.options.dry_run {
-            // What would be used is to be told.
+            // A dry run reports the paths that would be used.
             self.begin_dialled(path, dialled);
             return Ok(());
         }
@@ -261,7 +264,7 @@ impl Keeper {
                 }
                 Ok(first) => {
                     let lane_count = decide_lanes(&self.options, path, &first, &self.observer);
-                    // A host that gives no more threads keeps the lanes that it has.
+                    // If the host refuses more threads, the path keeps the lanes that it has.
                     let _ = self.begin_path(path, first, lane_count);
                     return;
                 }
@@ -278,12 +281,12 @@ impl Keeper {
         }
     }
 
-    /// Whether a path that is no standby is up, and something comes by it.
+    /// Returns true if a path that is not a standby path is up and receives data.
     fn is_served(&self) -> bool {
         self.paths.iter().any(|path| !path.options.standby && path.is_up() && path.is_heard())
     }
 
-    /// Whether it is a standby path that is not to be used, or not yet.
+    /// Returns true if the path is a standby path that must not be used now.
     fn is_held_back(&self, path: &KeptPath) -> bool {
         if !path.options.standby {
             return false;
@@ -300,12 +303,12 @@ impl Keeper {
         self.end.is_over() || self.observer.stopped()
     }
 
-    /// Whether lanes by `via` are not to be used on a path, or not yet.
+    /// Returns true if lanes by `via` must not be used on the path now.
     fn is_lane_held_back(&self, path: &KeptPath, via: Via) -> bool {
         self.is_held_back(path) || path.is_retired(via)
     }
 
-    /// Starts the thread of one more lane; the first one of a path comes connected.
+    /// Starts the thread of one more lane. The first lane of a path is already connected.
     fn start_lane(self: &Arc<Self>, path: &Arc<KeptPath>, via: Via, connected: Option<Lane>) -> Result<(), Error> {
         let (keeper, on) = (Arc::clone(self), Arc::clone(path));
         let run = move || keeper.keep(&on, via, connected);
@@ -315,7 +318,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Keeps one lane alive until the session is over, by `via` as long as that gets through. The first one of a path comes connected.
+    /// Keeps one lane alive until the session is over, by `via` as long as that transport connects. The first lane of a
+    /// path is already connected.
     fn keep(&self, path: &KeptPath, via: Via, first: Option<Lane>) {
         let Some(reached) = path.reached.get() else { return };
         let mut next = first;
@@ -333,16 +337,18 @@ impl Keeper {
             let id = self.lanes.next();
             let was_dialled = dialled.is_ok();
             let outcome = dialled.and_then(|lane| self.run_lane(id, path, via, lane));
-            // A copy that was stopped needs no more lanes; the agent has heard of it, or sees the last lane end.
+            // A copy that was stopped needs no more lanes. The agent has received the abort, or detects the end of
+            // the last lane.
             if self.is_ending() {
                 return;
             }
-            // What a dead TCP lane had of the rate goes to the others.
+            // The other lanes get the rate of a dead TCP lane.
             if self.sends() {
                 path.live.share_rate();
             }
             let is_retired = path.is_retired(via);
-            // A path whose network is away may come back, and what carries no copy yet, or no more, must not end it.
+            // Only errors of a lane that the copy needs end the session. A path whose network is down may come back. A
+            // path or transport that carries no data yet, or no longer, must not end the session.
             let is_needed = (was_dialled || self.paths.len() == 1) && via == path.chosen_via(reached);
             let reason = match outcome {
                 Err(error) if is_needed && ends_session(&error) => return self.end.abort(error),
@@ -357,12 +363,12 @@ impl Keeper {
         }
     }
 
-    /// Dials one more lane of a path: by the other transport when its own does not get through any more, and the choice was ours.
+    /// Dials one more lane of a path. Uses the other transport if the own one no longer connects and Sterna chose it.
     fn dial_again(&self, path: &KeptPath, reached: &ReachedPath, via: Via) -> Result<Lane, Error> {
         let ReachedPath { addr, ref rate, lane_count: lanes, .. } = *reached;
         let by = |via| {
             let target = Target { via, addr, rate, lanes };
-            // What the first lane was refused was said then.
+            // Limits that the host set for the first lane were reported then.
             dial(&self.options, &path.options, &target, &self.initiator).map(|(lane, _)| lane)
         };
         let failed = match by(via) {
@@ -379,7 +385,7 @@ impl Keeper {
         if self.is_ending() {
             return Err(failed);
         }
-        // Neither: the path is away, and what its own transport says is the reason.
+        // Neither transport connects: the path is down, and the error of the own transport is the reason.
         let Ok(lane) = by(other) else { return Err(failed) };
         self.decide("transport", path, format!("{other} for a lane: no {via} to {addr} any more: {}", failed.chain()));
         Ok(lane)
@@ -389,7 +395,8 @@ impl Keeper {
         let Some(reached) = path.reached.get() else { return Ok(()) };
         self.check_trust(&lane, self.paths.len() == 1 && via == path.chosen_via(reached))?;
         path.live.add(&lane.handle, reached.rate.clone(), self.options.congestion.is_some());
-        // Lanes that are seen there when their transport loses are closed then; this one was on its way.
+        // [`Self::compare_transports`] closes the lanes of the losing transport that it sees. This lane was still being
+        // connected then.
         if path.is_retired(via) {
             lane.handle.close(OTHER_TRANSPORT);
         }
@@ -403,7 +410,8 @@ impl Keeper {
             ..self.hello.clone()
         };
         let (transport, peer) = (lane.handle.transport(), lane.handle.peer_addr());
-        // An agent that was restarted, or that refuses, answers a connection all the same: only its welcome says that it is ours.
+        // An agent that was restarted, or that refuses the session, also accepts connections. Only its welcome confirms
+        // the session.
         let is_up = AtomicBool::new(false);
         let on_welcome = || {
             self.welcomed.store(true, Ordering::Relaxed);
@@ -419,14 +427,15 @@ impl Keeper {
         outcome
     }
 
-    /// Every lane must end at the agent that the first one reached; one that the copy needs may be trusted anew.
+    /// Checks that a lane ends at the agent that the first lane reached. For a lane that the copy needs, asks the user
+    /// to trust another key.
     fn check_trust(&self, lane: &Lane, is_needed: bool) -> Result<(), Error> {
         let trusted = *lock(&self.trusted);
         if trusted == Some(lane.peer) {
             return Ok(());
         }
         if !is_needed {
-            // A path, or a transport, that leads elsewhere must not end what the others carry.
+            // A path or transport that leads to another host must not end the lanes of the others.
             lane.handle.close("another agent");
             let text = format!("{} is another agent, with the key {}: not used", lane.handle.peer_addr(), lane.peer);
             return Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text).retry(Retry::After));
@@ -445,7 +454,8 @@ impl Keeper {
         }
     }
 
-    /// Tells the agent that this end lives, until the session is over. A thread of its own: what the person sees may block.
+    /// Sends keep-alives to the agent until the session is over. Runs in a separate thread, because the user interface
+    /// may block.
     fn keep_alive(&self) {
         while !*lock(&self.over.0) {
             self.paths.iter().for_each(|path| path.live.say_alive());
@@ -457,11 +467,11 @@ impl Keeper {
         self.way == Way::Out
     }
 
-    /// Ticks the session until it is over; ends it when the person wants to stop.
+    /// Ticks the session until it is over. Aborts the session when the user wants to stop.
     fn tick_until_over(self: &Arc<Self>, started: Instant) {
         let mut stopping = false;
         let mut stall = StallWatch::of_lanes();
-        // What a lane has heard last is done with when this returns: a source that was to go has gone.
+        // On return, the last message of a lane is fully processed: sources to delete or move are gone.
         while !self.end.is_over() || !self.end.has_followed_up() {
             self.end.wait_until_over(TICK);
             self.end.tick();
@@ -474,7 +484,7 @@ impl Keeper {
                 self.adapt(path);
             }
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-            // A spool may have nothing to send for days, and a replica nothing while others are faster.
+            // A spool may have nothing to send for days. A replica may have nothing to send while others are faster.
             let told =
                 stall.observe(carried, Instant::now()).filter(|_| self.options.follow.is_none() && !self.options.same);
             if let Some(text) = told {
@@ -490,7 +500,7 @@ impl Keeper {
         self.observer.progress(&self.progress(started));
     }
 
-    /// Lets the other transport show whether it carries more on a path, when the session gives cause; and takes the one that does.
+    /// Starts a contest of the transports on a path when the session gives a reason, and then uses the winner.
     fn compare_transports(self: &Arc<Self>, path: &Arc<KeptPath>, progress: &CopyProgress) {
         match path.contest(progress) {
             None => {}
@@ -508,7 +518,7 @@ impl Keeper {
         }
     }
 
-    /// Decides anew what the lanes of a path themselves have taught since.
+    /// Updates the decisions about a path from what its lanes have measured.
     fn adapt(self: &Arc<Self>, path: &Arc<KeptPath>) {
         let Some(reached) = path.reached.get() else { return };
         if path.options.standby && path.is_up() && self.is_served() {
@@ -524,7 +534,7 @@ impl Keeper {
         let (chosen, via) = (path.chosen_via(reached), path.via(reached));
         let wanted = path.lanes_wanted(chosen).load(Ordering::Relaxed);
         if chosen == reached.via && wanted < reached.lane_count {
-            // Only a search needs to be alone.
+            // Only the search for the rate needs a lane alone on the path.
             if via == Via::Tcp || path.found_rate(self.way).is_some() {
                 self.start_more(path, chosen, wanted, reached.lane_count);
             }
@@ -534,7 +544,7 @@ impl Keeper {
             return;
         }
         let more = match via {
-            // More when the path was found to carry more than those that are there are good for.
+            // Adds lanes if the measured rate is above what the present lanes can carry.
             Via::Quic if given.contract.target.is_some() => None,
             Via::Quic => {
                 let most = lanes_most(path_memory(&self.options), given, reached.lane_count);
@@ -553,9 +563,9 @@ impl Keeper {
         }
     }
 
-    /// Starts the lanes of a path by `via` that are missing to `wanted`.
+    /// Starts lanes of a path by `via`, from `there` to `wanted`.
     fn start_more(self: &Arc<Self>, path: &Arc<KeptPath>, via: Via, there: u32, wanted: u32) {
-        // A host that gives no more threads keeps the lanes that it has.
+        // If the host refuses more threads, the path keeps the lanes that it has.
         let _ = (there..wanted).try_for_each(|_| self.start_lane(path, via, None));
     }
 
@@ -563,7 +573,7 @@ impl Keeper {
         self.observer.event(CopyEvent::Decision { subject, rationale: path.say(rationale) });
     }
 
-    /// Keeps what the session has taught about its paths.
+    /// Writes the measured properties of the paths to the path cache.
     fn learn(&self) {
         let Some(dir) = &self.initiator.path_cache else { return };
         let file = PathFile::new(dir);
@@ -588,14 +598,15 @@ impl Keeper {
         }
     }
 
-    /// What limits the copy, with what earlier sessions of it found.
+    /// Returns the limits of the copy, with those of its earlier sessions.
     fn limits(&self) -> LimitsNow {
         let mut limits = self.end.limits().now();
         limits.report.total.merge(&self.limits_before);
         limits
     }
 
-    /// How far the session is; what earlier sessions of this copy brought does not count as there before it.
+    /// Returns the progress of the copy. Data from earlier sessions of this copy does not count as present before the
+    /// copy.
     fn session_progress(&self) -> Progress {
         let mut progress = self.end.progress();
         progress.counters = self.earlier.and(&progress.counters);
@@ -603,7 +614,7 @@ impl Keeper {
         progress
     }
 
-    /// Adds what the session has brought to the copy. Errors: it ended early.
+    /// Adds the results of the session to those of the copy. Errors: the session ended early.
     fn sum_up(&self, state: &mut TallyState) -> Result<(), Error> {
         state.summary.counters = self.session_progress().counters;
         state.summary.limits = self.limits().report;
@@ -621,8 +632,8 @@ impl Keeper {
         }
     }
 
-    /// Ends every lane. What was said last leaves this host, and its arrival is not waited for: that would cost a round trip,
-    /// and an agent that misses it notices the lane's end.
+    /// Ends every lane, after the last messages have left this host. Does not wait for their arrival: that would cost a
+    /// round trip. An agent that does not receive them detects the end of the lane.
     fn finish(&self) {
         let (over, wake) = &self.over;
         *lock(over) = true;
@@ -630,14 +641,14 @@ impl Keeper {
         let lanes = self.live();
         close_all(lanes.iter().map(Arc::clone), "session over");
         thread::sleep(DEPARTURE);
-        // What a full window held back until now stays here; that nobody is here any more must leave all the same, or the agent
-        // holds the files for as long as it takes the silence for an outage.
+        // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
+        // the agent takes the silence for an outage, and holds the files of the session for that time.
         lanes.iter().for_each(|lane| lane.cut("session over"));
         thread::sleep(LAST_PACKET);
     }
 }
 
-/// Whether a lane's failure would meet every other lane too.
+/// Returns true if the failure of a lane would occur on every other lane too.
 pub(super) fn ends_session(error: &Error) -> bool {
     error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
 }

@@ -1,4 +1,4 @@
-//! The file of the state directory that keeps what is learnt about paths.
+//! Path cache: file of the state directory with the measured properties of paths.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -12,12 +12,13 @@ use crate::identity::files;
 /// Name of the file in the state directory.
 const FILE: &str = "paths";
 
-/// Largest file that is read, in bytes. Reason: as many records as are kept, of 120 bytes each.
+/// Maximum size of a file that is read, in bytes. Reason: maximum number of records, at 120 bytes each.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The file `paths` of the state directory.
+/// File `paths` of the state directory.
 ///
-/// Two copies that end at once may each write what they have read: the record of one is lost then, and learnt again.
+/// Two copies that end at the same time can each write what they have read. Then the record of one copy is lost, and a
+/// later copy measures the path again.
 #[derive(Clone, Debug)]
 pub(super) struct PathFile {
     path: PathBuf,
@@ -28,14 +29,16 @@ impl PathFile {
         Self { path: state_dir.join(FILE) }
     }
 
-    /// What is known of the path; nothing when the file cannot be read, which costs a search and no copy.
+    /// Returns the records of the path. Returns none if the file cannot be read: the copy then measures the path, and
+    /// does not fail.
     pub(super) fn recall(&self, key: &PathKey) -> Vec<PathRecord> {
         self.read().recall(key, unix_time())
     }
 
-    /// Keeps what a session has learnt.
+    /// Records the properties of a path that a session has measured.
     ///
-    /// Errors: those of the storage, without its name: an agent tells them to the command that it copies for.
+    /// Errors: those of the storage, without the name of the file. Reason: an agent reports them to the command that it
+    /// copies for.
     pub(super) fn learn(&self, record: PathRecord) -> Result<(), Error> {
         self.write(record).map_err(|error| {
             let said = std::error::Error::source(&error).map_or(String::new(), |said| format!(": {said}"));
@@ -59,21 +62,21 @@ impl PathFile {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(super) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// The path to `remote` from `local`, or from the address that the system would choose.
+/// Returns the key of the path to `remote` from `local`, or from the address that the kernel chooses.
 ///
-/// Errors: there is no way to it.
+/// Errors: no route to `remote`.
 pub(super) fn key_of(way: Way, local: Option<IpAddr>, remote: SocketAddr) -> Result<PathKey, Error> {
     if let Some(local) = local {
         return Ok(PathKey { way, local, remote });
     }
     let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let local = UdpSocket::bind(any).and_then(|socket| {
-        // Nothing is sent: the kernel only looks the route up.
+        // Sends nothing: the kernel only looks up the route.
         socket.connect(remote)?;
         socket.local_addr()
     });

@@ -1,4 +1,4 @@
-//! One path of a copy: what is given about it, and what becomes of it.
+//! One path of a copy: its options, its lanes and its measurements.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -19,29 +19,29 @@ use crate::lane::LaneStats;
 use crate::lane::quic::SharedRate;
 use crate::session::{Lanes, SILENT_AFTER, lock};
 
-/// How long no other path must be up before a standby one is used. Reason: a lane that is cut is up again sooner where its path
-/// still carries, and a session has none for its first round trips.
+/// Time without another live path before a standby path is used. Reason: a lane that was cut is up again sooner if its
+/// path still carries data. Also, a new session has no lane for its first round trips.
 pub(super) const STANDBY_AFTER: Duration = Duration::from_secs(2);
 
-/// What is given about one path of a copy.
+/// Options of one path of a copy.
 #[derive(Clone, Debug)]
 pub struct PathOptions {
-    /// The address of this host to send from; `None`: the one that the kernel chooses.
+    /// Local address to send from; `None`: the kernel chooses.
     pub local: Option<IpAddr>,
-    /// Where the agent is on this path; `None`: where the location says.
+    /// Address of the agent on this path; `None`: that of the location.
     pub remote: Option<HostPort>,
     /// Transport.
     pub via: ViaChoice,
     /// Number of lanes; `None`: Sterna decides.
     pub lanes: Option<u32>,
-    /// What is agreed about its rate.
+    /// Requirements for the rate of the path.
     pub contract: RateContract,
-    /// It is used only while no other path has a lane.
+    /// True if the path is used only while no other path has a lane.
     pub standby: bool,
 }
 
 impl Default for PathOptions {
-    /// The only path of a copy, of which nothing is said.
+    /// Options of the only path of a copy, without any given value.
     fn default() -> Self {
         Self {
             local: None,
@@ -54,84 +54,84 @@ impl Default for PathOptions {
     }
 }
 
-/// A path of a session, with its lanes.
+/// Path of a session, with its lanes.
 pub(super) struct KeptPath {
     pub(super) number: PathNumber,
     pub(super) options: PathOptions,
-    /// How people are told of it, when there are several.
+    /// Name of the path in messages to users; `None` if there is only one path.
     pub(super) name: Option<String>,
-    /// Set when the agent has been reached on it.
+    /// Set when the agent has been reached on this path.
     pub(super) reached: OnceLock<ReachedPath>,
     pub(super) live: Lanes,
-    /// Lanes that the agent has welcomed and that have not ended.
+    /// Number of lanes that the agent has accepted and that have not ended.
     pub(super) up: AtomicUsize,
-    /// What was heard of its lanes, and when that was more or less than before.
+    /// Bytes received on the lanes, and the time of the last change of that number.
     pub(super) heard: Mutex<(Option<u64>, Instant)>,
-    /// Lanes that are kept by each transport; grows when they turn out too few.
+    /// Number of lanes to keep for each transport; grows if they turn out to be too few.
     lanes_wanted: [AtomicU32; 2],
-    /// What the lanes of each transport have carried.
+    /// Bytes and rates of the lanes of each transport.
     carried: Mutex<[Carried; 2]>,
-    /// Whether the other transport carries more.
+    /// Contest: decides which of the two transports carries more.
     pub(super) contest: Mutex<Contest>,
 }
 
-/// What lanes of one transport have carried.
+/// Bytes and rate of the lanes of one transport.
 #[derive(Clone, Copy, Debug, Default)]
 struct Carried {
-    /// The most over some seconds.
+    /// Peak rate over some seconds.
     peak: PeakRate,
-    /// Bytes that they brought to the other end, on the wire; less when one of them ends.
+    /// Bytes that the lanes delivered to the other end, on the wire; decreases when a lane ends.
     bytes: u64,
-    /// What they said last.
+    /// Last counters of the lanes.
     stats: Option<LaneStats>,
 }
 
-/// How the agent was reached on a path.
+/// Result of the first connection to the agent on a path.
 pub(super) struct ReachedPath {
     pub(super) via: Via,
     pub(super) addr: SocketAddr,
     pub(super) rate: SharedRate,
-    /// Lanes that it began with.
+    /// Number of lanes at the start.
     pub(super) lane_count: u32,
-    /// Its round trip when it was reached.
+    /// RTT when the agent was reached.
     pub(super) rtt: Duration,
-    /// What it is expected to carry: given, or remembered.
+    /// Expected rate: given, or from the path cache.
     pub(super) expected: Option<BitRate>,
-    /// It may carry more than that.
+    /// True if the path may carry more than the expected rate.
     pub(super) is_least: bool,
 }
 
-/// A path on which the agent was reached, as a plan tells it.
+/// Path on which the agent was reached, for the plan and the summary.
 #[derive(Clone, Copy, Debug)]
 pub struct PathPlan {
-    /// Its number.
+    /// Number of the path.
     pub path: PathNumber,
-    /// Its transport.
+    /// Transport.
     pub via: Via,
-    /// Where the agent is on it.
+    /// Address of the agent on this path.
     pub peer: SocketAddr,
-    /// Its round trip.
+    /// RTT.
     pub rtt: Duration,
-    /// Lanes that it begins with.
+    /// Number of lanes at the start.
     pub lanes: u32,
-    /// What it is expected to carry on the wire: given, or remembered; `None`: that is to be found out.
+    /// Expected rate on the wire: given, or from the path cache; `None`: to be measured.
     pub rate: Option<BitRate>,
-    /// The rate was given.
+    /// True if the rate was given.
     pub is_given: bool,
-    /// The path may carry more: what is remembered is a copy that something else held.
+    /// True if the path may carry more: another limit bound the copy that recorded the rate.
     pub is_least: bool,
-    /// Data that its lanes may hold at this end; `None`: the kernel decides (TCP).
+    /// Maximum data that the lanes hold at this end; `None`: the kernel decides (TCP).
     pub memory: Option<ByteCount>,
-    /// It is used only while no other is up.
+    /// True if the path is used only while no other path is up.
     pub standby: bool,
 }
 
-/// A path on which the agent was not reached.
+/// Path on which the agent was not reached.
 #[derive(Clone, Copy, Debug)]
 pub struct UnreachedPath {
-    /// Its number.
+    /// Number of the path.
     pub path: PathNumber,
-    /// It waits until no other is up.
+    /// True if the path waits until no other path is up.
     pub standby: bool,
 }
 
@@ -155,14 +155,14 @@ impl KeptPath {
         self.up.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether something has come by it lately: a path that is cut has lanes for long.
+    /// Returns true if data was received on the path lately. Lanes on a path that was cut stay up for a long time.
     pub(super) fn is_heard(&self) -> bool {
         lock(&self.heard).1.elapsed() < SILENT_AFTER
     }
 
-    /// Listens to its lanes.
+    /// Records how many bytes the lanes have received.
     pub(super) fn listen(&self) {
-        // A lane that does not listen has more to hear than it takes.
+        // `None` from a lane counts as received data: the lane does not read, because it still processes earlier data.
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
         let mut heard = lock(&self.heard);
         if bytes.is_none() || bytes != heard.0 {
@@ -170,32 +170,32 @@ impl KeptPath {
         }
     }
 
-    /// `text`, with the name of the path in front when there are several.
+    /// Returns `text`, after the name of the path if there are several paths.
     pub(super) fn say(&self, text: String) -> String {
         named(self.name.as_deref(), text)
     }
 
-    /// The transport of its lanes: the other one when it has lanes by that alone.
+    /// Returns the transport of the lanes: the other one if all lanes use that.
     pub(super) fn via(&self, reached: &ReachedPath) -> Via {
         self.live.transport().map_or(reached.via, Via::from)
     }
 
-    /// The transport that its lanes are dialled by first: what it was reached by, or what has turned out to carry more.
+    /// Returns the transport that is dialled first: that of the first connection, or the winner of the contest.
     pub(super) fn chosen_via(&self, reached: &ReachedPath) -> Via {
         lock(&self.contest).loser().map_or(reached.via, Via::other)
     }
 
-    /// Whether lanes by `via` were found to carry less than the other transport.
+    /// Returns true if the contest showed that lanes by `via` carry less than the other transport.
     pub(super) fn is_retired(&self, via: Via) -> bool {
         lock(&self.contest).loser() == Some(via)
     }
 
-    /// How many lanes are kept by `via`.
+    /// Returns the counter of lanes to keep by `via`.
     pub(super) fn lanes_wanted(&self, via: Via) -> &AtomicU32 {
         &self.lanes_wanted[via as usize]
     }
 
-    /// The rate that QUIC was found to carry until now.
+    /// Returns the rate of QUIC on this path, as measured until now.
     pub(super) fn found_rate(&self, way: Way) -> Option<BitRate> {
         match way {
             Way::Out => self.reached.get()?.rate.found(),
@@ -203,15 +203,16 @@ impl KeptPath {
         }
     }
 
-    /// What its lanes have found it to be; `lane_memory`: of each of them. Path MTU discovery may go on: its first probe is in the middle,
-    /// so that jumbo frames are seen a round trip before any rate is found.
+    /// Returns the measured properties of the path; `lane_memory` is the memory of each lane. Path MTU discovery may
+    /// still be in progress. Its first probe is in the middle of the range: it detects jumbo frames one round trip
+    /// before any rate is measured.
     pub(super) fn found(&self, way: Way, lane_memory: Option<ByteCount>) -> Option<FoundPath> {
         let rate = self.found_rate(way)?;
         let stats = lock(&self.carried)[Via::Quic as usize].stats?;
         Some(FoundPath { rate, mtu: stats.mtu.max(MTU_USUAL), rtt: stats.rtt_min, lane_memory: lane_memory? })
     }
 
-    /// Takes note of what its lanes have carried until now, by each transport.
+    /// Records what the lanes have carried until now, for each transport.
     pub(super) fn watch_rate(&self, way: Way, progress: &CopyProgress) {
         let live = self.live.live();
         for via in [Via::Tcp, Via::Quic] {
@@ -235,7 +236,7 @@ impl KeptPath {
         }
     }
 
-    /// What the contest of its transports asks for now.
+    /// Returns the next step of the contest between the transports, if any.
     pub(super) fn contest(&self, progress: &CopyProgress) -> Option<ContestStep> {
         let [tcp, quic] = *lock(&self.carried);
         let session = &progress.session;
@@ -249,7 +250,8 @@ impl KeptPath {
         })
     }
 
-    /// What is to be used of it, once the agent has been reached on it; `memory`: of its lanes together, if they are QUIC's.
+    /// Returns the plan of the path, once the agent has been reached on it. `memory` is the memory of all its lanes
+    /// together, if they use QUIC.
     pub(super) fn plan(&self, memory: ByteCount) -> Option<PathPlan> {
         let ReachedPath { via, addr, lane_count, rtt, expected, is_least, .. } = self.reached.get()?;
         let contract = &self.options.contract;
@@ -260,7 +262,7 @@ impl KeptPath {
             rtt: *rtt,
             lanes: *lane_count,
             rate: *expected,
-            // What is remembered is cut to a ceiling, which is given too.
+            // A recorded rate is cut to the ceiling, which is also a given value.
             is_given: expected.is_some() && [contract.target, contract.ceiling].contains(expected),
             is_least: *is_least,
             memory: (*via == Via::Quic).then_some(memory),
@@ -268,13 +270,14 @@ impl KeptPath {
         })
     }
 
-    /// Itself, as long as the agent has not been reached on it.
+    /// Returns the path while the agent has not been reached on it.
     pub(super) fn unreached(&self) -> Option<UnreachedPath> {
         let unreached = UnreachedPath { path: self.number, standby: self.options.standby };
         self.reached.get().is_none().then_some(unreached)
     }
 
-    /// Keeps in `file` what the session has taught about it, which paths held if `is_bound`. Errors: the file cannot be written.
+    /// Writes the measured properties of the path to `file`. `is_bound` is true if paths limited the session. Errors:
+    /// the file cannot be written.
     pub(super) fn learn(&self, way: Way, file: &PathFile, is_bound: bool) -> Result<(), Error> {
         let Some(reached) = self.reached.get() else { return Ok(()) };
         let Ok(key) = memory::key_of(way, self.options.local, reached.addr) else { return Ok(()) };
@@ -283,8 +286,8 @@ impl KeptPath {
             let Carried { peak, stats, .. } = carried[via as usize];
             let (Some(rate), Some(stats)) = (peak.value(), stats) else { continue };
             let loss_ppm = (loss_of(&stats) * 1e6) as u32;
-            // A polite sender yields to others: what it was held to is theirs, and not all that the path carries. What has lost against
-            // the other transport carries no more, whatever held it.
+            // A polite sender yields to other traffic: its rate is not the full rate of the path. The transport that
+            // lost the contest carries no more than its rate, whatever the limit was.
             let is_full = is_bound && self.options.contract.manner == Manner::Fair || loser == Some(via);
             let at = memory::unix_time();
             file.learn(PathRecord { key, via, rate, is_full, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })?;
@@ -293,13 +296,13 @@ impl KeptPath {
     }
 }
 
-/// The part of what lanes have sent that was lost. Range: 0 to 1.
+/// Returns the fraction of the sent packets that were lost. Range: 0 to 1.
 fn loss_of(lanes: &LaneStats) -> f64 {
     let sent = lanes.packets_sent.max(1);
     lanes.packets_lost.min(sent) as f64 / sent as f64
 }
 
-/// `text` about the path with this name.
+/// Returns `text`, after the name of the path if it has one.
 pub(super) fn named(name: Option<&str>, text: String) -> String {
     match name {
         Some(name) => format!("{name}: {text}"),

@@ -1,8 +1,9 @@
-//! A copy of one file from several replicas: `sterna copy --same`.
+//! Copy of one file from several replicas: `sterna copy --same`.
 //!
-//! What it does: for each replica one thread that keeps a session with its sender: at an agent by an ordinary pull (`keeper`), for a URL or a
-//! path of this host by a sender in this process. All of them end at one receiver. The main thread carries and decides
-//! ([`Replicas::turn`]). What it refuses to do: decide which replica is asked for what.
+//! Runs one thread for each replica, which keeps a session with the sender of that replica. An agent sends in an
+//! ordinary pull (`keeper`); a URL or a file path of this host has a sender in this process. All sessions end at one
+//! receiver. The main thread moves data and runs the decisions ([`Replicas::turn`]). Does not decide which block each
+//! replica sends.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -38,27 +39,28 @@ use crate::session::{
 };
 use crate::web::Web;
 
-/// Longest nap of the main thread. Reason: as that of a feeder; what comes wakes it.
+/// Maximum sleep of the main thread. Reason: as that of a feeder; received data wakes it.
 const NAP: Duration = Duration::from_millis(20);
 
-/// How long the senders get to hear how the copy ended. Reason: each bounds its last words to 2 s, and closes its lanes in the same time.
+/// Time for the senders to receive the outcome of the copy. Reason: each limits its last message to 2 s, and closes its
+/// lanes in the same time.
 const FAREWELLS: Duration = Duration::from_secs(5);
 
-/// Lanes from a path of this host. Guess: one reads while the other hashes.
+/// Lanes from a file path of this host. Guess: one reads while the other hashes.
 const LOCAL_LANES: u32 = 2;
 
-/// One replica, for the person.
+/// One replica, for the summary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSummary {
-    /// The source, as it was given.
+    /// Source, as it was given.
     pub source: String,
-    /// Bytes of the file that are from it.
+    /// Bytes of the file that came from this replica.
     pub bytes: u64,
-    /// Why it was not used to the end; `None` when it was.
+    /// Reason why the replica was dropped before the end; `None` if it was not.
     pub dropped: Option<String>,
 }
 
-/// A copy from several replicas to this host.
+/// Copy from several replicas to this host.
 pub(crate) struct ReplicaCopy {
     sources: Vec<Location>,
     destination: PathBuf,
@@ -66,7 +68,7 @@ pub(crate) struct ReplicaCopy {
 }
 
 impl ReplicaCopy {
-    /// What is to be done; `None`: the sources are no replicas. Errors: `Usage`.
+    /// Returns the copy that the options describe; `None`: the sources are not replicas. Errors: `Usage`.
     pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         if !options.same {
             return Ok(None);
@@ -153,7 +155,7 @@ impl ReplicaCopy {
     fn start(&self, options: &CopySpec, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let destination = Destination::resolve(&root, &path, Sources::One)?;
-        // The name is ours, whatever a sender calls its file.
+        // This host chooses the name, whatever name a sender gives its file.
         let receiver = receiver_options(options, destination, AskedNames::Any, tally);
         let plan = ReplicaPlan {
             names: names.to_vec(),
@@ -171,7 +173,7 @@ fn usage_error(text: String) -> Error {
     Error::usage(&[Setting::Replicas], text)
 }
 
-/// A source as it is shown to people.
+/// Returns a source as text for users.
 fn shown(source: &Location) -> String {
     match source {
         Location::Local(path) => path.display().to_string(),
@@ -180,7 +182,7 @@ fn shown(source: &Location) -> String {
     }
 }
 
-/// Errors: `Usage`: a source can mean more than one file.
+/// Checks that a source means one file. Errors: `Usage`: it can match several files.
 fn check_source(source: &Location) -> Result<(), Error> {
     let is_many = match source {
         Location::Local(path) => path.is_dir() || means_many(path),
@@ -197,7 +199,7 @@ fn check_source(source: &Location) -> Result<(), Error> {
     Err(usage_error(text))
 }
 
-/// What a source is called where the destination is a directory.
+/// Returns the name of a source in a destination directory.
 fn name_of(source: &Location) -> Result<RelPath, Error> {
     let nameless = || usage_error(format!("{}: it names no file", shown(source)));
     match source {
@@ -207,29 +209,29 @@ fn name_of(source: &Location) -> Result<RelPath, Error> {
     }
 }
 
-/// What of the options one replica gets: its part of the memory.
+/// Returns the options of one replica, with its part of the memory.
 fn each_options(options: &CopySpec, count: usize) -> CopySpec {
     CopySpec { memory: ByteCount(options.memory.0 / count as u64), ..options.clone() }
 }
 
-/// What all replicas of a copy share.
+/// State that all replicas of a copy share.
 struct Crew {
     replicas: Arc<Replicas>,
     options: CopySpec,
     initiator: Initiator,
     observer: Arc<dyn CopyObserver>,
-    /// Numbers the lanes of all agents, for the person.
+    /// Counter that numbers the lanes of all agents, so that users see each number once.
     lanes: Arc<LaneIds>,
-    /// Replicas with a session that has not said goodbye.
+    /// Number of replicas with a session that has not ended.
     busy: AtomicUsize,
-    /// The lanes of each replica, and what limits it.
+    /// Lane counters and limits of each replica.
     figures: Vec<Mutex<(Vec<LaneStats>, LimitsNow)>>,
-    /// The paths of the last session with each agent.
+    /// Paths of the last session with each agent.
     paths: Mutex<BTreeMap<ReplicaId, Vec<PathPlan>>>,
 }
 
 impl Crew {
-    /// Carries and decides until the copy is over; ends it when the person wants to stop.
+    /// Moves data and decides until the copy is over. Aborts the copy when the user wants to stop.
     fn turn_until_over(&self, started: Instant) {
         let (mut stopping, mut stall, mut ticked) = (false, StallWatch::of_lanes(), Instant::now());
         while !self.replicas.is_over() {
@@ -300,9 +302,9 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Keeps a session with the replica's sender until the copy is over, or the replica is not used any more.
+    /// Keeps a session with the sender of the replica until the copy is over, or the replica is dropped.
     fn keep(self: Arc<Self>, source: &Location) {
-        // One for all its sessions: what limited an earlier one counts.
+        // One tally for all sessions of the replica: the limits of earlier sessions count.
         let tally = Tally::new(&(Arc::clone(&self) as Arc<dyn CopyObserver>));
         let mut backoff = BACKOFF_MIN;
         while !self.crew.replicas.is_done_with(self.replica) {
@@ -330,12 +332,12 @@ impl Member {
         }
     }
 
-    /// Our end of a new session with the replica's sender.
+    /// Opens the local end of a new session with the sender of the replica.
     pub(super) fn join(&self) -> Result<Arc<ReplicaEnd>, Error> {
         self.crew.replicas.join(self.replica)
     }
 
-    /// Numbers of lanes that no other replica's lanes have.
+    /// Returns the counter of lane numbers, which all replicas share.
     pub(super) fn lanes(&self) -> Arc<LaneIds> {
         Arc::clone(&self.crew.lanes)
     }
@@ -365,7 +367,7 @@ impl Member {
         self.keep_inside(Origins::Web(Arc::clone(&web)), lanes, Some(web))
     }
 
-    /// Joins a sender in this process to our end, until that is over.
+    /// Joins a sender in this process to the local end, until the session is over.
     fn keep_inside(&self, origins: Origins, lanes: u32, web: Option<Arc<Web>>) -> Result<(), Error> {
         let _busy = Busy::new(&self.crew);
         let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
@@ -391,7 +393,7 @@ impl Member {
     }
 }
 
-/// Counts a session while it lives.
+/// Counts a session while it exists.
 struct Busy<'a>(&'a Crew);
 
 impl<'a> Busy<'a> {
@@ -407,7 +409,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// What the keeper of an agent's session says and asks.
+/// Receives events and questions of the session with an agent.
 impl CopyObserver for Member {
     fn event(&self, event: CopyEvent) {
         let named = |text: String| format!("{}: {text}", self.name);
@@ -428,13 +430,13 @@ impl CopyObserver for Member {
         self.crew.observer.trust(remote, peer)
     }
 
-    /// A person who stops the copy is heard by its main thread.
+    /// The main thread detects that the user wants to stop.
     fn stopped(&self) -> bool {
         self.crew.replicas.is_done_with(self.replica)
     }
 }
 
-/// What a web server's side says.
+/// Receives the events of a session with a web server.
 impl Observer for Member {
     fn session_event(&self, event: SessionEvent) {
         if let SessionEvent::Notice(text) = event {

@@ -1,41 +1,41 @@
-//! Notices that nothing moves though lanes are up, so that the person is told.
+//! Stall detector: reports to the user that no data moves although lanes are up.
 //!
-//! What it does: compares what lanes have carried, a minute at a time. What it refuses to do: end anything. Storage that
-//! hangs for an hour may come back, and a copy that was given up meanwhile must be started again by someone.
+//! Compares the bytes that lanes have carried, one minute at a time. Does not end anything. Reason: storage that hangs
+//! for an hour may recover, and a person would have to start a copy again that had ended meanwhile.
 
 use std::time::{Duration, Instant};
 
-/// How long next to nothing is carried before the person is told. Reason: longer than what passes by itself, and dead lanes
-/// have been found out by then.
+/// Time with almost no data before the user is notified. Reason: longer than pauses that end without action, and dead
+/// lanes are detected earlier.
 const TOLD_AFTER: Duration = Duration::from_secs(60);
 
-/// What a lane carries in that time while its ends only keep it alive and report what they wait for, at most. Reason: that is
-/// 35 kB, and a path of 10 kbit/s carries 75 kB.
+/// Maximum bytes that an idle lane carries in [`TOLD_AFTER`]: keep-alives and reports of waits. Reason: these are 35
+/// kB, and a path of 10 kbit/s carries 75 kB.
 const IDLE_BYTES_MAX: u64 = 50_000;
 
-/// Watches the lanes of one session.
+/// Stall detector for the lanes of one session.
 #[derive(Debug)]
 pub(super) struct StallWatch {
-    /// What it may be.
+    /// Text with the suspected cause.
     suspect: &'static str,
-    /// What they had carried when the minute began, and when that was.
+    /// Bytes that the lanes had carried at the start of the current minute, and that time.
     begun: Option<(u64, Instant)>,
     is_stalled: bool,
 }
 
 impl StallWatch {
-    /// Of lanes between two hosts.
+    /// Detector for lanes between two hosts.
     pub(super) fn of_lanes() -> Self {
         Self { suspect: "though lanes are up: storage at one end is busy or hangs", begun: None, is_stalled: false }
     }
 
-    /// Of connections to web servers.
+    /// Detector for connections to web servers.
     pub(super) fn of_web() -> Self {
         Self { suspect: "from the web server, or storage here hangs", begun: None, is_stalled: false }
     }
 
-    /// Takes note of the bytes that each lane that is up has carried, both ways; what the person is to be told now: once, until
-    /// something has moved.
+    /// Records the bytes that each live lane has carried, in both directions. Returns a message for the user, once
+    /// until data moves again.
     pub(super) fn observe(&mut self, lanes: impl ExactSizeIterator<Item = u64>, now: Instant) -> Option<String> {
         let idle_bytes = lanes.len() as u64 * IDLE_BYTES_MAX;
         let bytes: u64 = lanes.sum();
@@ -44,7 +44,7 @@ impl StallWatch {
             return None;
         }
         self.begun = Some((bytes, now));
-        // Fewer than before: a lane has ended, of which the person hears.
+        // Fewer bytes than before: a lane has ended, which is reported to the user separately.
         let is_stalled = idle_bytes > 0 && bytes.checked_sub(before).is_some_and(|moved| moved <= idle_bytes);
         let is_told = std::mem::replace(&mut self.is_stalled, is_stalled);
         (is_stalled && !is_told).then(|| {
@@ -63,7 +63,7 @@ mod tests {
         let (mut watch, start) = (StallWatch::of_lanes(), Instant::now());
         let mut told = Vec::new();
         for second in 0..1200 {
-            // Each lane keeps itself alive; for some time one moves something.
+            // Each lane sends keep-alives; one lane moves data for some time.
             let idle = second * 150;
             let moved = if second < 300 { second * 5000 } else { 1_500_000 };
             let more = if second < 610 { 0 } else { 1_000_000 };

@@ -1,4 +1,4 @@
-//! The outcomes of a copy, over all its sessions.
+//! Outcomes of a copy, over all its sessions.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use sterna_proto::{EntryKind, Error, FileEntry};
 use super::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
 use crate::session::{Observer, SessionEvent, SettledPaths, lock};
 
-/// Counts outcomes, over every session of one copy, and passes events on.
+/// Counts outcomes over all sessions of one copy, and forwards events to the observer.
 pub(super) struct Tally {
     pub(super) observer: Arc<dyn CopyObserver>,
     pub(super) state: Mutex<TallyState>,
@@ -18,14 +18,15 @@ pub(super) struct Tally {
 #[derive(Default)]
 pub(super) struct TallyState {
     pub(super) summary: CopySummary,
-    /// Files that earlier sessions of this copy have settled well: the session that took over leaves them out.
+    /// Files that earlier sessions of this copy copied or found up to date. The next session leaves them out.
     pub(super) earlier: Arc<SettledPaths>,
-    /// Those of the session that runs.
+    /// Files that the current session copied or found up to date.
     settled: SettledPaths,
-    /// Bytes that the last session brought of files that it did not settle: the session that took over finds them.
+    /// Bytes that the last session delivered for files that it did not settle. The next session resumes from them.
     pub(super) unsettled_bytes: u64,
     pub(super) aborted: Option<Error>,
-    /// What has settled is known elsewhere, and may come again under the same name.
+    /// True if settled files are not remembered here: followed files are recorded elsewhere, and the same name may come
+    /// again.
     pub(super) remembers_none: bool,
 }
 
@@ -34,12 +35,13 @@ impl Tally {
         Arc::new(Self { observer: Arc::clone(observer), state: Mutex::default() })
     }
 
-    /// What earlier sessions of the copy have settled well.
+    /// Returns the files that earlier sessions of the copy copied or found up to date.
     pub(super) fn settled(&self) -> Arc<SettledPaths> {
         Arc::clone(&lock(&self.state).earlier)
     }
 
-    /// What the copy came to after `elapsed`; of one that ends with an error the observer hears it.
+    /// Returns the summary of the copy after `elapsed`. If the copy ended with an error, the observer receives the
+    /// summary.
     pub(super) fn conclude(&self, outcome: Result<(), Error>, elapsed: Duration) -> Result<CopySummary, Error> {
         let summary = CopySummary { elapsed, ..std::mem::take(&mut lock(&self.state).summary) };
         match outcome {
@@ -82,7 +84,7 @@ impl TallyState {
         match outcome {
             FileOutcome::Failed(error) => self.fail(error),
             _ if entry.kind == EntryKind::Directory => {}
-            // The receiver of a session that took over reports files again that an earlier one had settled.
+            // The receiver of a later session reports files again that an earlier session had settled.
             _ if self.earlier.contains(&entry.path) => {}
             FileOutcome::Done(_) => {
                 self.remember(entry);
@@ -104,7 +106,8 @@ impl TallyState {
         }
     }
 
-    /// A session was lost: the next leaves out what has settled well and tries again what has failed.
+    /// Prepares for the session after a lost one: it leaves out files that settled without an error, and tries failed
+    /// files again.
     pub(super) fn start_over(&mut self) {
         Arc::make_mut(&mut self.earlier).extend(std::mem::take(&mut self.settled));
         (self.summary.failed, self.summary.left) = (0, 0);
@@ -142,7 +145,7 @@ mod tests {
         let failed = || FileOutcome::Failed(Error::new(ErrorKind::Busy, Scope::Destination, Phase::Prepare, "busy"));
         let (file, other) = (entry("f", EntryKind::File), entry("g", EntryKind::File));
         state.count(&file, &done());
-        // Another file of the same name in the same session is a failure that must be seen.
+        // Another file of the same name in the same session is a failure, and the user must see it.
         state.count(&file, &failed());
         state.count(&other, &failed());
         state.count(&entry("d", EntryKind::Directory), &FileOutcome::Skipped);
@@ -150,7 +153,7 @@ mod tests {
         assert!(!state.earlier.contains(&file.path), "only what an earlier session has settled is left out");
         state.start_over();
         assert!(state.earlier.contains(&file.path) && !state.earlier.contains(&other.path));
-        // The session that took over: what had settled is not counted again, and what had failed has another chance.
+        // Later session: does not count again what had settled, and gives failed files another attempt.
         state.count(&file, &FileOutcome::Skipped);
         state.count(&other, &done());
         assert_eq!(counts(&state), (2, 0, 0));

@@ -1,10 +1,11 @@
-//! A copy between two agents: this client asks one of them to run it and hears what happens.
+//! Copy between two agents: this client asks one of them to run the copy, and receives its progress.
 //!
-//! What it does: chooses the agent that is asked, learns the key that the other one must have, keeps one lane of control frames
-//! alive, and starts anew when the agent was restarted. What it refuses to do: carry a block.
+//! Chooses the agent to ask, gets the key that the other agent must have, and keeps one lane of control frames alive.
+//! Starts a new session when the agent was restarted. Carries no blocks.
 //!
-//! The agent of the sources is asked first, since it can read them without a network and a destination is often behind a
-//! firewall; when it does not run such copies or cannot reach the other one, the agent of the destination is asked to pull.
+//! The agent of the sources is asked first: it can read them without a network, and a destination is often behind a
+//! firewall. If it does not run third-party copies, or cannot reach the other agent, the agent of the destination is
+//! asked to pull.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,22 +32,22 @@ use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SessionEvent, Watch, attach, close_all, lock, progress_of};
 
-/// What is said of sources of two kinds.
+/// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";
 
-/// How often a wait looks whether the person wants to stop.
+/// Interval at which a wait checks if the user wants to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A copy from one agent to another.
+/// Copy from one agent to another.
 pub(crate) struct ThirdPartyCopy {
     sources: Vec<RemoteLocation>,
     destination: RemoteLocation,
 }
 
-/// A copy that did not come to its end.
+/// Error of a copy that did not complete.
 struct Failed {
     error: Error,
-    /// The other agent may be able to run it.
+    /// True if the other agent may be able to run the copy.
     may_ask_other: bool,
 }
 
@@ -57,7 +58,7 @@ impl From<Error> for Failed {
 }
 
 impl ThirdPartyCopy {
-    /// What is to be done; `None`: it is a copy of another kind. Errors: `Usage`.
+    /// Returns the copy that the options describe; `None`: it is a copy of another kind. Errors: `Usage`.
     pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let Location::Remote(destination) = &options.destination else { return Ok(None) };
@@ -116,7 +117,7 @@ impl ThirdPartyCopy {
     }
 }
 
-/// The agent that all sources are at, by the first of them. Errors: `Usage`.
+/// Returns the first source; all sources must be at the same agent. Errors: `Usage`.
 pub(super) fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a RemoteLocation, Error> {
     let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
@@ -130,7 +131,7 @@ pub(super) fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a Remote
     Ok(first)
 }
 
-/// An agent as people are told of it.
+/// Returns host and port of an agent as text for users.
 fn place_of(remote: &RemoteLocation) -> String {
     if remote.host.contains(':') {
         format!("[{}]:{}", remote.host, remote.port)
@@ -147,7 +148,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Has the agent of one end run the copy, however often it is restarted.
+    /// Asks the agent of one end to run the copy, with a new session after each restart of the agent.
     fn run(&self, active: ActiveEnd) -> Result<CopySummary, Failed> {
         let (asked, passive) = match active {
             ActiveEnd::Source => (&self.copy.sources[0], &self.copy.destination),
@@ -161,7 +162,7 @@ impl Asking<'_> {
         let questions = Instant::now();
         self.observer.trust(asked, &first.peer).inspect_err(|_| first.handle.close("not trusted"))?;
         let keys = self.keys_of(passive, &first.peer)?;
-        // The time that a person takes to answer is not the copy's.
+        // The time that a user takes to answer a question is not part of the copy.
         started += questions.elapsed();
         let heard = Arc::new(Heard::new(Arc::clone(self.observer), self.options, started));
         let mut first = Some(first);
@@ -177,7 +178,7 @@ impl Asking<'_> {
                     lost_since = Some(Instant::now());
                     heard.start_over()?;
                 }
-                // It may be gone again before the new session has a lane.
+                // The agent may restart again before the new session has a lane.
                 Err(error)
                     if error.kind == ErrorKind::Unreachable
                         && lost_since.is_some_and(|since| since.elapsed() < self.options.linger)
@@ -194,13 +195,14 @@ impl Asking<'_> {
         }
     }
 
-    /// A lane to the agent at `remote`: by TCP, which has no use for a rate here, or by QUIC where that does not pass.
+    /// Connects a lane to the agent at `remote`: by TCP, since the lane needs no rate control, or by QUIC if TCP does
+    /// not connect.
     fn reach(&self, remote: &RemoteLocation) -> Result<Lane, Error> {
         let (tell, answer) = channel();
         let (remote, options, initiator) = (remote.clone(), self.lane_options(), self.initiator.clone());
         let observer = Arc::clone(self.observer);
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
-            // Nobody waits any more: the lane ends here.
+            // If nobody waits any more, the lane ends here.
             let _ = tell.send(dial_any(&remote, &options, &initiator, &observer));
         });
         dialled.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
@@ -217,13 +219,13 @@ impl Asking<'_> {
         }
     }
 
-    /// How the lane of control frames is made.
+    /// Returns the options of the lane of control frames.
     fn lane_options(&self) -> CopySpec {
         let paths = vec![PathOptions { lanes: Some(1), ..PathOptions::default() }];
         CopySpec { paths, congestion: None, ..self.options.clone() }
     }
 
-    /// The keys that the passive agent may have: those that are known, or the one that it shows here.
+    /// Returns the keys that the passive agent may have: the recorded keys, or the key that it presents to this client.
     fn keys_of(&self, passive: &RemoteLocation, active: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
         let mut known = self.observer.expected_keys(passive, active)?;
         if !known.is_empty() {
@@ -250,7 +252,7 @@ impl Asking<'_> {
 
     fn request(&self, active: ActiveEnd, passive: &RemoteLocation, keys: &[Fingerprint], heard: &Heard) -> Request {
         let options = self.options;
-        // There is one: `plan` refuses more.
+        // There is only one path: `plan` refuses more.
         let path = options.paths.first().cloned().unwrap_or_default();
         Request::ThirdParty(Box::new(ThirdParty {
             active,
@@ -278,7 +280,7 @@ impl Asking<'_> {
         }))
     }
 
-    /// One session with the active agent, from its first lane to the end of the copy.
+    /// Runs one session with the active agent, from its first lane to the end of the copy.
     fn run_session(
         &self,
         (active, asked, passive): (ActiveEnd, &RemoteLocation, &RemoteLocation),
@@ -314,7 +316,7 @@ impl Asking<'_> {
     }
 }
 
-/// A lane to an agent, by any address and either transport. Errors: of all of them.
+/// Connects a lane to an agent, by any of its addresses and either transport. Errors: those of all attempts.
 fn dial_any(
     remote: &RemoteLocation,
     options: &CopySpec,
@@ -348,7 +350,7 @@ struct Keeper {
     hello: Hello,
     welcomed: AtomicBool,
     asked: RemoteLocation,
-    /// The key of the agent, as the first lane showed it.
+    /// Key of the agent, as presented on the last lane; at first, on the first lane.
     key: Mutex<Fingerprint>,
     options: CopySpec,
     initiator: Initiator,
@@ -419,7 +421,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the agent that the command lives. A thread of its own: what the person sees may block.
+    /// Sends keep-alives of the command to the agent. Runs in a separate thread, because the user interface may block.
     fn keep_alive(&self) {
         while !*lock(&self.over.0) {
             lock(&self.handle).iter().for_each(|handle| handle.say_alive());
@@ -427,7 +429,7 @@ impl Keeper {
         }
     }
 
-    /// Ticks the session until it is over; ends it when the person wants to stop.
+    /// Ticks the session until it is over. Aborts the session when the user wants to stop.
     fn tick_until_over(&self, heard: &Heard) {
         let mut stopping = false;
         while !self.watch.is_over() {
@@ -443,7 +445,7 @@ impl Keeper {
         heard.progress(self.watch.latest());
     }
 
-    /// Ends the lane. What was said last leaves this host.
+    /// Ends the lane, after the last messages have left this host.
     fn finish(&self) {
         let (over, wake) = &self.over;
         *lock(over) = true;
@@ -456,7 +458,7 @@ impl Keeper {
     }
 }
 
-/// What was heard of a copy, over every session with the active agent.
+/// Progress and results of a copy, over every session with the active agent.
 struct Heard {
     observer: Arc<dyn CopyObserver>,
     overwrite: Overwrite,
@@ -467,16 +469,16 @@ struct Heard {
 
 #[derive(Default)]
 struct HeardState {
-    /// Counts by the events that were heard, and what was settled.
+    /// Outcomes that the agent has reported, and the files that are settled.
     tally: TallyState,
     outcome: Option<Result<Conclusion, Error>>,
     latest: Option<(u64, Snapshot)>,
-    /// Something has happened between the agents.
+    /// True once the agents have a lane or have settled a file.
     has_begun: bool,
     before: Before,
 }
 
-/// What earlier sessions with the active agent have brought.
+/// Results of the earlier sessions with the active agent.
 #[derive(Clone, Copy, Default)]
 struct Before {
     done: u64,
@@ -541,7 +543,8 @@ impl Heard {
         });
     }
 
-    /// The files that the next session is to leave out. One that looks files up finds them up to date.
+    /// Returns the files that the next session leaves out. Returns none if that session compares existing files: it
+    /// finds these files up to date.
     fn settled(&self) -> Vec<[u8; 16]> {
         let state = lock(&self.state);
         if self.overwrite == Overwrite::IfChanged || self.dry_run {
@@ -550,7 +553,8 @@ impl Heard {
         state.tally.earlier.hashes().take(SETTLED_TOLD_MAX).collect()
     }
 
-    /// The active agent lost the session: the next one goes on. Errors: it could not tell what is done from what was there.
+    /// Prepares for the session after the active agent lost one. Errors: the next session could not distinguish files
+    /// that this copy wrote from files that existed before.
     fn start_over(&self) -> Result<(), Error> {
         let mut state = lock(&self.state);
         state.outcome = None;
@@ -583,7 +587,7 @@ impl Heard {
         outcome.unwrap_or_else(|| Err(crate::internal("a copy between agents without an outcome")))
     }
 
-    /// Whether the other agent may be able to run what this one could not.
+    /// Returns true if the other agent may be able to run the copy that this agent could not run.
     fn may_ask_other(&self, error: &Error) -> bool {
         let cannot_run = (error.kind, error.scope) == (ErrorKind::Denied, Scope::Service);
         let cannot_reach = error.kind == ErrorKind::Unreachable;
@@ -596,7 +600,7 @@ impl Heard {
     fn sum_up(&self, conclusion: Conclusion) -> CopySummary {
         let mut state = lock(&self.state);
         let before = state.before;
-        // What earlier sessions copied the last one found up to date, unless it was told to leave it out.
+        // The last session reports files of earlier sessions as up to date, unless its request left them out.
         let found_again = if self.overwrite == Overwrite::IfChanged { before } else { Before::default() };
         let mut failures = std::mem::take(&mut state.tally.summary.failures);
         if failures.is_empty() {
@@ -606,7 +610,7 @@ impl Heard {
             done: before.done.saturating_add(conclusion.done),
             skipped: conclusion.skipped.saturating_sub(found_again.done),
             failed: conclusion.failed,
-            // Nothing is taken away at agents.
+            // Third-party copies do not delete or move sources.
             left: 0,
             bytes: before.bytes.saturating_add(conclusion.bytes),
             bytes_skipped: conclusion.bytes_skipped.saturating_sub(found_again.bytes),
@@ -615,7 +619,7 @@ impl Heard {
             failures,
             limits: conclusion.limits,
             blocks: state.tally.summary.blocks,
-            // They are the agent's.
+            // The paths belong to the agent.
             paths: Vec::new(),
             unreached: Vec::new(),
             replicas: Vec::new(),
@@ -623,7 +627,7 @@ impl Heard {
     }
 }
 
-/// What is told of a copy as it is told of every copy.
+/// Converts a reported event of the active agent to an event of a copy.
 fn event_of(told: Told) -> CopyEvent {
     match told {
         Told::Decision { subject, rationale } => CopyEvent::Decision { subject: subject.name(), rationale },
@@ -633,7 +637,7 @@ fn event_of(told: Told) -> CopyEvent {
                 IpBytes::V4(ip) => IpAddr::from(ip),
                 IpBytes::V6(ip) => IpAddr::from(ip),
             };
-            // An agent that is asked uses one path.
+            // The active agent uses one path.
             CopyEvent::LaneUp { lane, path: PathNumber(0), transport, peer: SocketAddr::new(ip, peer.port) }
         }
         Told::LaneDown { lane, reason, again } => CopyEvent::LaneDown { lane, reason, again },

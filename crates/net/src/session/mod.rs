@@ -1,11 +1,11 @@
-//! The session driver: carries out what the session machines of `sterna-proto` decide.
+//! Session driver: carries out the decisions of the session state machines of `sterna-proto`.
 //!
-//! What it does: one [`Sender`] or [`Receiver`] owns a machine behind a lock; each lane of the session has two threads,
-//! one that feeds it ([`attach`]) and one that reads it. Files are read and written here, blocks are hashed here.
-//! What it refuses to do: dial and accept lanes (`client` and `agent` do), decide anything about blocks.
+//! One [`Sender`] or [`Receiver`] owns a state machine behind a lock. Each lane of the session has two threads: one
+//! feeds the lane ([`attach`]), and one reads it. This module reads and writes files and hashes blocks. It refuses to
+//! dial or accept lanes (`client` and `agent` do), and to decide anything about blocks.
 //!
-//! The loop of a lane: started by [`attach`]; woken by the machine having something for the lane; one turn sends one
-//! control frame or one block; it ends when the lane dies or the session is over.
+//! [`attach`] starts the loop of a lane. The loop wakes when the state machine has work for the lane, and one turn
+//! sends one control frame or one block. The loop ends when the lane dies or the session is over.
 
 mod encode;
 mod follow;
@@ -54,98 +54,101 @@ use self::sender::NoBlocks;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 
-/// How long a feeder sleeps when nothing wakes it. Reason: time-outs of the machine are seconds; reports every 25 ms.
+/// Longest sleep of a feeder that nothing wakes. Reason: timeouts of the state machine are seconds; reports are due
+/// every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
 
-/// How often an end says that it lives. Reason: as QUIC keeps its lanes alive; a peer that hears nothing for
-/// three times this takes the client for gone when another wants its place, and for fifteen times this the lane for dead.
+/// Interval of the keep-alive frames of an end. Reason: the same as the keep-alive of QUIC lanes. After three
+/// intervals without data, a peer considers the client gone if another client wants its place. After fifteen
+/// intervals, a peer considers the lane dead.
 pub const ALIVE_EVERY: Duration = Duration::from_secs(2);
 
-/// Longest time that closing all lanes takes. Reason: a lane bounds itself to 2 s and a round trip.
+/// Longest time to close all lanes. Reason: each lane limits its own close to 2 s and one round trip.
 const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// What a session tells the one who started it, in order.
+/// Events that a session reports to its owner, in order.
 #[derive(Debug)]
 pub enum SessionEvent {
-    /// A file ended.
+    /// A file has its outcome.
     Settled {
-        /// Its entry.
+        /// File entry.
         entry: FileEntry,
-        /// How.
+        /// Outcome of the file.
         outcome: FileOutcome,
     },
-    /// A remark for the person.
+    /// Message for the user.
     Notice(String),
-    /// A decision, with its reason.
+    /// Decision with its reason.
     Decision {
-        /// What about: `compression`.
+        /// Subject of the decision: `compression`.
         subject: &'static str,
-        /// Why.
+        /// Reason as one sentence.
         rationale: String,
     },
-    /// Something in the sources could not be read.
+    /// Part of the sources cannot be read.
     Unreadable(Error),
-    /// A source has arrived, and could not be deleted or moved as it should.
+    /// A source has arrived, but cannot be deleted or moved as requested.
     Left(Error),
     /// The session ended early.
     Aborted(Error),
 }
 
-/// Who hears the events of a session; called from lane threads, must not block for long.
+/// Receives the events of a session. Lane threads call it, so it must not block for long.
 pub trait Observer: Send + Sync {
-    /// An event has happened.
+    /// Handles one event.
     fn session_event(&self, event: SessionEvent);
 }
 
-/// Progress of a session: a snapshot for displays.
+/// Progress of a session, as a snapshot for displays.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Files, bytes and blocks so far.
+    /// Files, bytes and blocks up to now.
     pub counters: Counters,
     /// True once the manifest is complete.
     pub manifest_complete: bool,
-    /// Lanes that are up; at a client, those that the agent has welcomed.
+    /// Lanes that are up. At a client: only lanes that the agent has welcomed.
     pub lanes: usize,
 }
 
-/// What a feeder does next.
+/// Next action of a feeder.
 pub enum Work {
-    /// Sends this frame.
+    /// Send this frame.
     Frame(Frame),
-    /// Sends a block: calls [`End::send_block`].
+    /// Send a block with [`End::send_block`].
     Block(sterna_proto::session::BlockTask),
-    /// Nothing now.
+    /// Wait: there is no work now.
     Idle,
-    /// The session is over: flushes and ends.
+    /// Flush and stop: the session is over.
     Over,
 }
 
-/// One end of a session, as its lanes see it.
+/// One end of a session, as seen by its lanes.
 pub trait End: Send + Sync + 'static {
-    /// What `lane` should do now; never blocks.
+    /// Returns the next work for `lane`; never blocks.
     fn next_work(&self, lane: LaneId) -> Work;
-    /// Blocks until there may be work, at most [`FEEDER_NAP`].
+    /// Blocks until there may be work, at most for `nap` (see [`FEEDER_NAP`]).
     fn wait_for_work(&self, nap: Duration);
-    /// Reads and sends one block. Errors: of the lane only; a source that cannot be read is told to the session.
+    /// Reads and sends one block. Errors: of the lane only; an unreadable source is reported to the session.
     fn send_block(
         &self,
         lane: LaneId,
         task: sterna_proto::session::BlockTask,
         tx: &mut dyn LaneTx,
     ) -> Result<(), Error>;
-    /// A control frame of the session has come.
+    /// Handles a control frame of the session.
     fn handle_frame(&self, frame: Frame) -> Result<(), Error>;
-    /// A lane is up.
+    /// Handles the start of a lane.
     fn lane_up(&self, lane: LaneId);
-    /// A lane is dead.
+    /// Handles the death of a lane.
     fn lane_down(&self, lane: LaneId);
-    /// The thread that feeds `lane` has ended: nothing is held for it any more.
+    /// Handles the end of the thread that feeds `lane`: releases everything that is held for that thread.
     fn lane_fed(&self, _lane: LaneId) {}
-    /// What reads blocks from `lane`.
+    /// Returns the sink for the blocks that arrive on `lane`.
     fn block_sink(self: Arc<Self>, lane: LaneId) -> Box<dyn BlockSink>;
-    /// Whether the session is over.
+    /// True if the session is over.
     fn is_over(&self) -> bool;
-    /// Waits for `time`, or until it is over and all that follows is done. Reason: a copy that is done does not wait for the next tick.
+    /// Waits for `time`, or until the session and its follow-up work are done. Reason: a finished copy ends at once,
+    /// not at the next tick.
     fn wait_until_over(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.is_over() || !self.has_followed_up() {
@@ -156,28 +159,29 @@ pub trait End: Send + Sync + 'static {
             self.wait_for_work(left);
         }
     }
-    /// Whether all that follows is done too, once it is over: its observer has heard everything, and sources are deleted
-    /// or moved.
+    /// True if the follow-up work is done: the observer has received all events, and sources are deleted or moved.
+    /// Only valid once the session is over.
     fn has_followed_up(&self) -> bool;
-    /// Time has passed: called a few times a second by the owner of the session.
+    /// Advances timers. The owner of the session calls it a few times a second.
     fn tick(&self);
-    /// What watches its lanes for what limits them.
+    /// Returns the sampler that finds the limits of the lanes.
     fn limits(&self) -> &LimitWatch;
-    /// What may be sent on all paths together, at most and as their rate, as far as that is given.
+    /// Sets the total rates of all paths, where given: `ceiling` is the maximum, `_target` is the expected rate.
     fn agree_rates(&self, ceiling: Option<BitRate>, _target: Option<BitRate>) {
         self.limits().set_rate_cap(ceiling);
     }
-    /// How far it is.
+    /// Returns the progress of the session.
     fn progress(&self) -> Progress;
-    /// Large files under way, the first `most`.
+    /// Returns the large files in progress, at most `most` of them.
     fn active_files(&self, most: usize) -> Vec<ActiveFile>;
-    /// Bytes at the receiver of files without an outcome: what a session that takes over finds there.
+    /// Returns the bytes that the receiver has of files without an outcome. A takeover session finds these bytes
+    /// there.
     fn unsettled_bytes(&self) -> u64;
     /// Ends the session at both ends.
     fn abort(&self, error: Error);
 }
 
-/// The block calls of [`LaneSink`], for the end that they belong to.
+/// Calls of [`LaneSink`] for blocks, implemented by the end that receives them.
 pub trait BlockSink: Send {
     /// See [`LaneSink::block_begin`].
     fn begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error>;
@@ -189,22 +193,22 @@ pub trait BlockSink: Send {
     fn abandoned(&mut self, block: u64) -> Result<(), Error>;
 }
 
-/// Numbers the lanes of one end of a session.
+/// Counter that numbers the lanes of one end of a session.
 #[derive(Debug, Default)]
 pub struct LaneIds(AtomicU32);
 
 impl LaneIds {
-    /// The next number.
+    /// Returns the next lane number.
     pub fn next(&self) -> LaneId {
         LaneId(self.0.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// The part of the given rate that TCP lanes are paced at. Reason: the rest pays for what the kernel sends unpaced (handshakes, acknowledgements,
-/// repeats): measured, a second of eight lanes had 0.15 % more than they were given.
+/// Part of the given rate at which TCP lanes are paced. Reason: the kernel sends handshakes, acknowledgements and
+/// retransmissions without pacing. Measured: in one second, eight lanes sent 0.15 % more than their rate.
 const TCP_USABLE: f64 = 0.996;
 
-/// The lanes of a session, for figures and for what is decided about all of them together.
+/// Lanes of a session, for statistics and for decisions about all lanes together.
 #[derive(Default)]
 pub struct Lanes {
     live: Mutex<Vec<KnownLane>>,
@@ -212,36 +216,36 @@ pub struct Lanes {
 
 struct KnownLane {
     handle: Weak<dyn LaneHandle>,
-    /// The rate of its path.
+    /// Rate of the path of the lane.
     rate: SharedRate,
-    /// Its congestion control was chosen, by the person or by us.
+    /// True if the congestion control was chosen, by the user or by Sterna.
     settled: bool,
 }
 
 impl Lanes {
-    /// Takes note of a lane and of the rate of its path. `congestion_given`: the person has chosen its congestion control.
+    /// Adds a lane with the rate of its path. `congestion_given`: the user has chosen the congestion control.
     pub fn add(&self, handle: &Arc<dyn LaneHandle>, rate: SharedRate, congestion_given: bool) {
         let mut live = lock(&self.live);
         live.retain(|lane| lane.handle.strong_count() > 0);
         live.push(KnownLane { handle: Arc::downgrade(handle), rate, settled: congestion_given });
     }
 
-    /// Forgets a lane that has ended, whoever still holds it.
+    /// Removes a lane that has ended, even if other code still holds its handle.
     pub fn remove(&self, handle: &Arc<dyn LaneHandle>) {
         lock(&self.live).retain(|lane| !std::ptr::addr_eq(lane.handle.as_ptr(), Arc::as_ptr(handle)));
     }
 
-    /// Every lane that is up.
+    /// Returns every lane that is up.
     pub fn live(&self) -> Vec<Arc<dyn LaneHandle>> {
         lock(&self.live).iter().filter_map(|lane| lane.handle.upgrade()).collect()
     }
 
-    /// Says on every lane that this end lives; its owner calls it every [`ALIVE_EVERY`], whatever storage does.
+    /// Sends a keep-alive on every lane. The owner calls it every [`ALIVE_EVERY`], even while storage is slow.
     pub fn say_alive(&self) {
         self.live().iter().for_each(|lane| lane.say_alive());
     }
 
-    /// Divides the rate of each path: TCP lanes get equal parts of its ceiling, QUIC lanes share the parts that are theirs.
+    /// Divides the rate of each path. TCP lanes get equal parts of its ceiling; QUIC lanes share the remaining parts.
     pub fn share_rate(&self) {
         let known: Vec<(Arc<dyn LaneHandle>, SharedRate)> =
             lock(&self.live).iter().filter_map(|lane| Some((lane.handle.upgrade()?, lane.rate.clone()))).collect();
@@ -263,14 +267,14 @@ impl Lanes {
         }
     }
 
-    /// The transport of every lane that is up; `None` when they differ, or there is none.
+    /// Returns the common transport of all live lanes; `None` if they differ or if there is no lane.
     pub fn transport(&self) -> Option<Transport> {
         let live = self.live();
         let first = live.first()?.transport();
         live.iter().all(|lane| lane.transport() == first).then_some(first)
     }
 
-    /// The lanes, when every one of them is held back by its window; `rate` is that of the path, if given.
+    /// Returns the lanes if the window limits every one of them. `rate` is the rate of the path, if given.
     pub fn held(&self, rate: Option<BitRate>) -> Option<HeldLanes> {
         let live = self.live();
         let windows = live.iter().map(|lane| lane.held_to()).collect::<Option<Vec<_>>>()?;
@@ -279,7 +283,7 @@ impl Lanes {
         Some(HeldLanes { lanes: windows.len() as u32, window, rtt, rate })
     }
 
-    /// Changes lanes that lose packets to another congestion control; returns why, for each that was changed.
+    /// Changes the congestion control of TCP lanes that lose packets; returns one reason for each changed lane.
     pub fn adapt_congestion(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         for lane in lock(&self.live).iter_mut().filter(|lane| !lane.settled) {
@@ -300,39 +304,39 @@ impl Lanes {
     }
 }
 
-/// Closes lanes, all at once: each may take up to 2 s and a round trip when its peer or its path is slow.
+/// Closes lanes in parallel. Each close may take up to 2 s and a round trip when the peer or the path is slow.
 pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, reason: &'static str) {
     all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
 }
 
-/// Runs each job on a thread of its own and waits for all of them, but no longer than `time_max`: what is left goes on by
-/// itself. A job that gets no thread is left out.
+/// Runs each job on a separate thread and waits for all jobs, at most `time_max`. Later jobs continue without a
+/// waiter. A job for which no thread can be started is dropped.
 pub(crate) fn all_within(time_max: Duration, jobs: impl IntoIterator<Item = impl FnOnce() + Send + 'static>) {
     let (running, ended) = channel::<()>();
     for job in jobs {
         let running = running.clone();
-        // Out of threads: waiting would not help either.
+        // The host is out of threads: waiting would not help.
         let _ = thread::Builder::new().name("ending".to_owned()).spawn(move || {
             job();
             drop(running);
         });
     }
     drop(running);
-    // Nothing is ever sent: the channel ends with its last job.
+    // Nothing is sent on this channel: it closes when the last job ends.
     let _ = ended.recv_timeout(time_max);
 }
 
-/// Locks a mutex whose data stays consistent even when a holder panicked: every change under our locks is complete
-/// before anything that can panic.
+/// Locks a mutex, even when a holder panicked. Reason: under our locks, every change is complete before any code that
+/// can panic, so the data is consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Joins a lane to a session: feeds it from a new thread and reads it on the calling thread until it dies.
+/// Joins a lane to a session: a new thread feeds the lane, and the calling thread reads it until it dies.
 ///
-/// The lane counts as up for the machine from the start of this call to its end. `on_welcome` is called when the agent
-/// has accepted the hello. Returns why it ended; `Ok` when the
-/// peer closed it in order or the session is over.
+/// The state machine counts the lane as up from the start of this call to its end. `on_welcome` is called when the
+/// agent accepts the hello. Returns the reason for the end; `Ok` if the peer closed the lane in order or the session
+/// is over.
 pub fn attach(
     end: Arc<dyn End>,
     id: LaneId,
@@ -345,7 +349,7 @@ pub fn attach(
     let joined = JoinedLane::new(&end, id, &handle);
     let feeder = spawn_feeder(Arc::clone(&end), id, tx, first_frame, Arc::clone(&handle));
     let read_outcome = rx.run(&mut sink);
-    // The feeder may be blocked in the transport: closing the lane frees it.
+    // The feeder may block in the transport: closing the lane releases it.
     let over = end.is_over();
     handle.close(if over { "session over" } else { "lane ended" });
     drop(joined);
@@ -353,8 +357,8 @@ pub fn attach(
     if over { Ok(()) } else { read_outcome.and(fed) }
 }
 
-/// A lane counts as up for its session while this lives. Dropped, also by a panic, it closes the lane and takes it down, so
-/// that the blocks on it go to other lanes.
+/// Keeps a lane counted as up for its session. Drop, also after a panic, closes the lane and marks it as down. Its
+/// blocks then go to other lanes.
 pub(crate) struct JoinedLane {
     end: Arc<dyn End>,
     id: LaneId,
@@ -377,7 +381,7 @@ impl Drop for JoinedLane {
     }
 }
 
-/// Closes a lane when its feeder ends, also by a panic: its reader then ends too.
+/// Closes a lane when its feeder ends, also by a panic. The reader of the lane then ends too.
 struct FedLane {
     handle: Arc<dyn LaneHandle>,
     reason: &'static str,
@@ -411,7 +415,7 @@ pub(crate) fn spawn_feeder(
         .map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
 }
 
-/// Says when a lane is fed no more, also after a panic.
+/// Reports the end of the feeding of a lane, also after a panic.
 struct Fed<'a> {
     end: &'a dyn End,
     id: LaneId,
@@ -437,7 +441,7 @@ pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: 
             Work::Frame(frame) => tx.control(&frame.encode())?,
             Work::Block(task) => end.send_block(id, task, &mut tx)?,
             Work::Over => return tx.flush(),
-            // Ask once more after a flush: it may have taken long, and work may have come.
+            // Ask once more after a flush: the flush can take long, and work may have arrived.
             Work::Idle if !flushed => {
                 tx.flush()?;
                 flushed = true;
@@ -453,7 +457,7 @@ fn panicked() -> Error {
     crate::internal("a thread of a lane ended by a panic")
 }
 
-/// A sink that tells when the agent has said welcome.
+/// Sink that reports the welcome of the agent.
 struct WelcomedSink<'a> {
     sink: SessionSink,
     on_welcome: &'a (dyn Fn() + Sync),
@@ -485,7 +489,7 @@ impl LaneSink for WelcomedSink<'_> {
     }
 }
 
-/// What the reading half of a lane calls once the lane has joined a session.
+/// Sink for the reading half of a lane that has joined a session.
 pub(crate) struct SessionSink {
     end: Arc<dyn End>,
     blocks: Box<dyn BlockSink>,

@@ -1,8 +1,10 @@
-//! The receiving end: looks files up, writes and verifies blocks, publishes files.
+//! Receiving end of a session: looks files up, writes and verifies blocks, publishes files.
 //!
-//! Threads beside those of the lanes, all ended by the session: one looks files up ahead of their blocks, and again those
-//! that another session holds; one reads what earlier sessions left; some publish (they wait for the disk, so that lanes
-//! do not); one makes journals durable about once a second.
+//! Besides the lane threads, a receiver has these threads, which end with the session:
+//! - one looks files up before their blocks arrive, and again if another session holds them;
+//! - one rereads the data of earlier sessions;
+//! - some publish files, because publishing waits for the disk and lanes must not;
+//! - one makes journals durable about once a second.
 
 mod replicas;
 mod tail;
@@ -37,66 +39,70 @@ use crate::descriptors;
 use crate::disk::{Destination, DirectoryModes, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
 
-/// How often what has arrived is made durable. Reason: at most this much of a transfer is sent again after a power cut.
+/// Interval between checkpoints. Reason: after a power loss, at most this much of a transfer is sent again.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Threads that publish. Reason: publishing waits for the disk; two overlap that with the bookkeeping of the next.
+/// Number of threads that publish. Reason: publishing waits for the disk; two threads overlap that wait with the
+/// bookkeeping of the next file.
 const PUBLISHERS: usize = 2;
 
-/// Packed blocks that may wait to be published. Reason: bounds memory at 8 x 1 MiB; past that the lanes wait.
+/// Maximum of packed blocks that wait for a publisher; above it, lanes wait. Reason: bounds memory to 8 x 1 MiB.
 const WAITING_PACKS_MAX: usize = 8;
 
-/// Large files that may wait to be published before lanes begin another. Reason: bounds descriptors, and the publishers
-/// have enough to do.
+/// Maximum of large files that wait for a publisher before lanes begin another file. Reason: bounds descriptors, and
+/// keeps the publishers busy.
 const WAITING_FILES_MAX: usize = 32;
 
-/// Large files that are looked up and have no block yet. Reason: each holds two descriptors; the sender hears early enough what
-/// is here already, and a lane that is ahead looks its files up by itself.
+/// Maximum of large files that are looked up and have no block yet. Reason: each file holds two descriptors. The
+/// sender learns early enough which data is present, and a lane that is ahead looks its files up itself.
 const PREPARED_AHEAD_MAX: usize = 64;
 
-/// Large files that a session has open at once. Reason: 10 Gbit/s over 660 ms hold 3,100 of the smallest.
+/// Maximum of large files that a session keeps open. Reason: 10 Gbit/s over 660 ms keep 3,100 of the smallest large
+/// files in transfer.
 const INCOMING_FILES_MAX: usize = 4096;
 
-/// The part of the process's descriptors, as a divisor, that a session has large files open for. Reason: each takes up to three,
-/// so that one session leaves more than half of them to small files, lanes and other sessions.
+/// Divisor of the descriptor limit of the process: the part that a session uses for open large files. Reason: each
+/// file takes up to three descriptors. One session thus leaves more than half of all descriptors to small files,
+/// lanes and other sessions.
 const DESCRIPTORS_DIVISOR: usize = 8;
 
-/// How often a file that another session holds is tried again.
+/// Interval between attempts to open a file that another session holds.
 const BUSY_NAP: Duration = Duration::from_millis(100);
 
-/// How long a file that another session holds is waited for without a word. Reason: a client that ends takes about as long to
-/// do so.
+/// Wait for a file that another session holds, before the wait is reported. Reason: a client that ends takes about
+/// this long to do so.
 const BUSY_TOLD_AFTER: Duration = Duration::from_secs(1);
 
-/// Files that are tried again in one turn. Reason: a turn stays short however many files wait.
+/// Maximum of waiting files that are retried in one turn. Reason: bounds the duration of a turn.
 const BUSY_A_TURN: usize = 64;
 
-/// What is called with a destination that another session holds.
+/// Callback for a destination that another session holds.
 pub type OnBusy = Box<dyn Fn(&Destination, &RelPath) + Send + Sync>;
 
 pub(super) use self::replicas::Judge;
 
-/// How a receiver treats what comes.
+/// Options of a receiver.
 pub struct ReceiverOptions {
-    /// Where files go.
+    /// Destination of the files.
     pub destination: Destination,
-    /// What to do when they exist. With `expect`, a file that looks up to date is copied again: only its bytes can tell.
+    /// Rule for files that exist. With `expect`, even a file that looks up to date is copied again: only its bytes
+    /// can prove the digest.
     pub overwrite: Overwrite,
-    /// Digests wanted beside BLAKE3.
+    /// Digests to compute in addition to BLAKE3.
     pub checks: Checks,
-    /// The digest that the (one) file must have.
+    /// Digest that the file must have. Only for a copy of one file.
     pub expect: Option<Digest>,
-    /// Nothing is written.
+    /// True if nothing is written.
     pub dry_run: bool,
-    /// How long the session outlives its last lane.
+    /// Time that the session survives without a lane.
     pub linger: Duration,
-    /// This end is the client: it leaves as soon as it has told all.
+    /// True if this end is the client: it leaves as soon as all its messages are sent.
     pub leaves_first: bool,
-    /// First names that entries may have; another one ends the session before anything of it is looked up.
+    /// First names that entries may have. Any other name ends the session before its entry is looked up.
     pub asked: AskedNames,
-    /// Files that count as up to date: an earlier session of the same copy has settled them.
+    /// Files that count as up to date, because an earlier session of the same copy has settled them.
     pub settled: Arc<SettledPaths>,
-    /// Called with a destination path that another session holds, so that an abandoned one can be ended.
+    /// Callback for a destination path that another session holds. It can end that session if it is abandoned.
     pub on_busy: OnBusy,
 }
 
@@ -107,18 +113,18 @@ enum Job {
         files: Vec<(FileId, FileEntry, [u8; 32])>,
         data: Vec<u8>,
     },
-    /// Directories, after the last file.
+    /// Finishes the directories, after the last file.
     Directories(DirectoryModes),
 }
 
-/// The ways to the threads of a session; gone when it is over, and the threads with them.
+/// Queues to the threads of a session. They are dropped when the session is over, which ends the threads.
 struct Queues {
     prepare: JobQueue<FileId>,
     recheck: JobQueue<FileId>,
     publish: JobQueue<Job>,
 }
 
-/// Jobs that wait for a publisher.
+/// Number of jobs that wait for a publisher.
 #[derive(Default)]
 struct Waiting {
     files: usize,
@@ -134,21 +140,21 @@ impl Waiting {
     }
 }
 
-/// The receiving end of a session.
+/// Receiving end of a session.
 pub struct Receiver {
     session: Mutex<RecvSession>,
     wake: Condvar,
     options: ReceiverOptions,
     slots: Mutex<HashMap<FileId, Arc<Slot>>>,
     queues: Mutex<Option<Queues>>,
-    /// Files that the storage could not take yet: the preparer asks again.
+    /// Files that the storage could not take yet. The preparer retries them.
     later: Mutex<VecDeque<FileId>>,
-    /// The sender was told that another session holds a file.
+    /// True once the sender has received a notice that another session holds a file.
     told_busy: AtomicBool,
-    /// Large files that are open, and how many may be.
+    /// Large files that are open, and their maximum.
     open: OpenCount,
     open_max: usize,
-    /// What waits to be published; lanes wait while there is too much.
+    /// Jobs that wait for a publisher. Lanes wait while there are too many.
     waiting: Mutex<Waiting>,
     job_done: Condvar,
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
@@ -157,14 +163,14 @@ pub struct Receiver {
     silence: Mutex<SilenceWatch>,
     carried: Carried,
     observer: Arc<dyn Observer>,
-    /// Held while the observer hears of events: who has it next knows that those before were heard.
+    /// Held while events are passed to the observer. The next holder can rely on the delivery of all earlier events.
     telling: Mutex<()>,
-    /// Of a file that comes from several replicas.
+    /// Judge of a file that comes from several replicas.
     judge: OnceLock<Weak<dyn Judge>>,
 }
 
 impl Receiver {
-    /// A receiver; starts its threads.
+    /// Starts a receiver with its threads.
     pub fn start(options: ReceiverOptions, observer: Arc<dyn Observer>) -> Result<Arc<Self>, Error> {
         let (prepare, to_prepare) = channel();
         let (recheck, to_recheck) = channel();
@@ -198,7 +204,7 @@ impl Receiver {
             telling: Mutex::default(),
             judge: OnceLock::new(),
         });
-        // The threads that did start end with the queues.
+        // Dropping the queues ends the threads that did start.
         receiver.start_threads(to_prepare, to_recheck, to_publish).inspect_err(|_| receiver.drop_queues())?;
         Ok(receiver)
     }
@@ -223,13 +229,13 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends the threads that wait for work of this session, with their channels.
+    /// Drops the queues, which ends the threads that wait for work of this session.
     fn drop_queues(&self) {
         lock(&self.queues).take();
     }
 
-    /// Looks files up in the order of the manifest, some ahead of their blocks, and asks again for those that the storage could
-    /// not take; ends when the session has.
+    /// Looks files up in the order of the manifest, some of them before their blocks arrive. Retries files that the
+    /// storage could not take. Ends with the session.
     fn run_preparer(&self, files: &Jobs<FileId>) {
         let ahead_max = PREPARED_AHEAD_MAX.min(self.open_max.div_ceil(2));
         let mut ahead: Vec<Weak<Slot>> = Vec::new();
@@ -238,7 +244,7 @@ impl Receiver {
             ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
             let mut turn = Vec::new();
             if ahead.len() < ahead_max {
-                // Without a queue the session is over, which is seen above.
+                // A closed queue means that the session is over; the loop condition detects that.
                 turn.extend(files.recv_timeout(BUSY_NAP).ok().map(|file| (file, false)));
             } else {
                 self.wait_for_work(BUSY_NAP);
@@ -260,7 +266,7 @@ impl Receiver {
         }
     }
 
-    /// Reads what earlier sessions left of files; ends when the session has.
+    /// Rereads the data of earlier sessions. Ends with the session.
     fn run_rechecker(&self, files: &Jobs<FileId>) {
         while let Ok(file) = files.recv() {
             let slot = lock(&self.slots).get(&file).cloned();
@@ -279,7 +285,8 @@ impl Receiver {
         }
     }
 
-    /// Publishes or discards files, publishes packed blocks, and finishes directories after the last; ends when the session has.
+    /// Publishes or discards files, publishes packed blocks, and finishes directories after the last file. Ends with
+    /// the session.
     fn run_publisher(&self, jobs: &Mutex<Jobs<Job>>) {
         loop {
             let job = lock(jobs).recv();
@@ -296,13 +303,14 @@ impl Receiver {
         }
     }
 
-    /// Makes what has arrived durable about once a second; ends when the session has, with a last turn.
+    /// Makes received data durable about once a second. Ends with the session, after a last turn.
     fn run_checkpoints(&self) {
         loop {
             let over = self.is_over();
             self.limits.storage_work(|| self.checkpoint());
             if over {
-                // Directories that do not hold all their files stay as they were made, so that the next session can write to them.
+                // Directories that miss some of their files keep their writable mode, so that the next session can
+                // write to them.
                 self.notice(self.options.destination.settle());
                 self.drop_queues();
                 lock(&self.slots).clear();
@@ -315,7 +323,8 @@ impl Receiver {
         }
     }
 
-    /// Asks the storage for a file's place, if that was not done, or `again` if it could not take the file then.
+    /// Looks a file up in the storage, if that was not done yet. With `again`: also if the storage could not take the
+    /// file before.
     fn look_up(&self, id: FileId, slot: &Slot, again: bool) {
         let mut asked = lock(&slot.asked);
         if slot.is_found() || asked.is_some() && !again {
@@ -344,13 +353,15 @@ impl Receiver {
         self.after_change();
     }
 
-    /// Tells the sender that a file has to wait, and ends the session that holds it if nobody is there any more.
+    /// Reports to the sender that a file has to wait, and calls `on_busy`, which ends an abandoned session that holds
+    /// the file.
     fn postpone(&self, id: FileId, entry: &FileEntry, error: &Error, waited: Duration) {
         let mut notice = None;
         if error.kind == ErrorKind::Busy {
             let ReceiverOptions { destination, on_busy, .. } = &self.options;
             destination.place(&entry.path).iter().for_each(|path| on_busy(destination, path));
-            // One word of it is enough, however many files wait, and none when the other was about to end.
+            // One notice is enough for any number of waiting files. There is none if the other session ends within a
+            // second.
             notice = (waited >= BUSY_TOLD_AFTER && !self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
                 let them = match lock(&self.later).len() {
                     0 | 1 => entry.path.to_string(),
@@ -364,14 +375,16 @@ impl Receiver {
         self.after_change();
     }
 
-    /// The slot of a file; `None` when it has settled, or the session is over and has dropped its slots.
+    /// Returns the slot of a file; `None` if the file has settled, or if the session is over and has dropped its
+    /// slots.
     fn slot(&self, file: FileId, entry: &FileEntry) -> Option<Arc<Slot>> {
-        // Both locks: a slot is made only while its file is open, and its settling, which drops it, comes later.
+        // Both locks are held: a slot is created only while its file is open. The file settles later, and that
+        // removes the slot.
         let mut session = lock(&self.session);
         if !session.is_open(file) || session.is_ending() {
             return None;
         }
-        // Whatever is to be done with a file needs its slot first.
+        // These checks come first, because all work on a file needs its slot.
         if let Err(error) = self.options.asked.check(&entry.path).and_then(|()| self.check_expected(file, entry)) {
             session.abort(error);
             return None;
@@ -380,7 +393,7 @@ impl Receiver {
         Some(Arc::clone(slots.entry(file).or_insert_with(|| Arc::new(Slot::new(entry)))))
     }
 
-    /// Errors: one digest is expected, and what comes is more than one file.
+    /// Checks that a copy with an expected digest has only one file. Errors: `Usage` for any other entry.
     fn check_expected(&self, file: FileId, entry: &FileEntry) -> Result<(), Error> {
         if self.options.expect.is_none() || file.0 == 0 && entry.kind == EntryKind::File {
             return Ok(());
@@ -389,7 +402,7 @@ impl Receiver {
         Err(Error::usage(&[Setting::Expect], text))
     }
 
-    /// Makes everything that has arrived durable now.
+    /// Makes all received data durable now.
     pub fn checkpoint(&self) {
         let slots: Vec<(FileId, Arc<Slot>)> =
             lock(&self.slots).iter().map(|(id, slot)| (*id, Arc::clone(slot))).collect();
@@ -405,30 +418,31 @@ impl Receiver {
         }
     }
 
-    /// Waits until the last journals are durable; called when the session is over.
+    /// Waits until the last journals are durable. To be called when the session is over.
     pub fn join(&self) {
         let checkpointer = lock(&self.checkpointer).take();
-        // A panic there has been reported by its thread.
+        // The thread itself has reported its panic.
         checkpointer.map(|thread| thread.join());
     }
 
-    /// Whether this receiver writes `path` beneath the root of `destination`, for another session that wants it.
+    /// True if this receiver writes `path` beneath the root of `destination`. Asked for another session that wants
+    /// this file.
     pub fn holds(&self, destination: &Destination, path: &RelPath) -> bool {
         let ours = &self.options.destination;
         if !ours.root().is_same(destination.root()) {
             return false;
         }
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
-        // What it waits for itself another holds.
+        // Another session holds the files that this receiver still waits for: only open files count.
         let mut open = slots.iter().filter(|slot| slot.incoming().is_some());
         open.any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
     }
 
-    /// What the storage says of a file. Errors: it cannot take it now, or never.
+    /// Asks the storage about a file. Errors: the storage cannot take the file now, or never.
     fn ask_storage(&self, slot: &Slot) -> Result<(Option<Arc<IncomingFile>>, PrepareOutcome), Error> {
         let entry = &slot.entry;
         let ReceiverOptions { destination, overwrite, checks, dry_run, settled, .. } = &self.options;
-        // A directory gets its mode and time when its session ends, so a session that took over makes it again.
+        // A directory gets its mode and time at the end of its session, so a takeover session creates it again.
         if entry.kind == EntryKind::File && settled.contains(&entry.path) {
             destination.claim_settled(entry);
             return Ok((None, PrepareOutcome::UpToDate));
@@ -462,11 +476,12 @@ impl Receiver {
         })
     }
 
-    /// What the sender must not hear of before: directories get their mode and time, and every name is durable.
+    /// Sets modes and times of directories and makes every name durable. The sender receives the end of the copy only
+    /// after this step.
     fn finish_directories(&self, modes: DirectoryModes) {
-        // The lock of the session is not held: a slow disk holds up no lane.
+        // The lock of the session is not held, so that a slow disk does not block lanes.
         let destination = &self.options.destination;
-        // A mode or a time that cannot be set is worth a word; a durable name is what the sender is told of.
+        // A failed mode or time is only a notice; a name that is not durable aborts the session.
         self.notice(destination.finish(modes));
         let durable = destination.settle();
         let mut session = lock(&self.session);
@@ -497,7 +512,7 @@ impl Receiver {
         lock(&self.session).handle_published(id, outcome);
     }
 
-    /// Compares a file that was sent while it grew with what its sender says of the whole.
+    /// Compares a file that was sent while it grew with the final digest of its sender.
     fn close_growing(&self, id: FileId, incoming: &IncomingFile) -> Result<(), Error> {
         let session = lock(&self.session);
         let (entry, seal) = session.open_entry(id).map_or((None, None), |(entry, seal)| (Some(entry.clone()), seal));
@@ -511,7 +526,7 @@ impl Receiver {
     fn discard_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
         if let Some(incoming) = slot.and_then(|slot| slot.incoming()) {
-            // What is left is found and emptied when the file is next looked up.
+            // The next lookup of the file finds and empties any rest.
             let _ = incoming.discard();
         }
         lock(&self.session).handle_discarded(id);
@@ -537,7 +552,8 @@ impl Receiver {
         }
     }
 
-    /// Has a small file looked up and sent again whose place another session holds; returns whether that is done.
+    /// Looks a small file up again and requests it again, because another session holds its place. Returns false if
+    /// patience has ended.
     fn publish_later(&self, id: FileId, entry: &FileEntry, error: &Error) -> bool {
         let slot = lock(&self.slots).get(&id).cloned();
         let asked = slot.and_then(|slot| *lock(&slot.asked));
@@ -551,7 +567,7 @@ impl Receiver {
         true
     }
 
-    /// Carries out what the machine asks for, passes on what it says, and wakes the feeders.
+    /// Carries out the requests of the state machine, passes its events to the observer, and wakes the feeders.
     fn after_change(&self) {
         let mut settled = Vec::new();
         let turn = lock(&self.telling);
@@ -561,7 +577,7 @@ impl Receiver {
             match event {
                 RecvEvent::Prepare { file, entry } => {
                     if self.slot(file, &entry).is_some() {
-                        // A session that is over has no preparer, and needs none.
+                        // A session that is over has no preparer and needs none.
                         lock(&self.queues).as_ref().map(|queues| queues.prepare.send(file));
                     }
                 }
@@ -585,12 +601,12 @@ impl Receiver {
         }
         drop(turn);
         self.wake.notify_all();
-        // Last: a large file that was removed takes the system a while to close.
+        // This drop is last: the operating system takes a while to close a large file that was removed.
         drop(settled);
     }
 
     fn queue(&self, job: Job) {
-        // Without publishers the session is over; the journal keeps what has come.
+        // Without publishers the session is over; the journal keeps the received data.
         if let Some(queues) = &*lock(&self.queues) {
             *lock(&self.waiting).of(&job) += 1;
             // The publishers end later than their queue.
@@ -598,7 +614,7 @@ impl Receiver {
         }
     }
 
-    /// Waits while there are too many jobs for the publishers; they need no lane to go on.
+    /// Waits while the publishers have too many jobs. Publishers need no lane, so there is no deadlock.
     fn wait_for_publishers(&self, too_many: impl Fn(&Waiting) -> bool) {
         let mut waiting = lock(&self.waiting);
         while too_many(&waiting) && !self.is_over() {
@@ -628,7 +644,7 @@ impl End for Receiver {
 
     fn wait_for_work(&self, nap: Duration) {
         let session = lock(&self.session);
-        // A poisoned lock only ends the nap early.
+        // A poisoned lock only shortens the nap.
         let _ = self.wake.wait_timeout(session, nap);
     }
 
@@ -724,31 +740,31 @@ impl End for Receiver {
     }
 }
 
-/// A block that a lane is bringing.
+/// Block that a lane is receiving.
 enum OpenBlock {
-    /// Read past.
+    /// Block whose data is read and dropped.
     Discard,
     Single {
         writer: Box<BlockWriter>,
-        /// What its data is encoded as.
+        /// Encoding of the data.
         slabs: Option<BlockSlabs>,
         entry: FileEntry,
         data_len: u64,
-        /// The disk refused it; the file has failed and the rest is read past.
+        /// True once the disk refused the block: the file has failed, and the rest of the data is dropped.
         broken: bool,
     },
     /// Part of a block of a growing file.
     Tail { file: FileId, entry: FileEntry, offset: u64, data: Vec<u8> },
     Packed {
-        /// Each with whether this lane may write it.
+        /// Files, each with the claim that states if this lane may write it.
         files: Vec<(FileId, FileEntry, BlockClaim)>,
-        /// What its data is encoded as.
+        /// Encoding of the data.
         slab: Option<Slab>,
         data: Vec<u8>,
     },
 }
 
-/// The blocks that one lane is bringing.
+/// Blocks that one lane is receiving.
 struct ReceiverLane {
     receiver: Arc<Receiver>,
     lane: LaneId,
@@ -769,7 +785,7 @@ impl ReceiverLane {
         let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
         let meter = receiver.limits.reader(self.lane);
         if !slot.has_begun() {
-            // With few descriptors as many wait as leave some to files on their way.
+            // With few descriptors, the maximum is lower: some descriptors must remain for files in transfer.
             let files_max = WAITING_FILES_MAX.min(receiver.open_max.div_ceil(4));
             meter.during(Wait::Storage, 0, || {
                 receiver.wait_for_publishers(|waiting| waiting.files >= files_max);
@@ -789,10 +805,10 @@ impl ReceiverLane {
             receiver.after_change();
             broken = true;
         } else if data == BlockData::Hole {
-            // Before the block counts as here: no byte of it ever counts as carried.
+            // The hole is counted before the block counts as present: none of its bytes ever counts as carried.
             let offset = entry.blocks().offset(index);
             let slots = lock(&receiver.slots);
-            // Held: a file that has settled meanwhile is counted no more.
+            // The lock is held here: a file that has settled in the meantime is no longer counted.
             if slots.contains_key(&file) {
                 receiver.holes.add(file, offset..offset + entry.blocks().length(index));
             }
@@ -840,7 +856,7 @@ impl ReceiverLane {
         let (file, index) = (writer.file, writer.index);
         let incoming = Arc::clone(writer.incoming());
         let malformed = slabs.is_some_and(BlockSlabs::is_malformed);
-        // What does not decode is as corrupt as what has another digest, and is sent again as often.
+        // Data that does not decode counts as corrupt, like a wrong digest, and is sent again as often.
         let finished = if malformed { Ok(None) } else { writer.finish().map(Some) };
         let outcome = finished.and_then(|digest| match digest.filter(|digest| trailer == digest.chaining_value) {
             Some(digest) => incoming.record(index, digest).map(Ok),
@@ -873,7 +889,7 @@ impl ReceiverLane {
         self.receiver.carried.add(length, data.len() as u64);
         let data = match &slab {
             None => &data,
-            // What does not decode has other digests than the files should have: they are sent again.
+            // Data that does not decode gives wrong digests, so its files are sent again.
             Some(slab) => self.decoding.decode_or_zeros(slab, &data, length as usize),
         };
         let (mut verified, mut kept, mut offset) = (Vec::new(), Vec::new(), 0);

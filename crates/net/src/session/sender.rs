@@ -1,4 +1,4 @@
-//! The sending end: reads directories into the manifest and files into blocks.
+//! Sending end of a session: reads directories into the manifest and files into blocks.
 
 mod arrived;
 mod followed;
@@ -32,31 +32,34 @@ use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
 use crate::web::{Web, WebFile};
 
-/// Bytes that are read and hashed at once.
+/// Bytes that are read and hashed in one step.
 pub const READ_BYTES: usize = crate::lane::PIECE_BYTES;
 
-/// Files kept open for reading. Reason: lanes work on neighbouring blocks of few files; the limit bounds descriptors.
+/// Maximum of files kept open for reading. Reason: lanes work on neighbouring blocks of few files, and descriptors
+/// must be bounded.
 const OPEN_SOURCES_MAX: usize = 64;
 
-/// The part of the process's descriptors, as a divisor, that a session keeps sources open for. Reason: as for what it receives.
+/// Divisor of the descriptor limit of the process: the part that a session uses for open sources. Reason: the same as
+/// for the files of a receiver.
 const DESCRIPTORS_DIVISOR: usize = 8;
 
-/// How often the reader of directories looks for room when nothing wakes it. Guess: short beside the time room takes.
+/// Interval at which the reader of directories checks for room when nothing wakes it. Guess: short against the time
+/// until there is room.
 const ROOM_NAP: Duration = Duration::from_millis(100);
 
-/// Sources of one session: patterns beneath a root.
+/// Source of a session: a pattern beneath a root.
 #[derive(Clone)]
 pub struct Source {
-    /// The root.
+    /// Root of the pattern.
     pub root: Root,
-    /// A path beneath it, with wildcards.
+    /// File path beneath the root, with wildcards.
     pub pattern: Vec<u8>,
-    /// The root itself is sent, by this name, and the pattern is empty.
+    /// Name under which the root itself is sent; the pattern is then empty.
     pub name: Option<RelPath>,
 }
 
 impl Source {
-    /// What it means, in the order of the manifest. Errors: as of [`Root::expand`].
+    /// Returns the matching items in the order of the manifest. Errors: those of [`Root::expand`].
     fn items(&self) -> Result<impl Iterator<Item = Result<SourceItem, Error>> + '_, Error> {
         let itself = self.name.as_ref().map(|name| self.root.as_item(name));
         let beneath = self.root.expand(&self.pattern)?.map(|item| {
@@ -69,7 +72,8 @@ impl Source {
         Ok(itself.into_iter().chain(beneath))
     }
 
-    /// The place that gave `item` its first name: what lies behind that name is the same at the source.
+    /// Returns the source place behind the first name `first` of `item`. The rest of the name is the same at the
+    /// source.
     pub(super) fn place_of<'a>(&self, item: &'a SourceItem, first: &[u8]) -> &'a [u8] {
         if self.name.is_some() {
             return b"";
@@ -86,12 +90,12 @@ struct OpenSources {
     used: u64,
 }
 
-/// A block of a large file on its way out.
+/// Block of a large file that is being sent.
 struct OutgoingBlock {
     id: FileId,
     entry: FileEntry,
     index: u64,
-    /// Where it begins in the file, and how long it is.
+    /// Start of the block in the file, and its length.
     offset: u64,
     length: u64,
 }
@@ -102,23 +106,23 @@ impl OutgoingBlock {
     }
 }
 
-/// The sending end of a session.
+/// Sending end of a session.
 pub struct Sender {
     session: Mutex<SendSession>,
     wake: Condvar,
     names: Mutex<HashMap<FileId, Origin>>,
     open: Mutex<OpenSources>,
     web: Option<Arc<Web>>,
-    /// What is followed, and the number of this session of it.
+    /// Followed source, and the number of this session in its sequence of sessions.
     follow: Option<(Arc<Follow>, u32)>,
     sweeper: OnceLock<Sweeper>,
     pool: Arc<BufferPool>,
     observer: Arc<dyn Observer>,
-    /// Held while the observer hears of events: who has it next knows that those before were heard.
+    /// Held while events are passed to the observer. The next holder can rely on the delivery of all earlier events.
     telling: Mutex<()>,
-    /// Only the manifest travels.
+    /// True if only the manifest is sent.
     dry_run: bool,
-    /// Files that are left out.
+    /// Files that are not sent.
     settled: Arc<SettledPaths>,
     holes: HoleCount,
     limits: Arc<LimitWatch>,
@@ -127,8 +131,8 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A sender of `sources`, but for the files that an earlier session of the same copy has `settled`; starts the thread that
-    /// reads them.
+    /// Starts a sender of `sources` with the thread that reads them. Leaves out `settled` files, which an earlier
+    /// session of the same copy has settled.
     pub fn start(
         sources: impl Into<Origins>,
         linger: Duration,
@@ -139,7 +143,7 @@ impl Sender {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
         let sources = sources.into();
-        // Samples out of order would cost a web server's connection its place.
+        // A web connection would lose its read position through samples out of order.
         let compress = if sources.web().is_some() { Wish::Never } else { compress };
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
@@ -170,7 +174,7 @@ impl Sender {
         Ok(sender)
     }
 
-    /// Reads the sources into the manifest; waits while the manifest is far enough ahead.
+    /// Reads the sources into the manifest. Waits while the manifest is far enough ahead.
     fn scan(self: &Arc<Self>, sources: &Origins) {
         match sources {
             Origins::Followed(follow) => self.scan_followed(follow),
@@ -195,7 +199,7 @@ impl Sender {
                 }
                 let _ = self.offer_in(file.entry().clone(), file.order(), Origin::Web(Arc::new(file)));
             }
-            // A request that was broken off because the session is over says nothing of the file.
+            // The request was cancelled because the session is over: its error does not concern the file.
             Err(_) if self.is_over() => {}
             Err(error) => self.unreadable(error),
         };
@@ -232,7 +236,8 @@ impl Sender {
     }
 
     fn offer(self: &Arc<Self>, source: &Source, item: SourceItem, order: BlockOrder, held: &mut HeldFiles) {
-        // A directory gets its mode and time when its session ends, so a session that took over needs it again.
+        // A directory gets its mode and time at the end of its session, so a takeover session needs the directory
+        // again.
         if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
             return;
         }
@@ -246,14 +251,14 @@ impl Sender {
     fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) -> FileId {
         let mut session = self.session_with_room();
         let id = session.add_file_in(entry, order);
-        // Before a lane can take its blocks: the lock of the session is still held.
+        // The lock of the session is still held: no lane can take a block of the file before its origin is stored.
         lock(&self.names).insert(id, origin);
         drop(session);
         self.wake.notify_all();
         id
     }
 
-    /// Waits until the manifest may grow, or the session is over.
+    /// Waits until the manifest may grow or the session is over.
     fn session_with_room(&self) -> MutexGuard<'_, SendSession> {
         let mut session = lock(&self.session);
         while !session.has_room() && !session.is_over() {
@@ -263,14 +268,14 @@ impl Sender {
         session
     }
 
-    /// Something that was asked for cannot be sent; the manifest has not ended yet.
+    /// Reports a requested source that cannot be sent. To be called before the manifest ends.
     pub fn unreadable(&self, error: Error) {
         self.session_with_room().add_unreadable(error.clone());
         self.observer.session_event(SessionEvent::Unreadable(error));
         self.wake.notify_all();
     }
 
-    /// Passes on what the machine has to say, and wakes the feeders.
+    /// Passes the events of the state machine to the observer, and wakes the feeders.
     pub(super) fn after_change(&self) {
         let _turn = lock(&self.telling);
         loop {
@@ -283,7 +288,7 @@ impl Sender {
                 },
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
                 SendEvent::Aborted(error) => {
-                    // Lanes that wait for a web server have nothing to wait for any more.
+                    // Lanes that wait for a web server must stop waiting.
                     self.web.iter().for_each(|web| web.stop());
                     SessionEvent::Aborted(error)
                 }
@@ -292,7 +297,7 @@ impl Sender {
         self.wake.notify_all();
     }
 
-    /// What `lane` reads block `index` of a file from.
+    /// Opens the source from which `lane` reads block `index` of a file.
     fn open_block(&self, lane: LaneId, id: FileId, entry: &FileEntry, index: u64) -> Result<OpenSource<'_>, Error> {
         let origin = lock(&self.names).get(&id).cloned();
         let (Some(Origin::Web(file)), Some(web)) = (origin, &self.web) else {
@@ -331,7 +336,7 @@ impl Sender {
         Ok(file)
     }
 
-    /// Sends one block of a large file. The outer error is the lane's, the inner one the source's.
+    /// Sends one block of a large file. The outer error is that of the lane, the inner one that of the source.
     fn send_single(
         &self,
         lane: LaneId,
@@ -370,7 +375,7 @@ impl Sender {
         sent
     }
 
-    /// Tells that a block is all zero.
+    /// Sends a block that contains only zeros, as a hole.
     fn send_hole(
         &self,
         block: &OutgoingBlock,
@@ -393,7 +398,7 @@ impl Sender {
             return Ok(Err(error));
         }
         self.end_block(block, hasher, tx)?;
-        // Held: a file that has settled meanwhile, since it was up to date, is counted no more.
+        // The lock is held here: a file that has settled as up to date in the meantime is no longer counted.
         let names = lock(&self.names);
         if names.contains_key(id) {
             self.holes.add(*id, *offset..offset + length);
@@ -401,7 +406,7 @@ impl Sender {
         Ok(Ok(()))
     }
 
-    /// Sends a block as it is, while it is read.
+    /// Sends a block without encoding, while the block is read.
     fn send_raw(
         &self,
         lane: LaneId,
@@ -428,7 +433,7 @@ impl Sender {
             done += size as u64;
             self.send_data(lane, piece.freeze(), clock, tx)?;
         }
-        // Every byte of this block was read while the file was as offered: this look comes after the reads.
+        // This check follows all reads: every byte of the block was read before the file differed from its offer.
         if let Err(error) = clock.meter.during(Wait::Storage, 0, || source.check_block(entry)) {
             tx.block_abandon()?;
             return Ok(Err(error));
@@ -438,7 +443,7 @@ impl Sender {
         Ok(Ok(()))
     }
 
-    /// Reads and encodes a block, and then sends it.
+    /// Reads and encodes a whole block, then sends it.
     fn send_encoded(
         &self,
         lane: LaneId,
@@ -478,7 +483,7 @@ impl Sender {
         Ok(Ok(()))
     }
 
-    /// Hands data to the lane, and the control frames that wait behind it.
+    /// Passes data to the lane, then the control frames that wait.
     fn send_data(&self, lane: LaneId, data: Bytes, clock: &mut LaneClock, tx: &mut dyn LaneTx) -> Result<(), Error> {
         let bytes = data.len() as u64;
         tx.block_data(data)?;
@@ -486,14 +491,14 @@ impl Sender {
         self.send_waiting_frames(lane, tx)
     }
 
-    /// Passes on what has been decided of how files are encoded.
+    /// Passes decisions on the encoding of files to the observer.
     fn tell_decisions(&self) {
         while let Some(rationale) = self.encoding.poll_decision() {
             self.observer.session_event(SessionEvent::Decision { subject: "compression", rationale });
         }
     }
 
-    /// Sends small files, whole. Those that cannot be read are told to the session and left out.
+    /// Sends whole small files in one block. Unreadable files are reported to the session and left out.
     fn send_packed(&self, lane: LaneId, files: Vec<(FileId, FileEntry)>, tx: &mut dyn LaneTx) -> Result<(), Error> {
         let mut clock = self.encoding.clock(self.limits.feeder(lane));
         let began = clock.begin_work();
@@ -512,7 +517,7 @@ impl Sender {
                 Err(error) => self.withdraw(id, error),
             }
         }
-        // The largest speaks for all of them.
+        // The largest file decides the encoding of all files in the block.
         let Some(largest) = packed.iter().max_by_key(|(_, entry)| entry.size) else { return Ok(()) };
         let file_bytes = data.len() as u64;
         let encoded = self.encoding.encode_packed(largest, &data, &mut clock);
@@ -538,7 +543,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Appends a small file to `data`; leaves `data` as it was on an error.
+    /// Appends a small file to `data`. Leaves `data` unchanged on an error.
     fn read_whole(&self, lane: LaneId, id: FileId, entry: &FileEntry, data: &mut Vec<u8>) -> Result<(), Error> {
         if entry.size == 0 {
             return Ok(());
@@ -562,7 +567,7 @@ impl Sender {
     }
 
     pub(super) fn withdraw(&self, id: FileId, error: Error) {
-        // The session is ending, and was when the file was left: it has not failed.
+        // The session was already ending when the read was cancelled: the file itself has not failed.
         if error.kind == ErrorKind::Cancelled {
             return;
         }
@@ -570,7 +575,7 @@ impl Sender {
         self.after_change();
     }
 
-    /// Lets control frames slip in between the data of a block.
+    /// Sends waiting control frames between the data of a block.
     fn send_waiting_frames(&self, lane: LaneId, tx: &mut dyn LaneTx) -> Result<(), Error> {
         loop {
             let frame = lock(&self.session).poll_frame(lane);
@@ -606,7 +611,7 @@ impl End for Sender {
 
     fn wait_for_work(&self, nap: Duration) {
         let session = lock(&self.session);
-        // A poisoned lock only ends the nap early.
+        // A poisoned lock only shortens the nap.
         let _ = self.wake.wait_timeout(session, nap);
     }
 
@@ -617,7 +622,7 @@ impl End for Sender {
             BlockTask::Single { file, entry, index } => {
                 let Err(error) = self.send_single(lane, (file, entry, index), tx)? else { return Ok(()) };
                 if self.web.as_ref().is_some_and(|web| web.is_over(lane)) {
-                    // It was not read since nobody takes it by this lane any more, and comes by another.
+                    // This lane may no longer take the block, so the block was not read. Another lane delivers it.
                     return Err(error);
                 }
                 self.withdraw(file, error);
@@ -732,7 +737,7 @@ impl End for Sender {
     }
 }
 
-/// An end that takes no blocks.
+/// Block sink of an end that receives no blocks.
 pub(super) struct NoBlocks;
 
 impl BlockSink for NoBlocks {

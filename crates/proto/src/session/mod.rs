@@ -1,9 +1,11 @@
-//! The two ends of a session: which blocks go, which have come, and what each end tells the other.
+//! State machines of the two ends of a session: blocks to send, blocks received, and messages between the ends.
 //!
 //! A session is a pool of blocks and a set of lanes; each lane takes the next block whenever it can send. The receiver
-//! owns the truth about what is missing and says so; the sender starts with everything, in order, and takes corrections.
-//! Nothing here reads a clock, a file or a socket: the driver brings time, entries, frames and outcomes, and carries out
-//! what the machines ask for.
+//! alone decides what is missing, and reports it. The sender starts with everything, in order, and applies these
+//! corrections.
+//!
+//! Reads no clock, file or socket. The driver passes in time, entries, frames and outcomes, and carries out the actions
+//! that the state machines request.
 
 mod hello;
 mod log;
@@ -36,42 +38,43 @@ use std::time::Duration;
 
 use crate::file::RelPath;
 
-/// A file of a session, numbered by the sender from 0 in the order of the manifest.
+/// File of a session, numbered by the sender from 0 in the order of the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u64);
 
-/// A lane of a session, numbered by each end for itself; never used again within a session.
+/// Lane of a session. Each end numbers lanes independently; a number is never reused within a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub u32);
 
-/// A session, named by the client with 128 random bits.
+/// Session, identified by 128 random bits of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SessionId(pub [u8; 16]);
 
-/// A large file under way, for a progress display.
+/// Large file in transfer, for a progress display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveFile {
-    /// Its path beneath the destination.
+    /// File path beneath the destination.
     pub path: RelPath,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes of it at the receiver, as far as this end knows.
+    /// Bytes that the receiver has, as recorded at this end.
     pub done: u64,
 }
 
-/// Most files that may be offered and not yet settled. Reason: at 100 KB a file this covers 6.5 GB, above the
-/// bandwidth-delay product of any path that Sterna is for, and bounds the memory of both ends.
+/// Maximum number of files that are offered and not yet settled. Reason: bounds the memory of both ends. At 100 KB
+/// a file this covers 6.5 GB, which is above the bandwidth-delay product of any path that Sterna is for.
 pub const UNSETTLED_FILES_MAX: usize = 65_536;
 
-/// Most bytes of paths in files offered and not yet settled. Reason: bounds memory where paths are long.
+/// Maximum bytes of file paths of files that are offered and not yet settled. Reason: bounds memory where file paths
+/// are long.
 pub const UNSETTLED_PATH_BYTES_MAX: usize = 32 << 20;
 
-/// How long a session outlives its last lane unless told otherwise. Reason: a ground station's outage of some minutes
-/// is normal; past that a person wants to know.
+/// Default linger time of a session. Reason: outages of some minutes are normal at a ground station; after longer
+/// outages a user wants to be notified.
 pub const LINGER_DEFAULT: Duration = Duration::from_secs(600);
 
-/// How often one block may fail its check before its file is given up. Reason: chance corruption does not strike one
-/// block this often; a broken disk or a liar does.
+/// Maximum number of failed checks of one block before its file fails. Reason: random corruption does not affect one
+/// block this often; a broken disk or a malicious peer does.
 pub const BLOCK_FAILURES_MAX: u32 = 5;
 
 #[cfg(test)]
@@ -82,7 +85,7 @@ mod tests {
     use super::*;
     use crate::error::{Error, ErrorKind, Phase, Scope};
 
-    /// A file of two blocks.
+    /// Returns a file of two blocks.
     fn large(name: &[u8]) -> crate::FileEntry {
         let mtime = crate::FileTime { seconds: 1, nanoseconds: 0 };
         let (path, kind, size) = (RelPath::new(name).unwrap(), crate::EntryKind::File, 2 << 20);
@@ -104,7 +107,7 @@ mod tests {
         assert_eq!(next(&mut sender), Some((held, 0)));
         sender.handle_messages(0, &Message::Wait { file: held }.encode()).unwrap();
         assert_eq!(next(&mut sender), Some((other, 0)));
-        // What its lane loses waits with the rest.
+        // Blocks that the lane loses wait with the rest of the file.
         sender.handle_lane_down(lane, Instant::now());
         sender.handle_lane_up(lane);
         assert_eq!(
@@ -140,7 +143,7 @@ mod tests {
     fn an_end_whose_last_words_no_lane_takes_leaves_all_the_same() {
         let stopped = || Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
         let (mut sender, mut receiver) = (SendSession::new(LINGER_DEFAULT), RecvSession::new(LINGER_DEFAULT));
-        // The lane is up and its feeder is stuck in the transport: it asks for no frame.
+        // The lane is up, but its feeder is blocked in the transport and requests no frame.
         sender.handle_lane_up(LaneId(0));
         receiver.handle_lane_up(LaneId(0));
         sender.abort(stopped());

@@ -1,4 +1,4 @@
-//! Who may connect, who may read and write what, and that no path leaves its root.
+//! Tests access: which peers connect, what they read and write, and that no file path leaves its root.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::site::{Agent, BINARY, Outcome, Site, held_to_modes};
 use crate::tree::{MIB, Seeded, write};
 
-/// What `sterna id` prints for the client of `site`.
+/// Returns the fingerprint that `sterna id` prints for the client of `site`.
 fn client_fingerprint(site: &Site) -> String {
     let state = site.path("client-state");
     let said = Command::new(env!("CARGO_BIN_EXE_sterna")).args(["id", "--state"]).arg(state).output().unwrap();
@@ -44,7 +44,7 @@ fn a_client_is_let_in_by_its_line_and_out_when_that_goes() {
     let refused = push(&site, &agent, "a").expect(6);
     refused.says(&format!("sterna: {} says: {ours} is not authorized here", agent.addr));
     assert!(refused.stderr.lines().any(|line| line == ours), "a line to paste: {}", refused.stderr);
-    // Edited while the agent runs.
+    // The file is edited while the agent runs.
     fs::write(site.path("authorize"), format!("{ours}\n")).unwrap();
     push(&site, &agent, "a").expect(0);
     fs::write(site.path("authorize"), format!("{ours} ro\n")).unwrap();
@@ -94,7 +94,7 @@ fn named_roots_have_rights_of_their_own() {
     let agent = listed_agent(&site, &line, &roots.each_ref().map(String::as_str));
     push(&site, &agent, "in/new").expect(0);
     pull(&site, &agent, "in/new").expect(0);
-    // Read-only by the agent's own word, whatever the client's line says.
+    // The root is read-only at the agent, whatever the line of the client allows.
     push(&site, &agent, "out/new").expect(4).says("read-only");
     pull(&site, &agent, "out/there").expect(0);
     push(&site, &agent, "closed/new").expect(4);
@@ -169,7 +169,7 @@ fn what_goes_wrong_on_the_disk_of_an_agent_does_not_say_where_its_root_lies() {
         fs::create_dir_all(site.root().join(directory)).unwrap();
         fs::set_permissions(site.root().join(directory), fs::Permissions::from_mode(mode)).unwrap();
     }
-    // A file system of 1 MiB beneath the root, where this may be mounted.
+    // A file system of 1 MiB beneath the root, if this test has the permission to mount.
     fs::create_dir(site.root().join("full")).unwrap();
     let mount = |verb: &str, args: &[&str]| {
         Command::new(verb).args(args).arg(site.root().join("full")).output().is_ok_and(|said| said.status.success())
@@ -226,11 +226,11 @@ fn no_path_of_a_client_leaves_the_root() {
         let pushed = push(&site, &agent, path);
         assert!(matches!(pushed.code, Some(2 | 4)), "{path}: {}", pushed.describe());
     }
-    // A link that leads out is neither followed nor replaced.
+    // A symbolic link to a place outside the root is neither followed nor replaced.
     push(&site, &agent, "file").expect(4);
     assert_eq!(fs::read(site.path("outside/secret")).unwrap(), b"secret");
     assert_eq!(fs::read_dir(site.path("outside")).unwrap().count(), 1);
-    // A percent sign hides nothing.
+    // Percent encoding does not hide a path.
     pull(&site, &agent, "%2e%2e/outside/secret");
     assert!(!site.local().join("pulled").exists());
 }
@@ -278,7 +278,7 @@ fn an_unknown_agent_is_refused_without_a_terminal_and_its_fingerprint_is_shown()
         refused.says(&agent.fingerprint).says("sterna id --state DIR").says("listening … fingerprint SHA256:…");
     }
     assert!(!site.root().join("f").exists());
-    // Trusted once, known from then on.
+    // A key that was trusted once is in known hosts.
     push(&site, &agent, "f").expect(0);
     site.bare_copy().arg("f").arg(agent.url("g")).succeed();
 }

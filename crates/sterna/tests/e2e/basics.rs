@@ -1,4 +1,4 @@
-//! What a copy promises when nothing goes wrong.
+//! Tests copies without faults.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ fn edge_files(top: &Path, seed: u64) {
     }
 }
 
-/// Names, depths, modes and times that file systems allow and tools get wrong.
+/// Creates a tree of names, depths, modes and times that file systems allow and tools often handle wrong.
 fn odd_tree(top: &Path) {
     let mut seeded = Seeded::new(7);
     let long = "n".repeat(255);
@@ -108,7 +108,7 @@ fn destinations_are_named_as_cp_names_them() {
     write(&site.local().join("a"), b"first");
     write(&site.local().join("b"), b"second");
     write(&site.local().join("d/x"), b"third");
-    // A new name, a directory that is there, one that is not, several sources, a directory under a new name.
+    // Destinations: new name, existing directory, missing directory, several sources, directory under a new name.
     site.copy(&agent).arg("a").arg(agent.url("renamed")).succeed();
     fs::create_dir(site.root().join("there")).unwrap();
     site.copy(&agent).arg("a").arg(agent.url("there")).succeed();
@@ -139,7 +139,7 @@ fn wildcards_work_at_both_ends() {
     for name in ["s1/a.h5", "s1/b.h5", "s1/c.txt", "s2/d.h5", "s2/deep/e.h5"] {
         write(&site.local().join(name), name.as_bytes());
     }
-    // Quoted: the shell has not expanded it.
+    // Quoted, so that the shell does not expand the pattern.
     site.copy(&agent).arg("s?/*.h5").arg(agent.url("up/")).succeed();
     let names = |path: &Path| {
         let mut names: Vec<String> =
@@ -177,7 +177,7 @@ fn holes_stay_holes_and_cost_nothing() {
     let site = Site::new();
     let agent = site.agent();
     let file = File::create(site.local().join("sparse")).unwrap();
-    // 8 GB with a little at the start, in the middle and at the end.
+    // 8 GB with some bytes at the start, in the middle and at the end.
     let size = 8_000_000_000;
     file.set_len(size).unwrap();
     let mut seeded = Seeded::new(4);
@@ -191,7 +191,7 @@ fn holes_stay_holes_and_cost_nothing() {
     let arrived = File::open(site.root().join("sparse")).unwrap();
     let about = arrived.metadata().unwrap();
     assert_eq!(about.len(), size);
-    // Three blocks of 16 MiB at most hold data.
+    // At most three blocks of 16 MiB have data.
     assert!(about.blocks() * 512 <= 3 * 16 * MIB as u64 + MIB as u64, "{} bytes are occupied", about.blocks() * 512);
     for (offset, bytes) in &islands {
         let mut read = vec![0; bytes.len()];
@@ -213,13 +213,13 @@ fn goodput_counts_the_bytes_that_lanes_carried_and_no_holes() {
     for outcome in [pushed, pulled] {
         let summary = outcome.summary();
         let holes = summary["bytes_holes"].as_u64().unwrap();
-        // A block of 16 MiB holds the data.
+        // One block of 16 MiB has the data.
         assert!(summary["bytes"] == size && holes < size && holes >= size - 16 * MIB as u64, "{summary}");
         let carried = summary["goodput_bps"].as_f64().unwrap() * summary["elapsed_s"].as_f64().unwrap() / 8.0;
         assert!((carried - (size - holes) as f64).abs() < 1000.0, "{carried} in {summary}");
     }
     agent.wait_for_log(": over: 1 file, 400 MB in ");
-    // Blocks go ahead of the word that nothing is wanted; they are no part of what is copied.
+    // Blocks are sent before the receiver reports that it wants none. These blocks do not count as copied.
     let again = site.copy(&agent).arg("sparse").arg(agent.url("sparse")).succeed();
     assert_eq!((&again.summary()["up_to_date"], &again.summary()["bytes_holes"]), (&1.into(), &0.into()));
 }
@@ -237,7 +237,7 @@ fn overwrite_keeps_replaces_or_compares_as_told() {
     assert_eq!(fs::read(&target).unwrap(), b"old bytes");
     push("if-changed").expect(0);
     assert_eq!(fs::read(&target).unwrap(), b"new bytes");
-    // The same size and time counts as the same; only `always` looks past it.
+    // A file with the same size and time counts as the same; only `always` ignores this.
     let mtime = fs::metadata(&source).unwrap().modified().unwrap();
     write(&target, b"bad bytes");
     File::options().write(true).open(&target).unwrap().set_modified(mtime).unwrap();
@@ -247,7 +247,7 @@ fn overwrite_keeps_replaces_or_compares_as_told() {
     assert_eq!(fs::read(&target).unwrap(), b"new bytes");
 }
 
-/// What the usual libraries say of `bytes`.
+/// Returns digests of `bytes` from independent libraries.
 fn reference_digests(bytes: &[u8]) -> Vec<(&'static str, String)> {
     use md5::Digest;
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -1,4 +1,5 @@
-//! `--compress`: every byte arrives as it was, fewer of them travel, and a kill costs no more than without.
+//! Tests `--compress`: all bytes arrive unchanged, fewer bytes travel, and a kill costs no more than without
+//! compression.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use crate::site::{Outcome, Site, wait_until};
 use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, with_seed, write};
 
-/// 16-bit samples of a slow wave with four bits of noise.
+/// Returns 16-bit samples of a slow wave with four bits of noise.
 fn samples(seeded: &mut Seeded, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count + 2);
     for time in 0..count.div_ceil(2) {
@@ -19,7 +20,7 @@ fn samples(seeded: &mut Seeded, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Data that compresses in several ways and not at all, around the edges of packing and of blocks.
+/// Creates files that compress in several ways or not at all, with sizes around the edges of packing and of blocks.
 fn mixed_tree(top: &Path) {
     let mut seeded = Seeded::new(1);
     write(&top.join("pass.i16"), &samples(&mut seeded, 9 * MIB + 12_345));
@@ -34,7 +35,7 @@ fn mixed_tree(top: &Path) {
     }
 }
 
-/// File bytes that lanes carried, and what they became.
+/// Returns the file bytes that lanes carried, and their encoded bytes.
 fn carried(outcome: &Outcome) -> (u64, u64) {
     let bytes = |name: &str| outcome.summary()[name].as_u64().unwrap();
     (bytes("bytes_carried"), bytes("bytes_encoded"))
@@ -59,9 +60,9 @@ fn compressed_trees_arrive_as_they_were_both_ways_by_both_transports() {
                 assert!(file_bytes > 15 * MIB as u64, "{file_bytes} of {via} {compress}");
                 match compress {
                     "never" => assert_eq!(file_bytes, bytes),
-                    // 5 MiB of it are noise, and the rest is halved at least.
+                    // 5 MiB of the data are noise; the rest compresses to half or less.
                     "always" => assert!(bytes * 3 < file_bytes * 2, "{file_bytes} became {bytes} by {via}"),
-                    // What pays is up to the path and the cores.
+                    // The choice depends on the path and the CPU cores.
                     _ => assert!(bytes <= file_bytes, "{file_bytes} became {bytes} by {via}"),
                 }
             }
@@ -87,14 +88,14 @@ fn a_slow_path_is_told_to_bring_more_than_it_carries() {
     }
 }
 
-/// Blocks of several slabs, over streams that overtake each other.
+/// Blocks of several slabs, over streams that deliver out of order.
 #[test]
 fn blocks_of_many_slabs_arrive_by_both_transports() {
     let site = Site::new();
     let agent = site.agent();
     let mut seeded = Seeded::new(3);
     let some = [samples(&mut seeded, 3 * MIB + 7), seeded.bytes(MIB)].concat();
-    // Above 1 GiB blocks have two slabs.
+    // Above 1 GiB, blocks have two slabs.
     let bytes: Vec<u8> = some.iter().copied().cycle().take(1025 * MIB + 5).collect();
     write(&site.local().join("pass"), &bytes);
     for via in ["tcp", "quic"] {
@@ -106,7 +107,7 @@ fn blocks_of_many_slabs_arrive_by_both_transports() {
     }
 }
 
-/// kill -9 of the receiver and of the sender while compressed blocks are under way.
+/// kill -9 of the receiver and of the sender while compressed blocks are in flight.
 #[test]
 fn a_compressed_copy_survives_kills_of_either_side() {
     with_seed("a_compressed_copy_survives_kills_of_either_side", 700, |seed| {

@@ -1,4 +1,4 @@
-//! File systems in files: what a power cut leaves of one, and one that folds case. They need root and a kernel that has them.
+//! File systems in image files, for power cuts and for case folding. They need root, and a kernel with these features.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Size of a file system. Reason: some times what a test copies; the file is sparse.
+/// Size of a file system. Reason: several times the data of a test; the image is sparse.
 const DISK_BYTES: u64 = 160 << 20;
 
-/// Runs a command; its error says what it was and what it said.
+/// Runs a command; the error has the command and its output.
 fn run(command: &str, args: &[&dyn AsRef<std::ffi::OsStr>]) -> Result<(), String> {
     let mut command = Command::new(command);
     for arg in args {
@@ -22,14 +22,14 @@ fn run(command: &str, args: &[&dyn AsRef<std::ffi::OsStr>]) -> Result<(), String
     }
 }
 
-/// A mounted ext4 image; unmounted when dropped.
+/// Mounted ext4 image; unmounted when dropped.
 pub struct Mounted {
     image: PathBuf,
     point: PathBuf,
 }
 
 impl Mounted {
-    /// Makes an ext4 file system in the new file `image`, and mounts it at the new directory `point`.
+    /// Creates an ext4 file system in the new file `image`, and mounts it at the new directory `point`.
     fn make(image: PathBuf, point: PathBuf, features: &[&str], options: &str) -> Result<Self, String> {
         let file = fs::File::create(&image).and_then(|file| file.set_len(DISK_BYTES));
         file.map_err(|error| format!("make {}: {error}", image.display()))?;
@@ -51,7 +51,7 @@ impl Mounted {
         run("umount", &[&self.point])
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn point(&self) -> &Path {
         &self.point
     }
@@ -59,12 +59,12 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A test that failed may have it open still: then it goes with the last of these.
+        // A failed test may still have open files there. Then the mount ends when the last of them is closed.
         let _ = self.unmount().or_else(|_| run("umount", &[&"--lazy", &self.point]));
     }
 }
 
-/// A directory that takes `a` and `A` for one name; the reason when this system has none.
+/// Creates a directory that treats `a` and `A` as one name. Errors: the reason why this system has none.
 pub fn folding() -> Result<(Mounted, TempDir), String> {
     let top = tempfile::tempdir().unwrap();
     let features = ["-O", "casefold", "-E", "encoding=utf8"];
@@ -75,10 +75,10 @@ pub fn folding() -> Result<(Mounted, TempDir), String> {
     Ok((mounted, top))
 }
 
-/// A disk whose power can be cut: an ext4 file system in a file of another one, which can be frozen.
+/// Disk with a simulated power cut: an inner ext4 file system in a file of an outer one, which can be frozen.
 ///
-/// What the first has in its caches and has not written is lost; what it has written is kept, in whatever order that was. The
-/// other one is frozen while the file is read, so that all of it is of one moment.
+/// Data in the caches of the inner file system is lost; written data is kept, whatever the order of the writes. The
+/// outer file system is frozen while the image is read, so that the snapshot has one point in time.
 pub struct Disk {
     inner: Mounted,
     outer: Mounted,
@@ -87,11 +87,11 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Makes and mounts it with these options beside those that leave unsynced data unwritten for long. Errors: why this
-    /// system has none.
+    /// Creates and mounts the disk with `options`, and with options that leave unsynced data unwritten for a long time.
+    /// Errors: the reason why this system has none.
     pub fn new(options: &str) -> Result<Self, String> {
         let top = tempfile::tempdir().unwrap();
-        // No commit by time, and none before a rename: nothing is durable but what was synced or happened to be written.
+        // No commit by time and none before a rename: only data that was synced, or by chance written, is durable.
         let options = format!("commit=600,noauto_da_alloc,{options}");
         let outer = Mounted::make(top.path().join("outer.img"), top.path().join("outer"), &["-m", "0"], "rw")?;
         let image = outer.point.join("inner.img");
@@ -99,12 +99,12 @@ impl Disk {
         Ok(Self { inner, outer, options, top })
     }
 
-    /// Where it is mounted, also after a power cut.
+    /// Returns the mount point, which stays the same after a power cut.
     pub fn point(&self) -> &Path {
         &self.inner.point
     }
 
-    /// Takes down what is on the disk at this moment, as a power cut would leave it.
+    /// Writes a snapshot of the disk as a power cut would leave it now.
     pub fn cut(&self) -> PathBuf {
         let snapshot = self.top.path().join("snapshot.img");
         run("fsfreeze", &[&"--freeze", &self.outer.point]).unwrap();
@@ -114,7 +114,7 @@ impl Disk {
         snapshot
     }
 
-    /// Starts again from what a cut has left. Nothing may have a file open beneath [`Disk::point`].
+    /// Replaces the disk with a snapshot and mounts it. No process may have an open file beneath [`Disk::point`].
     pub fn start_from(&self, snapshot: &Path) {
         self.inner.unmount().unwrap();
         run("cp", &[&"--sparse=always", &snapshot, &self.inner.image]).unwrap();

@@ -1,4 +1,4 @@
-//! Paths that go dark, lanes that are cut, bits that turn over, disks that fill up, and copies that meet.
+//! Tests faults: outages of paths, cut lanes, flipped bits, full disks, and concurrent copies to one destination.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A site whose client has `bytes` of data in the file `f`.
+/// Creates a site whose client has `bytes` bytes of data in the file `f`.
 fn site_with(seed: u64, bytes: usize) -> Site {
     let site = Site::new();
     write(&site.local().join("f"), &Seeded::new(seed).bytes(bytes));
@@ -52,11 +52,11 @@ fn a_flipped_bit_on_the_wire_is_never_in_the_file() {
             let udp = round % 3 == 2;
             let (strait, via) = if udp { (Strait::udp(&agent), "quic") } else { (Strait::tcp(&agent), "tcp") };
             let name = format!("f{round}");
-            // Behind the handshakes: a bit in those ends the attempt, which is tested below.
+            // After the handshakes: a flipped bit in a handshake ends the attempt, which another test covers.
             strait.mark(60_000 + seeded.below(5 * MIB as u64), Then::Flip);
             let outcome = site.copy(&agent).args(["--via", via, "--lanes", "1", "f"]).arg(strait.url(&name)).succeed();
             assert_eq!(strait.marks_reached(), 1);
-            // QUIC loses the packet; the TCP lane ends.
+            // QUIC drops the packet; a TCP lane ends.
             assert!(udp || outcome.count("lane_down") > 0, "{}", outcome.describe());
             assert_same_file(&site.local().join("f"), &site.root().join(&name));
         }
@@ -72,7 +72,7 @@ fn a_flipped_bit_in_a_handshake_lets_nothing_through() {
         strait.mark(place, Then::Flip);
         let outcome = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(strait.url("f")).run();
         match outcome.code {
-            // It was after the handshake after all, and the lane was dialled again.
+            // The flipped bit was after the handshake, and the client dialled the lane again.
             Some(0) => assert_same_file(&site.local().join("f"), &site.root().join("f")),
             Some(5 | 6) => assert!(!site.root().join("f").exists()),
             _ => panic!("{}", outcome.describe()),
@@ -91,7 +91,7 @@ fn a_first_connection_that_is_cut_in_the_handshake_is_dialled_again() {
     assert_eq!(strait.marks_reached(), 1);
     copied.says("the connection during the handshake; try 2 of 4 in ");
     assert_same_file(&site.local().join("f"), &site.root().join("f"));
-    // Never let through: told how often, and given up.
+    // All connections are cut: the client reports the number of tries and ends.
     strait.mark(100, Then::Shut);
     let failed = site.copy(&agent).args(["--via", "tcp", "f"]).arg(strait.url("g")).run().expect(5);
     failed.says("try 4 of 4 in ");
@@ -147,11 +147,11 @@ fn an_outage_in_the_lab_is_survived_by_both_transports() {
     }
 }
 
-/// A small file system of its own; gone with the test.
+/// Small file system; unmounted when dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// `None` without the rights to mount one.
+    /// Mounts a file system of this size; `None` without the permission to mount.
     fn mount(at: PathBuf, mebibytes: u32) -> Option<Self> {
         let size = format!("size={mebibytes}m");
         let mounted = is_root()
@@ -170,7 +170,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: an agent may still have it open.
+        // Lazy, because an agent may still have open files there.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
@@ -188,7 +188,8 @@ fn a_full_disk_is_said_before_a_byte_is_sent() {
 #[test]
 fn a_disk_that_fills_up_on_the_way_fails_those_files_and_no_others() {
     let site = Site::new();
-    // Each has room when it is looked up; together they have not. Small ones find no room when they are written.
+    // Each large file fits when its space is checked, but not all of them. Small files find no space when they are
+    // written.
     for index in 0..4 {
         write(&site.local().join(format!("t/large{index}")), &Seeded::new(index).bytes(4 * MIB));
     }
@@ -207,7 +208,7 @@ fn a_disk_that_fills_up_on_the_way_fails_those_files_and_no_others() {
             assert_same_file(&site.local().join("t").join(name), &path);
         }
     }
-    // With room again, the same command goes on.
+    // With enough space, the same command resumes.
     let bigger = Command::new("mount").args(["-o", "remount,size=40m"]).arg(&disk.0).status().unwrap();
     assert!(bigger.success());
     site.copy(&agent).args(["t/."]).arg(agent.url("t")).succeed();
@@ -255,7 +256,7 @@ fn more_files_than_descriptors_arrive_at_either_end() {
     let site = Site::new();
     let mut seeded = Seeded::new(11);
     for index in 0..300 {
-        // The smallest that takes blocks.
+        // Smallest size that is sent in blocks.
         write(&site.local().join(format!("t/f{index}")), &seeded.bytes((256 << 10) + 1));
     }
     let root = site.root();
@@ -293,7 +294,7 @@ fn files_that_another_session_writes_hold_up_no_other() {
     other.wait_for("z", |event| event["event"] == "file" && event["path"] == "z");
     strait.release();
     slow.finish().expect(0);
-    // It has found that they are there now, or has brought them itself.
+    // The second copy found the files complete, or copied them.
     other.finish().expect(0);
     for name in names.into_iter().chain(["z"]) {
         assert_same_file(&site.local().join(name), &site.root().join(name));
@@ -316,7 +317,7 @@ fn two_copies_to_one_destination_leave_one_of_them_whole() {
                 });
                 let outcomes = copies.map(|copy| copy.finish());
                 for outcome in &outcomes {
-                    // Either it waited, or it says who is in the way.
+                    // Each copy waited, or names the other session in its error.
                     match outcome.code {
                         Some(0) => {}
                         Some(4) => drop(outcome.says("another session")),
@@ -334,7 +335,7 @@ fn two_copies_to_one_destination_leave_one_of_them_whole() {
 
 #[test]
 fn an_interrupt_ends_a_client_whose_agent_is_stuck() {
-    // More than passes before the test gets to freeze the agent, on a host however busy.
+    // More data than passes before the test freezes the agent, on a host with any load.
     let site = site_with(12, 192 * MIB);
     let agent = site.agent();
     for via in ["tcp", "quic"] {
@@ -346,7 +347,7 @@ fn an_interrupt_ends_a_client_whose_agent_is_stuck() {
         };
         let started = progress(&copying.wait_for("data", |event| progress(event).is_some())).flatten().unwrap();
         agent.freeze();
-        // Until the kernels are full and every lane is stuck.
+        // Waits until kernel buffers are full and all lanes are blocked.
         copying.wait_for("some seconds more", |event| progress(event).flatten() > Some(started + 3.0));
         copying.interrupt();
         copying.finish().expect(130);

@@ -1,6 +1,8 @@
-//! Strangers that knock from many networks faster than an honest client far away can shake hands: it gets in all the same.
+//! Tests floods of connections from many networks, faster than the handshake of a distant honest client. The client
+//! still connects.
 //!
-//! Time is counted in knocks and not in seconds: the far client hears each answer of the agent so many knocks later.
+//! The unit of time is one connection of the flood, not a second. The distant client receives each answer of the agent
+//! a number of connections later.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -16,10 +18,10 @@ use sterna_net::lane::tcp;
 use crate::site::{Agent, Site};
 use crate::tree::write;
 
-/// Networks (IPv4 /24) that the strangers come from.
+/// IPv4 /24 networks that the flood comes from.
 const NETWORKS: u64 = 10_000;
 
-/// What strangers do once they are connected.
+/// Behaviour of a stranger after it has connected.
 #[derive(Clone)]
 enum Stranger {
     Silent,
@@ -28,7 +30,7 @@ enum Stranger {
 }
 
 impl Stranger {
-    /// Hosts of a network that knock one behind the other.
+    /// Returns the number of hosts in a network that connect one after the other.
     fn hosts_of_a_network(&self) -> u64 {
         match self {
             Self::Silent => 1,
@@ -37,7 +39,7 @@ impl Stranger {
     }
 }
 
-/// Knocks so far, and who waits for more of them.
+/// Number of connections of the flood until now, with a condition to wait for more.
 #[derive(Default)]
 struct Knocks {
     count: Mutex<u64>,
@@ -46,7 +48,7 @@ struct Knocks {
 }
 
 impl Knocks {
-    /// Waits for `count` knocks from now on, or for the end of the flood.
+    /// Waits for `count` more connections, or for the end of the flood.
     fn wait_for(&self, count: u64) {
         let mut now = self.count.lock().unwrap();
         let until = *now + count;
@@ -56,7 +58,7 @@ impl Knocks {
     }
 }
 
-/// A flood of connections; ends with the test.
+/// Flood of connections; ends when dropped.
 struct Flood {
     knocks: Arc<Knocks>,
     thread: Option<thread::JoinHandle<()>>,
@@ -82,7 +84,7 @@ impl Drop for Flood {
 }
 
 fn knock_without_end(agent: SocketAddr, stranger: &Stranger, knocks: &Knocks) {
-    // More than the agent has places for, as far as this process may have them.
+    // More than the agent has places for, as far as the descriptors of this process allow.
     let open_max = (descriptors::limit() / 4).min(6000);
     let mut open = VecDeque::new();
     for knock in 0u64.. {
@@ -96,7 +98,7 @@ fn knock_without_end(agent: SocketAddr, stranger: &Stranger, knocks: &Knocks) {
         socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
         socket.connect(&agent.into()).expect("the agent's kernel takes connections");
         if let Stranger::Stalling(hello) = stranger {
-            // It may have been reset already.
+            // The agent can have reset the connection.
             let _ = (&socket).write_all(hello);
         }
         open.push_back(socket);
@@ -108,7 +110,7 @@ fn knock_without_end(agent: SocketAddr, stranger: &Stranger, knocks: &Knocks) {
     }
 }
 
-/// What a client says first.
+/// Returns the first bytes that a client sends.
 fn recorded_hello() -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -125,8 +127,8 @@ fn recorded_hello() -> Vec<u8> {
     hello
 }
 
-/// A proxy that lets a client hear each answer of the agent some knocks late. As on a real path, the first bytes come to the
-/// agent together with the connection.
+/// Proxy that delays each answer of the agent by a number of connections of the flood. As on a real path, the agent
+/// receives the first bytes together with the connection.
 struct FarClient {
     addr: SocketAddr,
     dials: Arc<AtomicU64>,
@@ -175,7 +177,8 @@ fn carry(mut client: TcpStream, agent: SocketAddr, knocks: &Arc<Knocks>, knocks_
     let _ = agent.shutdown(Shutdown::Write);
 }
 
-/// Copies a file while strangers knock, of whom the agent has `places` before it begins.
+/// Copies a file during a flood, which has opened `places` connections before the copy starts. Returns the number of
+/// dials of the client.
 fn gets_in_beside(stranger: Stranger, places: u64, knocks_late: u64) -> u64 {
     let site = Site::new();
     let agent = site.agent();
@@ -191,13 +194,14 @@ fn gets_in_beside(stranger: Stranger, places: u64, knocks_late: u64) -> u64 {
 
 #[test]
 fn bare_connections_from_ten_thousand_networks_do_not_lock_a_far_client_out() {
-    // 2,000 a second at a round trip of 660 ms.
+    // 2,000 connections per second at a round trip of 660 ms.
     let dials = gets_in_beside(Stranger::Silent, 5000, 1320);
     assert!(dials <= 2, "{dials} tries");
 }
 
 #[test]
 fn client_hellos_that_nothing_follows_do_not_lock_a_far_client_out() {
-    // More in each round trip than fit into 64 places and a backlog of 128. That few hosts of a network are crowd enough.
+    // More in each round trip than 64 places and a backlog of 128 can hold. A few hosts per network are enough to crowd
+    // them.
     gets_in_beside(Stranger::Stalling(recorded_hello()), 1200, 400);
 }

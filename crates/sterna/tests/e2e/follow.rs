@@ -1,4 +1,4 @@
-//! Files that still grow, spools, and what is done with sources that have arrived.
+//! Tests growing files, spools, and the deletion or move of sources that have arrived.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal};
 use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
-/// An idle time that no test waits for; a file that is closed has not ended by that either.
+/// Idle time that no test waits for. With an explicit idle time, closing a file does not end it.
 const NEVER: &str = "--follow=1h";
 
-/// A process that writes what it is told to a file, and holds it open meanwhile.
+/// Process that writes given bytes to a file, and keeps the file open meanwhile.
 struct Capture {
     child: Child,
     pipe: Option<ChildStdin>,
@@ -32,20 +32,20 @@ impl Capture {
         Self { child, pipe, path, written: 0 }
     }
 
-    /// Returns when the file has the bytes.
+    /// Writes `bytes`, and returns when the file has them.
     fn write(&mut self, bytes: &[u8]) {
         self.pipe.as_mut().unwrap().write_all(bytes).unwrap();
         self.written += bytes.len() as u64;
         wait_until("the writer's turn", || fs::metadata(&self.path).unwrap().len() == self.written);
     }
 
-    /// The end of the writer, and with it of its hold on the file.
+    /// Ends the writer, which closes the file.
     fn close(mut self) {
         drop(self.pipe.take());
         self.child.wait().unwrap();
     }
 
-    /// The same, with a marker behind it.
+    /// Ends the writer, then creates the marker.
     fn end(self) {
         let marker = marker_of(&self.path);
         self.close();
@@ -53,19 +53,19 @@ impl Capture {
     }
 }
 
-/// The marker of a file.
+/// Returns the file path of the marker of a file.
 fn marker_of(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.done", path.display()))
 }
 
-/// A copy of `source`, in `local`, to the agent's root.
+/// Returns a copy of `source`, in `local`, to the root of the agent.
 fn follow(site: &Site, agent: &Agent, flags: &[&str], source: &str) -> CopyCommand {
     let mut copy = site.copy(agent);
     copy.args(flags).arg(source).arg(agent.url(""));
     copy
 }
 
-/// Whether a file that has no name yet in `directory` holds what `source` does.
+/// Returns true if an unpublished file in `directory` has the same bytes as `source`.
 fn has_hidden(directory: &Path, source: &Path) -> bool {
     let bytes = fs::read(source).unwrap();
     let hidden = fs::read_dir(directory).unwrap().map(|item| item.unwrap());
@@ -73,7 +73,7 @@ fn has_hidden(directory: &Path, source: &Path) -> bool {
     parts.filter_map(|item| fs::read(item.path()).ok()).any(|part| part == bytes)
 }
 
-/// Whether a journal of `directory` speaks for `blocks` blocks.
+/// Returns true if a journal in `directory` has at least `blocks` blocks.
 fn has_journal(directory: &Path, blocks: u64) -> bool {
     let hidden = fs::read_dir(directory).unwrap().map(|item| item.unwrap());
     let journals = hidden.filter(|item| item.file_name().to_string_lossy().ends_with(".journal"));
@@ -89,12 +89,12 @@ fn a_file_is_sent_as_it_grows_and_published_when_it_has_ended() {
     let mut capture = Capture::start(site.local().join("capture.dat"));
     capture.write(&seeded.bytes(3 * MIB + 17));
     let copy = follow(&site, &agent, &[NEVER], "capture.dat").start();
-    // It grows while it is followed.
+    // The file grows while it is followed.
     for blocks in 4..8 {
         capture.write(&seeded.bytes(MIB));
         wait_until("the next block's arrival", || has_journal(&site.root(), blocks));
     }
-    // The part of a block that it pauses after.
+    // The written part of a block, after which the writer pauses.
     capture.write(&seeded.bytes(1234));
     wait_until("the last byte's arrival", || has_hidden(&site.root(), &capture.path));
     assert!(!site.root().join("capture.dat").exists(), "it has its name before its end");
@@ -134,7 +134,8 @@ fn a_close_does_not_end_a_file_before_the_idle_time_that_was_given() {
     capture.write(&seeded.bytes(MIB + 17));
     let path = capture.path.clone();
     capture.close();
-    // Its last bytes come so only when it stays as it is for longer than a close takes to end it.
+    // The last bytes of an open block travel only if the file stays unchanged for longer than a close would need to end
+    // it.
     wait_until("the last byte's arrival", || has_hidden(&site.root(), &path));
     let mut again = File::options().append(true).open(&path).unwrap();
     again.write_all(&seeded.bytes(2 * MIB)).unwrap();
@@ -159,7 +160,7 @@ fn a_marker_with_content_stays_and_so_does_its_file() {
     assert_eq!(fs::read(spool.join("capture")).unwrap(), b"captured");
     assert_eq!(fs::read(spool.join("capture.done")).unwrap(), b"md5 of it");
     assert_same_file(&spool.join("capture"), &site.root().join("capture"));
-    // An empty one goes with its file.
+    // An empty marker is deleted with its file.
     write(&spool.join("capture.done"), b"");
     let mut copy = follow(&site, &agent, &[NEVER, "--then", "delete"], "spool/.").start();
     wait_until("both to be deleted", || !spool.join("capture").exists() && !spool.join("capture.done").exists());
@@ -174,7 +175,7 @@ fn a_file_that_is_held_open_is_copied_when_it_stays_as_it_is() {
     let mut seeded = Seeded::new(11);
     fs::create_dir(site.root().join("pushed")).unwrap();
     fs::create_dir(site.local().join("pulled")).unwrap();
-    // Read twice as it is sent, and read as a whole once more.
+    // Each file is read twice during the copy, and once more as a whole.
     for (name, length) in [("small", 1000), ("large", 3 * MIB + 5)] {
         let mut here = Capture::start(site.local().join(name));
         here.write(&seeded.bytes(length));
@@ -283,13 +284,13 @@ fn a_file_that_is_cut_or_rewritten_while_it_is_followed_is_not_published() {
         capture.end();
         copy.finish().expect(3).says(words);
         assert!(!site.root().join("capture.dat").exists(), "{case}: it has its name");
-        // The next run sends it anew.
+        // The next run sends the file from the start.
         follow(&site, &agent, &["--follow=10ms"], "capture.dat").succeed();
         assert_same_file(&site.local().join("capture.dat"), &site.root().join("capture.dat"));
     }
 }
 
-/// Paths of all files beneath a directory, sorted.
+/// Returns the file paths of all files beneath a directory, sorted.
 fn files_beneath(top: &Path) -> Vec<String> {
     let leaves = crate::tree::read_tree(top).into_iter().filter(|(_, leaf)| !leaf.is_directory);
     leaves.map(|(path, _)| String::from_utf8(path).unwrap()).collect()
@@ -330,7 +331,7 @@ fn a_source_that_does_not_arrive_stays() {
     write(&site.root().join("file"), b"theirs");
     follow(&site, &agent, &["--then", "delete", "--overwrite", "never"], "file").run().expect(4);
     assert_eq!(fs::read(site.local().join("file")).unwrap(), b"ours");
-    // Of the same size and time, and other bytes: that it looks up to date is not enough to delete it.
+    // Same size and time, other bytes: a destination that looks up to date is not enough to delete the source.
     crate::tree::set_mtime(&site.local().join("file"), 1_000, 0);
     write(&site.root().join("file"), b"them");
     crate::tree::set_mtime(&site.root().join("file"), 1_000, 0);
@@ -362,12 +363,12 @@ fn what_only_a_push_can_do_is_refused_elsewhere() {
     for flag in ["--dry-run", "--explain"] {
         follow(&site, &agent, &[flag, "--then", "delete"], "spool").run().expect(2).says(flag);
     }
-    // Two spools may have files of one name, and the later would take the place of the earlier.
+    // Two spools can have files with the same name, and the later file would replace the earlier one.
     let two = ["--follow", "--then", "delete", "spool/."];
     follow(&site, &agent, &two, "other/.").run().expect(2).says("of the same name");
 }
 
-/// The names that file events have told, in order.
+/// Returns the file paths in file events with the outcome "copied", in order.
 fn told(events: &[serde_json::Value]) -> Vec<String> {
     let files = events.iter().filter(|event| event["event"] == "file" && event["outcome"] == "copied");
     files.map(|event| event["path"].as_str().unwrap().to_owned()).collect()
@@ -388,29 +389,29 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     };
     arrives(&mut copy, "survivor");
     arrives(&mut copy, "old/deep/survivor");
-    // Written, in a directory that is new.
+    // Case: written in a new directory.
     write(&spool.join("new/written"), &seeded.bytes(5000));
     arrives(&mut copy, "new/written");
-    // Moved in.
+    // Case: moved into the spool.
     write(&site.local().join("elsewhere"), &seeded.bytes(MIB));
     fs::rename(site.local().join("elsewhere"), spool.join("new/moved")).unwrap();
     arrives(&mut copy, "new/moved");
-    // In a directory of the same name as one that is gone.
+    // Case: in a directory with the name of a removed one.
     fs::remove_dir_all(spool.join("new")).unwrap();
     write(&spool.join("new/again"), &seeded.bytes(10));
     arrives(&mut copy, "new/again");
-    // In a directory that has another name now: what it holds goes by the new one.
+    // Case: in a renamed directory. Its files have the new directory name.
     fs::rename(spool.join("old/deep"), spool.join("renamed")).unwrap();
     arrives(&mut copy, "renamed/survivor");
     write(&spool.join("renamed/inside"), &seeded.bytes(10));
     arrives(&mut copy, "renamed/inside");
-    // Growing, with a marker.
+    // Case: growing, with a marker.
     let mut capture = Capture::start(spool.join("old/capture"));
     capture.write(&seeded.bytes(3 * MIB + 77));
     write(&spool.join("old/capture.done"), b"");
     arrives(&mut copy, "old/capture");
     capture.close();
-    // Written anew: that is another version.
+    // Case: written again, which is another version.
     write(&spool.join("survivor"), &seeded.bytes(2000));
     copy.wait_for("the second version", |event| event["path"] == "survivor" && event["size"] == 2000);
     copy.interrupt();
@@ -431,7 +432,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     assert_eq!(names, once);
     assert!(!site.root().join("old/capture.done").exists());
 
-    // What is up to date is not sent by the next run.
+    // The next run does not send files that are up to date.
     write(&spool.join("late"), b"late");
     let mut copy = follow(&site, &agent, &["--follow=2s"], "spool/.").start();
     arrives(&mut copy, "late");
@@ -487,7 +488,7 @@ fn a_file_is_not_taken_away_while_a_writer_has_it() {
     let spool = site.local().join("spool");
     fs::create_dir(&spool).unwrap();
     let start = |idle| follow(&site, &agent, &[idle, "--then", "delete"], "spool/.").start();
-    // A file that nobody writes to, beside it, goes when this one would.
+    // A file without a writer is deleted at the moment when the other file would be deleted without its writer.
     let ends_with = |name: &str, mut writer: File, mut copy: Copying| {
         wait_until("the other file to be taken away", || !spool.join("other").exists());
         assert!(spool.join(name).exists(), "{name}");
@@ -548,7 +549,7 @@ fn a_spool_is_emptied_though_its_ends_are_killed() {
     }
     let mut copy = follow(&site, &agent, &["--follow=1s", "--then", "delete"], "spool/.").start();
     wait_until("the spool's emptying", || sent.iter().all(|(name, _)| !spool.join(name).exists()));
-    // A marker goes with its file: the next of that name is another.
+    // A marker is deleted with its file: the next file of that name is a new one.
     write(&spool.join("d0/capture.done"), b"");
     write(&site.local().join("elsewhere"), b"first");
     fs::rename(site.local().join("elsewhere"), spool.join("d0/capture")).unwrap();

@@ -1,4 +1,5 @@
-//! Peers that lie, flood, stall and send garbage: the agent stays alive, small, and there for the next honest one.
+//! Tests peers that lie, flood, stall and send garbage: the agent stays alive and small, and serves the next honest
+//! peer.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
@@ -14,11 +15,11 @@ use sterna_proto::{Checks, EntryKind, Error, FileEntry, FileTime, RelPath};
 use crate::site::{Agent, Site};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
-/// What an agent may hold at most under attack. Reason: an idle one takes about 20 MB, a packed block 1 MiB, an entry some
-/// hundred bytes of which a session keeps 131,072 at most; far below what any attack here sends or claims.
+/// Most memory of an agent under attack. Reason: an idle agent has about 20 MB and a packed block 1 MiB. An entry has
+/// some hundred bytes, and a session keeps at most 131,072 entries. Each attack sends or claims far more.
 const MEMORY_BYTES_MAX: u64 = 400 << 20;
 
-/// An agent that is attacked.
+/// Agent under attack.
 struct Victim {
     site: Site,
     agent: Agent,
@@ -31,14 +32,14 @@ impl Victim {
         Self { site, agent }
     }
 
-    /// A lane of a stranger, behind its handshake.
+    /// Opens a lane of an unknown peer, after its handshake.
     fn lane(&self) -> Lane {
         let mut options = ConnectOptions::new(self.agent.addr);
         options.local = None;
         connect(&options, &Identity::ephemeral().unwrap()).unwrap().into_lane()
     }
 
-    /// A lane that has joined a push session.
+    /// Opens a lane that has joined a push session.
     fn joined(&self) -> Lane {
         let mut lane = self.lane();
         lane.tx.control(&hello().encode()).unwrap();
@@ -46,7 +47,7 @@ impl Victim {
         lane
     }
 
-    /// The agent lives, is small, and serves an honest copy.
+    /// Checks that the agent is alive and small, and serves an honest copy.
     fn check(mut self) {
         assert!(self.agent.is_alive());
         write(&self.site.local().join("honest"), &Seeded::new(1).bytes(2 * MIB));
@@ -93,7 +94,7 @@ fn offer(file: u64, entry: FileEntry) -> Vec<u8> {
     Frame::Messages { first: file, encoded: Message::Offer { file: FileId(file), entry }.encode() }.encode()
 }
 
-/// Hears everything and minds nothing.
+/// Sink that ignores all frames.
 pub struct Deaf;
 
 impl LaneSink for Deaf {
@@ -114,10 +115,10 @@ impl LaneSink for Deaf {
     }
 }
 
-/// Sends what `attack` says and waits until the agent has ended the lane.
+/// Runs `attack` and waits until the agent has ended the lane.
 fn until_cut_off(lane: Lane, attack: impl FnOnce(&mut dyn sterna_net::lane::LaneTx) -> Result<(), Error>) {
     let Lane { mut tx, rx, .. } = lane;
-    // The agent may cut it off in the middle; that is the point.
+    // The agent can end the lane during the attack; the test expects this.
     let _ = attack(&mut *tx).and_then(|()| tx.flush());
     let _ = rx.run(&mut Deaf);
 }
@@ -128,7 +129,7 @@ fn garbage_on_the_port_hurts_nobody() {
     let mut seeded = Seeded::new(1);
     for size in [1, 5, 100, 5000, 100_000] {
         let mut stream = TcpStream::connect(victim.agent.addr).unwrap();
-        // The agent may cut it off before it has taken all.
+        // The agent can close the connection before it has received all bytes.
         let _ = stream.write_all(&seeded.bytes(size));
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let _ = stream.read(&mut [0; 100]);
@@ -149,7 +150,7 @@ fn garbage_on_the_port_hurts_nobody() {
 #[test]
 fn half_open_connections_do_not_lock_honest_peers_out() {
     let victim = Victim::new();
-    // More than the agent shakes hands with at once; they stay open to the end.
+    // More than the agent handles handshakes for at once; they stay open to the end.
     let idle: Vec<TcpStream> = (0..200).filter_map(|_| TcpStream::connect(victim.agent.addr).ok()).collect();
     assert!(idle.len() > 64);
     victim.check();
@@ -214,7 +215,8 @@ fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
     victim.check();
 }
 
-/// Slabs whose header lies end the lane; slabs whose frame lies are sent again some times, and nothing of them gets a name.
+/// A slab with a false header ends the lane. A slab with a false frame is requested again several times, and its file
+/// is not published.
 #[test]
 fn slabs_that_lie_write_no_more_than_their_block() {
     let victim = Victim::new();
@@ -240,7 +242,8 @@ fn slabs_that_lie_write_no_more_than_their_block() {
     let mut frame = vec![0; MIB];
     let bomb = Encoder::default().encode(Method::Zstd { level: 1 }, &zeros, &mut frame);
     let frame = &frame[..bomb.length as usize];
-    // Bombs with other bytes than their digest says, many times; then two in one slab, which decode to more than it has.
+    // Decompression bombs with other bytes than in their digest, many times; then two in one slab, which decode to more
+    // than its length.
     push(b"bomb", 2000, vec![bomb], frame);
     push(b"twice", 20, vec![slab(bomb.encoding, 2 * bomb.length)], &[frame, frame].concat());
     push(b"cut", 20, vec![slab(bomb.encoding, bomb.length - 3)], &frame[..frame.len() - 3]);
@@ -248,7 +251,7 @@ fn slabs_that_lie_write_no_more_than_their_block() {
     for encoding in [SlabEncoding::Zstd, SlabEncoding::Shuffled(Width::Eight)] {
         push(b"garbage", 20, vec![slab(encoding, 100_000)], &garbage);
     }
-    // As long as the block, and longer: refused by their header.
+    // As long as the block, and longer: the header is refused.
     push(b"long", 1, vec![slab(SlabEncoding::Zstd, MIB as u32)], &zeros);
     push(b"many", 1, vec![bomb, bomb], &[frame, frame].concat());
     let packed = BlockHeader::Packed { files: vec![(FileId(0), entry(b"packed", 200 << 10))], slab: Some(bomb) };
@@ -262,7 +265,7 @@ fn slabs_that_lie_write_no_more_than_their_block() {
     victim.check();
 }
 
-/// The encoding of an entry holds its path as it is; another one of the same length takes its place.
+/// Replaces the file path in an encoded entry with another one of the same length.
 fn with_path(mut frame: Vec<u8>, honest: &[u8], lie: &[u8]) -> Vec<u8> {
     assert_eq!(honest.len(), lie.len());
     let at = frame.windows(honest.len()).position(|window| window == honest).unwrap();
@@ -295,7 +298,7 @@ fn entries_that_would_leave_the_root_are_refused() {
             });
         }
     }
-    // Our hidden names are taken for no file of a peer.
+    // The hidden names of Sterna are not accepted as names from a peer.
     let hidden = BlockHeader::Packed { files: vec![(FileId(0), entry(b".sterna-00.part", 10))], slab: None }.encode();
     until_cut_off(victim.joined(), |tx| {
         tx.block_begin(&hidden, 10)?;
@@ -339,7 +342,7 @@ fn a_flood_of_offers_is_cut_off_before_it_fills_memory() {
     let victim = Victim::new();
     let long = "l".repeat(250);
     until_cut_off(victim.joined(), |tx| {
-        // A gigabyte of paths, if it were taken.
+        // A gigabyte of file paths, if the agent stored them.
         for file in 0..300_000u64 {
             let path = format!("{long}/{long}/{long}/{long}/{long}/{long}/{long}/{long}/{file}");
             tx.control(&offer(file, entry(path.as_bytes(), 1 << 40)))?;
@@ -374,7 +377,7 @@ fn many_open_blocks_and_stalled_lanes_hold_little() {
         let name = format!("stalled-{index}");
         let header =
             BlockHeader::Packed { files: vec![(FileId(0), entry(name.as_bytes(), 200 << 10))], slab: None }.encode();
-        // Announced and never sent.
+        // The block is announced and never sent.
         let _ = lane.tx.block_begin(&header, 200 << 10).and_then(|()| lane.tx.flush());
         stalled.push(lane);
     }

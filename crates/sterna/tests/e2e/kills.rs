@@ -1,4 +1,5 @@
-//! kill -9 of either side at seeded places, then go on: nothing is lost, nothing is ever half there.
+//! Kills either side with kill -9 at positions from a seed, then resumes: no data is lost, and no partial file is
+//! visible.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ enum Via {
     Quic,
 }
 
-/// One tree on its way through a strait, whatever dies meanwhile.
+/// Copy of one tree through a proxy, while processes are killed.
 struct Voyage {
     site: Site,
     agent: Agent,
@@ -64,9 +65,9 @@ impl Voyage {
         copy.start()
     }
 
-    /// Lets the copy go on to a seeded place, or to its end if that comes first.
+    /// Continues the copy to a position from the seed, or to the end if that comes first.
     fn sail_on(&mut self, copying: &mut Copying) {
-        // Most places lie in the data, some in the handshakes before it and the goodbyes after it.
+        // Most positions are in the data, some in the handshakes before and in the closing messages after.
         let place = match self.seeded.below(8) {
             0 => self.seeded.below(8_000),
             _ => self.seeded.below(self.bytes + self.bytes / 10),
@@ -78,7 +79,7 @@ impl Voyage {
         wait_until("the place of the kill", || strait.marks_reached() > reached || copying.has_ended());
     }
 
-    /// A name exists only when its file is complete.
+    /// Checks that each name that exists has its complete file.
     fn check_names(&self) {
         for (path, _) in source_files(&self.source) {
             let target = self.target.join(&path);
@@ -100,7 +101,7 @@ impl Voyage {
         self.agent = self.site.agent_at(&self.agent.addr.to_string());
     }
 
-    /// Runs to the end and compares every byte.
+    /// Runs the copy to the end and compares every byte.
     fn arrive(&self) {
         self.start().finish().expect(0);
         self.check_arrival();
@@ -111,7 +112,7 @@ impl Voyage {
     }
 }
 
-/// Files beneath `top`, by their path there, with their size.
+/// Returns the files beneath `top`: relative file path and size.
 fn source_files(top: &Path) -> Vec<(PathBuf, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let tree = crate::tree::read_tree(top);
@@ -119,7 +120,7 @@ fn source_files(top: &Path) -> Vec<(PathBuf, u64)> {
     files.map(|(path, leaf)| (PathBuf::from(std::ffi::OsStr::from_bytes(&path)), leaf.size)).collect()
 }
 
-/// Kills the client `kills` times in each of `voyages`.
+/// Kills the client `kills` times in each of `voyages` copies.
 fn kill_clients(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u64) {
     for voyage in 0..voyages {
         let mut voyage = Voyage::new(seed + voyage, direction, via);
@@ -134,7 +135,7 @@ fn kill_clients(seed: u64, direction: Direction, via: Via, voyages: u64, kills: 
     }
 }
 
-/// Kills the agent `kills` times in each of `voyages`; the client is stopped too, and started again.
+/// Kills the agent `kills` times in each of `voyages` copies; also stops the client and restarts it.
 fn kill_agents(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u64) {
     for voyage in 0..voyages {
         let mut voyage = Voyage::new(seed + voyage, direction, via);
@@ -148,7 +149,7 @@ fn kill_agents(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u
     }
 }
 
-/// Kills the agent `kills` times under one running client in each of `voyages`.
+/// Kills the agent `kills` times in each of `voyages` copies, while one client stays up.
 fn kill_agents_under_a_client(seed: u64, direction: Direction, via: Via, voyages: u64, kills: u64) {
     for voyage in 0..voyages {
         let mut voyage = Voyage::new(seed + voyage, direction, via);
@@ -162,7 +163,7 @@ fn kill_agents_under_a_client(seed: u64, direction: Direction, via: Via, voyages
     }
 }
 
-// Together 200 kills: 60 + 60 of clients and of agents over TCP, 32 under a running client, 48 over QUIC.
+// 200 kills in total: 60 + 60 of clients and of agents over TCP, 32 under a running client, 48 over QUIC.
 
 #[test]
 fn a_push_survives_60_kills_of_either_side() {

@@ -1,6 +1,6 @@
-//! End to end: the real binary, an agent and a client on loopback, and everything that can go wrong between them.
+//! Tests the real binary end to end: an agent and a client on loopback, with every fault that can occur between them.
 //!
-//! Every test runs in a directory of its own, waits for events and never for time, and prints its seed when it fails.
+//! Each test runs in a separate directory, waits for events and never for a time, and prints its seed when it fails.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 

@@ -1,4 +1,4 @@
-//! Whose name a file gets: two sources of one name, and agents that send what nobody asked for.
+//! Tests names of files: two sources with one name, and agents that send files that were not requested.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -14,7 +14,7 @@ use crate::hostile::{Deaf, entry};
 use crate::site::{CopyCommand, Outcome, Site};
 use crate::tree::{MIB, Seeded, write};
 
-/// Sizes of a file that travels packed and of one in blocks.
+/// Sizes of a packed file and of a file in blocks.
 const SIZES: [usize; 2] = [1000, 2 * MIB];
 
 fn two_of_a_name(site: &Site, at: &std::path::Path, size: usize) {
@@ -24,7 +24,7 @@ fn two_of_a_name(site: &Site, at: &std::path::Path, size: usize) {
     assert!(site.root().exists());
 }
 
-/// One of the two was copied, and the other was refused aloud.
+/// Checks that one of two files was copied, and the other one refused with an error.
 #[track_caller]
 fn assert_one_refused(outcome: Outcome, copied: u64) {
     let outcome = outcome.expect(1);
@@ -95,7 +95,7 @@ fn a_named_root_goes_by_its_name_as_any_directory() {
     }
 }
 
-/// An agent that welcomes everybody and sends what it was told to.
+/// Agent that welcomes all peers and sends the answer of a test.
 struct Liar {
     addr: SocketAddr,
     fingerprint: String,
@@ -111,7 +111,7 @@ impl Liar {
             for stream in listener.incoming() {
                 let Ok(lane) = accept(stream.unwrap(), &identity, &TcpOptions::default()) else { continue };
                 let Lane { mut tx, rx, .. } = lane.into_lane();
-                // The client may hang up in the middle; that is the point.
+                // The client may disconnect during the answer; the test expects this.
                 let _ = tx.control(&Frame::Welcome.encode()).and_then(|()| answer(&mut *tx)).and_then(|()| tx.flush());
                 let _ = rx.run(&mut Deaf);
             }
@@ -130,7 +130,7 @@ impl Liar {
     }
 }
 
-/// Offers entries with contents, and sends them: packed ones in one block, others in one each.
+/// Offers entries and sends their contents: packed entries in one block, others in one block each.
 fn send(tx: &mut dyn LaneTx, files: &[(&[u8], Vec<u8>)]) -> Result<(), Error> {
     let entries: Vec<(FileId, FileEntry)> = files
         .iter()
@@ -196,7 +196,7 @@ fn where_case_is_folded_the_second_of_two_names_fails_and_the_first_stays() {
     let site = Site::new();
     let agent = site.agent();
     let (upper, lower) = (Seeded::new(1).bytes(MIB), Seeded::new(2).bytes(10));
-    // Both sizes in both orders, and two Unicode forms of one name; names are listed in the order of their bytes.
+    // Both sizes in both orders, and two Unicode forms of one name. Names are listed in byte order.
     for (name, bytes) in
         [("A", &upper), ("B", &lower), ("a", &lower), ("b", &upper), ("e\u{301}", &lower), ("\u{e9}", &upper)]
     {

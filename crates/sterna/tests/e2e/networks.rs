@@ -1,4 +1,4 @@
-//! Several paths in one copy.
+//! Tests copies over several paths.
 
 use std::net::Ipv4Addr;
 
@@ -10,7 +10,7 @@ use crate::tree::{Seeded, assert_same_file, write};
 
 const MIB: usize = 1 << 20;
 
-/// A site whose client has `bytes` of data in the file `f`, and its agent.
+/// Creates a site whose client has `bytes` bytes of data in the file `f`, and its agent.
 fn site_with(bytes: usize) -> (Site, Agent) {
     let site = Site::new();
     write(&site.local().join("f"), &Seeded::new(7).bytes(bytes));
@@ -18,26 +18,26 @@ fn site_with(bytes: usize) -> (Site, Agent) {
     (site, agent)
 }
 
-/// `--path` through `strait`, with `more` said of it.
+/// Returns a `--path` flag through `strait`, with the keys in `more`.
 fn path(strait: &Strait, more: &str) -> String {
     format!("--path=remote={},{more}", strait.addr)
 }
 
 #[test]
 fn two_paths_carry_one_copy_and_one_that_is_held_is_not_waited_for() {
-    // The path that is held is that of the first lane, or the other one.
+    // The proxy holds the path of the first lane, or the other path.
     for (via, other) in [("tcp", "quic"), ("quic", "tcp")] {
         let (site, agent) = site_with(16 * MIB);
         let open = |via| if via == "tcp" { Strait::tcp(&agent) } else { Strait::udp(&agent) };
         let (held, free) = (open(via), open(other));
-        // Neither is done before the first is held.
+        // No path can finish the copy before the first one is held.
         held.mark(2 * MIB as u64, Then::Hold);
         free.mark(4 * MIB as u64, Then::Hold);
         let paths = [
             path(&held, &format!("via={via},rate=40Mbit")),
             path(&free, &format!("via={other},lanes=2,rate-max=40Mbit")),
         ];
-        // Over while the path is still held: what was on it has gone by the other.
+        // The copy ends while the path is held: its blocks have gone over the other path.
         let copying = site.copy(&agent).args(paths).args(["--compress", "never", "f"]).arg(agent.url("f")).start();
         wait_until("the first path to be held", || held.marks_reached() == 1);
         free.release();
@@ -61,7 +61,7 @@ fn a_pull_uses_both_paths_with_a_cap_for_each() {
     let agent = site.agent();
     let (slow, fast) = (Strait::udp(&agent), Strait::udp(&agent));
     let paths = [path(&slow, "via=quic,rate=8Mbit"), path(&fast, "via=quic,rate=32Mbit")];
-    // Neither is done alone. How much comes by each is measured by bench/paths.sh.
+    // No path can finish the copy alone. bench/paths.sh measures the part of each path.
     let straits = [&slow, &fast];
     straits.iter().for_each(|strait| strait.mark(MIB as u64, Then::Hold));
     let pull = ["--compress", "never"];
@@ -98,7 +98,7 @@ fn a_path_that_leads_nowhere_costs_a_notice_and_one_to_another_agent_is_not_used
     let stranger = Site::new();
     let other = stranger.agent();
     let paths = [
-        // Nobody listens there, and this host has no such address.
+        // No process listens at the first address, and this host does not have the second.
         "--path=remote=127.0.0.1:9,via=tcp".to_owned(),
         format!("--path=local=192.0.2.1,remote={},via=quic", agent.addr),
         format!("--path=local=127.0.0.1,remote={},rate-max=20Mbit", agent.addr),
@@ -145,10 +145,10 @@ fn a_plan_is_printed_and_nothing_is_copied() {
     assert!(planned["memory_bytes"].as_u64() > Some(0), "{planned}");
     let found = plan(&["--via=quic".to_owned(), "--memory=64MiB".to_owned()]);
     assert_eq!(found["memory_bytes"], 64 << 20, "all lanes that may come are counted: {found}");
-    // 25 Mbit at 93 % of 40 Mbit/s, and round trips as they are measured.
+    // 25 Mbit at 93 % of 40 Mbit/s, and some measured round trips.
     assert!(planned["time_s"].as_f64() > Some(0.6), "{planned}");
     assert!(!site.root().join("f").exists());
-    // Nothing is known of the rate, and the file is there.
+    // The rate is unknown; then the file exists already.
     assert_eq!(plan(&[])["time_s"], Value::Null);
     site.copy(&agent).arg("f").arg(agent.url("f")).succeed();
     assert_eq!(plan(&paths)["blocks"], 0);
@@ -159,7 +159,7 @@ fn a_network_that_lets_udp_through_no_more_gets_lanes_over_tcp() {
     let (site, agent) = site_with(16 * MIB);
     let (tcp, udp) = Strait::tcp_and_udp(Ipv4Addr::LOCALHOST, &agent, &agent);
     udp.mark(4 * MIB as u64, Then::Hold);
-    // With a rate given the choice is QUIC.
+    // With a given rate, Sterna selects QUIC.
     let flags = ["--rate", "40Mbit", "--lanes", "1", "--compress", "never", "f"];
     let outcome = site.copy(&agent).args(flags).arg(tcp.url("f")).succeed();
     assert_eq!(udp.marks_reached(), 1);

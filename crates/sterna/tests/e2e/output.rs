@@ -1,4 +1,4 @@
-//! What is said to whom: output that nobody reads, exit codes of what goes wrong on this host, and refusals that say why.
+//! Tests output: lost output, exit codes of failures on this host, and error texts with reasons.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::site::{Agent, BINARY, Outcome, Site};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
-/// The binary with an output that takes nothing: a full disk.
+/// Returns the binary with an output that refuses all data, like a full disk.
 fn with_broken(output: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec \"$0\" \"$@\" {output}/dev/full"), BINARY]);
@@ -24,7 +24,7 @@ fn an_agent_whose_log_is_gone_serves_on() {
     for via in ["tcp", "quic"] {
         site.copy(&agent).args(["--via", via, "f"]).arg(agent.url(via)).succeed();
         assert_same_file(&site.local().join("f"), &root.join(via));
-        // Something to say to the person too.
+        // A message for the user too.
         site.copy(&agent).args(["--via", via]).arg(agent.url("missing")).arg("m").run().expect(3);
     }
     assert!(agent.is_alive());
@@ -42,7 +42,7 @@ fn a_copy_whose_output_is_lost_is_finished_and_says_so() {
             let mut copy = site.copy_by(with_broken(output));
             copy.args(["-v", "--trust", &agent.fingerprint]).args(sources).arg(agent.url(to)).run()
         };
-        // What was asked for on standard output is missing: no script may take that for success.
+        // Requested output is missing, so a script must not see success.
         let finished = copy(&["f", "g"]).expect(if output == ">" { 74 } else { 0 });
         if output == ">" {
             finished.says("write to standard output");
@@ -57,7 +57,7 @@ fn a_copy_whose_output_nobody_reads_is_finished_with_its_own_code() {
     let site = Site::new();
     let agent = site.agent();
     write(&site.local().join("f"), &Seeded::new(2).bytes(MIB));
-    // The reader is gone before anything is written.
+    // The reader exits before the copy writes anything.
     let mut gone = Command::new("bash");
     gone.args(["-c", "exec 3> >(true); wait $!; exec \"$0\" \"$@\" >&3", BINARY]);
     site.copy_by(gone).args(["-v", "--trust", &agent.fingerprint, "f"]).arg(agent.url("f")).run().expect(0);
@@ -204,7 +204,7 @@ fn flags_that_cannot_work_are_refused_with_the_reason() {
     }
     let upward = agent.url("a/../f");
     site.copy(&agent).arg(&upward).arg("g").run().expect(2).says("a/../f").says("..");
-    // Not worth a failure, but said without -v.
+    // Not a failure, but reported even without -v.
     let pushed = site.copy(&agent).args(["--via", "tcp", "--congestion", "nosuch", "f"]).arg(agent.url("f")).succeed();
     assert!(pushed.last("notice")["text"].as_str().unwrap().contains("nosuch"));
 }
@@ -218,7 +218,7 @@ fn a_dry_run_counts_files_and_no_directories() {
     }
     let run = |dry: &[&str]| {
         let mut summary = site.copy(&agent).args(dry).arg("tree").arg(agent.url("to/")).succeed().summary().clone();
-        // What would be used is told too.
+        // The dry run also reports the plan.
         assert_eq!(summary.as_object_mut().unwrap().remove("plan").is_some(), dry == ["--dry-run"]);
         summary
     };
@@ -228,7 +228,7 @@ fn a_dry_run_counts_files_and_no_directories() {
             "would_copy": copy[0], "bytes": copy[1], "up_to_date": up_to_date[0], "bytes_up_to_date": up_to_date[1],
         })
     };
-    // Nothing of a transfer that did not happen: no time, no goodput.
+    // No fields of a transfer, which did not happen: no time, no goodput.
     assert_eq!(run(&["--dry-run"]), would([3, 28], [0, 0]));
     run(&[]);
     assert_eq!(run(&["--dry-run"]), would([0, 0], [3, 28]));
@@ -256,7 +256,7 @@ fn what_was_up_to_date_is_not_counted_among_the_bytes_of_an_earlier_run() {
     check(pull());
 }
 
-/// What a person reads of a copy: its standard error.
+/// Returns the messages to the user: stderr of a copy without `--json`.
 fn words(site: &Site, agent: &Agent, args: &[&str]) -> String {
     let mut command = Command::new(BINARY);
     command.args(["copy", "--trust", &agent.fingerprint, "--state"]).arg(site.path("client-state")).args(args);
@@ -348,7 +348,7 @@ fn a_log_never_empties_what_is_no_log() {
         assert_eq!(fs::read(site.local().join(taken)).unwrap(), before, "{taken}");
     }
     assert!(!site.root().join("to").exists());
-    // What is empty, and a log of an earlier copy, is written over; such a log is not when it is itself to be copied.
+    // An empty file and a log of an earlier copy are overwritten. Such a log stays if the copy has it as its source.
     for name in ["empty", "log.jsonl", "log.html"] {
         for _ in 0..2 {
             log(name, "y.h5").expect(0);

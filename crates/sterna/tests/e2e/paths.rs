@@ -1,11 +1,11 @@
-//! What is agreed about paths, and what is learnt about them.
+//! Tests contracts for the rate of paths, and the path cache.
 
 use std::fs;
 
 use crate::site::Site;
 use crate::tree::{Seeded, write};
 
-/// The records of the client's path memory, each as its fields.
+/// Returns the records of the path cache of the client, split into fields.
 fn remembered(site: &Site) -> Vec<Vec<String>> {
     let text = fs::read_to_string(site.path("client-state").join("paths")).unwrap_or_default();
     let records = text.lines().filter(|line| !line.starts_with('#'));
@@ -17,7 +17,7 @@ fn what_a_path_carried_is_kept_and_chooses_the_next_transport() {
     let site = Site::new();
     let agent = site.agent();
     write(&site.local().join("f"), &Seeded::new(3).bytes(6_000_000));
-    // A rate that is given is not looked for, which a busy host makes hard.
+    // A given rate needs no probing, which is difficult on a busy host.
     let slowly = ["--compress", "never", "--via"];
     site.copy(&agent).args(slowly).args(["quic", "--rate", "20Mbit", "f"]).arg(agent.url("q")).succeed();
     site.copy(&agent).args(slowly).args(["tcp", "--rate-max", "8Mbit", "f"]).arg(agent.url("t")).succeed();
@@ -28,11 +28,12 @@ fn what_a_path_carried_is_kept_and_chooses_the_next_transport() {
         assert_eq!(record[2], agent.addr.to_string());
         assert!(record[4].parse::<u64>().unwrap() > 0, "{record:?}");
     }
-    // The other way is another path, of which nothing is known.
+    // The opposite direction is another path, without a record.
     let pulled = site.copy(&agent).arg(agent.url("q")).arg("back").succeed();
     assert!(!pulled.text().contains("it carried"), "{}", pulled.text());
     write(&site.local().join("g"), b"bytes");
-    // What was held by a cap says nothing of which transport carries more; a busy host may have held it below.
+    // A copy below its rate cap does not show which transport carries more; a busy host can have limited it below the
+    // cap.
     let memory = site.path("client-state").join("paths");
     let text = fs::read_to_string(&memory).unwrap();
     fs::write(&memory, text.replace(" full ", " least ")).unwrap();
@@ -40,7 +41,7 @@ fn what_a_path_carried_is_kept_and_chooses_the_next_transport() {
     let text = fs::read_to_string(&memory).unwrap();
     fs::write(&memory, text.replace(" least ", " full ")).unwrap();
     site.copy(&agent).args(["--overwrite", "always", "g"]).arg(agent.url("g")).succeed().says("quic: it carried");
-    // Damaged memory is no error, and is replaced.
+    // A damaged path cache is no error, and is replaced.
     fs::write(site.path("client-state").join("paths"), b"\xffnonsense\n").unwrap();
     site.copy(&agent).args(slowly).args(["quic", "--rate-max", "20Mbit", "f"]).arg(agent.url("q2")).succeed();
     assert_eq!(remembered(&site).len(), 1);

@@ -1,4 +1,5 @@
-//! Power cuts: what was reported is on the disk, no name has other bytes than its file, and the next run brings the rest.
+//! Tests power cuts: reported files are on the disk, each name has the bytes of its file, and the next run copies the
+//! rest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,21 +12,21 @@ use crate::tree::{MIB, Seeded, write};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
-    /// With `--then delete`: what is deleted must be at the destination.
+    /// With `--then delete`: a deleted source must be at the destination.
     Push,
     Pull,
 }
 
-/// One tree on its way to a disk that loses its power.
+/// Copy of one tree to a disk that loses power.
 struct Voyage {
-    // In the order in which they are to end: nothing is unmounted under a process that uses it.
+    // Fields in order of their drop: a file system is unmounted only after the processes that use it.
     agent: Agent,
     strait: Strait,
     site: Site,
     disk: Disk,
     direction: Direction,
     seeded: Seeded,
-    /// Every file, by its path beneath the tree.
+    /// Contents of all files, by file path beneath the tree.
     files: BTreeMap<String, Vec<u8>>,
     source: PathBuf,
 }
@@ -38,8 +39,8 @@ impl Voyage {
             Direction::Push => site.local().join("tree"),
             Direction::Pull => site.root().join("tree"),
         };
-        // A large file first, small ones, and large ones last: the sync of a file system for small ones hides a sync that the
-        // large ones before them lack. So does that for more than four directories.
+        // A large file first, then small ones, then large ones. Reason: the sync of a file system for small files hides
+        // a missing sync of the large files before them. A sync for more than four directories hides it too.
         let mut sizes = vec![("a", 9 * MIB + 12_345), ("a", 3 * MIB), ("c", MIB), ("c", 2 * MIB + 1)];
         sizes.extend((0..4).map(|_| ("c", (300 << 10) + seeded.below(MIB as u64) as usize)));
         sizes.extend((0..60).map(|_| ("b", seeded.below(30_000) as usize)));
@@ -64,13 +65,14 @@ impl Voyage {
         copy.start()
     }
 
-    /// Lets the copy go on to a seeded place, which half of the `first` times lies in its largest file and behind a checkpoint.
+    /// Continues the copy to a position from the seed. With `first`, half of the positions are in the largest file,
+    /// after a checkpoint.
     fn sail_on(&mut self, copying: &mut Copying, first: bool) {
         let bytes = self.files.values().map(Vec::len).sum::<usize>() as u64;
         let waits = first && self.seeded.below(2) == 0;
         let last = 5 * MIB as u64;
         let place = match (waits, self.seeded.below(3)) {
-            // Far more than two lanes have on their way, so that some blocks are whole.
+            // Far more than two lanes have in flight, so that some blocks are complete.
             (true, _) => last + self.seeded.below(3 * MIB as u64),
             (false, 0) => self.seeded.below(bytes),
             (false, _) => bytes - last + self.seeded.below(2 * last),
@@ -84,7 +86,7 @@ impl Voyage {
         }
     }
 
-    /// Whether a hidden file with this ending is in the tree.
+    /// Returns true if the tree has a hidden file with this ending.
     fn hidden(&self, ending: &str) -> bool {
         let mut directories = ["a", "b", "c"].iter().filter_map(|name| fs::read_dir(self.target(name)).ok()).flatten();
         directories.any(|item| item.is_ok_and(|item| item.file_name().to_string_lossy().ends_with(ending)))
@@ -94,7 +96,7 @@ impl Voyage {
         self.disk.point().join("tree").join(path)
     }
 
-    /// Paths of the files that were reported as copied, or were deleted for that reason.
+    /// Returns the file paths of the files that were reported as copied, or deleted for that reason.
     fn reported(&self, copying: &mut Copying) -> Vec<String> {
         let events = copying.events_so_far().iter().filter(|event| event["outcome"] == "copied");
         let paths = events.filter_map(|event| event["path"].as_str()?.strip_prefix("tree/"));
@@ -104,7 +106,7 @@ impl Voyage {
         reported
     }
 
-    /// Cuts the power, and starts again from what is on the disk; how many files were reported before.
+    /// Cuts the power and restarts from the data on the disk. Returns the number of files reported before.
     fn cut(&mut self, mut copying: Copying) -> usize {
         let reported = self.reported(&mut copying);
         let snapshot = self.disk.cut();
@@ -120,7 +122,7 @@ impl Voyage {
         reported.len()
     }
 
-    /// A name exists only when its file is whole.
+    /// Checks that each name that exists has its complete file.
     fn check_names(&self) {
         for (path, bytes) in &self.files {
             match fs::read(self.target(path)) {
@@ -130,7 +132,7 @@ impl Voyage {
         }
     }
 
-    /// Runs to the end; what a journal claimed was there.
+    /// Runs the copy to the end, and checks that the journals listed only data on the disk.
     fn arrive(&self) {
         let outcome = self.start().finish().expect(0);
         assert!(!outcome.text().contains("damaged on disk"), "a journal claimed what was lost\n{}", outcome.describe());
@@ -141,14 +143,14 @@ impl Voyage {
     }
 }
 
-/// An agent that serves the source of a pull, or the disk.
+/// Starts an agent that serves the source of a pull, or the disk.
 fn start_agent(site: &Site, disk: &Disk, direction: Direction, listen: &str) -> Agent {
     let root = site.root();
     let root: &Path = if direction == Direction::Push { disk.point() } else { &root };
     site.agent_with(listen, &["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()])
 }
 
-/// Cuts the power twice in each of `voyages`.
+/// Cuts the power twice in each of `voyages` copies.
 fn cut_power(first_seed: u64, voyages: u64) {
     if !rustix::process::geteuid().is_root() {
         println!("left out: power cuts need root, to mount file systems");

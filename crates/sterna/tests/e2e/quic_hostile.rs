@@ -1,5 +1,5 @@
-//! Peers that break the spirit of QUIC: they fill what they are granted and never finish, leave gaps, and play with frames. What an agent holds
-//! for them has a bound.
+//! Tests QUIC peers that misuse what the protocol allows: they fill their credit without an end, leave gaps, and flood
+//! frames. The memory of an agent for such peers is bounded.
 
 use sterna_net::identity::Identity;
 use sterna_proto::Checks;
@@ -10,29 +10,29 @@ use crate::site::{Agent, Site};
 use crate::strangers::agent_for;
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
-/// What an agent may hold for all peers that it does not know. Reason: 64 MiB of credit, 40 MiB of gaps in its streams, 16 KiB of window and
-/// the state of a connection for each handshake of the test, and 30 MB that an agent has when it is idle.
+/// Most memory of an agent for all unauthorized peers. Reason: 64 MiB of credit and 40 MiB of gaps in its streams. Each
+/// handshake of the test adds 16 KiB of window and the connection state. An idle agent has 30 MB.
 const STRANGERS_BYTES_MAX: u64 = 220 << 20;
 
-/// What it may hold for one lane of a peer that it knows, and that sends what it is granted in the worst way. Reason: 20 MiB of window, 64 KiB of
-/// list entries for each of 1,024 streams with gaps, and 30 MB that an agent has when it is idle.
+/// Most memory of an agent for one lane of an authorized peer that uses its credit in the worst way. Reason: 20 MiB of
+/// window, and 64 KiB of list entries for each of 1,024 streams with gaps. An idle agent has 30 MB.
 const LANE_BYTES_MAX: u64 = 160 << 20;
 
-/// As much as a test sends at most: far above each bound.
+/// Most bytes that a test sends: far more than each maximum.
 const SENT_MAX: u64 = 600 << 20;
 
-/// An agent without a peer that it knows.
+/// Starts an agent that authorizes no peer.
 fn closed_agent(site: &Site) -> Agent {
     agent_for(site, "# nobody\n")
 }
 
-/// Fills the window with data behind a byte that never comes; how much that is.
+/// Fills the window with data after a byte that is never sent. Returns the number of bytes.
 fn fill(peer: &mut RawQuic, most: u64) -> u64 {
     let data = vec![7; PAYLOAD_MAX - 24];
     let mut left = peer.max_data.min(most);
     let granted = left;
     for stream in 0..peer.max_streams {
-        // The first byte is missing: nothing can be read.
+        // The first byte is missing, so the agent can read nothing.
         let mut offset = 1;
         while left > offset && offset + (data.len() as u64) < peer.max_stream_data.min(left) && peer.closed.is_none() {
             peer.send(&stream_frame(4 * stream + 2, offset, &data));
@@ -51,7 +51,7 @@ fn strangers_who_fill_what_they_are_granted_and_never_finish_hold_little() {
     let identity = Identity::ephemeral().unwrap();
     let (mut peers, mut sent) = (Vec::new(), 0);
     for _ in 0..STRANGERS {
-        // Says nothing on its control stream, so that nobody looks at it yet.
+        // Sends nothing on its control stream, so that the agent does not examine the peer yet.
         let Some(mut peer) = RawQuic::connect(agent.addr, &identity) else { continue };
         sent += fill(&mut peer, SENT_MAX - sent);
         peers.push(peer);
@@ -79,9 +79,10 @@ fn strangers_who_leave_gaps_hold_little() {
     assert!(peak <= STRANGERS_BYTES_MAX, "the agent took {peak} bytes for {} strangers with gaps", peers.len());
 }
 
-/// Sends single bytes with gaps between them on the control stream and every other: as many on each as the engine keeps.
+/// Sends single bytes with gaps between them, on the control stream and on all others: as many per stream as the engine
+/// stores.
 fn send_gaps(peer: &mut RawQuic, streams_max: u64) {
-    /// Pieces of a stream that the engine keeps at most, with a reserve.
+    /// Most separate byte ranges of a stream that the engine stores, with a reserve.
     const PIECES: u64 = 1000;
     let streams: Vec<u64> = (0..peer.max_streams.min(streams_max)).map(|index| 4 * index + 2).collect();
     let pieces = PIECES.min((peer.max_data / streams.len().max(1) as u64).saturating_sub(1) / 2);
@@ -102,7 +103,7 @@ fn send_gaps(peer: &mut RawQuic, streams_max: u64) {
     peer.sync();
 }
 
-/// A peer that the agent knows, whose hello has been accepted.
+/// Returns an authorized peer whose hello was accepted.
 fn joined(agent: &Agent, session: u8) -> RawQuic {
     let mut peer = RawQuic::connect(agent.addr, &Identity::ephemeral().unwrap()).unwrap();
     let request = Request::Push {
@@ -121,7 +122,7 @@ fn joined(agent: &Agent, session: u8) -> RawQuic {
     peer
 }
 
-/// The agent lives, has taken no more than that, and serves an honest copy.
+/// Checks that the agent is alive, has used at most `bytes_max` of memory, and serves an honest copy.
 fn check(site: &Site, agent: &mut Agent, bytes_max: u64) {
     assert!(agent.is_alive());
     let peak = agent.memory_peak_bytes();
@@ -152,7 +153,7 @@ fn floods_of_frames_that_want_answers_hold_little() {
     let challenge = repeated(&[0x1a, 1, 2, 3, 4, 5, 6, 7, 8]);
     let blocked: Vec<u8> = repeated(&[0x14, 0x05, 0x16, 0x05, 0x17, 0x05, 0x15, 0x02, 0x05]);
     let credit = {
-        // All that MAX_DATA and MAX_STREAMS can say.
+        // The largest values of MAX_DATA and MAX_STREAMS.
         let mut frames = Vec::new();
         for kind in [0x10, 0x12, 0x13] {
             frames.push(kind);
@@ -164,7 +165,7 @@ fn floods_of_frames_that_want_answers_hold_little() {
         peer.send(&challenge);
         peer.send(&blocked);
         peer.send(&credit);
-        // TLS bytes behind a gap: what it may say after the handshake has a bound too.
+        // TLS bytes after a gap: memory for TLS messages after the handshake is bounded too.
         let mut crypto = vec![6];
         varint(&mut crypto, 10 + 2 * (round % 100));
         crypto.extend([1, 7]);

@@ -1,4 +1,5 @@
-//! A QUIC client made by hand: it sends what no honest engine sends, and acknowledges only what it must.
+//! Minimal QUIC client for attacks: sends packets that no honest engine sends, and acknowledges only what the handshake
+//! requires.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -18,10 +19,10 @@ const INITIAL: usize = 0;
 const HANDSHAKE: usize = 1;
 const DATA: usize = 2;
 
-/// Packets that are sent before the agent has to acknowledge the last of them: a socket's buffer holds them.
+/// Packets between two waits for an acknowledgement of the agent. Reason: the buffer of a socket holds this number.
 const BURST: u64 = 64;
 
-/// Largest payload of a packet made here.
+/// Largest payload of a packet that this client sends.
 pub const PAYLOAD_MAX: usize = 1150;
 
 #[derive(Default)]
@@ -32,40 +33,40 @@ struct Space {
     acknowledged: Option<u64>,
     /// TLS bytes for the peer.
     out: Vec<u8>,
-    /// TLS bytes of the peer that came out of order, and the offset up to which they were read.
+    /// TLS bytes of the peer that arrived out of order, by offset; `read` is the offset up to which TLS has read them.
     pieces: BTreeMap<u64, Vec<u8>>,
     read: u64,
 }
 
-/// A connection.
+/// QUIC connection.
 pub struct RawQuic {
     socket: UdpSocket,
     tls: ClientConnection,
     remote_id: Vec<u8>,
     token: Vec<u8>,
     spaces: [Space; 3],
-    /// What the keys of the next phase come from, and the phase (RFC 9001, section 6): the agent changes them early.
+    /// Secrets of the next key phase, and the current phase (RFC 9001, section 6). The agent updates its keys early.
     secrets: Option<Secrets>,
     phase: u8,
     is_confirmed: bool,
-    /// Bytes that the agent takes on all streams together.
+    /// Bytes that the agent accepts on all streams together.
     pub max_data: u64,
-    /// Bytes that it takes on one stream.
+    /// Bytes that the agent accepts on one stream.
     pub max_stream_data: u64,
-    /// Unidirectional streams that it takes.
+    /// Unidirectional streams that the agent accepts.
     pub max_streams: u64,
-    /// What the agent closed the connection with.
+    /// Reason of the agent for closing the connection.
     pub closed: Option<String>,
 }
 
 impl RawQuic {
-    /// Connects to `agent` as `identity`; `None` when the agent lets it in no more.
+    /// Connects to `agent` as `identity`; `None` if the agent does not accept the connection.
     pub fn connect(agent: SocketAddr, identity: &Identity) -> Option<Self> {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(agent).unwrap();
         let config = Arc::new((*identity.client_config()).clone());
         let tls = ClientConnection::new(config, Version::V1, server_name(), parameters()).unwrap();
-        // Another one for each connection.
+        // Different for each connection.
         let remote_id = BEGUN.fetch_add(1, Ordering::Relaxed).to_be_bytes().to_vec();
         let mut peer = Self {
             socket,
@@ -96,16 +97,18 @@ impl RawQuic {
         }
     }
 
-    /// Waits until the agent has everything, or has closed the connection; whether it is open.
+    /// Waits until the agent has acknowledged all packets or closed the connection. Returns true if the connection is
+    /// open.
     pub fn sync(&mut self) -> bool {
-        // Two, so that the acknowledgement does not wait for more.
+        // Two packets, so that the agent acknowledges at once.
         self.send_in(DATA, &[1]);
         self.send_in(DATA, &[1]);
         let last = self.spaces[DATA].next - 1;
         self.wait(|peer| (peer.spaces[DATA].acknowledged >= Some(last)).then_some(())).is_some()
     }
 
-    /// Waits until `wanted` gives something; asks again when nothing comes. `None`: the connection has ended.
+    /// Waits until `wanted` returns a value; probes again after each silence of [`ASK_AGAIN`]. `None` if the connection
+    /// is closed, or after [`PATIENCE`].
     pub fn wait<T>(&mut self, wanted: impl Fn(&Self) -> Option<T>) -> Option<T> {
         let asks = PATIENCE.as_millis() / ASK_AGAIN.as_millis();
         self.socket.set_read_timeout(Some(ASK_AGAIN)).unwrap();
@@ -133,7 +136,7 @@ impl RawQuic {
         self.repeat();
     }
 
-    /// Sends what TLS has to say, from its beginning; a ping when that is done.
+    /// Retransmits all TLS bytes of the handshake; sends a PING once the handshake is confirmed.
     fn repeat(&mut self) {
         if self.is_confirmed {
             return self.send_in(DATA, &[1]);
@@ -204,11 +207,11 @@ impl RawQuic {
         let sample = packet[at + 4..at + 20].to_vec();
         let (first, rest) = packet.split_at_mut(1);
         keys.local.header.encrypt_in_place(&sample, &mut first[0], &mut rest[at - 1..at + 3]).unwrap();
-        // The agent may be gone; who waits for it finds out.
+        // The agent can be gone; the caller that waits detects this.
         let _ = self.socket.send(&packet);
     }
 
-    /// Takes a datagram, of one packet or several.
+    /// Processes a datagram with one or several packets.
     fn receive(&mut self, mut datagram: &mut [u8]) {
         let mut answered = [false; 3];
         while let Some(&first) = datagram.first() {
@@ -227,7 +230,7 @@ impl RawQuic {
         for (space, _) in answered.iter().enumerate().filter(|(_, answered)| **answered) {
             let mut frame = vec![2];
             varint(&mut frame, self.spaces[space].largest.unwrap_or_default());
-            // No delay, no more ranges, the largest alone.
+            // No delay, no further ranges, only the largest packet number.
             frame.extend([0, 0, 0]);
             self.send_in(space, &frame);
         }
@@ -237,7 +240,8 @@ impl RawQuic {
         }
     }
 
-    /// The space of a packet, where its number is and where it ends; `None`: it was a retry, or is of no use.
+    /// Returns the space of a packet, the offset of its number, and its end. `None` for a Retry packet, after it was
+    /// handled.
     fn read_header(&mut self, datagram: &[u8]) -> Option<(usize, usize, usize)> {
         if datagram[0] & 0x80 == 0 {
             return Some((DATA, 1, datagram.len()));
@@ -285,7 +289,7 @@ impl RawQuic {
         let window = 1 << (8 * length);
         let low = number[..length].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
         let expected = largest.map_or(0, |largest| largest + 1);
-        // The number that ends like this and is nearest (RFC 9000, appendix A.3).
+        // The nearest number with these low bits (RFC 9000, appendix A.3).
         let candidate = (expected & !(window - 1)) | low;
         let number_full = [candidate.checked_sub(window), Some(candidate), Some(candidate + window)]
             .into_iter()
@@ -298,7 +302,7 @@ impl RawQuic {
         Some((number_full, payload.to_vec()))
     }
 
-    /// Takes the frames of a packet; whether one of them wants an acknowledgement.
+    /// Processes the frames of a packet. Returns true if one of them requires an acknowledgement.
     fn take_frames(&mut self, space: usize, reader: &mut Reader<'_>) -> bool {
         let mut wants = false;
         while !reader.0.is_empty() {
@@ -385,13 +389,14 @@ impl RawQuic {
     }
 }
 
-/// How long nothing comes before it is asked for again.
+/// Silence after which the client probes again.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Connections that were begun.
+/// Number of connections that were started.
 static BEGUN: AtomicU64 = AtomicU64::new(1);
 
-/// Our transport parameters: no connection id, room for what the agent says.
+/// Returns the transport parameters of this client: an empty connection ID, and enough credit for the frames of the
+/// agent.
 fn parameters() -> Vec<u8> {
     let mut bytes = vec![0x0f, 0];
     for (name, value) in [(1, 60_000), (4, 1 << 24), (5, 1 << 24), (6, 1 << 24), (7, 1 << 24), (8, 100), (9, 100)] {
@@ -403,7 +408,7 @@ fn parameters() -> Vec<u8> {
     bytes
 }
 
-/// A STREAM frame with an offset and a length.
+/// Returns a STREAM frame with an offset and a length.
 pub fn stream_frame(id: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     let mut frame = vec![0x0e];
     varint(&mut frame, id);
@@ -413,7 +418,7 @@ pub fn stream_frame(id: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Writes an integer of QUIC's (RFC 9000, section 16).
+/// Writes a variable-length integer of QUIC (RFC 9000, section 16).
 pub fn varint(bytes: &mut Vec<u8>, value: u64) {
     match value {
         0..0x40 => bytes.push(value as u8),

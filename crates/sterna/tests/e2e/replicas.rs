@@ -1,4 +1,4 @@
-//! One file from several replicas: agents, web servers, paths of this host, and what is wrong with them.
+//! Tests copies of one file from several replicas: agents, web servers, files of this host, and faulty replicas.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,21 +10,21 @@ use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 use crate::webserver::{Kind, WebServer};
 
-/// The client's host, and hosts that have a replica each.
+/// Host of the client, and hosts with one replica each.
 struct Replicas {
     client: Site,
     hosts: Vec<Site>,
 }
 
 impl Replicas {
-    /// So many hosts that have a file `f` of so many bytes.
+    /// Creates `hosts` hosts with a file `f` of `bytes` bytes.
     fn new(hosts: usize, bytes: usize) -> Self {
         let replicas = Self { client: Site::new(), hosts: (0..hosts).map(|_| Site::new()).collect() };
         (0..hosts).for_each(|host| write(&replicas.at(host), &content(bytes)));
         replicas
     }
 
-    /// The file at a host.
+    /// Returns the file path of the replica at a host.
     fn at(&self, host: usize) -> PathBuf {
         self.hosts[host].root().join("f")
     }
@@ -33,7 +33,7 @@ impl Replicas {
         self.hosts.iter().map(Site::agent).collect()
     }
 
-    /// A copy of replicas that trusts these agents.
+    /// Returns a copy by the client that trusts these agents.
     fn copy(&self, agents: &[Agent]) -> CopyCommand {
         let mut copy = self.client.bare_copy();
         for agent in agents {
@@ -52,7 +52,7 @@ fn content(bytes: usize) -> Vec<u8> {
     Seeded::new(11).bytes(bytes)
 }
 
-/// What the summary says of each replica: bytes from it, and why it was dropped.
+/// Returns the summary of each replica: bytes from it, and the reason why it was dropped.
 fn accounts(outcome: &Outcome) -> Vec<(u64, Value)> {
     let replicas = outcome.summary()["replicas"].as_array().unwrap();
     replicas.iter().map(|replica| (replica["bytes"].as_u64().unwrap(), replica["dropped"].clone())).collect()
@@ -66,7 +66,7 @@ fn two_agents_give_one_file_together() {
         let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
         let is_large = size > 10 * MIB;
         if is_large {
-            // Neither can be done alone.
+            // No replica can finish the copy alone.
             straits.iter().for_each(|strait| strait.mark(4 * MIB as u64, Then::Hold));
         }
         let sources = straits.iter().map(|strait| strait.url("f"));
@@ -87,7 +87,7 @@ fn two_agents_give_one_file_together() {
     }
 }
 
-/// Turns one bit of a file over, and keeps its time.
+/// Inverts one bit of a file, and keeps its modification time.
 fn flip(path: &std::path::Path, offset: usize) {
     let modified = fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = fs::read(path).unwrap();
@@ -100,7 +100,7 @@ fn expected(bytes: usize) -> String {
     format!("blake3:{}", blake3::hash(&content(bytes)).to_hex())
 }
 
-/// Whether a replica was dropped for a reason with these words.
+/// Fails unless a replica was dropped for a reason with these words.
 #[track_caller]
 fn assert_dropped(outcome: &Outcome, replica: usize, words: &str) {
     let reason = accounts(outcome)[replica].1.clone();
@@ -128,7 +128,7 @@ fn an_agent_a_web_server_and_a_path_of_this_host_give_one_file_together() {
         assert_eq!(given, size as u64, "{}", outcome.describe());
         assert!(accounts(&outcome).iter().all(|(_, dropped)| dropped.is_null()), "{}", outcome.describe());
     }
-    // Where the destination does not say it, the file has the name of the first.
+    // If the destination does not name the file, it has the name of the first replica.
     replicas.copy(&agents).args([&server.url("g.h5"), &agents[0].url("f")]).arg(".").succeed();
     assert_same_file(&replicas.at(0), &replicas.client.local().join("g.h5"));
 }
@@ -140,11 +140,11 @@ fn a_replica_that_is_killed_or_never_there_costs_only_its_part() {
         let replicas = Replicas::new(2, size);
         let mut agents = replicas.agents();
         let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
-        // Both have begun, and neither can be done.
+        // Both replicas have begun, and neither can finish the copy alone.
         straits.iter().for_each(|strait| strait.mark(4 * MIB as u64, Then::Hold));
         let mut copy = replicas.copy(&agents);
         copy.args(["--via", "tcp"]).args(straits.iter().map(|strait| strait.url("f")));
-        // Nobody listens there.
+        // No process listens at this address.
         copy.args(["sterna://127.0.0.1:9/f", "."]);
         let copying = copy.start();
         wait_until("both replicas have begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
@@ -172,7 +172,7 @@ fn a_replica_that_stops_in_the_middle_does_not_hold_up_the_end() {
     let copying = replicas.copy(&agents).args(["--via", "tcp"]).args(&sources).arg(".").start();
     wait_until("the one to stop", || strait.marks_reached() == 1);
     other.release();
-    // Over while it is still held.
+    // The copy ends while the first replica is still held.
     copying.finish().expect(0);
     assert_same_file(&replicas.at(0), &replicas.result());
 }
@@ -223,15 +223,16 @@ fn a_replica_of_another_size_is_named_and_left_out() {
 #[test]
 fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
     let size = 12 * MIB;
-    // Of three the first is wrong; of two the second.
+    // The first of three replicas is wrong; the second of two.
     for (count, wrong, words) in [(3, 0, "most replicas have"), (2, 1, "named first")] {
         for bytes in [size, 100_000] {
             let replicas = Replicas::new(count, bytes);
             flip(&replicas.at(wrong), bytes - 1);
             let agents = replicas.agents();
             let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
-            // What is compared, the last block, comes first of all on the one lane that each has; the rest of those that are right is held back
-            // until the wrong one is found. The file is not complete without it, so that it is compared however busy the host is.
+            // The compared block, the last one, travels first on the one lane of each replica. The proxies hold the
+            // rest of the correct replicas until the wrong replica is detected. The file is incomplete without that
+            // rest, so the comparison happens at any load of the host.
             let is_large = bytes == size;
             for (host, strait) in straits.iter().enumerate() {
                 strait.mark(
@@ -259,7 +260,7 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
             }
             straits.iter().for_each(Strait::release);
             let outcome = copying.finish().expect(0);
-            // A small file is there when two agree, and the third is held against it.
+            // A small file is published when two replicas agree; the third is then compared with it.
             assert_dropped(&outcome, wrong, if is_large { words } else { "differs from" });
             assert_eq!(accounts(&outcome)[wrong].0, 0, "{}", outcome.describe());
             let is_same = fs::read(replicas.result()).unwrap() == fs::read(replicas.at(1 - wrong)).unwrap();
@@ -270,7 +271,7 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
 
 #[test]
 fn a_digest_finds_the_replica_that_is_wrong_in_one_byte_anywhere() {
-    // The last block is compared, the third is not; small files are compared as a whole.
+    // The last block is compared, the third block is not; small files are compared as a whole.
     for (size, offset) in [(12 * MIB, 12 * MIB - 1), (12 * MIB, 2 * MIB + 7), (100_000, 50_000)] {
         for wrong in [0, 1] {
             let replicas = Replicas::new(2, size);
@@ -281,7 +282,7 @@ fn a_digest_finds_the_replica_that_is_wrong_in_one_byte_anywhere() {
             let flags = ["--via", "tcp", "--expect", &expected(size)];
             let outcome = replicas.copy(&agents).args(flags).args(sources).arg(".").succeed();
             assert_same_file(&replicas.at(1 - wrong), &replicas.result());
-            // The one that is wrong may have given nothing where it is, or have come too late for any.
+            // The wrong replica may have sent no block with the wrong byte, or may have connected too late to send any.
             let accounts = accounts(&outcome);
             let named = accounts[wrong].1.is_string();
             assert!(named || offset == 2 * MIB + 7 || accounts[wrong].0 == 0, "{}", outcome.describe());
@@ -301,7 +302,7 @@ fn a_copy_of_which_every_replica_is_wrong_fails_and_leaves_nothing() {
         outcome.says("expected");
         assert_eq!(fs::read_dir(replicas.client.local()).unwrap().count(), 0, "{}", outcome.describe());
     }
-    // Nobody has it.
+    // No replica has the file.
     let replicas = Replicas::new(2, 10);
     let agents = replicas.agents();
     let sources = agents.iter().map(|agent| agent.url("g"));
@@ -324,7 +325,7 @@ fn a_copy_that_was_killed_goes_on_from_its_journal() {
         let items = fs::read_dir(replicas.client.local()).unwrap().map(|item| item.unwrap());
         items.filter(|item| is_journal(&item.file_name())).map(|item| item.metadata().unwrap().len()).sum::<u64>()
     };
-    // A header and some records of 64 bytes.
+    // A header of 88 bytes and some records of 64 bytes.
     wait_until("a journal of some blocks", || journal() > 88 + 4 * 64);
     copying.kill();
     straits.iter().for_each(Strait::release);
@@ -335,7 +336,7 @@ fn a_copy_that_was_killed_goes_on_from_its_journal() {
     assert!(held >= 4 * MIB as u64, "{}", outcome.describe());
     let given: u64 = accounts(&outcome).iter().map(|(bytes, _)| bytes).sum();
     assert_eq!(given + held, size as u64, "{}", outcome.describe());
-    // And once more: it is up to date.
+    // A further run finds the file up to date.
     let again = replicas.copy(&agents).args(&sources).arg(".").succeed();
     assert_eq!(again.summary()["up_to_date"], 1);
 }
@@ -357,7 +358,7 @@ fn what_cannot_be_done_with_replicas_is_wrong_usage() {
     wrong(&["--explain", &url, &url, "."], "--explain");
     wrong(&["--path=via=tcp", &url, &url, "."], "--path");
     wrong(&[&url, "/tmp/f", &url, "."], "given twice");
-    // A dry run says what would be copied.
+    // A dry run reports what it would copy.
     let here = replicas.at(0).display().to_string();
     let planned = replicas.copy(&agents).args(["--dry-run", &url, &here, "."]).succeed();
     assert_eq!(planned.summary()["would_copy"], 1);

@@ -1,4 +1,4 @@
-//! What is sent again after a stop, what is not, and who notices that something has changed.
+//! Tests resume: which data is sent again after a stop, and how changes of files are detected.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -11,14 +11,14 @@ use crate::site::{Agent, CopyCommand, Site, held_to_modes, wait_until};
 use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mode, set_mtime, with_seed, write};
 
-/// Size of the file that is stopped on its way.
+/// Size of the file whose copy is stopped.
 const BYTES: usize = 24 * MIB;
 
-/// What may be sent again beside the blocks that no journal names: the buffers of kernels, proxy and lanes between the
-/// two ends, and what a sender sends before it hears what the receiver has.
+/// Most bytes that can be sent again, besides blocks that no journal has. Reason: the buffers of kernels, proxy and
+/// lanes between the two ends. The sender also sends data before it receives the state of the receiver.
 const IN_FLIGHT_BYTES: u64 = 8 * MIB as u64;
 
-/// A file in the directory of the source, and where it goes.
+/// Copy of one file through a proxy, with the paths of source and target.
 struct Crossing {
     site: Site,
     agent: Agent,
@@ -51,7 +51,7 @@ impl Crossing {
         copy
     }
 
-    /// Runs until about half has passed and most of that is in the journal; then the receiver is killed.
+    /// Runs until about half of the file has passed and most of that half is in the journal. Then kills the receiver.
     fn stop_half_way(&mut self) {
         self.strait.mark(BYTES as u64 / 2, Then::Hold);
         let mut copying = self.copy().start();
@@ -99,7 +99,7 @@ fn journal(directory: &Path) -> Option<PathBuf> {
     hidden(directory, ".journal")
 }
 
-/// Bytes of the blocks that a journal names.
+/// Returns the bytes of the blocks in a journal.
 fn journaled_bytes(path: &Path) -> u64 {
     let bytes = fs::read(path).unwrap_or_default();
     let Ok(header) = JournalHeader::decode(&bytes) else { return 0 };
@@ -108,7 +108,7 @@ fn journaled_bytes(path: &Path) -> u64 {
     records.map(|record| blocks.length(record.index)).sum()
 }
 
-/// Where the first block that a journal names lies, in bytes.
+/// Returns the offset of the first block in a journal.
 fn journaled_block(path: &Path) -> u64 {
     let bytes = fs::read(path).unwrap();
     let header = JournalHeader::decode(&bytes).unwrap();
@@ -116,7 +116,7 @@ fn journaled_block(path: &Path) -> u64 {
     header.blocks().offset(record.index)
 }
 
-/// Turns one bit of a file over.
+/// Inverts one bit of a file.
 fn flip_bit(path: &Path, offset: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -148,7 +148,7 @@ fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
     write(&source, &Seeded::new(21).bytes(BYTES));
     let agent = site.agent();
     let strait = Strait::udp(&agent);
-    // A client that is killed says no farewell over QUIC: its session counts as deserted after some seconds.
+    // A killed client sends no close over QUIC, so its session counts as abandoned only after some seconds.
     let copy = || {
         let mut copy = site.copy(&agent);
         copy.args(["--via", "quic", "--rate", "40Mbit", "f"]).arg(strait.url("f"));
@@ -185,18 +185,18 @@ fn what_a_killed_client_left_under_way_never_replaces_what_came_later() {
         let there = |index: usize| site.root().join("t").join(name(index)).exists();
         wait_until("the first files", || (0..3000).any(there));
         killed.kill();
-        // Some of those whose bytes are at the agent already.
+        // Replaces some files whose bytes are at the agent already.
         let newer: Vec<usize> = (0..3000).filter(|index| !there(*index)).take(300).step_by(5).collect();
         for index in &newer {
             write(&tree.join(name(*index)), b"newer");
         }
         if newer.is_empty() {
-            // It was killed too late.
+            // All files were published before the kill.
             return;
         }
         let paths = newer.iter().map(|index| format!("t/{}", name(*index)));
         site.copy(&agent).args(paths).arg(agent.url("t/")).succeed();
-        // In order: what was under way is done, or given up.
+        // Orderly end: files in progress are complete or given up.
         agent.terminate();
         for index in newer {
             assert_eq!(fs::read(site.root().join("t").join(name(index))).unwrap(), b"newer", "{}", name(index));
@@ -210,7 +210,7 @@ fn a_client_that_is_stopped_leaves_no_file_held() {
     write(&site.local().join("f"), &Seeded::new(22).bytes(BYTES));
     let agent = site.agent();
     let strait = Strait::udp(&agent);
-    // The lanes have more to send than the path lets go: what is said last waits behind it.
+    // The lanes have more data than the path carries, so the last control messages queue behind the data.
     for round in 0..4 {
         let target = format!("f{round}");
         let copy = || {
@@ -313,7 +313,7 @@ fn a_source_that_is_cut_while_it_is_read_fails_and_is_not_published() {
         crossing.strait.release();
         copying.finish().expect(3).says("changed");
         assert!(!crossing.target.exists());
-        // The next run takes the file as it is now.
+        // The next run copies the current version of the file.
         crossing.copy().succeed();
         crossing.check_arrival();
     }
@@ -393,7 +393,7 @@ fn a_read_only_directory_can_be_written_until_all_its_files_have_come() {
         wait_until("half of the file", || strait.marks_reached() == 1);
         copying.interrupt();
         copying.finish().expect(130);
-        // Its end of the session has ended when it has.
+        // After this, the session of the agent has ended too.
         assert!(agent.terminate().success());
         assert_ne!(mode(&target) & 0o200, 0, "push {push}: the directory is closed and its file is not there");
         let agent = site.agent_at(&agent.addr.to_string());

@@ -1,4 +1,4 @@
-//! A place for one test: directories, agents and copies that end with it.
+//! Environment of one test: directories, agents and copies. All end with the test.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,20 +14,20 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// When a test gives up on an event. Reason: far beyond what the slowest machine takes; no promise is made of it.
+/// Longest wait for an event. Reason: far longer than the slowest machine needs; the value is not a promise.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The program under test.
+/// Program under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_sterna");
 
-/// The program under test with at most `count` files and sockets open.
+/// Returns the program under test, limited to `count` open files and sockets.
 pub fn with_descriptors(count: u32) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("ulimit -n {count} && exec \"$0\" \"$@\"")).arg(BINARY);
     command
 }
 
-/// The program under test, held to the modes of files: the superuser may otherwise read and write what he likes.
+/// Returns the program under test, restricted by file modes: the superuser can otherwise read and write any file.
 pub fn held_to_modes() -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(BINARY);
@@ -37,7 +37,7 @@ pub fn held_to_modes() -> Command {
     command
 }
 
-/// Directories of one test: `root` is what agents serve, `local` is the client's.
+/// Directories of one test: `root` is served by agents, `local` belongs to the client.
 pub struct Site {
     directory: TempDir,
 }
@@ -62,30 +62,30 @@ impl Site {
         self.path("local")
     }
 
-    /// An agent that serves `root` to everybody.
+    /// Starts an agent that serves `root` to all peers.
     pub fn agent(&self) -> Agent {
         self.agent_at("127.0.0.1:0")
     }
 
-    /// The same at an address of the caller's.
+    /// Starts an agent that serves `root` to all peers, at the address `listen`.
     pub fn agent_at(&self, listen: &str) -> Agent {
         let root = self.root();
         self.agent_with(listen, &["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()])
     }
 
-    /// An agent with these flags.
+    /// Starts an agent with `flags`.
     pub fn agent_with(&self, listen: &str, flags: &[&OsStr]) -> Agent {
         self.agent_by(Command::new(BINARY), listen, flags)
     }
 
-    /// The same by `command`, which starts the binary somewhere else.
+    /// Uses `command`, which starts the binary elsewhere, with these arguments added.
     pub fn agent_by(&self, mut command: Command, listen: &str, flags: &[&OsStr]) -> Agent {
         let log = self.path("agent.log");
         command.args(["agent", "--listen", listen, "--state"]).arg(self.path("agent-state")).args(flags);
         Agent::start(command, log)
     }
 
-    /// A copy by the client, with `--json` and the agent's key trusted.
+    /// Returns a copy by the client, with `--json`, that trusts the key of the agent.
     pub fn copy(&self, agent: &Agent) -> CopyCommand {
         let mut copy = self.bare_copy();
         copy.arg("--trust").arg(&agent.fingerprint);
@@ -93,12 +93,12 @@ impl Site {
         copy
     }
 
-    /// A copy that trusts nobody yet.
+    /// Returns a copy that trusts no agent yet.
     pub fn bare_copy(&self) -> CopyCommand {
         self.copy_by(Command::new(BINARY))
     }
 
-    /// The same by `command`, which starts the binary somewhere else.
+    /// Uses `command`, which starts the binary elsewhere, with these arguments added.
     pub fn copy_by(&self, mut command: Command) -> CopyCommand {
         command.args(["copy", "--json", "--state"]).arg(self.path("client-state"));
         command.current_dir(self.local());
@@ -106,7 +106,7 @@ impl Site {
     }
 }
 
-/// A running agent; killed when dropped.
+/// Running agent; killed when dropped.
 pub struct Agent {
     child: Child,
     pub addr: SocketAddr,
@@ -129,7 +129,7 @@ impl Agent {
         Self { child, addr, fingerprint: fingerprint.to_owned(), log }
     }
 
-    /// The location of `path` at this agent.
+    /// Returns the location of `path` at this agent.
     pub fn url(&self, path: &str) -> String {
         format!("sterna://{}/{path}", self.addr)
     }
@@ -139,18 +139,18 @@ impl Agent {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and the end.
+    /// Sends SIGTERM and waits for the end.
     pub fn terminate(&mut self) -> ExitStatus {
         send(&self.child, Signal::TERM);
         self.child.wait().unwrap()
     }
 
-    /// SIGSTOP: its kernel goes on to answer for it.
+    /// Sends SIGSTOP. The kernel still answers for the sockets of the process.
     pub fn freeze(&self) {
         send(&self.child, Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         send(&self.child, Signal::CONT);
     }
@@ -159,14 +159,14 @@ impl Agent {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Largest resident memory so far, in bytes.
+    /// Returns the largest resident memory until now, in bytes.
     pub fn memory_peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
-    /// Waits until its log has a line with `words`.
+    /// Waits until the log has `words`.
     pub fn wait_for_log(&self, words: &str) {
         let what = format!("{words:?} in the log of the agent");
         wait_until(&what, || fs::read_to_string(&self.log).unwrap().contains(words));
@@ -175,13 +175,13 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A copy that is about to be started.
+/// Copy that is not started yet.
 pub struct CopyCommand {
     command: Command,
     log: Option<PathBuf>,
@@ -226,18 +226,18 @@ impl CopyCommand {
         Copying { child, received, events: Vec::new(), said: Some(said), log: self.log.clone() }
     }
 
-    /// Runs it to its end.
+    /// Runs the copy to the end.
     pub fn run(&mut self) -> Outcome {
         self.start().finish()
     }
 
-    /// Runs it to its end, which has to be a good one.
+    /// Runs the copy to the end; fails unless the exit code is 0.
     pub fn succeed(&mut self) -> Outcome {
         self.run().expect(0)
     }
 }
 
-/// A running copy; killed when dropped.
+/// Running copy; killed when dropped.
 pub struct Copying {
     child: Child,
     received: Receiver<Value>,
@@ -247,7 +247,7 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Waits for an event that `wanted` takes.
+    /// Waits for an event that `wanted` accepts.
     pub fn wait_for(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         if let Some(event) = self.events.iter().find(|event| wanted(event)) {
             return event.clone();
@@ -267,7 +267,7 @@ impl Copying {
         }
     }
 
-    /// The events that have come by now.
+    /// Returns the events received until now.
     pub fn events_so_far(&mut self) -> &[Value] {
         self.events.extend(self.received.try_iter());
         &self.events
@@ -282,7 +282,7 @@ impl Copying {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// SIGSTOP: its kernel goes on to answer for it.
+    /// Sends SIGSTOP. The kernel still answers for the sockets of the process.
     pub fn freeze(&self) {
         send(&self.child, Signal::STOP);
     }
@@ -291,7 +291,7 @@ impl Copying {
         send(&self.child, Signal::INT);
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the copy.
     pub fn finish(mut self) -> Outcome {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -316,13 +316,13 @@ impl Copying {
 
 impl Drop for Copying {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How a copy ended; `code` is `None` when a signal ended it.
+/// Result of a copy; `code` is `None` if a signal ended the process.
 pub struct Outcome {
     pub code: Option<i32>,
     pub events: Vec<Value>,
@@ -331,14 +331,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Itself, if it ended with `code`.
+    /// Returns the outcome if the exit code is `code`; fails otherwise.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert!(self.code == Some(code), "exit code {:?} where {code} was due\n{}", self.code, self.describe());
         self
     }
 
-    /// The last event of this kind.
+    /// Returns the last event of this kind.
     #[track_caller]
     pub fn last(&self, kind: &str) -> &Value {
         let found = self.events.iter().rev().find(|event| event["event"] == kind);
@@ -354,13 +354,13 @@ impl Outcome {
         self.events.iter().filter(|event| event["event"] == kind).count()
     }
 
-    /// Everything that was said, for a search.
+    /// Returns stderr and all events, for a search.
     pub fn text(&self) -> String {
         let events: Vec<String> = self.events.iter().map(Value::to_string).collect();
         format!("{}\n{}", self.stderr, events.join("\n"))
     }
 
-    /// Fails unless `words` were said.
+    /// Fails unless stderr or the events contain `words`.
     #[track_caller]
     pub fn says(&self, words: &str) -> &Self {
         assert!(self.text().contains(words), "nothing about {words:?}\n{}", self.describe());
@@ -373,7 +373,7 @@ impl Outcome {
     }
 }
 
-/// The last events, but for progress of which only the last counts.
+/// Returns the last 40 events. Progress events are left out, except as the very last event.
 fn shown(events: &[Value]) -> String {
     let last = events.len().saturating_sub(1);
     let told = events.iter().enumerate().filter(|(index, event)| *index == last || event["event"] != "progress");
@@ -387,8 +387,8 @@ fn agent_log(path: Option<&Path>) -> String {
     lines[lines.len().saturating_sub(600)..].join("\n")
 }
 
-/// What every thread of the test and of the programs under test is about: process, name, state, the kernel's function that it waits in, and
-/// the processor time it has had in ticks. It tells what stands still from what has too little of the machine.
+/// Returns the threads of the test and of the programs under test. Fields: process, name, state, wait channel in the
+/// kernel, CPU time in ticks. Distinguishes a blocked thread from one that lacks CPU time.
 fn threads() -> String {
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
     let listed = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -413,7 +413,7 @@ fn send(child: &Child, signal: Signal) {
     rustix::process::kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// Waits for something that has no event to wait for, such as a file that a killed process leaves.
+/// Waits for a condition that has no event, such as a file left by a killed process.
 #[track_caller]
 pub fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let (never, bell) = (Mutex::new(()), Condvar::new());

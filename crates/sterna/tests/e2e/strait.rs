@@ -1,7 +1,7 @@
-//! A strait between client and agent: a TCP or UDP proxy that counts, holds, cuts and flips on command.
+//! Chaos proxy between client and agent, for TCP or UDP: counts, holds, cuts and flips data on command.
 //!
-//! Positions are bytes of payload that have passed, both directions together, so that a test strikes at a place that a
-//! seed gives and not at a time.
+//! Positions are payload bytes that have passed, the sum of both directions. A test thus acts at a position from a
+//! seed, not at a time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,24 +12,24 @@ use std::time::Duration;
 
 use socket2::SockRef;
 
-/// Kernel buffers of the proxy's TCP sockets. Reason: bounds what is in flight, so that positions mean something.
+/// Kernel buffers of the TCP sockets of the proxy. Reason: limits the data in flight, so that positions are meaningful.
 const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 
-/// How long a UDP thread waits before it looks whether the strait is closed for good.
+/// Time that a UDP thread waits before it checks for the end of the proxy.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What happens where a mark is reached.
+/// Action at a mark.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// Everything goes on.
+    /// Passes all data.
     Pass,
-    /// Nothing passes until [`Strait::release`]: TCP waits, datagrams are lost.
+    /// Passes nothing until [`Strait::release`]: TCP waits, datagrams are lost.
     Hold,
-    /// Every connection is cut.
+    /// Cuts all connections.
     Cut,
-    /// The same, and those that come later, until [`Strait::release`].
+    /// Cuts all connections, and new ones too until [`Strait::release`].
     Shut,
-    /// One bit of the data there is turned over.
+    /// Inverts one bit at the mark.
     Flip,
 }
 
@@ -51,14 +51,14 @@ struct Shared {
     over: AtomicBool,
 }
 
-/// The proxy; ends with the test.
+/// Chaos proxy; ends when dropped.
 pub struct Strait {
     shared: Arc<Shared>,
     pub addr: SocketAddr,
 }
 
 impl Strait {
-    /// A TCP strait in front of `agent`.
+    /// Starts a TCP proxy in front of `agent`.
     pub fn tcp(agent: &crate::site::Agent) -> Self {
         Self::tcp_at(Ipv4Addr::LOCALHOST, agent)
     }
@@ -80,16 +80,16 @@ impl Strait {
         strait
     }
 
-    /// A UDP strait in front of `agent`.
+    /// Starts a UDP proxy in front of `agent`.
     pub fn udp(agent: &crate::site::Agent) -> Self {
         Self::ferrying(agent, UdpSocket::bind("127.0.0.1:0").unwrap())
     }
 
-    /// One of each at the same port of `ip`, each in front of an agent of its own.
+    /// Starts a TCP proxy and a UDP proxy at the same port of `ip`, in front of two agents.
     pub fn tcp_and_udp(ip: Ipv4Addr, by_tcp: &crate::site::Agent, by_udp: &crate::site::Agent) -> (Self, Self) {
         loop {
             let tcp = Self::tcp_at(ip, by_tcp);
-            // Another test may have the port for UDP.
+            // Another test may use the port for UDP.
             let Ok(socket) = UdpSocket::bind(tcp.addr) else { continue };
             return (tcp, Self::ferrying(by_udp, socket));
         }
@@ -112,23 +112,23 @@ impl Strait {
         Self { shared: Arc::new(shared), addr }
     }
 
-    /// The location of `path` at the agent, through the strait.
+    /// Returns the location of `path` at the agent, through the proxy.
     pub fn url(&self, path: &str) -> String {
         format!("sterna://{}/{path}", self.addr)
     }
 
-    /// Sets the one mark, `bytes` from here.
+    /// Sets the mark `bytes` after the current position. There is one mark at a time.
     pub fn mark(&self, bytes: u64, then: Then) {
         let mut state = self.shared.lock();
         state.mark = Some((state.up + state.down + bytes, then));
     }
 
-    /// How many marks have been reached.
+    /// Returns the number of marks that were reached.
     pub fn marks_reached(&self) -> u64 {
         self.shared.lock().marks_reached
     }
 
-    /// Lets everything pass.
+    /// Ends a hold or shutdown, and removes the mark.
     pub fn release(&self) {
         let mut state = self.shared.lock();
         (state.held, state.shut) = (false, false);
@@ -137,12 +137,12 @@ impl Strait {
         self.shared.changed.notify_all();
     }
 
-    /// Cuts every connection there is.
+    /// Cuts all current connections.
     pub fn cut(&self) {
         self.shared.lock().cut();
     }
 
-    /// Bytes that have passed from the client to the agent, and back.
+    /// Returns the bytes that have passed from client to agent, and from agent to client.
     pub fn passed(&self) -> (u64, u64) {
         let state = self.shared.lock();
         (state.up, state.down)
@@ -154,7 +154,7 @@ impl Drop for Strait {
         self.shared.over.store(true, Ordering::Relaxed);
         self.cut();
         self.release();
-        // Frees the accepting thread, if there is one.
+        // Wakes the accepting thread, if there is one.
         let _ = TcpStream::connect(self.addr);
     }
 }
@@ -172,7 +172,7 @@ impl State {
         }
     }
 
-    /// Counts `data`, and does what a mark in it says.
+    /// Counts `data`, and performs the action of a mark inside it.
     fn pass(&mut self, way: Way, data: &mut [u8]) {
         let before = self.up + self.down;
         match way {
@@ -200,7 +200,7 @@ impl Shared {
         self.state.lock().unwrap()
     }
 
-    /// Ferries one TCP connection.
+    /// Forwards one TCP connection.
     fn join(self: Arc<Self>, client: TcpStream) {
         if self.lock().shut {
             return;
@@ -237,12 +237,12 @@ impl Shared {
                 break;
             }
         }
-        // The other way ends by itself, or has.
+        // The other direction ends separately, or has ended.
         let _ = to.shutdown(Shutdown::Write);
         let _ = from.shutdown(Shutdown::Read);
     }
 
-    /// Ferries datagrams; each client address gets a socket of its own towards the agent.
+    /// Forwards datagrams; each client address has a separate socket to the agent.
     fn ferry_datagrams(self: Arc<Self>, socket: UdpSocket) {
         let socket = Arc::new(socket);
         socket.set_read_timeout(Some(LOOK_EVERY)).unwrap();
@@ -253,7 +253,7 @@ impl Shared {
             let Ok((count, client)) = socket.recv_from(&mut data) else { continue };
             let agent = upstream.entry(client).or_insert_with(|| self.datagrams_back(&socket, client));
             if self.let_datagram_pass(Way::Up, &mut data[..count]) {
-                // An agent that is down refuses it; the client finds out by itself.
+                // An agent that is down refuses the datagram; the client detects this.
                 let _ = agent.send(&data[..count]);
             }
         }

@@ -1,4 +1,4 @@
-//! Who is not let in, or not any more: refused in clear words, at once, and at little cost to the agent.
+//! Tests refusals of unauthorized peers: each is clear and immediate, and costs the agent little.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,7 +18,7 @@ use sterna_proto::{Checks, Error, ErrorKind};
 use crate::site::{Agent, PATIENCE, Site, wait_until, with_descriptors};
 use crate::tree::write;
 
-/// An agent that lets in who is in `lines`.
+/// Starts an agent that authorizes the peers in `lines`.
 pub fn agent_for(site: &Site, lines: &str) -> Agent {
     let (authorize, root) = (site.path("authorize"), site.root());
     fs::write(&authorize, lines).unwrap();
@@ -26,7 +26,7 @@ pub fn agent_for(site: &Site, lines: &str) -> Agent {
     site.agent_with("127.0.0.1:0", &flags)
 }
 
-/// A lane whose frames from the agent are heard until it ends.
+/// Lane that receives frames from the agent until the lane ends.
 struct Heard {
     tx: Box<dyn LaneTx>,
     frames: Receiver<Frame>,
@@ -36,7 +36,7 @@ struct Ear(std::sync::mpsc::Sender<Frame>);
 
 impl LaneSink for Ear {
     fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
-        // Nobody listens any more when the test is over.
+        // The test that received the frames can be over.
         let _ = self.0.send(Frame::decode(frame)?);
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Heard {
         self
     }
 
-    /// The next frame that is no report: those come whenever there is nothing else to say.
+    /// Returns the next frame that is no report. Reports arrive whenever the agent has nothing else to send.
     fn next(&self) -> Frame {
         loop {
             let frame = self.frames.recv_timeout(PATIENCE).expect("a frame from the agent");
@@ -95,7 +95,7 @@ impl Heard {
         }
     }
 
-    /// Waits for the agent to end the lane.
+    /// Waits until the agent ends the lane.
     fn ends(self) {
         while self.frames.recv_timeout(PATIENCE).map_err(|e| assert_eq!(e.to_string(), CLOSED)).is_ok() {}
     }
@@ -133,7 +133,7 @@ fn lanes_that_never_say_hello_are_ended_when_they_are_many() {
     let site = Site::new();
     let root = site.root();
     let flags: [&OsStr; 3] = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
-    // An eighth of its descriptors are the places for such lanes: 64.
+    // An eighth of its descriptors is for lanes without a hello: 64.
     let agent = site.agent_by(with_descriptors(512), "127.0.0.1:0", &flags);
     let mute = Identity::ephemeral().unwrap();
     let mut lanes: Vec<Heard> = (0..100).map(|_| by_tcp(&agent, &mute)).collect();
@@ -178,10 +178,10 @@ fn rights_that_are_taken_away_end_a_session_whose_lanes_are_up() {
     let agent = agent_for(&site, &line("rw"));
     for (loss, kind) in [(line("ro"), ErrorKind::Denied), (String::new(), ErrorKind::Untrusted)] {
         fs::write(site.path("authorize"), line("rw")).unwrap();
-        // Listed again, it is let in again.
+        // A peer that is listed again is accepted again.
         let lane = by_tcp(&agent, &peer).says(&push_hello());
         assert!(matches!(lane.next(), Frame::Welcome));
-        // In the way of editors: a new file in the place of the old one.
+        // Editors save like this: a new file replaces the old one.
         fs::write(site.path("edited"), loss).unwrap();
         fs::rename(site.path("edited"), site.path("authorize")).unwrap();
         let Frame::Messages { encoded, .. } = lane.next() else { panic!("an abort was due") };
@@ -205,7 +205,7 @@ fn a_change_of_the_list_leaves_other_sessions_as_they_are() {
     fs::write(site.path("authorize"), format!("{} # the other one has left\n", peer.fingerprint())).unwrap();
     assert!(matches!(ends.next(), Frame::Messages { .. }));
     ends.ends();
-    // An answer to a word of its own is the next that it hears.
+    // The next frame that the agent sends answers this message.
     let offers_end = Frame::Messages { first: 0, encoded: Message::OffersEnd { files: 0, bytes: 0 }.encode() };
     match stays.says(&offers_end).next() {
         Frame::Acknowledge { .. } => {}
@@ -223,7 +223,7 @@ fn strangers_that_break_the_protocol_fill_no_log() {
     let agent = site.agent();
     for _ in 0..60 {
         let mut lane = by_tcp(&agent, &Identity::ephemeral().unwrap());
-        // A block before the hello; the agent may cut the lane off in the middle.
+        // A block before the hello; the agent can end the lane during the block.
         let _ = lane.tx.block_begin(b"", 1000).and_then(|()| lane.tx.block_data(vec![0; 1000].into()));
         let _ = lane.tx.flush();
         lane.ends();
@@ -241,7 +241,7 @@ fn a_refusal_has_a_short_line_whatever_the_peer_asked_for() {
     let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
     let hello = Frame::Hello(Hello::new(SessionId([2; 16]), request));
     let lane = by_tcp(&agent, &Identity::ephemeral().unwrap()).says(&hello);
-    // Each of them has a line.
+    // Each failure has one line.
     wait_until("three failures", || fs::read_to_string(&agent.log).unwrap().matches("(os error ").count() >= 3);
     drop(lane);
     let log = fs::read_to_string(&agent.log).unwrap();

@@ -1,4 +1,4 @@
-//! Copies between two agents that a command asks for: no file data passes by it, and it knows all that happens.
+//! Tests third-party copies: no file data passes through the command, and the command receives all events.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
 use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, write};
 
-/// Two agents and the host of a command, each with an identity of its own.
+/// Two agents and the host of a command, each with a separate identity.
 struct Triangle {
     near: Site,
     far: Site,
@@ -22,7 +22,7 @@ impl Triangle {
         Self { near: Site::new(), far: Site::new() }
     }
 
-    /// An agent of `site` that lets everybody in, with these flags.
+    /// Starts an agent of `site` that authorizes all peers, with these flags.
     fn agent(site: &Site, listen: &str, flags: &[&str]) -> Agent {
         let root = site.root();
         let mut all: Vec<&OsStr> = vec!["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
@@ -30,12 +30,12 @@ impl Triangle {
         site.agent_with(listen, &all)
     }
 
-    /// An agent that has the sources and runs copies with any other.
+    /// Starts an agent that has the sources and runs copies with any other agent.
     fn source(&self) -> Agent {
         Self::agent(&self.near, "127.0.0.1:0", &["--third-party", "any"])
     }
 
-    /// An agent that lets in who is in `lines`.
+    /// Starts an agent that authorizes the peers in `lines`.
     fn listed(site: &Site, lines: &str) -> Agent {
         let (authorize, root) = (site.path("authorize"), site.root());
         fs::write(&authorize, lines).unwrap();
@@ -44,7 +44,7 @@ impl Triangle {
         site.agent_with("127.0.0.1:0", &[&flags[..], &third_party[..]].concat())
     }
 
-    /// An agent that runs no copies with others.
+    /// Starts an agent that runs no third-party copies.
     fn destination(&self) -> Agent {
         Self::agent(&self.far, "127.0.0.1:0", &[])
     }
@@ -55,7 +55,7 @@ impl Triangle {
         copy
     }
 
-    /// A file of the source's root, with seeded bytes.
+    /// Writes a file with seeded bytes in the root of the source.
     fn write(&self, name: &str, bytes: usize) -> PathBuf {
         let path = self.near.root().join(name);
         write(&path, &Seeded::new(7).bytes(bytes));
@@ -114,7 +114,7 @@ fn agents_reach_for_nobody_unless_their_operators_say_so() {
     for flags in [&[][..], &["--third-party", "hub.example.org"], &["--third-party", &other]] {
         let source = Triangle::agent(&sites.near, "127.0.0.1:0", flags);
         let refused = sites.copy(&source, &destination).arg(source.url("f")).arg(destination.url("")).run().expect(5);
-        // What both operators can do, and nothing of what else they allow.
+        // The error has what both operators can change, and nothing else that they allow.
         refused.says(&format!("--third-party {}", destination.addr)).says(&format!("--third-party {}", source.addr));
         assert!(!refused.text().contains("hub.example.org") && !refused.text().contains(&other), "{}", refused.text());
         assert_eq!(refused.count("lane_up"), 0);
@@ -138,7 +138,7 @@ fn an_agent_with_another_key_than_the_command_expects_gets_nothing() {
     refused.says(&stranger.fingerprint).says(&destination.fingerprint).says("somebody may be in between");
     assert!(!refused.text().contains("pulls from"), "the other way round was tried: {}", refused.describe());
     assert!(!sites.far.root().join("g").exists());
-    // The key of the agent that is asked is looked at by the command itself.
+    // The command itself checks the key of the agent that it connects to.
     let swapped = sites.near.bare_copy().arg(stranger.url("f")).arg(source.url("g")).run().expect(6);
     swapped.says("has changed");
 }
@@ -157,7 +157,7 @@ fn an_agent_that_is_unknown_and_silent_needs_a_key() {
         .says("give its fingerprint")
         .says("(--trust)")
         .says("does not answer");
-    // With it nobody but the agent has to reach the other one, and both keys are kept.
+    // With the key, only the active agent has to reach the passive one, and both keys are recorded.
     let mut copy = sites.copy(&source, &destination);
     copy.arg(source.url("f")).arg(destination.url("f")).run().expect(5).says("neither agent can run the copy");
     let known = fs::read_to_string(sites.near.path("client-state/known_hosts")).unwrap();
@@ -190,7 +190,7 @@ fn a_copy_may_do_what_both_the_command_and_the_agent_may() {
             destination.wait_for_log(&behind);
         }
     }
-    // Who may only read at an agent cannot have it pull.
+    // A peer with read access only cannot have the agent pull.
     let source = Triangle::agent(&sites.near, "127.0.0.1:0", &[]);
     let destination = Triangle::listed(&sites.far, &format!("{command} ro\n"));
     let run = sites.copy(&source, &destination).arg(source.url("f")).arg(destination.url("g")).run().expect(4);
@@ -209,7 +209,7 @@ fn where_the_agent_of_the_source_is_unknown_the_other_one_may_pull() {
     copied.says("is not authorized here").says("pulls from");
 }
 
-/// What `sterna id` prints for a state directory.
+/// Returns the fingerprint that `sterna id` prints for a state directory.
 fn fingerprint(state: &std::path::Path) -> String {
     let said = Command::new(BINARY).args(["id", "--state"]).arg(state).output().unwrap();
     String::from_utf8(said.stdout).unwrap().trim().to_owned()
@@ -288,7 +288,7 @@ fn where_tcp_does_not_pass_the_command_asks_by_quic() {
     sites.copy(&source, &destination).args(["--via", "tcp"]).arg(strait.url("f")).arg(destination.url("f")).succeed();
     assert_same_file(&sites.near.root().join("f"), &sites.far.root().join("f"));
     let (up, down) = strait.passed();
-    // The engine looks for the largest packet that passes, which takes some tens of packets of kilobytes.
+    // Path MTU discovery takes some tens of packets of several kilobytes.
     assert!(up > 0 && up + down < LARGE_BYTES as u64 / 10, "{up} and {down} bytes passed by the command");
 }
 
@@ -315,10 +315,10 @@ fn a_command_whose_connection_is_cut_comes_back_and_knows_all() {
     copied.says("connected again");
 }
 
-/// Size of the file that copies are stopped in. Reason: kernels hold less than half of it.
+/// Size of the file whose copy is stopped. Reason: kernel buffers hold less than half of it.
 const LARGE_BYTES: usize = 12 * MIB;
 
-/// Which agent runs the copy.
+/// Agent that runs the copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Active {
     Source,
@@ -327,14 +327,14 @@ enum Active {
 
 const BOTH: [Active; 2] = [Active::Source, Active::Destination];
 
-/// A copy that can be held in its middle.
+/// Third-party copy that can be held in the middle.
 struct Held {
     sites: Triangle,
     active: Active,
     flags: Vec<&'static str>,
     source: Agent,
     destination: Agent,
-    /// In front of the passive agent.
+    /// Proxy in front of the passive agent.
     between: Strait,
 }
 
@@ -361,7 +361,7 @@ impl Held {
         copy
     }
 
-    /// Starts a copy and waits until it is held.
+    /// Starts a copy and waits until the proxy holds it.
     fn start(&self, flags: &[&str]) -> Copying {
         self.between.mark(6_000_000, Then::Hold);
         let copying = self.command(flags).start();
@@ -369,7 +369,7 @@ impl Held {
         copying
     }
 
-    /// Starts a copy that takes some seconds, and waits until its small file is there.
+    /// Starts a copy that takes some seconds, and waits until its small file has arrived.
     fn start_slowly(&self, flags: &[&str]) -> Copying {
         let mut copying = self.command(&[&["--rate", "20Mbit"], flags].concat()).start();
         copying.wait_for("the small file", |event| event["path"] == "tree/early");
@@ -384,7 +384,7 @@ impl Held {
         if self.active == Active::Source { &self.destination } else { &self.source }
     }
 
-    /// Ends the agent of one end by `end`, and starts it anew.
+    /// Ends the agent of one end with `end`, and starts it again.
     fn restart(&mut self, which: Active, end: impl FnOnce(&mut Agent)) {
         let flags = if which == self.active { &self.flags[..] } else { &[] };
         let (site, agent) = match which {
@@ -410,7 +410,7 @@ fn a_copy_survives_the_death_of_the_agent_that_was_reached() {
         held.between.release();
         let copied = copying.finish().expect(0);
         let count = |name: &str| copied.summary()[name].as_u64().unwrap();
-        // The small file may have had its name before word of it was held, and is up to date then.
+        // The small file can be published before the message about it was held. It is up to date then.
         assert_eq!((count("copied") + count("up_to_date"), count("failed")), (2, 0), "{}", copied.describe());
         assert!(copied.count("restarted") > 0);
         held.check();

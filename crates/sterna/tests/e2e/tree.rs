@@ -1,4 +1,4 @@
-//! Files to copy, made from a seed, and trees to compare.
+//! Creates files from a seed, and compares trees.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,10 +7,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// One mebibyte.
+/// One mebibyte, in bytes.
 pub const MIB: usize = 1 << 20;
 
-/// Random numbers that a seed determines (SplitMix64).
+/// Random number generator with a seed (SplitMix64).
 pub struct Seeded(u64);
 
 impl Seeded {
@@ -26,7 +26,7 @@ impl Seeded {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`.
+    /// Returns a random number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -41,7 +41,7 @@ impl Seeded {
     }
 }
 
-/// Runs `test` with a seed: the one in `STERNA_TEST_SEED`, or `seed`. A failure says how to run it again.
+/// Runs `test` with the seed in `STERNA_TEST_SEED`, or with `seed`. A failure prints how to run the test again.
 pub fn with_seed(name: &str, seed: u64, test: impl FnOnce(u64)) {
     struct Told<'a>(&'a str, u64);
     impl Drop for Told<'_> {
@@ -73,18 +73,18 @@ pub fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// What one name of a tree is.
+/// Properties of one name in a tree.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Leaf {
     pub is_directory: bool,
     pub mode: u32,
-    /// Seconds and nanoseconds.
+    /// Modification time: seconds and nanoseconds.
     pub mtime: (i64, i64),
     pub size: u64,
     pub hash: String,
 }
 
-/// Every name beneath `top`, by its path in bytes.
+/// Returns all names beneath `top`, by file path in bytes.
 pub fn read_tree(top: &Path) -> BTreeMap<Vec<u8>, Leaf> {
     let mut tree = BTreeMap::new();
     let mut todo = vec![top.to_owned()];
@@ -112,10 +112,10 @@ pub fn read_tree(top: &Path) -> BTreeMap<Vec<u8>, Leaf> {
     tree
 }
 
-/// Fails unless both trees hold the same names, bytes, modes and times, and nothing else.
+/// Fails unless both trees have the same names, bytes, modes and times, and nothing else.
 #[track_caller]
 pub fn assert_same_tree(left: &Path, right: &Path) {
-    // An agent gives directories their times when its session ends, a moment after the client has.
+    // An agent sets the times of directories when its session ends, shortly after the end of the client.
     let times = |top: &Path| -> Vec<_> {
         read_tree(top)
             .into_iter()
@@ -135,7 +135,7 @@ pub fn assert_same_tree(left: &Path, right: &Path) {
     assert!(more.is_empty(), "not at the source: {more:?}");
 }
 
-/// Fails unless both files hold the same bytes.
+/// Fails unless both files have the same bytes.
 #[track_caller]
 pub fn assert_same_file(left: &Path, right: &Path) {
     let (left, right) =

@@ -1,4 +1,4 @@
-//! Copies from web servers: real ones, and what goes wrong between them and us.
+//! Tests copies from web servers: real servers, and faults between server and client.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,27 +9,27 @@ use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, write};
 use crate::webserver::{FaultProxy, Kind, Request, Verdict, WebServer};
 
-/// A server with a file `f` of so many bytes.
+/// Starts a server with a file `f` of `bytes` bytes.
 fn server_with(kind: Kind, bytes: usize) -> WebServer {
     let server = WebServer::start(kind);
     write(&server.root().join("f"), &Seeded::new(1).bytes(bytes));
     server
 }
 
-/// A copy of URLs into the site's `local`.
+/// Returns a copy of URLs into `local` of the site.
 fn copy_of(site: &Site, urls: &[String]) -> CopyCommand {
     let mut copy = site.bare_copy();
     copy.args(urls).arg(".");
     copy
 }
 
-/// The hidden files that a copy has left.
+/// Returns the hidden files that a copy has left.
 fn left_over(site: &Site) -> Vec<PathBuf> {
     let names = fs::read_dir(site.local()).unwrap().map(|item| item.unwrap().path());
     names.filter(|path| path.file_name().unwrap().as_encoded_bytes().starts_with(b".sterna-")).collect()
 }
 
-/// First byte and last byte of a range request.
+/// Returns the first and the last byte of a range request.
 fn range_of(request: &Request) -> Option<(u64, Option<u64>)> {
     let (first, last) = request.header("range")?.strip_prefix("bytes=")?.split_once('-')?;
     Some((first.parse().unwrap(), last.parse().ok()))
@@ -40,7 +40,7 @@ fn files_of_every_size_come_from_nginx_and_apache() {
     for kind in [Kind::Nginx, Kind::Apache] {
         let server = WebServer::start(kind);
         let site = Site::new();
-        // The edges of a packed file and of a block, and enough blocks for every lane.
+        // Sizes around the edges of a packed file and of a block, and one with enough blocks for every lane.
         let sizes = [0, 1, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, MIB, MIB + 1, 40 * MIB + 7];
         let mut urls = Vec::new();
         for (index, size) in sizes.into_iter().enumerate() {
@@ -67,7 +67,7 @@ fn files_of_every_size_come_from_nginx_and_apache() {
 fn empty_files_of_a_server_that_refuses_their_first_byte_need_one_connection() {
     let server = WebServer::start(Kind::Nginx);
     write(&server.root().join("f"), b"");
-    // As RFC 9110 allows it; nginx sends an empty file whatever part of it is asked for.
+    // RFC 9110 allows this answer; nginx sends an empty file for any range.
     let proxy = FaultProxy::new(server.addr, |request| {
         match range_of(request) {
         Some(_) => Verdict::Answer(
@@ -93,7 +93,7 @@ fn a_page_that_says_that_no_part_can_be_had_is_never_data() {
             ("/chunked", _) => {
                 format!("{status}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{page}\r\n0\r\n\r\n", page.len())
             }
-            // A part where none was asked for.
+            // A range in the answer without a range in the request.
             (_, None) => {
                 "HTTP/1.1 206 Part\r\nContent-Range: bytes 0-4/5\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
                     .to_owned()
@@ -118,7 +118,7 @@ fn lanes_read_parts_of_their_own() {
     copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).succeed();
     assert_same_file(&server.root().join("f"), &site.local().join("f"));
     let seen = proxy.seen();
-    // One request for each block would be 32.
+    // One request per block would be 32 requests.
     assert!((4..32).contains(&seen.len()), "{seen:#?}");
     assert!(proxy.most_at_once() <= 8, "a lane has more requests at once than one, and one that it is giving up");
     let later = &seen[1..];
@@ -148,7 +148,7 @@ fn a_copy_that_is_killed_goes_on_in_the_middle() {
         let held = outcome.summary()["bytes_held"].as_u64().unwrap();
         assert!(held >= 10 * MIB as u64, "{}", outcome.describe());
         assert_same_file(&server.root().join("f"), &site.local().join("f"));
-        // The first request tells of the file and may begin at its start; the others ask for what is missing.
+        // The first request gets the metadata of the file and can begin at its start; the others request missing data.
         let asked: u64 =
             proxy.seen()[before + 1..].iter().filter_map(range_of).map(|(first, last)| last.unwrap() + 1 - first).sum();
         assert!(asked <= 48 * MIB as u64 - held + 8 * MIB as u64, "{asked} bytes were asked for beside {held}");
@@ -160,7 +160,7 @@ fn a_copy_that_is_stopped_ends_at_once_and_says_so() {
     let server = server_with(Kind::Nginx, 32 * MIB);
     let proxy = FaultProxy::new(server.addr, |_| Verdict::Pass);
     let site = Site::new();
-    // Every lane waits for bytes that do not come.
+    // Each lane waits for bytes that do not arrive.
     proxy.allow(6 * MIB as u64);
     let mut copying = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).start();
     wait_until("bytes", || proxy.is_spent());
@@ -185,7 +185,7 @@ fn a_dry_run_names_files_and_writes_nothing() {
 fn bodies_that_are_cut_again_and_again_bring_everything() {
     let server = server_with(Kind::Nginx, 20 * MIB);
     let proxy = FaultProxy::new(server.addr, |request| match request.number {
-        // Also the first one, and also within the first bytes.
+        // Cuts the first request too, and some within their first bytes.
         number if number < 24 => Verdict::Cut((number as u64 * 77_777) % (2 * MIB as u64)),
         _ => Verdict::Pass,
     });
@@ -272,7 +272,7 @@ fn a_page_without_a_type_is_never_data() {
         copy_of(&site, &[proxy.url(name)]).run().expect(3).says("login page");
     }
     assert!(fs::read_dir(site.local()).unwrap().next().is_none(), "something was written");
-    // One that is meant: by its name, or by its digest.
+    // A page is accepted if its name or its digest shows that it is intended.
     copy_of(&site, &[proxy.url("page.html")]).succeed();
     let digest = blake3::hash(page.as_bytes());
     copy_of(&site, &[proxy.url("f")]).args(["--expect", &format!("blake3:{digest}")]).succeed();
@@ -323,7 +323,7 @@ fn a_file_that_changed_between_two_runs_starts_over() {
     wait_until("a journal", || left_over(&site).iter().any(|path| path.extension().unwrap() == "journal"));
     copying.kill();
     proxy.allow(u64::MAX);
-    // The same size; the time differs, and with it the ETag of nginx.
+    // The size is the same; the time differs, and with it the ETag of nginx.
     write(&server.root().join("f"), &Seeded::new(2).bytes(24 * MIB));
     set_mtime(&server.root().join("f"), 1_500_000_000, 0);
     let outcome = copy_of(&site, &[proxy.url("f")]).succeed();
@@ -340,7 +340,7 @@ fn a_body_that_is_always_short_is_an_error() {
     assert!(!site.local().join("f").exists());
 }
 
-/// A rule that takes ranges away: the server is asked for the whole file.
+/// Rule that removes ranges: requests the whole file from the server.
 fn without_ranges(request: &Request) -> Verdict {
     let lines = request.head.trim_end().lines().filter(|line| !line.to_ascii_lowercase().starts_with("range:"));
     Verdict::Ask(lines.collect::<Vec<_>>().join("\r\n"))
@@ -355,7 +355,7 @@ fn a_server_without_ranges_is_read_in_one_stream() {
     let outcome = copy_of(&site, &[proxy.url("f")]).args(["--expect", &format!("blake3:{digest}")]).succeed();
     assert_same_file(&server.root().join("f"), &site.local().join("f"));
     outcome.says("no ranges");
-    // nginx says behind the proxy that it sends parts: that is looked into once.
+    // nginx reports behind the proxy that it supports ranges; the client checks this once.
     assert_eq!(proxy.seen().len(), 3, "one stream");
     let wrong = format!("blake3:{}", blake3::hash(b"something else"));
     let site = Site::new();
@@ -367,7 +367,7 @@ fn a_server_without_ranges_is_read_in_one_stream() {
 #[test]
 fn another_part_of_the_file_than_was_asked_for_is_refused() {
     let server = server_with(Kind::Nginx, 2 * MIB);
-    // The stream is cut before its first byte; then the end of the file is what comes.
+    // The stream is cut before its first byte; then the answer is the end of the file.
     let proxy = FaultProxy::new(server.addr, |request| match request.number {
         0..2 => without_ranges(request),
         2 => Verdict::Cut(0),
@@ -450,7 +450,7 @@ fn a_token_goes_to_its_server_and_is_read_again_when_it_is_refused() {
     assert!(proxy.seen().iter().any(|request| request.header("authorization") == Some("Bearer first")));
     let strangers = other.seen();
     assert!(!strangers.is_empty() && strangers.iter().all(|request| request.header("authorization").is_none()));
-    // A token that stays wrong is an error that does not show it.
+    // A token that is refused again is an error; the error does not show the token.
     fs::write(&token, "hunter2hunter2").unwrap();
     let mut copy = copy_of(&site, &[proxy.url("f")]);
     let outcome = copy.arg("--http-token-file").arg(&token).run().expect(3);
@@ -483,7 +483,7 @@ fn a_password_for_this_host_never_reaches_a_proxy() {
         assert_same_file(&server.root().join("f"), &site.local().join("f"));
     }
     assert!(proxy.seen().is_empty(), "{:?}", proxy.seen());
-    // The proxy is in use for others, and is not given a password in clear text for them either.
+    // The proxy is in use for other hosts, and receives no password in clear text for them either.
     copy("http://elsewhere.invalid/f".to_owned()).args(["--linger", "1s"]).run();
     assert!(!proxy.seen().is_empty(), "no proxy is used: this test shows nothing");
     assert!(proxy.seen().iter().all(|request| !request.head.to_lowercase().contains("authorization")));
@@ -505,10 +505,10 @@ fn statuses_end_with_the_code_of_the_source() {
         let outcome = copy_of(&site, &[proxy.url(status)]).run().expect(3);
         assert_eq!(outcome.last("unreadable")["error"]["kind"], kind, "{}", outcome.describe());
     }
-    // The others are copied all the same.
+    // The other files are still copied.
     let outcome = copy_of(&site, &[proxy.url("404"), proxy.url("f")]).run().expect(1);
     assert_eq!((&outcome.summary()["copied"], &outcome.summary()["failed"]), (&1.into(), &1.into()));
-    // Names that collide, and what is no copy at all.
+    // Sources with the same name, and arguments that are no valid copy.
     copy_of(&site, &[proxy.url("f"), proxy.url("f?x=1")]).run().expect(1).says("two sources have the name f");
     copy_of(&site, &[proxy.url("f"), "local".to_owned()]).run().expect(2);
     copy_of(&site, &[proxy.url("")]).run().expect(2);
@@ -532,7 +532,7 @@ fn certificates_are_those_of_known_authorities() {
     let mut copy = copy_of(&site, &[server.url("f")]);
     copy.arg("--http-ca").arg(&pem).arg("--http-token-file").arg(&token).succeed();
     assert_same_file(&server.root().join("f"), &site.local().join("f"));
-    // What is no authority, and a redirect that would go on in clear text.
+    // A file that is no certificate authority.
     let mut copy = copy_of(&site, &[server.url("f")]);
     copy.arg("--http-ca").arg(&token).run().expect(2);
 }
@@ -549,7 +549,7 @@ fn what_is_wrong_with_a_certificate_is_said() {
     let mut early = new("127.0.0.1");
     early.not_before = rcgen::date_time_ymd(3001, 1, 1);
     early.not_after = rcgen::date_time_ymd(3002, 1, 1);
-    // What is said when the certificate itself is given as the authority, and when none is.
+    // Error texts if the certificate itself is given as the authority, and if no authority is given.
     let unknown = "a private one is given with --http-ca FILE";
     let cases = [
         ("authority", authority, ["(CA:TRUE)"; 2]),
@@ -570,7 +570,7 @@ fn what_is_wrong_with_a_certificate_is_said() {
         outcome.says(words[1]);
         assert_eq!(outcome.text().contains("--http-ca"), words[1] == unknown, "{}", outcome.describe());
     }
-    // Another authority than its own, and one of the same name whose key is another.
+    // Another authority, and an authority with the same name but another key.
     let (pem, private) = (path("other", "pem"), path("other", "key"));
     let more = format!("ssl_certificate {}; ssl_certificate_key {};", pem.display(), private.display());
     let server = WebServer::start_with(Kind::NginxTls, &more);
@@ -630,7 +630,7 @@ fn lanes_to_an_agent_that_are_cut_give_the_web_server_back() {
     let site = Site::new();
     let agent = site.agent();
     let strait = Strait::tcp(&agent);
-    // Each lane has an answer open then, and the server takes no more requests than there are lanes.
+    // Each lane has an open answer then, and the server accepts no more requests than there are lanes.
     strait.mark(4 * MIB as u64, Then::Cut);
     site.copy(&agent).args(["--via", "tcp", "--lanes", "4"]).arg(server.url("f")).arg(strait.url("in/")).succeed();
     assert_eq!(strait.marks_reached(), 1);

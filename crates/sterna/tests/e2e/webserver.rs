@@ -1,4 +1,5 @@
-//! Real web servers on loopback, nginx and Apache, and a proxy in front of them that does to answers what a test says.
+//! Real web servers on loopback, nginx and Apache, and a proxy in front of them that changes answers as a test
+//! requests.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -13,22 +14,23 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-/// Longest head of a request or an answer here.
+/// Longest head of a request or an answer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// How often a server is started on another port: between asking for a free one and using it somebody else may take it.
+/// Most attempts to start a server on another port. Reason: another process can take a free port before the server uses
+/// it.
 const PORT_TRIES_MAX: u32 = 10;
 
-/// Which server.
+/// Type of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Nginx,
-    /// nginx with TLS; its certificate is among what more it is configured with.
+    /// nginx with TLS; the additional configuration names the certificate.
     NginxTls,
     Apache,
 }
 
-/// A running web server; ended when dropped.
+/// Running web server; ended when dropped.
 pub struct WebServer {
     child: Child,
     pub addr: SocketAddr,
@@ -37,7 +39,7 @@ pub struct WebServer {
 }
 
 impl WebServer {
-    /// A server of what is in its [`WebServer::root`]; more of its configuration is given for the tests that need it.
+    /// Starts a server for the files in [`WebServer::root`].
     pub fn start(kind: Kind) -> Self {
         Self::start_with(kind, "")
     }
@@ -46,10 +48,10 @@ impl WebServer {
         Self::start_on(&|program| Command::new(program), Ipv4Addr::LOCALHOST.into(), kind, more)
     }
 
-    /// A server on another host, where `command` starts programs.
+    /// Starts a server on another host, where `command` starts programs; `more` is additional configuration.
     pub fn start_on(command: &dyn Fn(&Path) -> Command, at: IpAddr, kind: Kind, more: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // Its workers are nobody that the test runs as.
+        // The workers of the server run as another user than the test.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(directory.path().join("www")).unwrap();
         for _ in 0..PORT_TRIES_MAX {
@@ -59,7 +61,7 @@ impl WebServer {
                 panic!("start {kind:?}: {error}; scripts/setup.sh test installs it");
             });
             loop {
-                // Both write it when they listen.
+                // Both servers write the file when they listen.
                 if directory.path().join("pid").exists() && child.try_wait().unwrap().is_none() {
                     let scheme = if kind == Kind::NginxTls { "https" } else { "http" };
                     return Self { child, addr, directory, scheme };
@@ -74,7 +76,7 @@ impl WebServer {
         panic!("{kind:?} does not start: {log}");
     }
 
-    /// The directory that it serves.
+    /// Returns the directory that the server serves.
     pub fn root(&self) -> PathBuf {
         self.directory.path().join("www")
     }
@@ -86,7 +88,7 @@ impl WebServer {
 
 impl Drop for WebServer {
     fn drop(&mut self) {
-        // In order, so that its workers end too.
+        // SIGTERM, so that the workers end too.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
@@ -146,39 +148,39 @@ fn configured(
     command
 }
 
-/// A request that has come to the proxy.
+/// Request that the proxy received.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// How many came before it.
+    /// Number of earlier requests.
     pub number: usize,
-    /// Its first line and headers.
+    /// Request line and headers.
     pub head: String,
 }
 
 impl Request {
-    /// The value of a header, which is named in lower case.
+    /// Returns the value of the header `name`, compared without case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
         lines.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
     }
 
-    /// The path that is asked for.
+    /// Returns the requested path.
     pub fn path(&self) -> &str {
         self.head.split_whitespace().nth(1).unwrap_or_default()
     }
 }
 
-/// What the proxy does with a request.
+/// Action of the proxy for a request.
 pub enum Verdict {
-    /// The server answers.
+    /// Passes the answer of the server.
     Pass,
-    /// The server answers, and the connection is cut after so many bytes of the body.
+    /// Passes the answer of the server, and cuts the connection after this many bytes of the body.
     Cut(u64),
-    /// The server answers another request: this head.
+    /// Sends this head to the server instead of the request.
     Ask(String),
-    /// The server answers, and the head of its answer is changed.
+    /// Passes the answer of the server with a changed head.
     Edit(fn(String) -> String),
-    /// The proxy answers, with these bytes.
+    /// Answers with these bytes, without the server.
     Answer(String),
 }
 
@@ -196,7 +198,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// A proxy on a port of its own; each connection carries one request.
+/// Proxy on a separate port; each connection has one request.
 pub struct FaultProxy {
     shared: Arc<Shared>,
     pub addr: SocketAddr,
@@ -233,23 +235,23 @@ impl FaultProxy {
         format!("http://{}/{path}", self.addr)
     }
 
-    /// Every request so far.
+    /// Returns all requests until now.
     pub fn seen(&self) -> Vec<Request> {
         self.shared.seen.lock().unwrap().clone()
     }
 
-    /// Lets this many bytes of bodies pass and then no more; `u64::MAX`: all.
+    /// Lets this many body bytes pass, then holds the rest; `u64::MAX` passes all.
     pub fn allow(&self, bytes: u64) {
         self.shared.allowance.store(bytes, Ordering::SeqCst);
         self.shared.released.1.notify_all();
     }
 
-    /// Whether everything that was allowed has passed.
+    /// Returns true if all allowed bytes have passed.
     pub fn is_spent(&self) -> bool {
         self.shared.allowance.load(Ordering::SeqCst) == 0
     }
 
-    /// The most requests that were under way at once since the last call.
+    /// Returns the largest number of concurrent requests since the last call.
     pub fn most_at_once(&self) -> usize {
         self.shared.open_most.swap(self.shared.open.load(Ordering::SeqCst), Ordering::SeqCst)
     }
@@ -274,7 +276,7 @@ impl Shared {
             seen.push(request.clone());
             request
         };
-        // A client that goes away is part of many tests.
+        // Many tests have a client that disconnects.
         let _ = self.answer(&mut client, &request);
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
@@ -318,7 +320,7 @@ impl Shared {
         }
     }
 
-    /// Waits until `bytes` may pass.
+    /// Waits until `bytes` are allowed to pass, and deducts them.
     fn spend(&self, bytes: u64) {
         let (lock, bell) = &self.released;
         let mut held = lock.lock().unwrap();
@@ -337,7 +339,7 @@ impl Shared {
     }
 }
 
-/// Reads up to the empty line: the head, and what came behind it.
+/// Reads up to the empty line. Returns the head, and the bytes received after it.
 fn read_head(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];

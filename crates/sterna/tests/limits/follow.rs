@@ -1,4 +1,4 @@
-//! A writer that is faster than the path: what it has written waits in its file, and arrives.
+//! Tests a writer that is faster than the path: its data waits in the file, and arrives.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,7 +20,7 @@ fn a_capture_that_outruns_its_path_arrives_whole() {
         let mut following = copy(&site, &lab, &agent, &["--via", via, "--follow", "--rate", "50Mbit"]);
         let mut following = following.arg("capture.dat").arg(agent.url("")).start();
         following.wait_for("a lane", |event| event["event"] == "lane_up");
-        // As fast as it can; that there is more is known long before it has arrived.
+        // Writes without a pause. The client reports the new size long before the data has arrived.
         for _ in 0..3 {
             capture.write_all(&seeded.bytes(4 * MIB)).unwrap();
             let written = fs::metadata(&source).unwrap().len();

@@ -1,13 +1,14 @@
-//! Copies over paths of the lab whose limits are imposed: the bytes arrive, and what limited them is accounted for in known names.
+//! Tests copies over paths of the lab with known limits: the bytes arrive, and the report has known names of limits.
 //!
-//! No figure here is measured in real time: which name is first is checked by `bench/limits.py`, and in virtual time by the recordings of
-//! `crates/proto/tests/limit_traces`. Needs root and `/dev/net/tun`; says so and passes where they are missing.
+//! Checks no values that depend on real time. `bench/limits.py` checks which limit is first; the recordings in
+//! `crates/proto/tests/limit_traces` check it in virtual time. Needs root and `/dev/net/tun`; prints a message and
+//! passes without them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 mod follow;
 mod replicas;
 mod web;
-// What the other end-to-end tests need of it stands idle here.
+// Other end-to-end tests use the rest of this module.
 #[allow(dead_code)]
 #[path = "../e2e/site.rs"]
 mod site;
@@ -37,14 +38,14 @@ use site::{Agent, BINARY, CopyCommand, Outcome, Site, wait_until};
 use strait::Strait;
 use tree::{Seeded, assert_same_file, write};
 
-/// Held by the one lab that is up.
+/// Held by the test with a running lab: one lab at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lab whose hosts use cubic: bbr, which a kernel may have as its default, hides what losses do.
+/// Starts a lab whose hosts use cubic. Reason: bbr, the default of some kernels, hides the effects of loss.
 fn lab(name: &str, model: &LinkModel, sysctls: &[(&str, &str)]) -> Option<Lab> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
         println!("skipped: the lab needs root and /dev/net/tun");
@@ -78,9 +79,9 @@ fn copy(site: &Site, lab: &Lab, agent: &Agent, flags: &[&str]) -> CopyCommand {
     copy
 }
 
-/// The account of a copy that has ended well: known names, and shares that are parts of one whole. Which name is first and what is said
-/// beside it depends on what else this host does: bench/limits.py has statistics of it, and recordings are replayed in
-/// crates/proto/tests/limit_traces.
+/// Returns the limits of a successful copy. Checks that their names are known and that their shares add up to at most
+/// 1. The first limit and its remedy depend on the load of this host: bench/limits.py has statistics, and
+/// crates/proto/tests/limit_traces has recordings to replay.
 #[track_caller]
 fn account(outcome: &Outcome) -> Value {
     let limits = outcome.summary()["limits"].clone();
@@ -90,7 +91,7 @@ fn account(outcome: &Outcome) -> Value {
     named.for_each(|name| assert!(known.contains(&name.as_str()), "{name} in {limits}"));
     assert!(limits["first"].is_null() || shares.contains_key(limits["first"].as_str().unwrap()), "{limits}");
     let sum: f64 = shares.values().map(|share| share.as_f64().unwrap()).sum();
-    // Each is rounded to a thousandth.
+    // Each share is rounded to a thousandth.
     assert!(sum <= 1.0 + 0.0005 * shares.len() as f64, "{limits}");
     limits
 }
@@ -106,10 +107,10 @@ fn a_copy_through_a_small_window_arrives_with_an_account_both_ways() {
     let agent = agent(&site, &lab);
     write(&site.local().join("f"), &Seeded::new(1).bytes(4_000_000));
     let pushed = copy(&site, &lab, &agent, &ONE_CUBIC).arg("f").arg(agent.url("f")).succeed();
-    // What the receiver's kernel allows is read there and sent; no load changes it.
+    // The receiver reads the maximum of its kernel and sends it; load does not change it.
     assert_eq!(account(&pushed)["facts"]["receive_buffer_max_bytes"], 524_288);
     assert_same_file(&site.local().join("f"), &site.root().join("f"));
-    // In a pull the agent sees it, and tells the client.
+    // In a pull, the agent measures the limits and reports them to the client.
     account(&copy(&site, &lab, &agent, &ONE_CUBIC).arg(agent.url("f")).arg("back").succeed());
     assert_same_file(&site.local().join("f"), &site.local().join("back"));
 }
@@ -132,7 +133,7 @@ fn a_copy_arrives_with_an_account_through_losses_and_a_policer() {
     }
 }
 
-/// Over QUIC alone the policer would let these 250 MB through in seven minutes, and whoever waits for a copy gives up before.
+/// Over QUIC only, the policer would pass these 250 MB in seven minutes. The test gives up after 300 s.
 #[test]
 fn tcp_takes_a_copy_over_in_its_middle_where_a_policer_holds_only_udp() {
     let _alone = alone();
@@ -156,7 +157,7 @@ fn tcp_takes_a_copy_over_in_its_middle_where_a_policer_holds_only_udp() {
     assert!(chosen.iter().any(|rationale| rationale.starts_with("tcp: tcp carried ")), "{chosen:?}");
 }
 
-/// What one transport reaches at a port need not be what the other does: TCP may be forwarded elsewhere, or answered by a device.
+/// The two transports can reach different hosts at one port: TCP can be forwarded elsewhere, or a device can answer it.
 #[test]
 fn another_agent_that_answers_by_tcp_does_not_end_what_quic_carries() {
     let _alone = alone();
@@ -178,7 +179,7 @@ fn another_agent_that_answers_by_tcp_does_not_end_what_quic_carries() {
     let before = udp.passed().0;
     wait_until("QUIC to go on", || udp.passed().0 > before + (1 << 20));
     copying.kill();
-    // They say goodbye to sockets of that host.
+    // Dropping a proxy connects to its address, which only that host can reach.
     host.inside(|| {
         drop((tcp, udp));
         Ok(())
@@ -233,11 +234,11 @@ fn a_log_has_a_line_for_each_sample_and_ends_with_the_outcome() {
     assert_eq!(lines.last().unwrap()["event"], "summary");
     let head = (&lines[0]["event"], &lines[0]["sources"], &lines[0]["destination"]);
     assert_eq!(head, (&"session".into(), &json!(["f"]), &agent.url("f").into()), "{log}");
-    // One that cannot be made is told before anything is sent.
+    // A log that cannot be created is an error before any data is sent.
     let refused = site.copy(&agent).args(["--log", "missing/log.jsonl", "f"]).arg(agent.url("g")).run();
     refused.expect(74).says("write the log missing/log.jsonl");
     assert!(!site.root().join("g").exists());
-    // The copy is worth finishing without a log, and is not what was asked for.
+    // A copy continues without its log, but its exit code shows that the log is missing.
     std::os::unix::fs::symlink("/dev/full", site.local().join("full.html")).unwrap();
     site.copy(&agent)
         .args(["--log", "full.html", "f"])

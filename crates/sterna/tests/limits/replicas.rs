@@ -1,4 +1,4 @@
-//! Replicas on networks of different rates give one file together.
+//! Tests one copy from replicas on networks with different rates.
 
 use sterna_lab::Lab;
 

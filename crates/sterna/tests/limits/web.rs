@@ -1,4 +1,4 @@
-//! Copies from a web server over paths of the lab.
+//! Tests copies from a web server over paths of the lab.
 
 use sterna_lab::{Lab, LinkModel};
 
@@ -7,7 +7,7 @@ use crate::tree::{Seeded, assert_same_file, write};
 use crate::webserver::{Kind, WebServer};
 use crate::{account, alone, lab, path};
 
-/// A web server on the far host of a lab, with a file.
+/// Starts a web server on the far host of a lab, with a file.
 fn served(name: &str, model: &LinkModel, sysctls: &[(&str, &str)], more: &str) -> Option<(Lab, WebServer)> {
     let lab = lab(name, model, sysctls)?;
     let server =

@@ -1,5 +1,4 @@
-//! What a sender does with files that have their outcome, and what it reads for the sake of sources that are then taken
-//! away.
+//! Handles files with an outcome for a sender, and the digests and reads that sources to be removed need.
 
 use std::sync::Arc;
 
@@ -13,17 +12,17 @@ use super::{OutgoingBlock, Sender};
 use crate::lane::LaneTx;
 
 impl Sender {
-    /// Sets what is done with sources that have arrived; to be called before the first lane. Errors: the host has no
-    /// thread for it.
+    /// Sets the action on sources that have arrived. To be called before the first lane. Errors: the host cannot
+    /// start the thread.
     pub fn set_then(self: &Arc<Self>, then: Then) -> Result<(), Error> {
         let sweeper = Sweeper::start(then, self)?;
-        // Set once: a copy has one.
+        // Set once: a copy has one action.
         let _ = self.sweeper.set(sweeper);
         Ok(())
     }
 
-    /// Takes note of a file's outcome at the receiver. Returns what is to be reported; `None`: once its source is taken
-    /// away.
+    /// Handles the outcome of a file at the receiver. Returns the event to report; `None` if [`Sender::sweep`]
+    /// reports it later.
     pub(super) fn handle_settled(&self, file: FileId, entry: FileEntry, outcome: FileOutcome) -> Option<SessionEvent> {
         let origin = lock(&self.names).remove(&file);
         lock(&self.open).files.remove(&file);
@@ -46,8 +45,8 @@ impl Sender {
         }
     }
 
-    /// Compares what has arrived with what was read, and deletes or moves its source. For the thread that does nothing
-    /// else.
+    /// Compares the received file with the data that was read, then deletes or moves its source. Runs on the sweep
+    /// thread only.
     pub(in crate::session) fn sweep(&self, arrived: Arrived) {
         let Some(sweeper) = self.sweeper.get() else { return };
         let compared = sweeper.compare(&arrived);
@@ -62,7 +61,7 @@ impl Sender {
         };
         match left {
             Some(error) => {
-                // What was to go and stays is sent again when it may be taken away.
+                // A source that should be gone but remains is sent again once it may be removed.
                 self.tell_follow(file, &FileOutcome::Failed(error.clone()));
                 self.observer.session_event(SessionEvent::Left(error));
             }
@@ -72,17 +71,18 @@ impl Sender {
         sweeper.handle_swept();
     }
 
-    /// The thread that compares and takes away has failed on a file: its source stays, and the next has its turn.
+    /// Handles a panic of the sweep thread on a file: its source remains, and the thread continues with the next
+    /// file.
     pub(in crate::session) fn handle_sweep_panic(&self, name: &RelPath) {
         let text = format!("{name} has arrived and stays where it is: comparing it or taking it away ended by a panic");
         self.observer.session_event(SessionEvent::Left(crate::internal(&text)));
         self.sweeper.get().into_iter().for_each(Sweeper::handle_swept);
     }
 
-    /// Has the digest of something that was read recorded, if it is needed once the file has arrived.
+    /// Records the digest of data that was read, if the sweeper needs it once the file has arrived.
     pub(super) fn record(&self, file: FileId, record: impl FnOnce(&Sweeper)) {
         let Some(sweeper) = self.sweeper.get() else { return };
-        // Held: a file that has settled meanwhile is recorded no more.
+        // The lock is held here: a file that has settled in the meantime is no longer recorded.
         let names = lock(&self.names);
         if names.contains_key(&file) {
             record(sweeper);
@@ -101,8 +101,8 @@ impl Sender {
         tx.block_end(&chaining_value)
     }
 
-    /// Whether bytes of a source are zeros that need not travel. File systems that report data as holes exist: where
-    /// the source is then taken away, its holes are read.
+    /// True if these bytes of a source are zeros that need not travel. Some file systems report data as holes: if the
+    /// source is removed afterwards, the holes are read and checked.
     pub(super) fn is_hole(&self, source: &mut OpenSource<'_>, offset: u64, length: u64) -> Result<bool, Error> {
         Ok(source.is_hole(offset, length)? && (self.sweeper.get().is_none() || source.is_zero(offset, length)?))
     }

@@ -1,6 +1,7 @@
-//! What a sender does with sources that are followed, for the thread that follows them.
+//! Calls on a sender from the thread that follows sources.
 //!
-//! That thread holds the lock of what it follows meanwhile, which the hearing of outcomes takes too: what it calls neither waits nor passes events on.
+//! That thread holds the lock of the followed source during these calls, and the handling of outcomes takes the same
+//! lock. So these calls neither wait nor pass events on.
 
 use std::ops::Range;
 
@@ -15,31 +16,31 @@ use super::{READ_BYTES, Sender};
 use crate::lane::LaneTx;
 
 impl Sender {
-    /// Offers a file; the caller has found room.
+    /// Offers a file. The caller has checked that the manifest has room.
     pub(in crate::session) fn offer_now(&self, entry: FileEntry, origin: Origin) -> FileId {
         let mut session = lock(&self.session);
         let id = session.add_file_in(entry, BlockOrder::Next);
-        // Before a lane can take its blocks: the lock of the session is still held.
+        // The lock of the session is still held: no lane can take a block of the file before its origin is stored.
         lock(&self.names).insert(id, origin);
         id
     }
 
-    /// Whether the manifest may grow now.
+    /// True if the manifest may grow now.
     pub(in crate::session) fn has_room(&self) -> bool {
         lock(&self.session).has_room()
     }
 
-    /// A growing file has become `entry`.
+    /// Updates a growing file to `entry`.
     pub(in crate::session) fn grow(&self, id: FileId, entry: FileEntry) {
         lock(&self.session).grow(id, entry);
     }
 
-    /// The writer of a growing file pauses at `size` bytes.
+    /// Reports that the writer of a growing file pauses at `size` bytes.
     pub(in crate::session) fn set_tail(&self, id: FileId, size: u64) {
         lock(&self.session).set_tail(id, size);
     }
 
-    /// Sends part of a block that is not whole yet. Errors: of the lane; a source that cannot be read is told to the session.
+    /// Sends part of an incomplete block. Errors: of the lane; an unreadable source is reported to the session.
     pub(super) fn send_tail(
         &self,
         lane: LaneId,
@@ -71,24 +72,24 @@ impl Sender {
         tx.block_end(digest.as_bytes())
     }
 
-    /// A growing file, read as a whole, has this BLAKE3.
+    /// Sets the final digest of a growing file: its BLAKE3, read as a whole.
     pub(in crate::session) fn seal(&self, id: FileId, blake3: [u8; 32]) {
         self.record(id, |sweeper| sweeper.record_whole(id, blake3));
         lock(&self.session).seal(id, blake3);
         self.wake.notify_all();
     }
 
-    /// A file cannot be sent after all.
+    /// Withdraws a file that cannot be sent after all.
     pub(in crate::session) fn withdraw_now(&self, id: FileId, error: Error) {
         lock(&self.session).withdraw(id, error);
     }
 
-    /// Whether a file has no outcome yet.
+    /// True if a file has no outcome yet.
     pub(in crate::session) fn is_unsettled(&self, id: FileId) -> bool {
         lock(&self.session).is_unsettled(id)
     }
 
-    /// A remark for the person.
+    /// Sends a notice to the user.
     pub(in crate::session) fn notice(&self, text: String) {
         self.observer.session_event(SessionEvent::Notice(text));
     }

@@ -1,10 +1,10 @@
-//! Files that a process has open for writing when they are offered: a log that goes on, an image that a machine runs
-//! from, a memory map.
+//! Files that a process has open for writing when they are offered: a growing log, the image of a running virtual
+//! machine, a memory map.
 //!
-//! A write through a map leaves size and times as they were, for a while. So such a file is sent as a followed one that
-//! has ended: it is read once more when all its blocks have arrived, and published only if it is what arrived. Then
-//! each byte was the same from before the second reading began until it was read again, so that the copy is what the
-//! file was at that moment.
+//! A write through a memory map can leave size and times unchanged for a while. So such a file is sent like a
+//! followed file that has ended. It is read again when all its blocks have arrived, and published only if both reads
+//! agree. Then each byte was unchanged from the start of the second read until it was read again. The copy is thus
+//! the state of the file at the start of the second read.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use super::super::{SessionEvent, lock};
 use super::Sender;
 use crate::disk::{Root, SourceItem};
 
-/// What reads held files once more; started with the first.
+/// Queue of held files to be read again; started with the first of them.
 #[derive(Default)]
 pub(super) struct HeldFiles(Option<SealQueue>);
 
 impl HeldFiles {
-    /// Offers a held file, and has it read once more.
+    /// Offers a held file and queues it for its second read.
     pub(super) fn offer(&mut self, sender: &Arc<Sender>, root: &Root, path: RelPath, entry: FileEntry) {
         if let Err(error) = self.try_offer(sender, root, path, entry) {
             sender.unreadable(error);
@@ -46,20 +46,20 @@ impl HeldFiles {
 }
 
 impl Sender {
-    /// The entry by which a file of several reads goes that a process has open for writing; `None`: it goes by its own,
-    /// as it is listed.
+    /// Returns the entry for a file of several reads that a process has open for writing; `None` if the listed entry
+    /// is used.
     pub(super) fn held_entry(&self, root: &Root, item: &SourceItem, order: BlockOrder) -> Option<FileEntry> {
-        // What is sent on demand is compared with other replicas, block by block.
+        // Files sent on demand are excluded: their blocks are compared with other replicas.
         if item.entry.is_packed() || order != BlockOrder::Next || self.dry_run {
             return None;
         }
-        // One that cannot be opened fails when it is read.
+        // A file that cannot be opened fails when it is read.
         let source = root.open_source(&item.source).ok().filter(|source| source.is_being_written())?;
         let growth = Growth::of_complete(item.entry.size);
         source.growing_entry(item.entry.path.clone(), growth).ok().filter(|entry| entry.size > 0)
     }
 
-    /// Whether the receiver has confirmed every block of a file, or wants no more of it.
+    /// True if the receiver has confirmed every block of a file or wants no more of it.
     pub(in crate::session) fn has_arrived(&self, file: FileId) -> bool {
         lock(&self.session).has_arrived(file)
     }
