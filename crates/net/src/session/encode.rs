@@ -1,8 +1,9 @@
-//! Blocks on their way out: chooses how each is encoded, measures what that costs, and encodes it.
+//! Encoding of blocks that are sent: chooses an encoding for each block, measures its cost, and encodes the block.
 //!
-//! A block that is not encoded never comes here but for the choice and the clock. One that is becomes whole slabs before its
-//! lane hears of it, since a lane announces how long its data is; that memory has an end ([`ENCODED_BYTES_MAX`]), and what would
-//! exceed it travels as it is. Refuses: to decide; `sterna_proto::compress` does.
+//! A raw block uses only the choice and the clock of this module. A compressed block is fully encoded before it is
+//! handed to a lane, because a lane announces the length of its data. The memory for encoded blocks is bounded
+//! ([`ENCODED_BYTES_MAX`]); a block that would exceed it travels raw. Refuses to decide: `sterna_proto::compress`
+//! does.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,20 +24,21 @@ use super::lock;
 use super::sender::READ_BYTES;
 use crate::buffer::BufferPool;
 
-/// Encoded bytes that the lanes of one session hold at most. Reason: a block of 16 MiB for each of sixteen lanes, as much as QUIC
-/// may have in flight unless told otherwise.
+/// Maximum of encoded bytes that the lanes of one session hold. Reason: one block of 16 MiB for each of sixteen
+/// lanes, as much as QUIC may have in flight by default.
 const ENCODED_BYTES_MAX: u64 = 256 << 20;
 
-/// Bytes after which a lane says what it has done. Reason: reading the clock of a thread is a system call.
+/// Bytes after which a lane reports its work. Reason: a read of the CPU clock of a thread is a system call.
 const LAP_BYTES: u64 = 1 << 20;
 
-/// Time after which it does in any case: a slow path takes seconds for [`LAP_BYTES`].
+/// Time after which a lane reports its work in any case. Reason: a slow path takes seconds for [`LAP_BYTES`].
 const LAP_TIME: Duration = Duration::from_millis(50);
 
-/// Small files that share a block are encoded from this many bytes on. Reason: below it a header costs as much as is saved.
+/// Minimum size of a block of small files that is encoded. Reason: below it, a header costs as much as the encoding
+/// saves.
 const PACKED_BYTES_MIN: usize = 1024;
 
-/// File bytes that lanes have carried, and what they became for it. Each block counts as often as it travels.
+/// File bytes that lanes have carried, and their size on the lanes. Each block counts as often as it travels.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
     file_bytes: AtomicU64,
@@ -44,19 +46,19 @@ pub(super) struct Carried {
 }
 
 impl Carried {
-    /// A block of `file_bytes` has travelled as `data_bytes`.
+    /// Adds a block of `file_bytes` that travelled as `data_bytes`.
     pub(super) fn add(&self, file_bytes: u64, data_bytes: u64) {
         self.file_bytes.fetch_add(file_bytes, Ordering::Relaxed);
         self.data_bytes.fetch_add(data_bytes, Ordering::Relaxed);
     }
 
-    /// Both so far.
+    /// Returns the file bytes and the bytes on the lanes up to now.
     pub(super) fn bytes(&self) -> (u64, u64) {
         (self.file_bytes.load(Ordering::Relaxed), self.data_bytes.load(Ordering::Relaxed))
     }
 }
 
-/// What a lane needs to encode; kept from block to block.
+/// Buffers and state that a lane needs to encode; reused for later blocks.
 #[derive(Default)]
 struct Bench {
     encoder: Encoder,
@@ -64,7 +66,7 @@ struct Bench {
     encoded: Vec<u8>,
 }
 
-/// The encoding of one session.
+/// Encoding of one session.
 pub(super) struct Encoding {
     wish: Wish,
     chooser: Mutex<Chooser>,
@@ -75,28 +77,28 @@ pub(super) struct Encoding {
     pub(super) carried: Carried,
 }
 
-/// A block, ready for a lane.
+/// Encoded block, ready for a lane.
 pub(super) struct EncodedBlock<'a> {
-    /// Its slabs, in order.
+    /// Slabs of the block, in order.
     pub(super) slabs: Vec<Slab>,
-    /// Their bytes, one behind the other.
+    /// Bytes of the slabs, one after the other.
     pub(super) data: VecDeque<Bytes>,
     _held: HeldBytes<'a>,
 }
 
 impl EncodedBlock<'_> {
-    /// How many bytes it has become.
+    /// Returns the encoded length in bytes.
     pub(super) fn length(&self) -> u64 {
         self.slabs.iter().map(|slab| u64::from(slab.length)).sum()
     }
 
-    /// Whether no slab became smaller.
+    /// True if no slab became smaller.
     pub(super) fn is_raw(&self) -> bool {
         self.slabs.iter().all(|slab| slab.encoding == SlabEncoding::Raw)
     }
 }
 
-/// A part of [`ENCODED_BYTES_MAX`].
+/// Part of [`ENCODED_BYTES_MAX`]; released on drop.
 pub(super) struct HeldBytes<'a> {
     total: &'a AtomicU64,
     bytes: u64,
@@ -122,12 +124,13 @@ impl Encoding {
         }
     }
 
-    /// The rate that is given of all paths together, if it is.
+    /// Sets the rate of all paths together, if one is given.
     pub(super) fn set_rate(&self, rate: Option<BitRate>) {
         lock(&self.meter).set_rate(rate);
     }
 
-    /// How the next block of `entry`, `length` bytes long, is encoded; `read` gives bytes of it for samples, at an offset within it.
+    /// Returns the encoding for the next block of `entry`, `length` bytes long. `read` reads bytes for samples at an
+    /// offset within the block.
     ///
     /// Errors: of `read`.
     pub(super) fn method(
@@ -145,7 +148,8 @@ impl Encoding {
         loop {
             match lock(&self.chooser).plan(file, entry, length, &facts) {
                 Plan::Encode(method) => return Ok(method),
-                // Another lane asked for samples of the same file at once: one of the two is enough.
+                // Another lane requested samples of the same file at the same time: the samples of one lane are
+                // enough.
                 Plan::Sample if sampled => return Ok(Method::Raw),
                 Plan::Sample => {}
             }
@@ -166,10 +170,11 @@ impl Encoding {
         }
     }
 
-    /// Reads and encodes a block of `length` bytes. `read` is called for all of it in order; `between` whenever a slab is done.
+    /// Reads and encodes a block of `length` bytes. Calls `read` for all its bytes in order, and `between` after each
+    /// slab.
     ///
-    /// `None` when too much is held already: the block is then to travel as it is, and nothing of it was read. The outer error is
-    /// that of `between`, the inner one that of `read`.
+    /// Returns `None`, and reads nothing, if too many encoded bytes are held: the block must then travel raw. The
+    /// outer error is that of `between`, the inner one that of `read`.
     pub(super) fn encode(
         &self,
         method: Method,
@@ -202,7 +207,7 @@ impl Encoding {
         }
         self.return_bench(bench);
         let mut block = EncodedBlock { slabs, data, _held: HeldBytes { total: &self.held_bytes, bytes: 0 } };
-        // What has become smaller holds less.
+        // The encoded block holds only its encoded length.
         let encoded = block.length();
         self.held_bytes.fetch_sub(held.bytes - encoded, Ordering::Relaxed);
         held.bytes = encoded;
@@ -210,7 +215,8 @@ impl Encoding {
         Ok(Some(Ok(block)))
     }
 
-    /// Encodes small files that share a block, as one slab, by what is known of one of them; `None` when that does not pay.
+    /// Encodes the small files of a block as one slab, with the method for one of the files. Returns `None` if that
+    /// does not pay.
     pub(super) fn encode_packed(
         &self,
         one: &(FileId, FileEntry),
@@ -242,27 +248,27 @@ impl Encoding {
         (!encoded.is_empty()).then_some((slab, encoded))
     }
 
-    /// A block was encoded by `method`: `bytes` of a file have become `encoded`.
+    /// Records the result of `method` for a block: `bytes` of a file became `encoded` bytes.
     pub(super) fn handle_encoded(&self, file: FileId, method: Method, bytes: u64, encoded: u64) {
         lock(&self.chooser).handle_encoded(file, method, bytes, encoded);
     }
 
-    /// A file has its outcome.
+    /// Drops the state of a file that has its outcome.
     pub(super) fn forget(&self, file: FileId) {
         lock(&self.chooser).forget(file);
     }
 
-    /// What the person is told next of how files are encoded.
+    /// Returns the next decision on the encoding of files, as text for the user.
     pub(super) fn poll_decision(&self) -> Option<String> {
         lock(&self.chooser).poll_decision().map(|decision| decision.rationale)
     }
 
-    /// Measures the work of a lane on a block that begins now.
+    /// Starts to measure the work of a lane on a block.
     pub(super) fn clock(&self, meter: Arc<Meter>) -> LaneClock {
         LaneClock { runs: (self.wish != Wish::Never).then(Lap::start), meter }
     }
 
-    /// The transport took `bytes`.
+    /// Records that the transport took `bytes`.
     pub(super) fn handle_carried(&self, clock: &mut LaneClock, bytes: u64) {
         let Some(lap) = &mut clock.runs else { return };
         let now = Instant::now();
@@ -272,7 +278,7 @@ impl Encoding {
         }
     }
 
-    /// The block has ended.
+    /// Ends the measurement of a block.
     pub(super) fn end_clock(&self, mut clock: LaneClock) {
         self.end_lap(&mut clock, Instant::now());
     }
@@ -283,7 +289,8 @@ impl Encoding {
         let whole = now.saturating_duration_since(lap.began);
         let mut work = lap.work;
         work.core_time = core.saturating_sub(lap.core_began);
-        // All the rest are calls of the transport, which also seal and copy: that is time of a core and no waiting.
+        // The rest of the time is spent in calls of the transport. They also encrypt and copy, which is CPU time and
+        // not a wait.
         work.waited = whole.saturating_sub(lap.own.max(work.core_time));
         work.worked = whole.saturating_sub(work.waited);
         *lap = Lap { work: LaneWork::default(), own: Duration::ZERO, began: now, core_began: core };
@@ -296,7 +303,7 @@ impl Encoding {
         (before + bytes <= ENCODED_BYTES_MAX).then_some(held)
     }
 
-    /// Copies encoded bytes to buffers of the pool, which are all of one size.
+    /// Copies encoded bytes to buffers of the pool, which all have the same size.
     fn append(&self, bytes: &[u8], data: &mut VecDeque<Bytes>) {
         for bytes in bytes.chunks(READ_BYTES) {
             let mut buffer = self.pool.take();
@@ -330,17 +337,17 @@ impl Bench {
         slab
     }
 
-    /// The bytes of the slab that was encoded last.
+    /// Returns the bytes of the last encoded slab.
     fn bytes_of(&self, slab: &Slab) -> &[u8] {
         let bytes = if slab.encoding == SlabEncoding::Raw { &self.raw } else { &self.encoded };
         &bytes[..slab.length as usize]
     }
 }
 
-/// Measures one lane while it reads, encodes and sends one block; stands still when nothing is to be chosen.
+/// Measures one lane while it reads, encodes and sends one block. Inactive if compression is never used.
 pub(super) struct LaneClock {
     runs: Option<Lap>,
-    /// What the thread of the lane waits for.
+    /// Meter of the waits of the lane thread.
     pub(super) meter: Arc<Meter>,
 }
 
@@ -360,12 +367,12 @@ impl Lap {
 }
 
 impl LaneClock {
-    /// The lane begins to read, hash or encode. For [`LaneClock::end_work`].
+    /// Marks the start of reads, hashes or encoding. The result is for [`LaneClock::end_work`].
     pub(super) fn begin_work(&self) -> Option<Instant> {
         self.runs.as_ref().map(|_| Instant::now())
     }
 
-    /// It has done so for `bytes` of a file since `began`.
+    /// Adds the work on `bytes` of a file since `began`.
     pub(super) fn end_work(&mut self, bytes: u64, began: Option<Instant>) {
         if let (Some(lap), Some(began)) = (&mut self.runs, began) {
             lap.work.file_bytes += bytes;
@@ -374,7 +381,7 @@ impl LaneClock {
     }
 }
 
-/// Time of a core that this thread has used.
+/// Returns the CPU time of this thread.
 fn core_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)

@@ -1,6 +1,6 @@
-//! How much of what a session brings are holes: file bytes that no lane carries.
+//! Count of the holes in the data of a session: file bytes that no lane carries.
 //!
-//! Refuses: to decide what a hole is; whoever sends or writes a block says so.
+//! Refuses to decide what a hole is: the code that sends or writes a block reports it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,20 +11,20 @@ use sterna_proto::session::{FileId, FileOutcome};
 
 use super::lock;
 
-/// Counts the bytes of holes, each once however often its block is sent.
+/// Counter of hole bytes. Each byte counts once, even if its block is sent several times.
 #[derive(Debug, Default)]
 pub(super) struct HoleCount(Mutex<Counted>);
 
 #[derive(Debug, Default)]
 struct Counted {
-    /// By file, of files that have no outcome yet.
+    /// Holes by file, for files without an outcome.
     open: HashMap<FileId, RangeSet>,
     open_bytes: u64,
     settled_bytes: u64,
 }
 
 impl HoleCount {
-    /// The bytes `range` of a file are a hole. The caller keeps the file from settling meanwhile.
+    /// Adds the hole `range` of a file. The caller prevents the file from settling during the call.
     pub(super) fn add(&self, file: FileId, range: Range<u64>) {
         let mut counted = lock(&self.0);
         let holes = counted.open.entry(file).or_default();
@@ -33,7 +33,7 @@ impl HoleCount {
         counted.open_bytes += range.end - range.start - known;
     }
 
-    /// A file has its outcome: the holes of one that was not copied do not count.
+    /// Handles the outcome of a file. The holes of a file that was not copied do not count.
     pub(super) fn settle(&self, file: FileId, outcome: &FileOutcome) {
         let mut counted = lock(&self.0);
         let Some(holes) = counted.open.remove(&file) else { return };
@@ -44,7 +44,7 @@ impl HoleCount {
         }
     }
 
-    /// All of them so far.
+    /// Returns the hole bytes up to now.
     pub(super) fn bytes(&self) -> u64 {
         let counted = lock(&self.0);
         counted.open_bytes + counted.settled_bytes

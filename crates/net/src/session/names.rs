@@ -1,4 +1,4 @@
-//! What a session keeps of names: which have settled, which are taken in a manifest, and which a pull has asked for.
+//! Names in a session: paths that have settled, first names in a manifest, and names that a pull has asked for.
 
 use std::collections::HashSet;
 
@@ -7,15 +7,15 @@ use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 use super::Source;
 use crate::disk::{SourceItem, has_wildcards, is_meant, last_name};
 
-/// Most paths that [`SettledPaths`] holds. Reason: 17 bytes each, 70 MB, for a client that runs once; a peer that settles
-/// files without end cannot take more.
+/// Maximum of paths in [`SettledPaths`]. Reason: 17 bytes each, 70 MB in total, for a client that runs once. A peer
+/// that settles files without end cannot use more memory.
 pub const SETTLED_PATHS_MAX: usize = 3_500_000;
 
-/// Most first names that a manifest of several sources may have. Reason: they end up in one directory, and no more names
-/// than these are listed in one (`DIRECTORY_NAMES_MAX`); 17 bytes each.
+/// Maximum of first names in a manifest of several sources. Reason: all of them go to one directory, and one
+/// directory lists no more names than this (`DIRECTORY_NAMES_MAX`). Each takes 17 bytes.
 pub const FIRST_NAMES_MAX: usize = 4_000_000;
 
-/// Half of a BLAKE3: no two paths that anybody has share it.
+/// First half of a BLAKE3. Two paths with the same half do not occur in practice.
 pub(super) type PathHash = [u8; 16];
 
 pub(super) fn hash_of(path: &[u8]) -> PathHash {
@@ -24,14 +24,14 @@ pub(super) fn hash_of(path: &[u8]) -> PathHash {
     hash
 }
 
-/// The first name of a path.
+/// Returns the first name of a path.
 fn first_name(path: &RelPath) -> &[u8] {
     path.as_bytes().split(|&b| b == b'/').next().unwrap_or_default()
 }
 
-/// Files that the sessions of one copy have settled well, so that a session that takes over leaves them out.
+/// Files that the sessions of one copy have settled as good, so that a takeover session leaves them out.
 ///
-/// It forgets none and takes no more than [`SETTLED_PATHS_MAX`]: what is beyond is looked up again by the next session.
+/// Keeps every path up to [`SETTLED_PATHS_MAX`]. The next session looks up the files beyond that maximum again.
 #[derive(Clone, Debug, Default)]
 pub struct SettledPaths(HashSet<PathHash>);
 
@@ -43,47 +43,47 @@ impl SettledPaths {
         }
     }
 
-    /// Adds all that `others` holds, as far as there is room.
+    /// Adds the paths of `others`, as far as there is room.
     pub fn extend(&mut self, others: Self) {
         let room = SETTLED_PATHS_MAX - self.0.len();
         self.0.extend(others.0.into_iter().take(room));
     }
 
-    /// Paths by the first 16 bytes of their BLAKE3, as far as there is room.
+    /// Creates the set from the first 16 bytes of the BLAKE3 of each path, as far as there is room.
     pub fn of_hashes(hashes: impl Iterator<Item = [u8; 16]>) -> Self {
         Self(hashes.take(SETTLED_PATHS_MAX).collect())
     }
 
-    /// The same of each path that is in.
+    /// Returns the first 16 bytes of the BLAKE3 of each path in the set.
     pub fn hashes(&self) -> impl ExactSizeIterator<Item = [u8; 16]> + '_ {
         self.0.iter().copied()
     }
 
-    /// Whether this path is in.
+    /// True if the set contains this path.
     pub fn contains(&self, path: &RelPath) -> bool {
         !self.0.is_empty() && self.0.contains(&hash_of(path.as_bytes()))
     }
 }
 
-/// The first names that entries of a session may have: those of what a pull asked for.
+/// First names that entries of a session may have: the names that a pull asked for.
 ///
-/// The peer of a pull names the files that we write. Without this check one that was asked for `report.txt` could send
-/// `.bashrc`.
+/// The peer of a pull names the files that this end writes. Without this check, a peer that was asked for
+/// `report.txt` could send `.bashrc`.
 #[derive(Clone, Debug)]
 pub enum AskedNames {
-    /// Every name: a push, or a pull of the contents of a directory.
+    /// Any name: for a push, or for a pull of the contents of a directory.
     Any,
-    /// The last names of the sources.
+    /// Last names of the sources.
     These {
-        /// As they are written.
+        /// Literal names.
         plain: HashSet<Box<[u8]>>,
-        /// Those with wildcards.
+        /// Names with wildcards.
         patterns: Vec<Box<[u8]>>,
     },
 }
 
 impl AskedNames {
-    /// What a pull of `sources` asks for.
+    /// Returns the names that a pull of `sources` asks for.
     pub fn of<'a>(sources: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let (mut plain, mut patterns) = (HashSet::new(), Vec::new());
         for source in sources {
@@ -97,7 +97,7 @@ impl AskedNames {
         Self::These { plain, patterns }
     }
 
-    /// Whether an entry may have this path. Errors: `Protocol`: the peer offers what nobody asked for.
+    /// Checks that an entry may have this path. Errors: `Protocol` if the peer offers a file that was not asked for.
     pub fn check(&self, path: &RelPath) -> Result<(), Error> {
         let first = first_name(path);
         match self {
@@ -115,33 +115,33 @@ impl AskedNames {
     }
 }
 
-/// The first names that a manifest has taken: a second source of the same name is refused, as `cp` refuses it.
+/// First names in a manifest. A second source with the same name is refused, as `cp` does.
 ///
-/// Names in one directory differ, and all that has a first name comes from one place at the source, one entry behind the
-/// other. So two entries of one path have a first name in common and come from two places, and first names are all that
-/// must be kept; and none of them where only one directory brings them.
+/// Names in one directory differ. All entries with one first name come from one place at the source, one after the
+/// other. So two entries with the same path share a first name and come from two places. It is thus enough to keep
+/// first names, and none at all if only one directory provides them.
 pub(super) struct FirstNames {
-    /// `None`: one directory brings them all.
+    /// First names, as hashes; `None` if one directory provides all of them.
     taken: Option<HashSet<PathHash>>,
-    /// The place that the last entry came from, as the number of its source and the path there.
+    /// Place of the last entry: the number of its source and its path there.
     place: Option<(usize, Box<[u8]>)>,
     is_refused: bool,
 }
 
-/// Whether an entry joins the manifest.
+/// Decision on an entry of the manifest.
 pub(super) enum Admittance {
-    /// It does.
+    /// The entry joins the manifest.
     Offered,
-    /// It does not: another source has its first name.
+    /// The entry is refused: another source has its first name.
     Refused(Error),
-    /// It does not, and that was said of its first name already.
+    /// The entry is refused, and the refusal of its first name is already reported.
     RefusedBefore,
-    /// No more first names are taken.
+    /// The entry is refused: the maximum of first names is reached.
     Full(Error),
 }
 
 impl FirstNames {
-    /// For a manifest of `sources`.
+    /// Creates the set for a manifest of `sources`.
     pub(super) fn new(sources: &[Source]) -> Self {
         let lists_several = |source: &Source| {
             let slash = source.pattern.iter().rposition(|&b| b == b'/');
@@ -151,7 +151,7 @@ impl FirstNames {
         Self { taken, place: None, is_refused: false }
     }
 
-    /// Decides on the next entry, which comes from `source`, the `index`-th.
+    /// Decides on the next entry, which comes from `source`, number `index`.
     pub(super) fn admit(&mut self, index: usize, source: &Source, item: &SourceItem) -> Admittance {
         let Some(taken) = &mut self.taken else { return Admittance::Offered };
         let first = first_name(&item.entry.path);
@@ -200,7 +200,7 @@ mod tests {
             (&["in/*"], &["a"], &[".bashrc", ".ssh/authorized_keys"]),
             (&["a[b"], &["a[b"], &["a", "b"]),
             (&["a\\*b"], &["a*b", "a\\*b"], &["axb"]),
-            // Contents go by their own names.
+            // The contents of a directory have their own names.
             (&["tree/."], &["anything", ".bashrc"], &[]),
             (&[""], &["anything"], &[]),
             (&["report.txt", "tree/."], &["anything"], &[]),

@@ -1,4 +1,4 @@
-//! Where the files of a sender lie: beneath roots of this host, or on web servers.
+//! Places of the files of a sender: beneath roots of this host, or on web servers.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use super::sender::{READ_BYTES, Source};
 use crate::disk::{Root, SourceFile};
 use crate::web::{Web, WebFile, WebReader};
 
-/// What a session sends.
+/// Sources of a session.
 pub enum Origins {
-    /// What lies beneath roots of this host.
+    /// Files beneath roots of this host.
     Roots(Vec<Source>),
-    /// The same, of large files what the receiver asks for.
+    /// Files beneath roots of this host; blocks of large files only on demand of the receiver.
     OnDemand(Vec<Source>),
     /// Files on web servers.
     Web(Arc<Web>),
-    /// The same as roots, followed: files that still grow, and directories into which files come.
+    /// Files beneath roots of this host, followed: growing files, and directories in which files appear.
     Followed(Arc<Follow>),
 }
 
 impl Origins {
-    /// The web servers, if they are what is read.
+    /// Returns the web servers, if they are the source.
     pub(super) fn web(&self) -> Option<Arc<Web>> {
         match self {
             Self::Roots(_) | Self::OnDemand(_) | Self::Followed(_) => None,
@@ -30,7 +30,7 @@ impl Origins {
         }
     }
 
-    /// What is followed, and the number that this session of it has.
+    /// Returns the followed source and the number of its new session, if the source is followed.
     pub(super) fn follow(&self) -> Option<(Arc<Follow>, u32)> {
         match self {
             Self::Followed(follow) => Some((Arc::clone(follow), follow.begin_session())),
@@ -45,7 +45,7 @@ impl From<Vec<Source>> for Origins {
     }
 }
 
-/// Where one file lies.
+/// Place of one file.
 #[derive(Clone)]
 pub(super) enum Origin {
     /// Beneath a root.
@@ -54,14 +54,14 @@ pub(super) enum Origin {
     Web(Arc<WebFile>),
 }
 
-/// A file that a block is read from.
+/// Open file from which blocks are read.
 pub(super) enum OpenSource<'a> {
     Disk(Arc<SourceFile>),
     Web(Box<WebReader<'a>>),
 }
 
 impl OpenSource<'_> {
-    /// As [`SourceFile::is_hole`]; a web server tells of no holes.
+    /// True if the range is a hole, see [`SourceFile::is_hole`]. A web server reports no holes.
     pub(super) fn is_hole(&self, offset: u64, length: u64) -> Result<bool, Error> {
         match self {
             Self::Disk(file) => file.is_hole(offset, length),
@@ -69,7 +69,7 @@ impl OpenSource<'_> {
         }
     }
 
-    /// Whether all bytes `[offset, offset + length)` are zero, by reading them.
+    /// Reads the bytes `[offset, offset + length)`; true if all of them are zero.
     pub(super) fn is_zero(&mut self, offset: u64, length: u64) -> Result<bool, Error> {
         let mut buffer = vec![0; READ_BYTES.min(length as usize)];
         let end = offset + length;
@@ -93,7 +93,7 @@ impl OpenSource<'_> {
         }
     }
 
-    /// Compares with what was listed. What a web server sends was compared with each answer.
+    /// Checks that the file is the listed one. Each answer of a web server has already been checked.
     pub(super) fn check_unchanged(&self, entry: &FileEntry) -> Result<(), Error> {
         match self {
             Self::Disk(file) => file.check_unchanged(entry),
@@ -101,8 +101,8 @@ impl OpenSource<'_> {
         }
     }
 
-    /// Compares after a block was read. A file that is read as a whole once more, when all its blocks have arrived, may
-    /// be open for writing meanwhile.
+    /// Checks a file after the read of a block. A growing file may be open for writing, because it is read again as a
+    /// whole once all its blocks have arrived.
     pub(super) fn check_block(&self, entry: &FileEntry) -> Result<(), Error> {
         match self {
             Self::Disk(file) if entry.growth.is_none() => file.check_unwritten(entry),
@@ -110,7 +110,7 @@ impl OpenSource<'_> {
         }
     }
 
-    /// Compares after a file was read as a whole.
+    /// Checks a file after it was read as a whole.
     pub(super) fn check_whole(&self, entry: &FileEntry, bytes: &[u8]) -> Result<(), Error> {
         self.check_unchanged(entry)?;
         match self {

@@ -309,7 +309,7 @@ impl Receiver {
             let over = self.is_over();
             self.limits.storage_work(|| self.checkpoint());
             if over {
-                // Directories that miss some of their files keep their writable mode, so that the next session can
+                // Directories that miss some of their files keep their initial mode, so that the next session can
                 // write to them.
                 self.notice(self.options.destination.settle());
                 self.drop_queues();

@@ -1,15 +1,16 @@
-//! Reads what a journal of an earlier session claims, before it counts.
+//! Verifies the blocks that a journal of an earlier session claims, before they count.
 
 use sterna_proto::{BlockHasher, RangeSet};
 
 use crate::disk::IncomingFile;
 
-/// Bytes read at once: as for a source, so that they are hashed while they are in the cache.
+/// Bytes per read: as for a source, so that they are hashed while they are in the CPU cache.
 const RECHECK_BYTES: usize = 128 << 10;
 
-/// Reads every block that only the journal speaks for; those that are not what it says, or cannot be read.
+/// Reads every block that only the journal claims. Returns the blocks with another digest or a read error.
 ///
-/// `None` when `is_moot` says that nobody wants to know any more. Holds no lock while it reads. Cost: one pass over those blocks, and a buffer.
+/// Returns `None` once `is_moot` returns true. Holds no lock while it reads. Cost: one pass over those blocks, and a
+/// buffer.
 pub(super) fn recheck(incoming: &IncomingFile, is_moot: impl Fn() -> bool) -> Option<RangeSet> {
     let mut lost = RangeSet::new();
     let mut buffer = vec![0; RECHECK_BYTES];

@@ -1,7 +1,8 @@
-//! Reads files that were sent while they grew once more, as a whole, when they have ended.
+//! Computes the final digest of growing files: reads each file again as a whole after its end.
 //!
-//! What was read of a growing file when its blocks were sent says nothing of what it holds at its end: writers patch headers, and no kernel tells. So each is read
-//! once more, while its last blocks are still on their way; the receiver publishes what has the same digest, and nothing else.
+//! The data read for earlier blocks of a growing file can differ from the final data: writers patch headers, and no
+//! kernel reports this. So each file is read again while its last blocks are in flight. The receiver publishes only a
+//! file with the same digest.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -15,25 +16,28 @@ use super::sender::Sender;
 use super::{End, lock};
 use crate::disk::{Root, SourceFile};
 
-/// Threads that read files once more. Reason: a small file does not wait for one of a terabyte that ended before it.
+/// Number of threads that compute final digests. Reason: a small file does not wait behind a file of a terabyte that
+/// ended earlier.
 const SEALERS: usize = 2;
 
-/// Bytes read at once. Guess: large enough that a system call costs nothing beside it.
+/// Bytes per read. Guess: large enough to make the cost of a system call negligible.
 const SEAL_BYTES: usize = 1 << 20;
 
-/// How often it is looked whether the blocks of a file have arrived. Guess: short beside the round trip that they take.
+/// Interval between checks for the arrival of the blocks of a file. Guess: short against the round trip of the
+/// blocks.
 const ARRIVAL_NAP: Duration = Duration::from_millis(50);
 
-/// A file that has ended.
+/// File that has ended.
 struct Job {
     id: FileId,
     source: (Root, RelPath),
     entry: FileEntry,
-    /// A process has it open for writing: it is read when all its blocks have arrived, and so were read before.
+    /// True if a process has the file open for writing. The file is then read only after all its blocks were read and
+    /// have arrived.
     is_held: bool,
 }
 
-/// Files that wait to be read; the threads end when it is dropped, once they have read them.
+/// Queue of files to read. After its drop, the threads read the remaining files and end.
 pub(super) struct SealQueue(Arc<Jobs>);
 
 #[derive(Default)]
@@ -49,7 +53,7 @@ struct Waiting {
 }
 
 impl SealQueue {
-    /// Starts the threads. Errors: the host has none.
+    /// Starts the threads. Errors: the host cannot start a thread.
     pub(super) fn start(sender: &Arc<Sender>) -> Result<Self, Error> {
         let queue = Self(Arc::default());
         for _ in 0..SEALERS {
@@ -60,7 +64,7 @@ impl SealQueue {
         Ok(queue)
     }
 
-    /// Has a file read.
+    /// Queues a file.
     pub(super) fn push(&self, id: FileId, source: (Root, RelPath), entry: FileEntry) {
         self.0.push(Job { id, source, entry, is_held: false });
     }
@@ -79,7 +83,7 @@ impl Jobs {
         self.wake.notify_one();
     }
 
-    /// The first job that can be done; waits for it. `None`: there is none left, or the session is over.
+    /// Waits for the first job that can run, and returns it. `None` if no job is left or the session is over.
     fn next(&self, sender: &Sender) -> Option<Job> {
         let mut waiting = lock(&self.waiting);
         loop {
@@ -107,19 +111,19 @@ fn run(sender: &Sender, jobs: &Jobs) {
     }
 }
 
-/// What has become of a job.
+/// Outcome of a job.
 enum Sealed {
-    /// The BLAKE3 of the whole file.
+    /// BLAKE3 of the whole file.
     Whole([u8; 32]),
-    /// A process has the file open for writing, and not every block has arrived.
+    /// A process has the file open for writing, and some blocks have not arrived.
     Held,
-    /// Nobody wants to know any more.
+    /// The digest is no longer needed.
     Unwanted,
 }
 
-/// Reads a whole file. Errors: it cannot be read, or changed.
+/// Reads a whole file. Errors: the file cannot be read, or has changed.
 fn seal(sender: &Sender, job: &Job, source: &SourceFile) -> Result<Sealed, Error> {
-    // Asked in this order: what has arrived was read before the writer was seen.
+    // The order of these two checks matters: blocks that have arrived were read before the check for a writer.
     let is_complete = sender.has_arrived(job.id);
     if !is_complete && source.is_being_written() {
         return Ok(Sealed::Held);
@@ -136,7 +140,7 @@ fn seal(sender: &Sender, job: &Job, source: &SourceFile) -> Result<Sealed, Error
         hasher.update(piece);
         at += piece.len() as u64;
     }
-    // After the last read: what was hashed is what the file was at its end.
+    // This check follows the last read: the hashed data is the final data of the file.
     source.check_unchanged(&job.entry)?;
     if !is_complete && source.is_being_written() {
         return Ok(Sealed::Held);

@@ -1,7 +1,8 @@
-//! Notices lanes that have fallen silent while others are heard: a path that was cut, which its transport finds out much later.
+//! Detector of silent lanes: lanes without received data while other lanes are active. A cut path looks like this
+//! long before its transport detects the cut.
 //!
-//! What it does: compares how much has been heard of each lane, at every tick. What it refuses to do: end a lane. Whether a silent
-//! one is in anybody's way the session knows, and one that is not may come back.
+//! Compares the received amount of each lane at every tick. Refuses to end a lane: the session decides if a silent
+//! lane is in the way, and a lane that is not in the way may recover.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,30 +14,31 @@ use sterna_proto::session::LaneId;
 use super::ALIVE_EVERY;
 use crate::lane::LaneHandle;
 
-/// How long nothing is heard of a lane before it counts as silent. Reason: its peer says twice meanwhile that it lives, and the
-/// second time a long path has brought it.
+/// Time without received data after which a lane counts as silent. Reason: the peer sends two keep-alives in this
+/// time, and the second one has time to cross a long path.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(ALIVE_EVERY.as_millis() as u64 * 5 / 2);
 
-/// Longest time between two looks. Reason: a host that was asleep has not listened, so that its peers were not silent.
+/// Longest time between two observations that count. Reason: a host that was suspended did not read its sockets, so
+/// its peers were not silent.
 const LOOKS_APART_MAX: Duration = Duration::from_secs(1);
 
-/// Closes silent lanes without a wait: each takes some seconds to give its peer up.
+/// Closes silent lanes without a wait: a close takes some seconds to give up on its peer.
 pub(super) fn close_aside(lanes: Vec<Arc<dyn LaneHandle>>) {
     for lane in lanes {
         let close = move || lane.close("silent, while other lanes are heard");
-        // Out of threads: the lane ends by itself later.
+        // The host is out of threads: the lane ends by itself later.
         let _ = thread::Builder::new().name("ending".to_owned()).spawn(close);
     }
 }
 
-/// Watches the lanes of one end of a session.
+/// Detector of silence for the lanes of one end of a session.
 #[derive(Debug, Default)]
 pub(super) struct SilenceWatch {
     lanes: BTreeMap<LaneId, Heard>,
     looked: Option<Instant>,
 }
 
-/// What was last heard of a lane.
+/// Last change of the received amount of a lane.
 #[derive(Clone, Copy, Debug)]
 struct Heard {
     bytes: Option<u64>,
@@ -44,14 +46,14 @@ struct Heard {
 }
 
 impl SilenceWatch {
-    /// Takes note of what has been heard of every lane that is up, as of [`crate::lane::LaneHandle::heard`]; which are silent. None
-    /// are when all are: then it is not for one of them to stand in for another.
+    /// Records the received amount of every lane that is up, from [`crate::lane::LaneHandle::heard`], and returns the
+    /// silent lanes. Returns none if all lanes are silent: no other lane could take over their blocks.
     pub(super) fn observe(&mut self, lanes: &[(LaneId, Option<u64>)], now: Instant) -> Vec<LaneId> {
         let was_asleep = self.looked.is_none_or(|at| now.saturating_duration_since(at) > LOOKS_APART_MAX);
         self.looked = Some(now);
         let before = std::mem::take(&mut self.lanes);
         for (lane, bytes) in lanes {
-            // A lane that does not listen has more to hear than it takes.
+            // A lane without an amount is not reading: it has more data than it takes, so it is not silent.
             let since = before.get(lane).filter(|heard| !was_asleep && bytes.is_some() && heard.bytes == *bytes);
             self.lanes.insert(*lane, Heard { bytes: *bytes, at: since.map_or(now, |heard| heard.at) });
         }

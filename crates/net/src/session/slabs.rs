@@ -1,7 +1,9 @@
-//! The slabs of a block on their way in: gathered as their bytes come, in any order, and decoded when they are whole.
+//! Decoding of the slabs of a received block: gathers their bytes, in any order, and decodes each slab once it is
+//! complete.
 //!
-//! Over TCP one slab is gathered at a time; over QUIC as many as are in flight. What a lane gathers in memory has an end
-//! ([`GATHERED_BYTES_MAX`]); beyond it the encoded bytes of a slab wait where the slab itself will be written, which is longer.
+//! Over TCP, one slab is gathered at a time; over QUIC, as many as are in flight. The memory of a lane for this is
+//! bounded ([`GATHERED_BYTES_MAX`]). Beyond the bound, the encoded bytes of a slab are stored in the file, at the
+//! place of the decoded slab, which is longer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +13,11 @@ use sterna_proto::compress::{Decoder, SLAB_BYTES, Slab, SlabEncoding, decoded_le
 
 use super::writer::BlockWriter;
 
-/// Encoded bytes of slabs that are not whole which a lane holds in memory. Reason: a QUIC lane's 250 Mbit/s over half a second.
+/// Maximum of encoded bytes of incomplete slabs that a lane holds in memory. Reason: 250 Mbit/s of a QUIC lane for
+/// half a second.
 const GATHERED_BYTES_MAX: usize = 16 << 20;
 
-/// What the blocks of one lane share.
+/// Decoder and buffers that the blocks of one lane share.
 #[derive(Default)]
 pub(super) struct Decoding {
     decoder: Decoder,
@@ -23,7 +26,7 @@ pub(super) struct Decoding {
 }
 
 impl Decoding {
-    /// Decodes `encoded` to `length` bytes. Errors: it does not decode to that.
+    /// Decodes `encoded` to `length` bytes. Errors: the data does not decode to that length.
     pub(super) fn decode(&mut self, slab: &Slab, encoded: &[u8], length: usize) -> Result<&[u8], Error> {
         if self.decoded.len() < length {
             self.decoded.resize(length.max(SLAB_BYTES as usize), 0);
@@ -33,7 +36,7 @@ impl Decoding {
         Ok(decoded)
     }
 
-    /// The same; zeros where it does not decode.
+    /// Decodes `encoded` to `length` bytes; returns zeros if it does not decode.
     pub(super) fn decode_or_zeros(&mut self, slab: &Slab, encoded: &[u8], length: usize) -> &[u8] {
         if self.decode(slab, encoded, length).is_err() {
             self.decoded[..length].fill(0);
@@ -41,7 +44,7 @@ impl Decoding {
         &self.decoded[..length]
     }
 
-    /// Room for `length` bytes; `None` when the lane has gathered too much.
+    /// Returns a buffer for `length` bytes; `None` if the lane has gathered too much.
     fn gather(&self, length: usize) -> Option<Gathered> {
         let before = self.gathered_bytes.fetch_add(length, Ordering::Relaxed);
         let gathered = Gathered { bytes: vec![0; length], total: Arc::clone(&self.gathered_bytes) };
@@ -49,7 +52,7 @@ impl Decoding {
     }
 }
 
-/// Encoded bytes of a slab, in memory.
+/// Encoded bytes of a slab in memory.
 struct Gathered {
     bytes: Vec<u8>,
     total: Arc<AtomicUsize>,
@@ -61,25 +64,25 @@ impl Drop for Gathered {
     }
 }
 
-/// Where the encoded bytes of a slab are until it is whole.
+/// Place of the encoded bytes of an incomplete slab.
 enum Place {
-    /// None have come.
+    /// No bytes have arrived.
     Nowhere,
     Memory(Gathered),
-    /// Where the slab will be written.
+    /// In the file, at the place of the decoded slab.
     Disk,
 }
 
 struct OpenSlab {
     slab: Slab,
-    /// Where it begins in the data of the block.
+    /// Start of the slab in the data of the block.
     data_offset: u64,
-    /// Encoded bytes that have come; each comes once.
+    /// Number of encoded bytes that have arrived; each arrives once.
     come: usize,
     place: Place,
 }
 
-/// The slabs of one block.
+/// Slabs of one block.
 pub(super) struct BlockSlabs {
     slabs: Vec<OpenSlab>,
     block_bytes: u64,
@@ -87,7 +90,8 @@ pub(super) struct BlockSlabs {
 }
 
 impl BlockSlabs {
-    /// For a block of `block_bytes` that comes as `slabs`, which belong to it.
+    /// Creates the state of a block of `block_bytes` that arrives as `slabs`. The caller has checked that the slabs
+    /// match the block.
     pub(super) fn new(slabs: Vec<Slab>, block_bytes: u64) -> Self {
         let mut data_offset = 0;
         let open = |slab: Slab| {
@@ -98,12 +102,12 @@ impl BlockSlabs {
         Self { slabs: slabs.into_iter().map(open).collect(), block_bytes, malformed: false }
     }
 
-    /// Whether a slab did not decode to its bytes: the block is then as corrupt as one with another digest.
+    /// True if a slab did not decode to its bytes. The block is then corrupt, as with a wrong digest.
     pub(super) fn is_malformed(&self) -> bool {
         self.malformed
     }
 
-    /// Takes bytes at `offset` of the block's data; slabs that are whole go to `writer`. Errors: of the disk.
+    /// Takes bytes at `offset` of the data of the block, and passes complete slabs to `writer`. Errors: of the disk.
     pub(super) fn write(
         &mut self,
         mut offset: u64,
@@ -135,7 +139,7 @@ impl BlockSlabs {
 }
 
 impl OpenSlab {
-    /// Takes encoded bytes at `within`; `start` is where the slab begins in its block.
+    /// Takes encoded bytes at `within`. `start` is the start of the slab in its block.
     fn take(
         &mut self,
         within: usize,
@@ -155,7 +159,7 @@ impl OpenSlab {
         Ok(())
     }
 
-    /// Decodes a slab that is whole and writes its `length` bytes at `start`; whether it could be decoded.
+    /// Decodes a complete slab and writes its `length` bytes at `start`. Returns false if it does not decode.
     fn finish(
         &mut self,
         start: u64,
@@ -196,10 +200,10 @@ mod tests {
         Arc::new(Meter::new())
     }
 
-    /// Bytes of a packet's payload, as QUIC brings them.
+    /// Payload of a QUIC packet, in bytes.
     const PACKET_BYTES: usize = 1371;
 
-    /// The file has blocks of 4 MiB; this one has three slabs and a bit.
+    /// Size of the blocks of the file. The block in these tests has four slabs.
     const BLOCK_BYTES: u64 = 4 << 20;
 
     fn incoming(directory: &TempDir) -> Arc<IncomingFile> {
@@ -229,7 +233,7 @@ mod tests {
         *state >> 33
     }
 
-    /// Samples, noise, and samples again.
+    /// Returns a block of samples, then noise, then samples.
     fn block() -> Vec<u8> {
         let mut state = 1;
         let mut bytes = Vec::new();
@@ -255,7 +259,8 @@ mod tests {
         (slabs, data)
     }
 
-    /// Brings the data of a block in packets, in an order that `seed` says; returns its digest, and whether it was malformed.
+    /// Writes the data of a block in packets, in an order given by `seed`. Returns its digest; `None` if the block is
+    /// malformed.
     fn bring(directory: &TempDir, slabs: &[Slab], data: &[u8], decoding: &mut Decoding, seed: u64) -> Option<Vec<u8>> {
         let incoming = incoming(directory);
         let index = 3;
@@ -314,9 +319,9 @@ mod tests {
         let mut decoding = Decoding::default();
         data[20] ^= 0xff;
         data[21..2000].fill(0);
-        // It may decode to other bytes, which have another digest.
+        // The slab may decode to other bytes, which have another digest.
         assert_ne!(bring(&directory, &slabs, &data, &mut decoding, 1), Some(digest(&directory, &block)));
-        // A frame of less than a slab: whole, but short.
+        // This frame decodes completely, but to less than a slab.
         let (shorter, frame) = encoded(&block[..1000 << 10]);
         let mut lying = slabs.clone();
         lying[0] = shorter[0];

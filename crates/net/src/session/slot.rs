@@ -1,4 +1,4 @@
-//! A file's place on disk, from its offer to its outcome.
+//! Place of a file on disk, from its offer to its outcome.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -8,15 +8,16 @@ use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 
 use crate::disk::{IncomingFile, Seen};
 
-/// How long a file that another session holds is waited for. Reason: a client that was killed and started again finds its own
-/// former session, whose QUIC lanes count as deserted after 6 s.
+/// Longest wait for a file that another session holds. Reason: a client that was killed and restarted finds its own
+/// previous session. The QUIC lanes of that session count as deserted after 6 s.
 pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Until when a file is asked for again that the storage could not take, by `error`; `None`: it fails. `until` is what was
-/// said of it before.
+/// Returns the time until which a file is retried that the storage refused with `error`; `None` if the file fails.
+/// `until` is the result of the previous call for this file.
 ///
-/// Another session may hold the file, or too much is open. In the second case the `open` files of this session end and give
-/// their descriptors back: who waits for those loses no patience by it.
+/// Another session may hold the file, or too many files are open. In the second case, the `open` files of this
+/// session will end and release their descriptors. A wait for these descriptors does not use up the patience of the
+/// file.
 pub(super) fn patience(error: &Error, until: Option<Instant>, now: Instant, open: usize) -> Option<Instant> {
     let crowded = error.kind == ErrorKind::Limit && error.retry == Retry::After;
     let fresh = now + BUSY_PATIENCE;
@@ -27,38 +28,39 @@ pub(super) fn patience(error: &Error, until: Option<Instant>, now: Instant, open
     (now < until && (crowded || error.kind == ErrorKind::Busy)).then_some(until)
 }
 
-/// What is known of a file's place on disk.
+/// State of the place of a file on disk.
 pub(super) struct Slot {
-    /// The file.
+    /// File entry.
     pub(super) entry: FileEntry,
-    /// Held by the thread that asks the storage; until when it is asked again, once it was asked.
+    /// Locked by the thread that asks the storage. Time until which the storage is asked again; `None` before the
+    /// first time.
     pub(super) asked: Mutex<Option<Instant>>,
-    /// What the storage said: the file that takes blocks, if it takes any.
+    /// Answer of the storage: the file that takes blocks, if any.
     found: OnceLock<Option<OpenFile>>,
     begun: AtomicBool,
-    /// What a small file takes the place of.
+    /// State of the existing file that a small file replaces.
     seen: OnceLock<Seen>,
 }
 
-/// A file that takes blocks, and holds descriptors.
+/// File that takes blocks and holds descriptors.
 struct OpenFile {
     incoming: Arc<IncomingFile>,
     _counted: OpenCount,
 }
 
-/// Counts its own clones: each open file holds one.
+/// Reference count of open files: each open file holds one clone.
 #[derive(Clone, Default)]
 pub(super) struct OpenCount(Arc<()>);
 
 impl OpenCount {
-    /// How many there are beside this one.
+    /// Returns the number of other clones.
     pub(super) fn others(&self) -> usize {
         Arc::strong_count(&self.0) - 1
     }
 }
 
 impl Slot {
-    /// The place of a file that the storage was not asked for.
+    /// Creates the slot of a file before the storage is asked.
     pub(super) fn new(entry: &FileEntry) -> Self {
         Self {
             entry: entry.clone(),
@@ -69,43 +71,44 @@ impl Slot {
         }
     }
 
-    /// Takes note of what a small file takes the place of. Once, as [`Slot::set_found`].
+    /// Records the existing file that a small file replaces. Called once, like [`Slot::set_found`].
     pub(super) fn set_seen(&self, seen: Seen) {
         let _ = self.seen.set(seen);
     }
 
-    /// What a small file takes the place of.
+    /// Returns the state of the existing file that a small file replaces.
     pub(super) fn seen(&self) -> Seen {
         self.seen.get().copied().unwrap_or_default()
     }
 
-    /// Takes note of what the storage said. Once: by the thread that holds `asked`.
+    /// Records the answer of the storage. Called once, by the thread that holds `asked`.
     pub(super) fn set_found(&self, incoming: Option<Arc<IncomingFile>>, open: &OpenCount) {
-        // It is set already only if two threads asked, which the lock of `asked` forbids.
+        // A second value would need two threads that ask, which the lock of `asked` prevents.
         let _ = self.found.set(incoming.map(|incoming| OpenFile { incoming, _counted: open.clone() }));
     }
 
-    /// Whether the storage has said what becomes of it.
+    /// True if the storage has answered.
     pub(super) fn is_found(&self) -> bool {
         self.found.get().is_some()
     }
 
-    /// The file that takes blocks; `None` when it takes none, or that is not known yet. Never waits.
+    /// Returns the file that takes blocks; `None` if the file takes none, or before the storage has answered. Never
+    /// waits.
     pub(super) fn incoming(&self) -> Option<Arc<IncomingFile>> {
         self.found.get()?.as_ref().map(|open| Arc::clone(&open.incoming))
     }
 
-    /// Its first block has come.
+    /// Records the arrival of the first block.
     pub(super) fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a block has come.
+    /// True if a block has arrived.
     pub(super) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Whether it is open and no block has come yet.
+    /// True if the file is open and no block has arrived yet.
     pub(super) fn waits_for_blocks(&self) -> bool {
         self.incoming().is_some() && !self.has_begun()
     }
@@ -126,10 +129,10 @@ mod tests {
         let until = patience(&crowded, None, start, 1);
         let until = patience(&crowded, until, late, 1);
         assert!(until.is_some());
-        // Now another session holds it.
+        // Another session now holds the file.
         assert_eq!(patience(&busy, until, late, 1), Some(late + BUSY_PATIENCE));
         assert_eq!(patience(&busy, until, late + BUSY_PATIENCE, 1), None);
-        // What nothing of this session holds up has an end, whatever it is.
+        // A wait that does not depend on files of this session ends, whatever its reason.
         let until = patience(&crowded, None, start, 0);
         assert_eq!((until, patience(&crowded, until, start + BUSY_PATIENCE, 0)), (Some(start + BUSY_PATIENCE), None));
         assert_eq!(patience(&error(ErrorKind::NoSpace), None, start, 1), None);

@@ -1,8 +1,8 @@
-//! What is done with a source after it has arrived.
+//! Action on a source after it has arrived.
 //!
-//! Acts only on a file whose outcome is *done*: verified and durable at the receiver, which reports the BLAKE3 of what
-//! it has. Refuses to believe that report: it is compared with what this end has read. Refuses whatever is not what was
-//! sent any more.
+//! Acts only on a file whose outcome is *done*: it is verified and durable at the receiver, which reports the BLAKE3
+//! of its file. Refuses to trust that report: compares it with the data that this end has read. Refuses any source
+//! that is no longer the file that was sent.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
@@ -25,23 +25,23 @@ use super::origin::Origin;
 use super::sender::{READ_BYTES, Sender};
 use crate::disk::{Root, SourceFile};
 
-/// Files that have arrived and wait for their turn. Reason: some 500 bytes each; who hears of more waits, as for any
-/// other deletion.
+/// Maximum of arrived files in the queue. Reason: about 500 bytes each. The thread that adds one more waits, as for
+/// any other deletion.
 const ARRIVED_MAX: usize = 1024;
 
-/// What is done with a source that has arrived.
+/// Action on a source that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It is deleted.
+    /// Delete the source.
     Delete,
-    /// It is moved beneath this directory, by the path that it has beneath the destination.
+    /// Move the source beneath this directory, with the path that it has beneath the destination.
     Move(PathBuf),
 }
 
 impl Then {
-    /// Looks whether it can be done with what lies beneath `roots`, before anything is sent.
+    /// Checks that the action is possible for the files beneath `roots`, before anything is sent.
     ///
-    /// Errors: `Usage`: the directory is not there, on another file system, or within what is sent.
+    /// Errors: `Usage` if the directory does not exist, is on another file system, or lies within a source.
     pub fn check<'a>(&self, sources: impl IntoIterator<Item = &'a (Root, PathBuf)>) -> Result<(), Error> {
         let Self::Move(directory) = self else { return Ok(()) };
         let shown = directory.display();
@@ -71,39 +71,39 @@ impl Then {
     }
 }
 
-/// Digests of what this session has read of one file.
+/// Digests of the data that this session has read of one file.
 #[derive(Debug, Default)]
 pub(super) struct SentDigests {
-    /// BLAKE3 of the file, when it was read as a whole.
+    /// BLAKE3 of the file, if the file was read as a whole.
     whole: Option<[u8; 32]>,
     /// Chaining values of blocks, by index.
     blocks: BTreeMap<u64, [u8; 32]>,
 }
 
-/// A file that the receiver has reported as done.
+/// File that the receiver has reported as done.
 pub(super) struct Arrived {
     pub(super) file: FileId,
     pub(super) origin: Origin,
     pub(super) entry: FileEntry,
-    /// What the receiver reports.
+    /// Digests that the receiver reports.
     pub(super) digests: FileDigests,
     sent: SentDigests,
 }
 
-/// Deletes or moves sources that have arrived, on a thread of its own: blocks that an earlier run has sent are read
-/// there.
+/// Deletes or moves sources that have arrived, on a separate thread. That thread also reads the blocks that an
+/// earlier run has sent.
 #[derive(Debug)]
 pub(super) struct Sweeper {
     then: Then,
     sent: Mutex<HashMap<FileId, SentDigests>>,
     queue: SyncSender<Arrived>,
-    /// Files that are queued or at work.
+    /// Number of files in the queue or in progress.
     waiting: AtomicUsize,
     is_stopped: AtomicBool,
 }
 
 impl Sweeper {
-    /// Starts the thread, which ends with `sender`. Errors: the host has none.
+    /// Starts the thread, which ends with `sender`. Errors: the host cannot start a thread.
     pub(super) fn start(then: Then, sender: &Arc<Sender>) -> Result<Self, Error> {
         let (queue, arrived) = sync_channel(ARRIVED_MAX);
         let sender = Arc::downgrade(sender);
@@ -128,12 +128,12 @@ impl Sweeper {
         lock(&self.sent).entry(file).or_default().whole = Some(blake3);
     }
 
-    /// Drops what is recorded of a file that has settled in another way.
+    /// Drops the records of a file with any other outcome.
     pub(super) fn forget(&self, file: FileId) {
         lock(&self.sent).remove(&file);
     }
 
-    /// Queues a file that is done. Waits while too many are queued.
+    /// Queues a file that is done. Waits while the queue is full.
     pub(super) fn push(&self, file: FileId, origin: Origin, entry: FileEntry, digests: FileDigests) {
         let sent = lock(&self.sent).remove(&file).unwrap_or_default();
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -141,25 +141,25 @@ impl Sweeper {
         let _ = self.queue.send(Arrived { file, origin, entry, digests, sent });
     }
 
-    /// A queued file has its outcome.
+    /// Counts a queued file as finished.
     pub(super) fn handle_swept(&self) {
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether no file is queued or at work.
+    /// True if no file is queued or in progress.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) == 0
     }
 
-    /// Reads nothing more: files that would have to be read stay where they are.
+    /// Stops all further reads. Files that would have to be read remain at their place.
     pub(super) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Compares what the receiver reports of a file with what this end has read of it. Blocks that this session has not
-    /// sent are read now.
+    /// Compares the digest from the receiver with the data that this end has read. Reads the blocks now that this
+    /// session has not sent.
     ///
-    /// Errors: `Corrupt` when they differ; the file cannot be read, has changed, or the copy was stopped.
+    /// Errors: `Corrupt` if the digests differ; the file cannot be read, has changed, or the copy was stopped.
     pub(super) fn compare(&self, arrived: &Arrived) -> Result<(), Error> {
         let (Origin::Disk { root, path }, EntryKind::File) = (&arrived.origin, arrived.entry.kind) else {
             return Ok(());
@@ -212,23 +212,24 @@ impl Sweeper {
             };
             file.push(&BlockDigest { chaining_value, adler32: None, crc32c: None });
         }
-        // After the last read. What was sent was compared with the entry then.
+        // This check follows the last read. Blocks of this session were checked against the entry when they were
+        // sent.
         source.map_or(Ok(()), |source| source.check_unchanged(&arrived.entry))?;
         Ok(file.finish().blake3)
     }
 
-    /// Does with the source of a file that is done what is to be done, and deletes its marker, if it may have one.
+    /// Deletes or moves the source of a file that is done. Also deletes its marker, if it may have one.
     ///
-    /// Errors: it stays where it is, and why.
+    /// Errors: the source remains; the error gives the reason.
     pub(super) fn sweep(&self, origin: &Origin, entry: &FileEntry, may_be_marked: bool) -> Result<(), Error> {
         let (Origin::Disk { root, path }, EntryKind::File) = (origin, entry.kind) else {
             return Ok(());
         };
-        // A name that is too long for a marker has none.
+        // A name that is too long for a marker has no marker.
         let marker = RelPath::new(&[path.as_bytes(), MARKER_ENDING].concat()).ok().filter(|_| may_be_marked);
         let marker = marker.and_then(|marker| root.look(&marker).ok().flatten().map(|look| (marker, look)));
         match marker {
-            // It is not copied, and its file cannot go without it.
+            // A marker with data is never copied, and the file must not be removed without its marker.
             Some((marker, look)) if look.size > 0 => {
                 let text = format!(
                     "{path} has arrived and stays where it is: its marker {marker} has {} bytes, which nobody has \
@@ -238,15 +239,17 @@ impl Sweeper {
                 return Err(Error::new(ErrorKind::Exists, Scope::Source, Phase::Finalise, text));
             }
             Some((marker, _)) => {
-                // A file that is not what was sent stays, and its marker is that of the new one.
+                // If the file is not the one that was sent, the file stays, and the marker belongs to the new file.
                 match root.same_source(path, entry) {
                     Err(error) if error.kind == ErrorKind::NotFound && self.then == Then::Delete => {}
                     found => drop(found?),
                 }
-                // Before its file: a marker that outlives it would end the next file of that name at once.
+                // The marker is deleted before its file: a remaining marker would end the next file with that name at
+                // once.
                 root.delete_marker(&marker)?;
             }
-            // What its writer has marked has ended, whoever has it open still.
+            // A marked file has ended, even if a process still has it open. Only a file without a marker is checked
+            // for writers.
             None => root.refuse_written(path)?,
         }
         match &self.then {
@@ -270,7 +273,7 @@ fn run(sender: &Weak<Sender>, arrived: &Receiver<Arrived>) {
     }
 }
 
-/// The chaining value of a block.
+/// Reads a block and returns its chaining value.
 fn read_block(source: &SourceFile, blocks: &BlockMap, index: u64, buffer: &mut [u8]) -> Result<[u8; 32], Error> {
     let mut hasher = BlockHasher::new(blocks, index, Checks::NONE);
     while hasher.left_bytes() > 0 {

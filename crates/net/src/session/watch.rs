@@ -1,7 +1,7 @@
-//! Either end of a session without blocks: a command and the agent that runs a third-party copy for it.
+//! Control session without blocks: one end is a command, the other the agent that runs its third-party copy.
 //!
-//! What it does: one control log over any number of lanes, and the latest snapshot beside it. What it refuses to do: run the
-//! copy (`agent::third_party` does), decide anything.
+//! Runs one control log over any number of lanes, and sends the latest snapshot beside it. Refuses to run the copy
+//! (`agent::third_party` does) and to decide anything.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -15,34 +15,35 @@ use super::limits::{LimitWatch, Role};
 use super::{BlockSink, End, NoBlocks, Progress, Work, lock};
 use crate::lane::LaneTx;
 
-/// How often a snapshot is sent. Reason: displays draw five times a second; a snapshot of four lanes is some 300 bytes.
+/// Interval between snapshots. Reason: displays draw five times a second; a snapshot of four lanes has about 300
+/// bytes.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(200);
 
-/// Hears what the other end said, in order, one at a time.
+/// Callback for the events from the other end, in order, one at a time.
 type Hear = Box<dyn Fn(WatchEvent) + Send + Sync>;
 
-/// One end.
+/// One end of a control session.
 pub struct Watch {
     session: Mutex<WatchSession>,
     wake: Condvar,
     limits: Arc<LimitWatch>,
     latest: Mutex<Latest>,
     hear: Hear,
-    /// Held while events are passed on, so that they keep their order.
+    /// Held while events are passed on, to keep their order.
     passing_on: Mutex<()>,
 }
 
 #[derive(Default)]
 struct Latest {
-    /// The last snapshot, and how many there were.
+    /// Last snapshot, and the number of snapshots up to now.
     snapshot: Option<Snapshot>,
     number: u64,
-    /// The number of the one that was sent last, and when.
+    /// Number of the last snapshot sent, and the time of sending.
     sent: (u64, Option<Instant>),
 }
 
 impl Watch {
-    /// One end; `hear` is called from the threads of lanes.
+    /// Starts one end. Lane threads call `hear`.
     pub fn start(side: WatchSide, linger: Duration, hear: Hear) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             session: Mutex::new(WatchSession::new(side, linger)),
@@ -54,38 +55,38 @@ impl Watch {
         }))
     }
 
-    /// Agent: tells what happened.
+    /// Agent: sends an event of the copy.
     pub fn tell(&self, told: Told) {
         lock(&self.session).tell(told);
         self.wake.notify_all();
     }
 
-    /// Agent: tells how the copy came out.
+    /// Agent: sends the outcome of the copy.
     pub fn conclude(&self, conclusion: Conclusion) {
         lock(&self.session).conclude(conclusion);
         self.wake.notify_all();
     }
 
-    /// Agent: the copy has failed.
+    /// Agent: fails the copy.
     pub fn fail(&self, error: Error) {
         lock(&self.session).fail(error);
         self.after_change();
     }
 
-    /// Agent: the copy is so far.
+    /// Agent: sets the snapshot to send. Command: stores a received snapshot.
     pub fn show(&self, snapshot: Snapshot) {
         let mut latest = lock(&self.latest);
         latest.snapshot = Some(snapshot);
         latest.number += 1;
     }
 
-    /// Command: the last snapshot, with a number that tells it from the others.
+    /// Command: returns the last snapshot, with a number that identifies it.
     pub fn latest(&self) -> Option<(u64, Snapshot)> {
         let latest = lock(&self.latest);
         latest.snapshot.clone().map(|snapshot| (latest.number, snapshot))
     }
 
-    /// Passes on what has been heard; behind this call the other threads have, too.
+    /// Passes received events on. After this call, the events taken by other threads have also been passed on.
     pub fn pass_on(&self) {
         let _one = lock(&self.passing_on);
         loop {
@@ -102,7 +103,7 @@ impl Watch {
         self.wake.notify_all();
     }
 
-    /// The latest snapshot, if it is new and it is time.
+    /// Returns the latest snapshot, if it is new and due.
     fn poll_snapshot(&self, now: Instant) -> Option<Frame> {
         let mut latest = lock(&self.latest);
         let (number, at) = latest.sent;
@@ -124,7 +125,7 @@ impl End for Watch {
         if session.is_over() {
             return Work::Over;
         }
-        // What comes behind the conclusion nobody looks at.
+        // A snapshot after the conclusion is of no use.
         let is_concluded = session.is_concluded();
         drop(session);
         let snapshot = if is_concluded { None } else { self.poll_snapshot(Instant::now()) };
@@ -133,7 +134,7 @@ impl End for Watch {
 
     fn wait_for_work(&self, nap: Duration) {
         let session = lock(&self.session);
-        // A poisoned lock only ends the nap early.
+        // A poisoned lock only shortens the nap.
         let _ = self.wake.wait_timeout(session, nap);
     }
 
@@ -207,7 +208,7 @@ impl End for Watch {
     }
 }
 
-/// Progress of the session between the agents, from a snapshot.
+/// Returns the progress of the session between the agents, from a snapshot.
 pub fn progress_of(snapshot: &Snapshot) -> Progress {
     Progress {
         counters: snapshot.counters,

@@ -1,4 +1,4 @@
-//! One block on its way to disk: positional writes of bytes in any order, and a hash that follows them.
+//! Writer of one received block: positional writes of bytes in any order, and a hash that follows them.
 
 use std::sync::Arc;
 
@@ -8,19 +8,20 @@ use sterna_proto::{BlockDigest, BlockHasher, BlockMap, Checks, Error, RangeSet};
 use super::limits::{Meter, Wait};
 use crate::disk::IncomingFile;
 
-/// Bytes that are gathered before they are written. Reason: a QUIC packet brings 1.4 kB at a time, and a write of 64 KiB
-/// costs hardly more than one of that; the bytes are then hashed while they are still in the cache.
+/// Maximum of bytes that are gathered for one write. Reason: a QUIC packet has 1.4 kB, and a write of 64 KiB costs
+/// hardly more than a write of 1.4 kB. The bytes are then hashed while they are still in the CPU cache.
 const RUN_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes read back at once when the hash catches up.
+/// Bytes that are read back in one step when the hash catches up.
 const CATCH_UP_BYTES: usize = 64 << 10;
 
 /// Writes the bytes of one block and hashes them in order.
 ///
-/// Bytes that continue the last ones are gathered into a run; a run is written at its place and, when it continues what is
-/// hashed, hashed from memory. What arrived beyond a hole is read back from the file (the page cache) once the hole is filled.
+/// Consecutive bytes are gathered into a run, which is written as a whole. A run that continues the hashed bytes is
+/// hashed from memory. Bytes behind a gap are read back from the file (the page cache) and hashed once the gap is
+/// filled.
 pub struct BlockWriter {
-    /// The file.
+    /// Number of the file.
     pub file: FileId,
     /// Index of the block.
     pub index: u64,
@@ -29,16 +30,16 @@ pub struct BlockWriter {
     length: u64,
     hasher: BlockHasher,
     hashed: u64,
-    /// What is written beyond `hashed`.
+    /// Ranges that are written beyond `hashed`.
     ahead: RangeSet,
     run_start: u64,
     run: Vec<u8>,
-    /// Of the thread that writes.
+    /// Meter of the thread that writes.
     meter: Arc<Meter>,
 }
 
 impl BlockWriter {
-    /// A writer of block `index` of `incoming`.
+    /// Creates a writer of block `index` of `incoming`.
     pub fn new(
         file: FileId,
         index: u64,
@@ -62,12 +63,12 @@ impl BlockWriter {
         }
     }
 
-    /// The file that is written.
+    /// Returns the file that is written.
     pub fn incoming(&self) -> &Arc<IncomingFile> {
         &self.incoming
     }
 
-    /// Takes bytes at `offset` within the block. Errors: of the disk.
+    /// Writes bytes at `offset` within the block. Errors: of the disk.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
         if offset != self.run_start + self.run.len() as u64 {
             self.write_run()?;
@@ -85,7 +86,7 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Takes a block that is all zero: the file gets a hole there. Errors: of the disk.
+    /// Writes a block of zeros as a hole in the file. Errors: of the disk.
     pub fn hole(&mut self) -> Result<(), Error> {
         self.incoming.write_hole(self.offset, self.length)?;
         let zeros = [0; 4096];
@@ -97,19 +98,19 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Puts bytes that are not those of the file at `offset` within the block, where nothing was written yet. Errors: of the disk.
+    /// Stores encoded bytes at `offset` within the block, where nothing is written yet. Errors: of the disk.
     pub(super) fn park(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         self.meter.during(Wait::Storage, data.len(), || self.incoming.write_at(self.offset + offset, data))
     }
 
-    /// What was put there. Errors: of the disk.
+    /// Reads back bytes that [`BlockWriter::park`] stored. Errors: of the disk.
     pub(super) fn fetch(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; length];
         self.meter.during(Wait::Storage, length, || self.incoming.read_at(self.offset + offset, &mut bytes))?;
         Ok(bytes)
     }
 
-    /// Ends the block: every byte has been given. Errors: of the disk, or bytes are missing.
+    /// Ends the block, after all its bytes. Errors: of the disk, or bytes are missing.
     pub fn finish(mut self) -> Result<BlockDigest, Error> {
         self.write_run()?;
         if self.hashed != self.length {
@@ -142,7 +143,7 @@ impl BlockWriter {
         self.catch_up()
     }
 
-    /// Hashes what was written beyond a hole that is filled now.
+    /// Hashes the bytes that were written behind a gap which is now filled.
     fn catch_up(&mut self) -> Result<(), Error> {
         let Some(range) = self.ahead.iter().next().filter(|range| range.start <= self.hashed) else { return Ok(()) };
         self.ahead.remove(range.clone());

@@ -79,8 +79,8 @@ fn copy(site: &Site, lab: &Lab, agent: &Agent, flags: &[&str]) -> CopyCommand {
     copy
 }
 
-/// Returns the limits of a successful copy. Checks that their names are known and that their shares add up to at most
-/// 1. The first limit and its remedy depend on the load of this host: bench/limits.py has statistics, and
+/// Returns the limits of a successful copy. Checks that their names are known and that the sum of their shares is not
+/// above 1. The first limit and its remedy depend on the load of this host: bench/limits.py has statistics, and
 /// crates/proto/tests/limit_traces has recordings to replay.
 #[track_caller]
 fn account(outcome: &Outcome) -> Value {

@@ -1,4 +1,4 @@
-//! What the session is told of one followed file.
+//! Reports of one followed file to the session.
 
 use sterna_proto::follow::FollowStep;
 use sterna_proto::session::FileId;
@@ -10,7 +10,7 @@ use super::super::sender::Sender;
 use super::{Active, Sent, version_of_entry};
 use crate::disk::Root;
 
-/// Offers the whole blocks of a file, or says that there are more; its number, when it was offered.
+/// Offers the complete blocks of a file, or reports its growth. Returns the number of the file if it was offered now.
 pub(super) fn grow(
     sender: &Sender,
     root: &Root,
@@ -52,7 +52,7 @@ pub(super) fn grow(
     Ok(Some(id))
 }
 
-/// Offers a file that has ended, or says that it has; its number, when it was offered.
+/// Offers a file that has ended, or reports its end. Returns the number of the file if it was offered now.
 pub(super) fn end(
     sender: &Sender,
     root: &Root,
@@ -64,7 +64,7 @@ pub(super) fn end(
     let source = root.open_source(path)?;
     let look = active.followed.look();
     let whole = FileEntry { path: active.target.clone(), ..source.entry()? };
-    // One that somebody has open is read as a whole once more; a small one is read twice when it is sent.
+    // A file that a process has open is read again as a whole. A small file is read twice when it is sent.
     let is_held = || !whole.is_packed() && source.is_being_written();
     let is_growing = matches!(active.sent, Sent::Growing(..)) || look.size > growth.block_bytes() || is_held();
     let entry = match is_growing {
@@ -72,7 +72,7 @@ pub(super) fn end(
         false => whole,
     };
     if (entry.size, entry.mtime, entry.inode) != (look.size, look.mtime, look.inode) {
-        // It changes in this moment; the next look decides.
+        // The file changes at this moment; the next look decides.
         return Ok(None);
     }
     let (id, is_new) = match &active.sent {
@@ -88,14 +88,14 @@ pub(super) fn end(
     };
     active.sent = Sent::Whole(id, version_of_entry(&entry));
     if is_growing {
-        // Not with what is open here: thousands may wait.
+        // The open file is closed before the wait in the queue: thousands of files may wait there.
         drop(source);
         seals.push(id, (root.clone(), path.clone()), entry);
     }
     Ok(is_new.then_some(id))
 }
 
-/// Errors: a file that is followed was cut, or another file has its name.
+/// Checks a followed file. Errors: the file was truncated, or another file has its name.
 fn check_grown(before: &FileEntry, active: &Active, path: &RelPath) -> Result<(), Error> {
     let look = active.followed.look();
     let what = match () {

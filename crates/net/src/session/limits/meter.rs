@@ -1,6 +1,7 @@
-//! What one thread of a lane waits for, as another thread may ask.
+//! Meter of the waits of one lane thread, which other threads can read.
 //!
-//! The thread notes when it begins to wait and when it ends (two reads of the clock); what it computes is the kernel's account.
+//! The thread records the start and the end of each wait (two reads of the clock). Its computing time comes from the
+//! kernel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,31 +14,32 @@ use sterna_proto::limit::Waits;
 use crate::lane::LaneTx;
 use crate::thread_clock::ThreadClock;
 
-/// What a thread waits for.
+/// Reason of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Storage.
+    /// Wait for storage.
     Storage = 0,
-    /// The transport.
+    /// Wait for the transport.
     Transport = 1,
-    /// Something to do.
+    /// Wait for work.
     Work = 2,
 }
 
-/// The account of one thread. Written by that thread alone.
+/// Waits and bytes of one thread. Only that thread writes them.
 #[derive(Debug)]
 pub struct Meter {
     begun: Instant,
-    /// Nanoseconds by [`Wait`].
+    /// Nanoseconds of finished waits, by [`Wait`].
     ended: [AtomicU64; 3],
-    /// What it waits for now, plus one, in the lowest two bits; since when, in nanoseconds, in the others. 0 for nothing.
+    /// Current wait: its [`Wait`] plus one in the lowest two bits, its start in nanoseconds in the other bits. 0 if
+    /// there is none.
     now: AtomicU64,
-    /// Bytes read or written.
+    /// Bytes read from or written to storage.
     bytes: AtomicU64,
     thread: OnceLock<ThreadClock>,
 }
 
-/// What a meter has counted.
+/// Counters of a meter at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     at: Duration,
@@ -56,15 +58,16 @@ impl Meter {
         }
     }
 
-    /// The thread of this meter is the calling one.
+    /// Registers the calling thread as the thread of this meter.
     pub(super) fn begin(&self) {
         if let Some(clock) = ThreadClock::of_this_thread() {
-            // Begun once; a second time would name the same thread.
+            // Only the first value counts; a second one would be the same thread.
             let _ = self.thread.set(clock);
         }
     }
 
-    /// Does `work` that may wait for `wait`; `bytes` are copied meanwhile, which is no waiting.
+    /// Runs `work`, which may wait for `wait`. The copy of `bytes` during the call, at 1 ns a byte, does not count as
+    /// a wait.
     pub fn during<T>(&self, wait: Wait, bytes: usize, work: impl FnOnce() -> T) -> T {
         let start = self.nanos();
         self.now.store(start << 2 | (wait as u64 + 1), Ordering::Relaxed);
@@ -78,7 +81,7 @@ impl Meter {
         outcome
     }
 
-    /// Bytes read from or written to storage.
+    /// Returns the bytes read from or written to storage.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -100,7 +103,7 @@ impl Meter {
     }
 }
 
-/// A lane whose every call its feeder waits for, as its meter notes.
+/// Lane transmitter that records the time of each call as a wait of its feeder.
 pub(in crate::session) struct MeteredTx {
     tx: Box<dyn LaneTx>,
     meter: Arc<Meter>,
@@ -143,8 +146,8 @@ impl LaneTx for MeteredTx {
 }
 
 impl Reading {
-    /// What a feeder did since `before`: the processor time is the kernel's account, and what is left of the interval is divided
-    /// as the thread noted its waits, which hold some computing too.
+    /// Returns the times of a feeder since `before`. The kernel gives the computing time. The rest of the interval is
+    /// divided in proportion to the recorded waits, which include some computing.
     pub(super) fn of_feeder(&self, before: &Self) -> Waits {
         let (elapsed, waits, compute) = self.since(before);
         let idle = waits[Wait::Work as usize].min(elapsed);
@@ -158,7 +161,8 @@ impl Reading {
         Waits { storage, compute, transport: blocked.saturating_sub(storage), idle }
     }
 
-    /// What a reader did since `before`: it waits for data when it neither computes nor waits for storage.
+    /// Returns the times of a reader since `before`. A reader waits for data when it neither computes nor waits for
+    /// storage.
     pub(super) fn of_reader(&self, before: &Self) -> Waits {
         let (elapsed, waits, compute) = self.since(before);
         let compute = compute.unwrap_or_default().min(elapsed);

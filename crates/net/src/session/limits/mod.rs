@@ -1,7 +1,8 @@
-//! What limits a session: samples of its lanes and of the waits of its threads, ten times a second.
+//! Sampler of the limits of a session: reads its lanes and the waits of its threads ten times a second.
 //!
-//! What it does: keeps a [`Meter`] for each thread of a lane, reads them and the transports, lets the [`Accountant`] decide, and
-//! exchanges reports with the other end. What it refuses to do: decide anything. Its one thread (`limits`) ends with the session.
+//! Keeps a [`Meter`] for each thread of a lane, reads the meters and the transports, and passes them to the
+//! [`Accountant`]. Exchanges reports with the other end. Refuses to decide anything: the [`Accountant`] does. Its one
+//! thread (`limits`) ends with the session.
 
 mod meter;
 
@@ -27,69 +28,70 @@ use crate::lane::{LaneHandle, tcp};
 pub(in crate::session) use self::meter::MeteredTx;
 pub use self::meter::{Meter, Wait};
 
-/// How often lanes are looked at. Reason: the kernel counts in steps of 4 ms, and people see half a second.
+/// Interval between samples of the lanes. Reason: the kernel counts in steps of 4 ms, and users notice half a second.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
-/// So many more lanes add [`SAMPLE_EVERY`] once more to that. Reason: a lane costs some 10 µs, which for 64 of them ten times a
-/// second would be 0.7 % of a core.
+/// Number of additional lanes that lengthen the interval between samples by one more [`SAMPLE_EVERY`]. Reason: a lane
+/// costs about 10 µs, so 64 lanes at ten samples a second would take 0.7 % of a core.
 const LANES_SAMPLED: u32 = 32;
 
-/// How often an end tells the other what it has counted, while the session is younger than [`YOUNG`] and later. Reason: copies of
-/// a second have some reports; a session of hours that waits for storage says little, so that its stall is noticed.
+/// Interval between reports to the other end: often while the session is younger than [`YOUNG`], then less often.
+/// Reason: a copy of one second still sends some reports. A long session that waits for storage sends little, so that
+/// its stall is detected.
 const REPORT_EVERY_OFTEN: Duration = Duration::from_millis(250);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 const YOUNG: Duration = Duration::from_secs(10);
 
-/// How often the limits of the kernel's buffers are read. Reason: people change them by hand.
+/// Interval between reads of the buffer limits of the kernel. Reason: administrators change them by hand.
 const BUFFER_LIMITS_EVERY: Duration = Duration::from_secs(5);
 
-/// Which end this is.
+/// Role of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It sends blocks, and decides what limits the session.
+    /// Sends blocks, and decides what limits the session.
     Sender,
-    /// It receives them, and tells the sender what it waits for.
+    /// Receives blocks, and reports its waits to the sender.
     Receiver,
 }
 
-/// What is known now.
+/// Current limits of a session.
 #[derive(Clone, Debug, Default)]
 pub struct LimitsNow {
-    /// Counts samples and reports: the same number is the same knowledge.
+    /// Counter of samples and reports. The same number means the same data.
     pub number: u64,
-    /// Shares of time and facts.
+    /// Shares of time, and facts.
     pub report: LimitReport,
-    /// Each lane in the last interval; only a sender knows.
+    /// Judgement of each lane in the last interval; only at a sender.
     pub lanes: Vec<LaneJudgement>,
 }
 
-/// Watches the lanes of one end of a session.
+/// Sampler of the lanes of one end of a session.
 pub struct LimitWatch {
     role: Role,
     begun: Instant,
     state: Mutex<State>,
     storage_work: Mutex<StorageWork>,
-    /// Measures the web servers that sources are on.
+    /// Measures the web servers of the sources.
     web: OnceLock<Box<dyn Fn() -> WebSample + Send + Sync>>,
-    /// Keeps what the accountant is given, for tests that replay it.
+    /// Recording of the inputs of the accountant, for tests that replay it.
     recording: OnceLock<Arc<File>>,
-    /// Packets that the receiving host had dropped when this end last looked, or was last told.
+    /// Packets dropped by the receiving host, as of the last look or the last report.
     dropped: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     lanes: BTreeMap<LaneId, WatchedLane>,
-    /// Of lanes that have ended.
+    /// Sums of the lanes that have ended.
     ended: ReceiverReport,
     accountant: Accountant,
-    /// What the sender says, at a receiver.
+    /// Last report of the sender, at a receiver.
     told: LimitReport,
     number: u64,
     reported: Option<Instant>,
     buffer_limits: (ByteCount, ByteCount),
     limits_read: Option<Instant>,
-    /// Bytes read from the source by lanes that have ended, and the time of all that waited for it.
+    /// Bytes that lanes which have ended read from the source, and the sum of their waits for the source.
     source_bytes: u64,
     source_time: Duration,
 }
@@ -102,11 +104,11 @@ struct WatchedLane {
     read: (Reading, Waits),
 }
 
-/// What lies between the ends of a lane.
+/// Connection between the ends of a lane.
 enum Link {
-    /// A network.
+    /// Network.
     Transport(Weak<dyn LaneHandle>),
-    /// Nothing: both ends are in this process.
+    /// No network: both ends are in this process.
     Inside,
 }
 
@@ -126,7 +128,7 @@ impl Link {
     }
 }
 
-/// Counts the time in which storage is at work beside the lanes.
+/// Time in which storage works for no particular lane.
 #[derive(Debug, Default)]
 struct StorageWork {
     workers: u32,
@@ -141,7 +143,7 @@ impl StorageWork {
 }
 
 impl LimitWatch {
-    /// A watch of an end with this `role`; starts its thread, which ends with the watch.
+    /// Starts a sampler of an end with this `role`. Its thread ends with the sampler.
     pub fn start(role: Role) -> Result<Arc<Self>, Error> {
         let (state, storage_work) = (Mutex::default(), Mutex::default());
         let watch = Arc::new(Self {
@@ -165,38 +167,38 @@ impl LimitWatch {
         Ok(watch)
     }
 
-    /// The sources are on web servers, which `measure` measures.
+    /// Sets the function that measures the web servers of the sources.
     pub(crate) fn set_web(&self, measure: impl Fn() -> WebSample + Send + Sync + 'static) {
-        // Set once, where the session starts.
+        // Set once, at the start of the session.
         let _ = self.web.set(Box::new(measure));
     }
 
-    /// Writes from now on to `file` what the accountant of a sender is given.
+    /// Starts a recording of the inputs of the accountant of a sender in `file`.
     pub(crate) fn record(&self, file: Arc<File>) {
-        // Set once, where the session starts.
+        // Set once, at the start of the session.
         let _ = self.recording.set(file);
     }
 
-    /// Hands an input to the accountant.
+    /// Passes an input to the accountant, and records it.
     fn account(&self, state: &mut State, now: Instant, input: &Input) {
         input.apply(now, &mut state.accountant);
         if let Some(mut file) = self.recording.get().map(|file| &**file) {
-            // A recording that ends early is seen by who made it.
+            // The person who made the recording notices a missing end.
             let _ = file.write_all(input.lines(now.saturating_duration_since(self.begun)).as_bytes());
         }
     }
 
-    /// The rate that was given for the session.
+    /// Sets the rate cap of the session.
     pub fn set_rate_cap(&self, rate: Option<BitRate>) {
         self.account(&mut lock(&self.state), Instant::now(), &Input::RateCap(rate));
     }
 
-    /// A lane is up; the calling thread reads it.
+    /// Adds a lane that is up. The calling thread reads it.
     pub(crate) fn lane_up(&self, lane: LaneId, handle: &Arc<dyn LaneHandle>) {
         self.watch(lane, Link::Transport(Arc::downgrade(handle)));
     }
 
-    /// A lane within this process is up; the calling thread feeds it and reads it.
+    /// Adds a lane within this process. The calling thread feeds and reads it.
     pub(crate) fn inside_up(&self, lane: LaneId) {
         self.watch(lane, Link::Inside);
         self.begin_feeding(lane);
@@ -210,7 +212,7 @@ impl LimitWatch {
         lock(&self.state).lanes.insert(lane, watched);
     }
 
-    /// A lane has ended.
+    /// Removes a lane that has ended, and keeps its sums.
     pub(crate) fn lane_down(&self, lane: LaneId) {
         let mut state = lock(&self.state);
         if let Some(mut watched) = state.lanes.remove(&lane) {
@@ -222,37 +224,37 @@ impl LimitWatch {
         }
     }
 
-    /// How much has been heard of every lane that is up; see [`LaneHandle::heard`].
+    /// Returns the amount received on every lane that is up; see [`LaneHandle::heard`].
     pub(crate) fn heard(&self) -> Vec<(LaneId, Option<u64>)> {
         let state = lock(&self.state);
         let of_lane = |(lane, watched): (&LaneId, &WatchedLane)| Some((*lane, watched.link.handle()?.heard()));
         state.lanes.iter().filter_map(of_lane).collect()
     }
 
-    /// The handles of those of `lanes` that are up.
+    /// Returns the handles of those of `lanes` that are up.
     pub(crate) fn handles(&self, lanes: &[LaneId]) -> Vec<Arc<dyn LaneHandle>> {
         let state = lock(&self.state);
         lanes.iter().filter_map(|lane| state.lanes.get(lane)?.link.handle()).collect()
     }
 
-    /// The calling thread feeds `lane`.
+    /// Registers the calling thread as the feeder of `lane`.
     pub(crate) fn begin_feeding(&self, lane: LaneId) {
         self.feeder(lane).begin();
     }
 
-    /// The account of the thread that feeds `lane`; that of a lane that has ended counts for nothing.
+    /// Returns the meter of the thread that feeds `lane`. The meter of an ended lane is not counted.
     pub(crate) fn feeder(&self, lane: LaneId) -> Arc<Meter> {
         let found = lock(&self.state).lanes.get(&lane).map(|watched| Arc::clone(&watched.feeder));
         found.unwrap_or_else(|| Arc::new(Meter::new()))
     }
 
-    /// The account of the thread that reads `lane`; likewise.
+    /// Returns the meter of the thread that reads `lane`. The meter of an ended lane is not counted.
     pub(crate) fn reader(&self, lane: LaneId) -> Arc<Meter> {
         let found = lock(&self.state).lanes.get(&lane).map(|watched| Arc::clone(&watched.reader));
         found.unwrap_or_else(|| Arc::new(Meter::new()))
     }
 
-    /// Does `work` of storage that no lane waits for.
+    /// Runs `work` on storage that no lane waits for, and counts its time.
     pub(crate) fn storage_work<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut counted = lock(&self.storage_work);
         counted.workers += 1;
@@ -268,7 +270,7 @@ impl LimitWatch {
         outcome
     }
 
-    /// A report for the other end, if one is due.
+    /// Returns a report for the other end, if one is due.
     pub(crate) fn poll_frame(&self, now: Instant) -> Option<Frame> {
         let mut state = lock(&self.state);
         let age = now.saturating_duration_since(self.begun);
@@ -282,7 +284,7 @@ impl LimitWatch {
             Role::Sender => return None,
             Role::Receiver => {
                 let report = self.receiver_report(&state, now);
-                // A sender that sends more than this host reads is to hear of it soon.
+                // A sender that sends more than this host can read must learn of it soon.
                 let is_news = self.dropped.swap(report.dropped, Ordering::Relaxed) < report.dropped;
                 (is_due || is_news).then_some(Frame::Receiver(report))?
             }
@@ -291,28 +293,28 @@ impl LimitWatch {
         Some(frame)
     }
 
-    /// The receiver has reported.
+    /// Handles a report of the receiver.
     ///
-    /// Packets that it dropped are told to the lanes: they are no losses of the path.
+    /// Passes the count of packets that the receiver dropped to the lanes: these packets are no losses of the path.
     pub(crate) fn handle_receiver(&self, now: Instant, report: &ReceiverReport) {
         let dropped = self.dropped.swap(report.dropped, Ordering::Relaxed);
         let handles =
             || lock(&self.state).lanes.values().filter_map(|watched| watched.link.handle()).collect::<Vec<_>>();
-        // Lanes that have ended no longer count, so that it may fall.
+        // The count can fall, because lanes that have ended are no longer counted.
         if let Some(packets) = report.dropped.checked_sub(dropped).filter(|packets| *packets > 0) {
             handles().iter().for_each(|handle| handle.handle_overrun(packets));
         }
         self.account(&mut lock(&self.state), now, &Input::Report(*report));
     }
 
-    /// The sender has reported.
+    /// Handles a report of the sender.
     pub(crate) fn handle_limits(&self, report: &LimitReport) {
         let mut state = lock(&self.state);
         state.told = *report;
         state.number += 1;
     }
 
-    /// What is known now.
+    /// Returns the current limits.
     pub fn now(&self) -> LimitsNow {
         let state = lock(&self.state);
         let (report, lanes) = match self.role {
@@ -322,7 +324,7 @@ impl LimitWatch {
         LimitsNow { number: state.number, report, lanes }
     }
 
-    /// Samples every lane; how many there are.
+    /// Samples every lane. Returns the number of lanes.
     fn sample(&self, now: Instant) -> usize {
         let mut state = lock(&self.state);
         state.read_buffer_limits(now);
@@ -343,7 +345,7 @@ impl LimitWatch {
             }
         }
         if self.role == Role::Sender {
-            // Lanes wait for the source at the same time.
+            // Lanes wait for the source at the same time, so the sum is divided by their number.
             let rate = BitRate::mean(ByteCount(source_bytes), source_time / samples.len().max(1) as u32);
             let source = SourceSample { rate, web: self.web.get().map(|web| web()) };
             self.account(&mut state, now, &Input::Samples(samples, source));
@@ -394,12 +396,12 @@ impl WatchedLane {
         self.read.0 = read;
     }
 
-    /// What its feeder has read of sources, and how long that took.
+    /// Returns the bytes that the feeder read from sources, and the time for it.
     fn source(&self) -> (u64, Duration) {
         (self.feeder.bytes(), self.fed.1.storage)
     }
 
-    /// What the thread of its engine wanted of a processor, if it has one.
+    /// Returns the time in which the thread of a QUIC engine wanted a processor; `None` for other lanes.
     fn engine(&self) -> Option<Duration> {
         match self.link.sample()? {
             TransportSample::Quic(quic) => Some(quic.engine),

@@ -1,4 +1,4 @@
-//! What the sender of one replica has before it.
+//! Local end of the session with the sender of one replica.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,11 @@ use super::Replicas;
 use super::lane::ReplicaLane;
 use crate::lane::LaneTx;
 
-/// Our end of one session with the sender of one replica.
+/// Local end of one session with the sender of one replica.
 pub struct ReplicaEnd {
     pub(super) replicas: Arc<Replicas>,
     pub(super) replica: ReplicaId,
-    /// Which session of the replica this is; that of a later one has ended it.
+    /// Number of this session among those of the replica. A later session ends this one.
     epoch: u64,
     limits: Arc<LimitWatch>,
     silence: Mutex<SilenceWatch>,
@@ -35,12 +35,12 @@ impl ReplicaEnd {
         }))
     }
 
-    /// Whether no later session has taken its place.
+    /// True if no later session has replaced this one.
     fn is_current(&self) -> bool {
         self.replicas.epochs[self.replica.0 as usize].load(Ordering::Relaxed) == self.epoch
     }
 
-    /// Tells the machine something of this session, if it is the present one.
+    /// Passes an event of this session to the state machine, if the session is the current one of its replica.
     pub(super) fn tell<T>(&self, what: impl FnOnce(&mut ReplicaSession) -> T) -> Option<T> {
         let mut session = lock(&self.replicas.session);
         let told = self.is_current().then(|| what(&mut session));
@@ -68,7 +68,7 @@ impl End for ReplicaEnd {
 
     fn wait_for_work(&self, nap: Duration) {
         let session = lock(&self.replicas.session);
-        // A poisoned lock only ends the nap early.
+        // A poisoned lock only shortens the nap.
         let _ = self.replicas.wake.wait_timeout(session, nap);
     }
 
@@ -110,7 +110,7 @@ impl End for ReplicaEnd {
         !self.is_current() || session.is_left(self.replica)
     }
 
-    /// Its observer is that of the receiver, which all replicas share.
+    /// Always true: the observer belongs to the receiver, which all replicas share.
     fn has_followed_up(&self) -> bool {
         true
     }
@@ -124,7 +124,7 @@ impl End for ReplicaEnd {
         &self.limits
     }
 
-    /// Of this replica alone.
+    /// Returns the progress of this replica alone.
     fn progress(&self) -> Progress {
         let session = lock(&self.replicas.session);
         let delivered = self.replicas.delivered[self.replica.0 as usize].load(Ordering::Relaxed);
@@ -149,7 +149,7 @@ impl End for ReplicaEnd {
     }
 
     fn abort(&self, error: Error) {
-        // The agent was restarted: another session with it is worth a try.
+        // The agent has restarted: a new session with it may succeed.
         let lost = error.kind == sterna_proto::ErrorKind::SessionLost;
         let error = if lost { error.retry(Retry::After) } else { error };
         self.tell(|session| session.handle_left(self.replica, &error, Instant::now()));
