@@ -174,7 +174,7 @@ impl Encoding {
     /// slab.
     ///
     /// Returns `None`, and reads nothing, if too many encoded bytes are held: the block must then travel raw. The
-    /// outer error is that of `between`, the inner one that of `read`.
+    /// outer error comes from `between`, the inner error from `read`.
     pub(super) fn encode(
         &self,
         method: Method,

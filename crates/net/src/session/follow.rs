@@ -1,14 +1,15 @@
-//! Sources that are followed: files that still grow, and directories into which files come.
+//! Sources that are followed: growing files, and directories in which files appear.
 //!
-//! What it does: watches and looks at sources, offers what appears, says how far it has grown and when it has ended, and remembers what has settled,
-//! over all the sessions of a copy. What it refuses to do: decide when a file has ended (`proto::follow` does), or anything about blocks.
+//! Watches and looks at sources, offers new files, reports their growth and their end, and remembers settled files
+//! over all sessions of a copy. Refuses to decide when a file has ended (`proto::follow` does), and to decide
+//! anything about blocks.
 //!
-//! The loop is [`Sender::scan_followed`], on the thread that reads directories: it waits for something to happen for [`TURN`] at most, and one
-//! turn lists a little, looks at each file that has not ended, and tells the session. It ends with the session, or when only named files were
-//! followed and all of them have their outcome.
+//! The loop is [`Sender::scan_followed`], on the thread that reads directories. It waits for events for at most
+//! [`TURN`]. One turn lists some names, looks at each file that has not ended, and reports to the session. The loop
+//! ends with the session, or when only named files were followed and all of them have their outcome.
 //!
-//! Memory: a file that is followed or on its way takes some 500 bytes at this end, and at most [`FOLLOWED_MAX`] are; one that has settled takes 28 bytes of
-//! a table for as long as it stays at the source, and none once it is gone.
+//! Memory: a file that is followed or in transfer takes about 500 bytes at this end, for at most [`FOLLOWED_MAX`]
+//! files. A settled file takes 28 bytes of a table while it remains at the source, and none after its removal.
 
 mod offer;
 
@@ -28,88 +29,96 @@ use super::sender::Sender;
 use super::{End, lock};
 use crate::disk::{Expansion, HIDDEN_PREFIX, Happened, Noticed, Root, Watch, wait};
 
-/// How often files that have not ended are looked at. Reason: a tenth of the second that the last byte has.
+/// Interval between looks at files that have not ended. Reason: a tenth of the one-second budget for the last byte.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How long the events of busy writers gather. Reason: one that writes 300 times a second costs 50 turns.
+/// Time in which the events of busy writers are gathered. Reason: a writer with 300 writes a second then costs 50
+/// turns a second.
 const GATHERED: Duration = Duration::from_millis(20);
 
-/// How often directories are listed anew. Reason: what another host puts on a network file system, and what the kernel did not watch, is found by it.
+/// Interval between listings of directories. Reason: a listing finds files that another host created on a network
+/// file system, and files that the kernel did not report.
 const LIST_EVERY: Duration = Duration::from_secs(60);
 
-/// Names that are listed in one turn. Reason: growing files are looked at meanwhile.
+/// Maximum of names that are listed in one turn. Reason: growing files must be looked at between the parts of a
+/// listing.
 const LISTED_A_TURN: usize = 1000;
 
-/// Files that are followed or on their way. Reason: twice what a session offers ahead; the rest waits in its directory.
+/// Maximum of files that are followed or in transfer. Reason: twice the number that a session offers ahead; the
+/// others wait in their directory.
 const FOLLOWED_MAX: usize = 65_536;
 
-/// Files that have settled and are remembered. Reason: as many as one directory may have names; later ones are asked for again.
+/// Maximum of settled files that are remembered. Reason: as many as one directory may have names; files beyond it are
+/// offered again.
 const REMEMBERED_MAX: usize = 4_000_000;
 
-/// How long a file of a spool that has failed waits for its next attempt; doubled up to [`AGAIN_AFTER_MAX`]. Guess: a disk that is full does not
-/// empty faster.
+/// First pause before a failed file of a spool is tried again; doubled up to [`AGAIN_AFTER_MAX`]. Guess: a full disk
+/// does not become free faster.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
-/// Longest wait for the next attempt. Reason: what a person has put right is noticed within this, and few words of it are said until then.
+/// Longest pause before the next attempt. Reason: a repair takes effect within this time, and there are few notices
+/// until then.
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
 
-/// How long a file of a spool that changed while it was sent waits. Guess: its writer may be at it still.
+/// Pause before the next attempt for a file of a spool that changed during its transfer. Guess: its writer may still
+/// be active.
 const CHANGED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How the name of a marker ends: it says that the file whose name is in front of it has ended.
+/// Suffix of the name of a marker. A marker reports that the file without this suffix has ended.
 pub(super) const MARKER_ENDING: &[u8] = b".done";
 
-/// How sources are followed.
+/// Rules for followed sources.
 #[derive(Clone, Debug)]
 pub struct FollowRules {
-    /// How long a file must stay as it is to have ended.
+    /// Time for which a file must remain unchanged to have ended.
     pub end: EndRule,
-    /// How growing files are cut.
+    /// Block size of growing files.
     pub growth: Growth,
-    /// Sources are taken away when they have arrived: those that a writer has open have not ended by being idle.
+    /// True if sources are removed when they have arrived. A file that a writer has open then does not end by being
+    /// idle.
     pub takes_away: bool,
 }
 
-/// Sources that are followed, over all the sessions of a copy.
+/// Followed sources, over all sessions of a copy.
 pub struct Follow {
     rules: FollowRules,
     state: Mutex<State>,
 }
 
-/// A directory that is watched.
+/// Directory that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
-    /// Number of its source.
+    /// Number of the source of this directory.
     source: usize,
-    /// Its path beneath the root of the source; empty for the root.
+    /// Path of the directory beneath the root of its source; empty for the root.
     path: Vec<u8>,
-    /// What its files go by at the destination: this, a slash, and their names; empty for their names alone.
+    /// Directory prefix of its files at the destination, without a slash at the end; empty for no prefix.
     target: Vec<u8>,
-    /// Only this file of it is followed.
+    /// Name of the only file that is followed in this directory; `None` for all files.
     only: Option<Vec<u8>>,
 }
 
-/// A file of a source.
+/// File of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     source: usize,
     path: RelPath,
 }
 
-/// A file that is followed or on its way.
+/// File that is followed or in transfer.
 struct Active {
     target: RelPath,
     followed: Followed,
     sent: Sent,
-    /// It was named, and is not one of a spool.
+    /// True for a file that the user named; false for a file of a spool.
     is_named: bool,
     not_before: Instant,
-    /// Attempts that have failed.
+    /// Number of failed attempts.
     failures: u32,
 }
 
 impl Active {
-    /// How long it waits after another attempt that failed.
+    /// Counts a failed attempt and returns the pause before the next one.
     fn pause_after(&mut self, error: &Error) -> Duration {
         if error.kind == ErrorKind::Changed {
             return CHANGED_AGAIN_AFTER;
@@ -119,16 +128,16 @@ impl Active {
     }
 }
 
-/// What the session knows of a file.
+/// State of a file in the session.
 enum Sent {
     Nothing,
-    /// It was offered as it grows.
+    /// The file was offered while it grows.
     Growing(FileId, FileEntry),
-    /// It was offered, or was said to have ended, in this version; its outcome is waited for.
+    /// The file was offered as ended, or its end was reported, in this version. Its outcome is pending.
     Whole(FileId, u64),
 }
 
-/// What is kept of a file that has settled: its version, and the listing that has seen it last.
+/// Record of a settled file: its version, and the last listing that contained it.
 struct Remembered {
     version: u64,
     listing: u32,
@@ -137,19 +146,19 @@ struct Remembered {
 /// Directories that are being listed.
 struct Listing {
     source: usize,
-    /// In front of the paths that the listing gives.
+    /// Prefix of the listed paths at the destination.
     target: Vec<u8>,
     items: Expansion,
-    /// What it finds has appeared just now.
+    /// True if the listed files have appeared just now.
     is_news: bool,
-    /// It is the first of its source: what cannot be listed is told.
+    /// True for the first listing of the source, which reports names that cannot be listed.
     is_first: bool,
 }
 
 struct State {
     roots: Vec<(Root, Vec<u8>)>,
     watch: Watch<Place>,
-    /// Directories that are watched, by source and path.
+    /// Watched directories, by source and path.
     places: HashMap<(usize, Vec<u8>), Place>,
     active: HashMap<Key, Active>,
     by_id: HashMap<FileId, Key>,
@@ -157,15 +166,16 @@ struct State {
     listings: VecDeque<Listing>,
     listing: u32,
     listed_at: Option<Instant>,
-    /// Sessions so far: what an earlier one says counts no more.
+    /// Number of sessions up to now. Outcomes from earlier sessions are ignored.
     session: u32,
     is_spool: bool,
-    /// What cannot be sent and was not told yet: telling may wait for room, which this lock would keep from coming.
+    /// Errors that are not reported yet. A report may wait for room in the manifest, and under this lock there would
+    /// never be room.
     untold: Vec<Error>,
 }
 
 impl Follow {
-    /// Follows `sources`: roots, and paths beneath them. Errors: the kernel watches nothing.
+    /// Follows `sources`: roots, and paths beneath them. Errors: the kernel cannot watch directories.
     pub fn new(sources: Vec<(Root, Vec<u8>)>, rules: FollowRules) -> Result<Self, Error> {
         let state = State {
             roots: sources,
@@ -184,7 +194,7 @@ impl Follow {
         Ok(Self { rules, state: Mutex::new(state) })
     }
 
-    /// A session begins: what had no outcome is offered again. Returns its number.
+    /// Begins a session, which offers files without an outcome again. Returns the number of the session.
     pub(super) fn begin_session(&self) -> u32 {
         let mut state = lock(&self.state);
         state.session += 1;
@@ -195,7 +205,7 @@ impl Follow {
         state.session
     }
 
-    /// A file of session `session` has its outcome.
+    /// Handles the outcome of a file of session `session`.
     pub(super) fn handle_settled(&self, session: u32, id: FileId, outcome: &FileOutcome) {
         let mut state = lock(&self.state);
         if state.session == session
@@ -217,7 +227,7 @@ impl State {
             active.not_before = Instant::now() + active.pause_after(error);
             return;
         }
-        // What was sent, which is not what is there when it has changed since.
+        // The version that was sent is recorded. The present version differs if the file has changed since then.
         let version = match active.sent {
             Sent::Whole(_, version) => version,
             _ => version_of(active),
@@ -229,12 +239,12 @@ impl State {
         let is_named = active.is_named;
         self.active.remove(&key);
         if !is_named {
-            // It may have changed since it had ended, and nobody listened then.
+            // The file may have changed after its end, when its events had no effect.
             self.touch(key, target, Found::Appeared, false);
         }
     }
 
-    /// Follows a file of a spool, unless it is followed or has settled as it is.
+    /// Follows a file, unless it is followed already or has settled in its present version.
     fn touch(&mut self, key: Key, target: RelPath, found: Found, is_named: bool) {
         if self.active.contains_key(&key) || self.active.len() >= FOLLOWED_MAX {
             return;
@@ -267,7 +277,7 @@ impl State {
         marker.is_ok_and(|marker| matches!(self.roots[key.source].0.look(&marker), Ok(Some(_))))
     }
 
-    /// Begins to list every source, and with it to forget what is not there any more.
+    /// Begins to list every source. The end of the listing forgets files that have disappeared.
     fn begin_listing(&mut self, sender: &Sender) {
         let is_first = self.listing == 0;
         self.listed_at = Some(Instant::now());
@@ -305,7 +315,7 @@ impl State {
         }
     }
 
-    /// A directory is gone from where it was, with all that is in it.
+    /// Stops watching a directory that was removed or moved, and everything beneath it.
     fn unwatch(&mut self, source: usize, path: &[u8]) {
         let is_beneath = |place: &Place| {
             let rest = place.path.strip_prefix(path).filter(|_| place.source == source);
@@ -315,7 +325,7 @@ impl State {
         self.places.retain(|_, place| !is_beneath(place));
     }
 
-    /// Lists a little.
+    /// Lists at most [`LISTED_A_TURN`] names.
     fn list(&mut self, sender: &Sender) {
         for _ in 0..LISTED_A_TURN {
             if self.active.len() >= FOLLOWED_MAX {
@@ -326,7 +336,8 @@ impl State {
                 self.listings.pop_front();
                 if self.listings.is_empty() {
                     self.forget_what_is_gone();
-                    // From its end: however long a listing takes, as much time goes by without one.
+                    // The interval counts from the end of the listing, so a slow listing does not follow directly on
+                    // another.
                     self.listed_at = self.listed_at.map(|_| Instant::now());
                 }
                 continue;
@@ -344,12 +355,12 @@ impl State {
         }
     }
 
-    /// A file was listed.
+    /// Handles a listed file.
     fn found(&mut self, sender: &Sender, key: Key, target: RelPath, is_news: bool) {
         let parent = key.path.parent().map_or(Vec::new(), |parent| parent.as_bytes().to_vec());
         let is_named = !self.places.contains_key(&(key.source, parent.clone()));
         if is_named && self.listing > 1 {
-            // A named file is followed once.
+            // A named file is followed only once.
             return;
         }
         if let Some(base) = key.path.as_bytes().strip_suffix(MARKER_ENDING).filter(|_| !is_named) {
@@ -375,20 +386,20 @@ impl State {
         self.touch(key, target, found, is_named);
     }
 
-    /// Forgets files that no listing has seen since the one before the last.
+    /// Forgets files that neither this listing nor the previous one contains.
     fn forget_what_is_gone(&mut self) {
         let listing = self.listing;
         self.remembered.retain(|_, known| known.listing + 1 >= listing);
     }
 
-    /// Takes what has happened in the watched directories.
+    /// Handles the events of the watched directories.
     fn hear(&mut self, sender: &Sender) -> Result<(), Error> {
         for seen in self.watch.take()? {
             match seen {
                 Noticed::Overflow => self.listed_at = None,
                 Noticed::Unwatched(place) => drop(self.places.remove(&(place.source, place.path))),
                 Noticed::Name { place, name, happened } => {
-                    // A name that cannot be copied is told when it is listed.
+                    // A name that cannot be copied is reported when it is listed.
                     let path = beneath(&place.path, &name);
                     if let (Ok(path), Ok(target)) = (path, beneath(&place.target, &name)) {
                         self.heard(sender, &place, (path, target), happened);
@@ -425,7 +436,7 @@ impl State {
                         only: None,
                     },
                 );
-                // Gone again, or not for us to read: then there is nothing to list.
+                // If the directory is gone again or unreadable, there is nothing to list.
                 if let Ok(items) = root.expand(path.as_bytes()) {
                     let (source, target) = (place.source, place.target.clone());
                     self.listings.push_front(Listing { source, target, items, is_news: true, is_first: false });
@@ -440,7 +451,7 @@ impl State {
                     self.tell_other(&key);
                 }
                 self.look_at(&key);
-                // By the order of events: what a look shows may have been written after any of them.
+                // Events are applied after the look: the data that the look finds may be newer than any of them.
                 match (self.active.get_mut(&key), happened) {
                     (Some(active), Happened::Closed) => active.followed.handle_closed(Instant::now()),
                     (Some(active), _) => active.followed.handle_open(),
@@ -450,7 +461,8 @@ impl State {
         }
     }
 
-    /// Tells of what has appeared and cannot be copied: a pipe, a symlink to nothing; once, as long as it is there.
+    /// Reports a new name that cannot be copied, such as a pipe or a symbolic link to nothing. Reports it once, as
+    /// long as it remains.
     fn tell_other(&mut self, key: &Key) {
         let hash = hash_of_key(key);
         let is_known = self.active.contains_key(key) || self.remembered.contains_key(&hash);
@@ -464,8 +476,8 @@ impl State {
         }
     }
 
-    /// Looks at a file again; whether it is there. One that cannot be looked at now is taken for what it was: what lasts of the
-    /// trouble shows when it is read.
+    /// Looks at a file again; returns false if the file is gone. A file that cannot be looked at now counts as
+    /// unchanged: a lasting error appears when the file is read.
     fn look_at(&mut self, key: &Key) -> bool {
         let look = match self.roots[key.source].0.look(&key.path) {
             Ok(Some(look)) => look,
@@ -478,13 +490,13 @@ impl State {
         true
     }
 
-    /// Looks at every file that has not ended and tells the session.
+    /// Looks at every file that has not ended, and reports to the session.
     fn advance(&mut self, sender: &Sender, rules: &FollowRules, seals: &SealQueue) {
         let now = Instant::now();
         let open = |active: &&Active| !matches!(active.sent, Sent::Whole(..)) && active.not_before <= now;
         let keys: Vec<Key> = self.active.iter().filter(|(_, a)| open(a)).map(|(key, _)| key.clone()).collect();
         for key in keys {
-            // What is not to be told now is not looked at either: there may be many of it.
+            // A file that cannot be offered now is not looked at either. Reason: there may be many such files.
             let waits = |active: &Active| {
                 let is_untold = matches!(active.sent, Sent::Nothing);
                 is_untold && (active.followed.step(now, rules.end) == FollowStep::Wait || !sender.has_room())
@@ -501,12 +513,12 @@ impl State {
             let mut step = active.followed.step(now, rules.end);
             let is_open = || root.is_being_written(&key.path);
             match step {
-                // Another has it still, or has opened it again and not written yet.
+                // A process still has the file open, or has opened it again and not written yet.
                 FollowStep::End(FileEnd::Closed) if is_open() => {
                     active.followed.handle_open();
                     step = FollowStep::Pause;
                 }
-                // What its writer has yet to write would go where nobody finds it.
+                // The source is not removed yet: later data of its writer would be lost.
                 FollowStep::End(FileEnd::Idle) if rules.takes_away && is_open() => step = FollowStep::Pause,
                 _ => {}
             }
@@ -523,11 +535,11 @@ impl State {
         }
     }
 
-    /// A file that is followed is gone.
+    /// Handles the loss of a followed file.
     fn lose(&mut self, sender: &Sender, key: &Key) {
         let Some(active) = self.active.get(key) else { return };
         if matches!(active.sent, Sent::Nothing) && !active.is_named {
-            // Nobody has heard of it.
+            // The session does not have this file yet.
             self.active.remove(key);
             return;
         }
@@ -535,12 +547,12 @@ impl State {
         self.fail(sender, key, Error::new(ErrorKind::NotFound, Scope::Source, Phase::Transfer, text));
     }
 
-    /// A file cannot be sent.
+    /// Handles a file that cannot be sent.
     fn fail(&mut self, sender: &Sender, key: &Key, error: Error) {
         let Some(active) = self.active.get_mut(key) else { return };
         match std::mem::replace(&mut active.sent, Sent::Nothing) {
             Sent::Growing(id, entry) => {
-                // Its outcome comes when the receiver has heard.
+                // The outcome follows when the receiver has handled the withdrawal.
                 active.sent = Sent::Whole(id, version_of_entry(&entry));
                 sender.withdraw_now(id, error);
             }
@@ -557,13 +569,13 @@ impl State {
     }
 }
 
-/// Whether a failure lasts as long as the file is what it is: only something at its source can cure it. A destination that is full,
-/// or not to be written to, may be put right.
+/// True if a failure remains until the file changes at its source. A destination that is full or write-protected can
+/// be repaired.
 fn lasts(error: &Error) -> bool {
     error.retry != Retry::After && error.scope == Scope::Source || error.kind == ErrorKind::Exists
 }
 
-/// The path of `name` beneath `directory`, which is empty for the top.
+/// Returns the path of `name` beneath `directory`, which is empty for the top.
 fn beneath(directory: &[u8], name: &[u8]) -> Result<RelPath, Error> {
     match directory.is_empty() {
         true => RelPath::new(name),
@@ -579,12 +591,12 @@ fn hash_of_key(key: &Key) -> PathHash {
     hash_of(&[&key.source.to_le_bytes(), key.path.as_bytes()].concat())
 }
 
-/// What tells a file from the same file changed.
+/// Returns the version of a file, which changes with the file.
 fn version_of(active: &Active) -> u64 {
     version(active.followed.look())
 }
 
-/// The same of what was sent of it.
+/// Returns the version of a file that was sent, from its entry.
 fn version_of_entry(entry: &FileEntry) -> u64 {
     version(Look { size: entry.size, mtime: entry.mtime, inode: entry.inode })
 }
@@ -596,7 +608,7 @@ fn version(look: Look) -> u64 {
 }
 
 impl Sender {
-    /// Follows the sources until the session is over, or every named file has its outcome.
+    /// Follows the sources until the session is over or every named file has its outcome.
     pub(super) fn scan_followed(self: &Arc<Self>, follow: &Follow) {
         let (events, session) = {
             let state = lock(&follow.state);
@@ -608,7 +620,7 @@ impl Sender {
         };
         while !self.is_over() {
             let mut state = lock(&follow.state);
-            // A session that took over follows them now.
+            // A takeover session now follows the sources.
             if state.session != session {
                 return;
             }

@@ -245,7 +245,8 @@ impl Lanes {
         self.live().iter().for_each(|lane| lane.say_alive());
     }
 
-    /// Divides the rate of each path. TCP lanes get equal parts of its ceiling; QUIC lanes share the remaining parts.
+    /// Divides the rate of each path. Each TCP lane gets an equal part of its ceiling; QUIC lanes together get the
+    /// sum of their equal parts.
     pub fn share_rate(&self) {
         let known: Vec<(Arc<dyn LaneHandle>, SharedRate)> =
             lock(&self.live).iter().filter_map(|lane| Some((lane.handle.upgrade()?, lane.rate.clone()))).collect();
@@ -309,8 +310,8 @@ pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, re
     all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
 }
 
-/// Runs each job on a separate thread and waits for all jobs, at most `time_max`. Later jobs continue without a
-/// waiter. A job for which no thread can be started is dropped.
+/// Runs each job on a separate thread and waits for all jobs, at most `time_max`. Unfinished jobs continue in the
+/// background. A job for which no thread can be started is dropped.
 pub(crate) fn all_within(time_max: Duration, jobs: impl IntoIterator<Item = impl FnOnce() + Send + 'static>) {
     let (running, ended) = channel::<()>();
     for job in jobs {

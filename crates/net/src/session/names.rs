@@ -29,7 +29,7 @@ fn first_name(path: &RelPath) -> &[u8] {
     path.as_bytes().split(|&b| b == b'/').next().unwrap_or_default()
 }
 
-/// Files that the sessions of one copy have settled as good, so that a takeover session leaves them out.
+/// Files that the sessions of one copy have settled successfully, so that a takeover session leaves them out.
 ///
 /// Keeps every path up to [`SETTLED_PATHS_MAX`]. The next session looks up the files beyond that maximum again.
 #[derive(Clone, Debug, Default)]

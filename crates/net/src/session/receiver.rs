@@ -360,8 +360,8 @@ impl Receiver {
         if error.kind == ErrorKind::Busy {
             let ReceiverOptions { destination, on_busy, .. } = &self.options;
             destination.place(&entry.path).iter().for_each(|path| on_busy(destination, path));
-            // One notice is enough for any number of waiting files. There is none if the other session ends within a
-            // second.
+            // One notice is enough for any number of waiting files. There is none if the other session ends within
+            // `BUSY_TOLD_AFTER`.
             notice = (waited >= BUSY_TOLD_AFTER && !self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
                 let them = match lock(&self.later).len() {
                     0 | 1 => entry.path.to_string(),

@@ -336,7 +336,7 @@ impl Sender {
         Ok(file)
     }
 
-    /// Sends one block of a large file. The outer error is that of the lane, the inner one that of the source.
+    /// Sends one block of a large file. The outer error comes from the lane, the inner error from the source.
     fn send_single(
         &self,
         lane: LaneId,
@@ -433,7 +433,7 @@ impl Sender {
             done += size as u64;
             self.send_data(lane, piece.freeze(), clock, tx)?;
         }
-        // This check follows all reads: every byte of the block was read before the file differed from its offer.
+        // This check follows all reads, so every byte of the block was read while the file still matched its offer.
         if let Err(error) = clock.meter.during(Wait::Storage, 0, || source.check_block(entry)) {
             tx.block_abandon()?;
             return Ok(Err(error));

@@ -1,7 +1,7 @@
 //! Detector of silent lanes: lanes without received data while other lanes are active. A cut path looks like this
 //! long before its transport detects the cut.
 //!
-//! Compares the received amount of each lane at every tick. Refuses to end a lane: the session decides if a silent
+//! Compares the receive counters of the lanes at every tick. Refuses to end a lane: the session decides if a silent
 //! lane is in the way, and a lane that is not in the way may recover.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(super) struct SilenceWatch {
     looked: Option<Instant>,
 }
 
-/// Last change of the received amount of a lane.
+/// Receive counter of a lane, and the time of its last change.
 #[derive(Clone, Copy, Debug)]
 struct Heard {
     bytes: Option<u64>,
@@ -46,14 +46,14 @@ struct Heard {
 }
 
 impl SilenceWatch {
-    /// Records the received amount of every lane that is up, from [`crate::lane::LaneHandle::heard`], and returns the
+    /// Records the receive counter of every lane that is up ([`crate::lane::LaneHandle::heard`]), and returns the
     /// silent lanes. Returns none if all lanes are silent: no other lane could take over their blocks.
     pub(super) fn observe(&mut self, lanes: &[(LaneId, Option<u64>)], now: Instant) -> Vec<LaneId> {
         let was_asleep = self.looked.is_none_or(|at| now.saturating_duration_since(at) > LOOKS_APART_MAX);
         self.looked = Some(now);
         let before = std::mem::take(&mut self.lanes);
         for (lane, bytes) in lanes {
-            // A lane without an amount is not reading: it has more data than it takes, so it is not silent.
+            // A lane without a counter does not read: it has more data than it takes, so it is not silent.
             let since = before.get(lane).filter(|heard| !was_asleep && bytes.is_some() && heard.bytes == *bytes);
             self.lanes.insert(*lane, Heard { bytes: *bytes, at: since.map_or(now, |heard| heard.at) });
         }

@@ -203,7 +203,7 @@ mod tests {
     /// Payload of a QUIC packet, in bytes.
     const PACKET_BYTES: usize = 1371;
 
-    /// Size of the blocks of the file. The block in these tests has four slabs.
+    /// Size of the blocks of the file, in bytes: four slabs.
     const BLOCK_BYTES: u64 = 4 << 20;
 
     fn incoming(directory: &TempDir) -> Arc<IncomingFile> {

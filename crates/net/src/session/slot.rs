@@ -12,12 +12,12 @@ use crate::disk::{IncomingFile, Seen};
 /// previous session. The QUIC lanes of that session count as deserted after 6 s.
 pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Returns the time until which a file is retried that the storage refused with `error`; `None` if the file fails.
-/// `until` is the result of the previous call for this file.
+/// Returns the deadline for retries of a file that the storage refused with `error`; `None` if the file fails.
+/// `until` is the deadline from the previous call for this file.
 ///
 /// Another session may hold the file, or too many files are open. In the second case, the `open` files of this
-/// session will end and release their descriptors. A wait for these descriptors does not use up the patience of the
-/// file.
+/// session will end and release their descriptors. The deadline then moves, because a wait for these descriptors must
+/// not use up the patience of the file.
 pub(super) fn patience(error: &Error, until: Option<Instant>, now: Instant, open: usize) -> Option<Instant> {
     let crowded = error.kind == ErrorKind::Limit && error.retry == Retry::After;
     let fresh = now + BUSY_PATIENCE;
@@ -32,8 +32,7 @@ pub(super) fn patience(error: &Error, until: Option<Instant>, now: Instant, open
 pub(super) struct Slot {
     /// File entry.
     pub(super) entry: FileEntry,
-    /// Locked by the thread that asks the storage. Time until which the storage is asked again; `None` before the
-    /// first time.
+    /// Locked by the thread that asks the storage. Deadline for retries; `None` before the storage was asked.
     pub(super) asked: Mutex<Option<Instant>>,
     /// Answer of the storage: the file that takes blocks, if any.
     found: OnceLock<Option<OpenFile>>,

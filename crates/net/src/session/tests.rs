@@ -1,4 +1,4 @@
-//! Tests of what lanes and their session owe each other when a thread panics, a lane is slow to close, or a disk is slow.
+//! Tests of lanes and their session when a thread panics, a lane is slow to close, or a disk is slow.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ impl Observer for Silent {
     fn session_event(&self, _: SessionEvent) {}
 }
 
-/// A lane without a transport, which knows whether it was closed.
+/// Lane without a transport, which records its close.
 #[derive(Default)]
 struct Unplugged {
     is_closed: AtomicBool,
@@ -49,7 +49,7 @@ impl LaneHandle for Unplugged {
     }
 }
 
-/// Panics when it is fed.
+/// Panics when a frame is sent.
 struct PanickingTx;
 
 impl LaneTx for PanickingTx {
@@ -73,7 +73,7 @@ impl LaneTx for PanickingTx {
     }
 }
 
-/// Reads until the lane is closed, and then ends in order or by a panic.
+/// Reads until the lane is closed, then ends in order or by a panic.
 struct ClosedRx {
     lane: Arc<Unplugged>,
     panics: bool,
@@ -89,7 +89,7 @@ impl LaneRx for ClosedRx {
     }
 }
 
-/// Holds up whoever tells it of the end of a session until it is let go.
+/// Observer that blocks the report of the end of a session until it is released.
 struct SlowToHear {
     is_told: Barrier,
     let_go: Barrier,
@@ -120,7 +120,7 @@ fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
     let (done, is_done) = std::sync::mpsc::channel();
     let (asked, seen) = (Arc::clone(&end), Arc::clone(&observer));
     thread::spawn(move || done.send(asked.has_followed_up() && seen.has_heard.load(Ordering::SeqCst)));
-    // Who asks waits: an answer before the observer was let go would be a wrong one.
+    // The query must wait: an answer before the release of the observer would be wrong.
     let early = is_done.recv_timeout(Duration::from_millis(200));
     observer.let_go.wait();
     assert!(early.or_else(|_| is_done.recv()).unwrap());
@@ -150,7 +150,7 @@ fn a_panic_of_either_half_takes_the_lane_down() {
     }
 }
 
-/// A lane whose close takes until every other one closes too.
+/// Lane whose close blocks until every other lane closes too.
 struct SlowToClose {
     together: Arc<Barrier>,
     closed: AtomicBool,
@@ -184,7 +184,8 @@ fn lanes_that_are_slow_to_close_do_not_wait_for_each_other() {
     assert!(lanes.iter().all(|lane| lane.closed.load(Ordering::Relaxed)));
 }
 
-/// When a test gives up on an event. Reason: far beyond what the slowest machine takes; no promise is made of it.
+/// Time after which a test gives up on an event. Reason: far above the time on the slowest machine; it is no
+/// guarantee.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const LANE: LaneId = LaneId(1);
@@ -205,7 +206,7 @@ fn entry(path: &str, kind: EntryKind, size: u64) -> FileEntry {
     }
 }
 
-/// A receiver that writes beneath a directory, and has a lane.
+/// Returns a receiver that writes beneath a directory and has one lane.
 fn receiver(directory: &TempDir) -> (Arc<Receiver>, Destination) {
     let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
     let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
@@ -231,7 +232,7 @@ fn tell(receiver: &Receiver, first: u64, messages: &[Message]) {
     receiver.handle_frame(Frame::Messages { first, encoded }).unwrap();
 }
 
-/// What the receiver has to say now. Panics when it does not even answer.
+/// Returns the messages that the receiver has to send now. Panics if the receiver does not answer at all.
 fn said(receiver: &Arc<Receiver>) -> Vec<Message> {
     let (answer, answered) = channel();
     let asked = Arc::clone(receiver);
@@ -242,7 +243,7 @@ fn said(receiver: &Arc<Receiver>) -> Vec<Message> {
                 messages.extend(Message::decode_all(&encoded).unwrap());
             }
         }
-        // Nobody listens any more when the test is over.
+        // Nobody receives the answer when the test is over.
         let _ = answer.send(messages);
     });
     answered.recv_timeout(PATIENCE).expect("a session that answers its lanes")

@@ -156,8 +156,8 @@ impl Sweeper {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Compares the digest from the receiver with the data that this end has read. Reads the blocks now that this
-    /// session has not sent.
+    /// Compares the digest from the receiver with the data that this end has read. Blocks from earlier sessions are
+    /// read now.
     ///
     /// Errors: `Corrupt` if the digests differ; the file cannot be read, has changed, or the copy was stopped.
     pub(super) fn compare(&self, arrived: &Arrived) -> Result<(), Error> {
@@ -229,7 +229,8 @@ impl Sweeper {
         let marker = RelPath::new(&[path.as_bytes(), MARKER_ENDING].concat()).ok().filter(|_| may_be_marked);
         let marker = marker.and_then(|marker| root.look(&marker).ok().flatten().map(|look| (marker, look)));
         match marker {
-            // A marker with data is never copied, and the file must not be removed without its marker.
+            // Markers are never copied, so the data of this marker would be lost. The file must not be removed
+            // without its marker.
             Some((marker, look)) if look.size > 0 => {
                 let text = format!(
                     "{path} has arrived and stays where it is: its marker {marker} has {} bytes, which nobody has \
@@ -239,7 +240,8 @@ impl Sweeper {
                 return Err(Error::new(ErrorKind::Exists, Scope::Source, Phase::Finalise, text));
             }
             Some((marker, _)) => {
-                // If the file is not the one that was sent, the file stays, and the marker belongs to the new file.
+                // If the source differs from the file that was sent, it stays, and the marker belongs to the new
+                // file.
                 match root.same_source(path, entry) {
                     Err(error) if error.kind == ErrorKind::NotFound && self.then == Then::Delete => {}
                     found => drop(found?),

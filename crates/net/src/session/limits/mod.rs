@@ -35,9 +35,9 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 /// costs about 10 µs, so 64 lanes at ten samples a second would take 0.7 % of a core.
 const LANES_SAMPLED: u32 = 32;
 
-/// Interval between reports to the other end: often while the session is younger than [`YOUNG`], then less often.
-/// Reason: a copy of one second still sends some reports. A long session that waits for storage sends little, so that
-/// its stall is detected.
+/// Interval between reports to the other end: [`REPORT_EVERY_OFTEN`] while the session is younger than [`YOUNG`],
+/// then [`REPORT_EVERY`]. Reason: a copy of one second still sends some reports. A long session that waits for
+/// storage sends few bytes of reports, so that the stall detector sees the session as idle.
 const REPORT_EVERY_OFTEN: Duration = Duration::from_millis(250);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 const YOUNG: Duration = Duration::from_secs(10);
@@ -295,7 +295,7 @@ impl LimitWatch {
 
     /// Handles a report of the receiver.
     ///
-    /// Passes the count of packets that the receiver dropped to the lanes: these packets are no losses of the path.
+    /// Reports to the lanes the packets that the receiving host dropped: these packets are no losses of the path.
     pub(crate) fn handle_receiver(&self, now: Instant, report: &ReceiverReport) {
         let dropped = self.dropped.swap(report.dropped, Ordering::Relaxed);
         let handles =

@@ -1,4 +1,4 @@
-//! What a receiver does for a file that comes from several replicas.
+//! Functions of a receiver for a file that comes from several replicas.
 
 use std::sync::{Arc, Weak};
 
@@ -9,32 +9,33 @@ use super::Receiver;
 use crate::disk::IncomingFile;
 use crate::session::lock;
 
-/// Whom a receiver asks before it gives up a file that has not the digest that it must have.
+/// Judge that a receiver asks before it gives up a file with a wrong digest.
 pub(in crate::session) trait Judge: Send + Sync {
-    /// The blocks that are to be taken anew, from others; `None`: nothing can help.
+    /// Returns the blocks to receive again, from other replicas; `None` if that cannot help.
     fn handle_wrong(&self) -> Option<RangeSet>;
 
-    /// Blocks have been taken back; `asked`: those of them that were here, and are asked for.
+    /// Handles blocks that were taken back. `asked`: those of them that were present, and are requested again.
     fn handle_taken_back(&self, blocks: &RangeSet, asked: &RangeSet);
 }
 
 impl Receiver {
-    /// Publishes nothing before [`Receiver::release`], and asks `judge` about files that are wrong. To be called before the first frame.
+    /// Withholds every file until [`Receiver::release`], and asks `judge` about wrong files. To be called before the
+    /// first frame.
     pub(in crate::session) fn set_judge(&self, judge: Weak<dyn Judge>) {
-        // Set once, by who has just made it.
+        // Set once, by the creator of the receiver.
         let _ = self.judge.set(judge);
         lock(&self.session).withhold_files();
     }
 
-    /// A file may be published when it is whole.
+    /// Allows the publication of a file once it is complete.
     pub(in crate::session) fn release(&self, file: FileId) {
         lock(&self.session).release(file);
         self.after_change();
     }
 
-    /// These blocks of a file are of no use. Range: no lane is writing one of them.
+    /// Takes back blocks of a file that are of no use. Range: no lane is writing one of them.
     ///
-    /// Errors: of the disk; the caller says what becomes of the file.
+    /// Errors: of the disk; the caller decides on the file.
     pub(in crate::session) fn take_back(&self, file: FileId, blocks: &RangeSet) -> Result<(), Error> {
         let slot = lock(&self.slots).get(&file).cloned();
         let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return Ok(()) };
@@ -47,13 +48,13 @@ impl Receiver {
         Ok(())
     }
 
-    /// A file cannot be received any more; one that has its name by now stays as it is.
+    /// Fails a file that can no longer be received. A file that already has its name remains.
     pub(in crate::session) fn fail(&self, file: FileId, error: Error) {
         lock(&self.session).fail(file, error);
         self.after_change();
     }
 
-    /// Before a file is published: whether blocks of it are wrong and are taken anew. Errors: of the disk.
+    /// Checks a file before its publication; returns true if wrong blocks are received again. Errors: of the disk.
     pub(super) fn take_wrong_blocks_back(&self, file: FileId, incoming: &Arc<IncomingFile>) -> Result<bool, Error> {
         let Some(judge) = self.judge.get().and_then(Weak::upgrade).filter(|_| self.options.expect.is_some()) else {
             return Ok(false);
@@ -71,17 +72,17 @@ impl Receiver {
         }
     }
 
-    /// Another lane brings what `lane` was bringing of a block.
+    /// Releases the claim of `lane` on a block, because another lane delivers the block.
     pub(in crate::session) fn release_claim(&self, lane: LaneId, file: FileId, index: u64) {
         lock(&self.session).release_claim(lane, file, index);
     }
 
-    /// Whether `lane` may write a block, and no other.
+    /// True if `lane` is the only lane that may write a block.
     pub(in crate::session) fn has_claim(&self, lane: LaneId, file: FileId, index: u64) -> bool {
         lock(&self.session).has_claim(lane, file, index)
     }
 
-    /// Whether a block is here and verified; `None`: blocks of this file are of no use any more.
+    /// True if a block is present and verified; `None` if the file no longer takes blocks.
     pub(in crate::session) fn has_block(&self, file: FileId, index: u64) -> Option<bool> {
         let session = lock(&self.session);
         let has = session.has_block(file, index);

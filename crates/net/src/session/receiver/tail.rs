@@ -1,4 +1,5 @@
-//! Parts of blocks of growing files, whose writers pause: held in memory until they are verified, then written; they count as nothing.
+//! Tails of growing files: written parts of blocks whose writers pause. They are kept in memory until they are
+//! verified, then written. They do not count as received blocks.
 
 use sterna_proto::session::{BlockClaim, FileId};
 use sterna_proto::{Error, FileEntry};
@@ -8,7 +9,7 @@ use super::super::lock;
 use super::{OpenBlock, ReceiverLane};
 
 impl ReceiverLane {
-    /// Begins one. Errors: its entry contradicts what is known of its file.
+    /// Begins a tail. Errors: its entry contradicts the recorded entry of its file.
     pub(super) fn begin_tail(
         &self,
         file: FileId,
@@ -24,7 +25,7 @@ impl ReceiverLane {
         Ok(OpenBlock::Tail { file, entry, offset, data: vec![0; data_len as usize] })
     }
 
-    /// Writes one that is what its sender read. What is not comes again with its block.
+    /// Writes a tail with the right digest. Other data is dropped, and arrives again with its block.
     pub(super) fn end_tail(&self, (file, entry): (FileId, &FileEntry), offset: u64, data: &[u8], trailer: &[u8]) {
         let receiver = &self.receiver;
         let slot = receiver.slot(file, entry);
@@ -36,7 +37,7 @@ impl ReceiverLane {
         let meter = receiver.limits.reader(self.lane);
         let written = meter.during(Wait::Storage, data.len(), || incoming.write_tail(offset, data));
         let mut session = lock(&receiver.session);
-        // First: a file that fails is not to be published because nobody writes to it any more.
+        // The failure comes first: otherwise the file could be published once nobody writes to it.
         if let Err(error) = written {
             session.fail(file, error);
         }

@@ -1,4 +1,4 @@
-//! The blocks that one lane brings from one replica.
+//! Blocks that arrive on one lane from one replica.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -15,20 +15,20 @@ use super::super::{BlockSink, End, lock};
 use super::end::ReplicaEnd;
 use super::{FILE, Gate};
 
-/// A block on its way.
+/// Block that is being received.
 enum OpenBlock {
-    /// Read past.
+    /// Read and dropped.
     Discard,
-    /// Read past; its digest counts.
+    /// Read and dropped; only its digest counts.
     Compare { copy: CopyId, index: u64 },
-    /// The receiver writes it.
+    /// Written by the receiver.
     Written { copy: CopyId, gate: Arc<Gate> },
-    /// A small file, which is compared before it is written.
+    /// Small file, which is compared before it is written.
     Small { copy: CopyId, entry: FileEntry, slab: Option<Slab>, data: Vec<u8> },
 }
 
 impl OpenBlock {
-    /// A block that is not written.
+    /// Returns the state of a block that is not written.
     fn read_past(becomes: BlockUse, copy: CopyId, index: u64) -> Self {
         match becomes {
             BlockUse::Compare => Self::Compare { copy, index },
@@ -37,14 +37,14 @@ impl OpenBlock {
     }
 }
 
-/// One lane of one replica.
+/// Receiving side of one lane of one replica.
 pub(super) struct ReplicaLane {
     end: Arc<ReplicaEnd>,
-    /// The lane of the receiver that stands for this one.
+    /// Lane number of the receiver for this lane.
     lane: LaneId,
     blocks: Box<dyn BlockSink>,
     open: HashMap<u64, OpenBlock>,
-    /// Of each block on its way: bytes of the file, and what they are encoded as.
+    /// File bytes and encoded bytes of each block that is being received.
     lengths: HashMap<u64, (u64, u64)>,
     decoding: Decoding,
 }
@@ -60,7 +60,7 @@ impl ReplicaLane {
         CopyId(self.end.replicas.copies.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What becomes of a block; of one from a session that is over nothing.
+    /// Asks the state machine for the use of a block. A block from an ended session is dropped.
     fn ask(&self, copy: CopyId, entry: &FileEntry, index: u64) -> Result<BlockUse, Error> {
         let replica = self.end.replica;
         let asked = self.end.tell(|session| session.handle_begun(replica, copy, entry, index));
@@ -76,7 +76,7 @@ impl ReplicaLane {
     ) -> Result<OpenBlock, Error> {
         let (copy, replicas) = (self.next_copy(), Arc::clone(&self.end.replicas));
         let gate = Arc::new(Gate { revoked: Mutex::new(false), lane: self.lane, index });
-        // Before anybody can know of the copy, and so revoke it.
+        // The gate exists before any other thread can see, and so revoke, the copy.
         lock(&replicas.gates).insert(copy, Arc::clone(&gate));
         let instead_of = match self.ask(copy, &entry, index) {
             Ok(BlockUse::Take { instead_of }) => instead_of,
@@ -89,11 +89,12 @@ impl ReplicaLane {
         let file = lock(&replicas.session).file().cloned();
         let revoked = lock(&gate.revoked);
         if let (Some(file), false) = (file, *revoked) {
-            // As the receiver knows the file: replicas differ in times and inodes.
+            // The entry comes from the receiver: replicas differ in times and inodes.
             let header = BlockHeader::Single { file: FILE, entry: file, index, data };
             self.blocks.begin(block, &header.encode(), data_len)?;
             if !replicas.receiver.has_claim(self.lane, FILE, index) {
-                // Another one was done with it before it was revoked, what it wrote is being taken back, or the file has ended.
+                // The claim is missing: an earlier copy was complete before it was revoked, its data is being taken
+                // back, or the file has ended.
                 self.blocks.abandoned(block)?;
                 lock(&replicas.gates).remove(&copy);
                 drop(revoked);
@@ -116,7 +117,7 @@ impl ReplicaLane {
         })
     }
 
-    /// The receiver has all of a block.
+    /// Ends a block whose data has all gone to the receiver.
     fn end_written(&mut self, block: u64, (copy, gate): (CopyId, &Gate), trailer: &[u8]) -> Result<(), Error> {
         let (replicas, replica, index) = (Arc::clone(&self.end.replicas), self.end.replica, gate.index);
         let digest = digest_of(trailer)?;
@@ -124,7 +125,7 @@ impl ReplicaLane {
         if *revoked {
             self.blocks.abandoned(block)?;
             drop(revoked);
-            // Its digest counts all the same.
+            // The digest counts even though the copy was revoked.
             let now = Instant::now();
             self.end.tell(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
             return Ok(());
@@ -135,8 +136,8 @@ impl ReplicaLane {
             Some(false) => Arrival::Corrupt,
             None => Arrival::ReadPast,
         };
-        // Also of a session that is over: what is written is to be known. And before the gate opens: who takes over from this copy must find its
-        // block accounted for.
+        // An ended session also reports here: data that was written must be recorded. The report precedes the release
+        // of the gate, because a copy that takes over must find this block recorded.
         lock(&replicas.session).handle_block(replica, copy, index, digest, arrival, Instant::now());
         lock(&replicas.gates).remove(&copy);
         drop(revoked);
@@ -154,7 +155,7 @@ impl ReplicaLane {
             let computed = FileDigests::of(data, Checks::NONE.with(expected.algorithm()));
             expected.check(&computed, &entry.path).err()
         });
-        // The first copy of a session is the one that is compared and written, whatever comes behind it.
+        // Only the first copy of a session is compared and written; later copies are ignored.
         let mut small = lock(&replicas.small);
         if small.contains_key(&replica) {
             return Ok(());
@@ -184,7 +185,8 @@ impl BlockSink for ReplicaLane {
                 let (_, entry) = files.swap_remove(0);
                 self.begin_small(entry, slab, data_len)?
             }
-            // What comes of a source that is more than one file, before its sender hears that it is not used.
+            // The source has more than one file, and its sender does not yet have the refusal: its blocks are
+            // dropped.
             _ => OpenBlock::Discard,
         };
         self.open.insert(block, open);
@@ -192,7 +194,7 @@ impl BlockSink for ReplicaLane {
     }
 
     fn data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
-        // What is asked for is counted in bytes of the file too.
+        // Delivered bytes are counted in bytes of the file, like requested bytes.
         let (length, encoded) = self.lengths.get(&block).copied().unwrap_or((1, 1));
         let bytes = (data.len() as u64).saturating_mul(length) / encoded;
         self.end.replicas.delivered[self.end.replica.0 as usize].fetch_add(bytes, Ordering::Relaxed);
@@ -256,7 +258,7 @@ impl Drop for ReplicaLane {
                 lock(&replicas.session).handle_block_lost(*copy, gate.index);
             }
         }
-        // What it was bringing is free again.
+        // Its blocks are available to other lanes again.
         replicas.receiver.lane_down(self.lane);
     }
 }

@@ -1,11 +1,11 @@
-//! One file from several replicas: a receiver with an end in front of it for each sender.
+//! One file from several replicas: one receiver, with a separate local end for each sender.
 //!
-//! What it does: [`Replicas`] owns the receiver and the machine that says which replica is asked for what
-//! ([`sterna_proto::session::ReplicaSession`]), and carries between the two. A [`ReplicaEnd`] is what the sender of one replica has before it: an
-//! [`End`] as that of every session, so that a replica may be at an agent, on a web server or on this host. What it refuses to do: dial, and start
-//! threads; its owner calls [`Replicas::turn`].
+//! [`Replicas`] owns the receiver and the state machine that decides which replica sends which block
+//! ([`sterna_proto::session::ReplicaSession`]), and passes frames between the two. A [`ReplicaEnd`] is the local end
+//! for the sender of one replica. It is an [`End`] as in every session, so a replica can be at an agent, on a web
+//! server or on this host. This module refuses to dial and to start threads: its owner calls [`Replicas::turn`].
 //!
-//! Locks: that of the machine is never held while the receiver is called.
+//! Locks: the lock of the state machine is never held during a call of the receiver.
 
 mod end;
 mod lane;
@@ -25,34 +25,34 @@ pub use self::end::ReplicaEnd;
 use super::receiver::Judge;
 use super::{End, LaneIds, Observer, Receiver, ReceiverOptions, SessionEvent, Work, lock};
 
-/// The one file.
+/// Number of the file; there is only one.
 const FILE: FileId = FileId(0);
 
-/// A copy of a block on its way to the receiver.
+/// Gate for a copy of a block that goes to the receiver.
 #[derive(Debug)]
 struct Gate {
-    /// Held while something of it is written; set when nothing more of it may be.
+    /// Locked while data of the copy is written. True once no more data of it may be written.
     revoked: Mutex<bool>,
-    /// The receiver's lane that it is on, and the block.
+    /// Lane of the receiver that carries the copy, and the index of the block.
     lane: LaneId,
     index: u64,
 }
 
-/// The replicas of one file, and the receiver that writes it.
+/// Replicas of one file, and the receiver that writes the file.
 pub struct Replicas {
     session: Mutex<ReplicaSession>,
-    /// Something may have changed for the ends.
+    /// Notified when there may be a change for the ends.
     wake: Condvar,
     receiver: Arc<Receiver>,
-    /// Numbers the receiver's lanes: one for each lane to a sender.
+    /// Counter for the lanes of the receiver: one for each lane to a sender.
     lanes: LaneIds,
     copies: AtomicU64,
     gates: Mutex<HashMap<CopyId, Arc<Gate>>>,
-    /// Bytes of blocks that each replica has delivered, whatever became of them.
+    /// Block bytes that each replica has delivered, used or not.
     delivered: Vec<AtomicU64>,
-    /// The number of each replica's present session.
+    /// Number of the current session of each replica.
     epochs: Vec<AtomicU64>,
-    /// Of a small file: what each replica has sent.
+    /// Content of a small file, as each replica has sent it.
     small: Mutex<HashMap<ReplicaId, Vec<u8>>>,
     expected: Option<sterna_proto::Digest>,
     observer: Arc<dyn Observer>,
@@ -80,17 +80,17 @@ impl Replicas {
         });
         let judge = Arc::downgrade(&replicas);
         replicas.receiver.set_judge(judge as Weak<dyn Judge>);
-        // The first number is that of the lane that carries control frames.
+        // The first number is that of the lane for control frames.
         replicas.receiver.lane_up(replicas.lanes.next());
         Ok(replicas)
     }
 
-    /// The receiver that writes the file.
+    /// Returns the receiver that writes the file.
     pub fn receiver(&self) -> &Arc<Receiver> {
         &self.receiver
     }
 
-    /// A session with the sender of a replica begins; the one before, if any, is over.
+    /// Begins a session with the sender of a replica. A previous session of that replica is over.
     pub fn join(self: &Arc<Self>, replica: ReplicaId) -> Result<Arc<ReplicaEnd>, Error> {
         lock(&self.small).remove(&replica);
         let end = ReplicaEnd::new(self, replica, self.epochs[replica.0 as usize].fetch_add(1, Ordering::Relaxed) + 1)?;
@@ -98,13 +98,14 @@ impl Replicas {
         Ok(end)
     }
 
-    /// A replica was not reached, or has gone.
+    /// Handles a replica that was not reached or has left.
     pub fn leave(&self, replica: ReplicaId, error: &Error) {
         lock(&self.session).handle_left(replica, error, Instant::now());
         self.wake.notify_all();
     }
 
-    /// Carries what is to be carried, and decides what is to be decided. To be called some tens of times a second.
+    /// Passes frames between receiver and state machine, and carries out decisions. To be called some tens of times a
+    /// second.
     pub fn turn(&self) {
         loop {
             let carried = self.carry_to_receiver() | self.carry_from_receiver();
@@ -122,7 +123,7 @@ impl Replicas {
         self.wake.notify_all();
     }
 
-    /// Waits until there may be something for [`Replicas::turn`] to do, at most `nap`.
+    /// Waits until [`Replicas::turn`] may have work, at most for `nap`.
     pub fn wait(&self, nap: Duration) {
         self.receiver.wait_for_work(nap);
     }
@@ -134,7 +135,7 @@ impl Replicas {
             let Some(frame) = frame else { return carried };
             carried = true;
             if let Err(error) = self.receiver.handle_frame(frame) {
-                // Both ends are ours: this is a bug, and the receiver has aborted.
+                // Both ends are in this process: this is a bug, and the receiver has aborted.
                 lock(&self.session).abort(error);
             }
         }
@@ -151,7 +152,7 @@ impl Replicas {
         carried
     }
 
-    /// Carries out what the machine asks for; whether there was anything.
+    /// Carries out the requests of the state machine. Returns true if there were any.
     fn carry_out(&self) -> bool {
         let mut any = false;
         loop {
@@ -173,7 +174,7 @@ impl Replicas {
         }
     }
 
-    /// Nothing more of a copy is written when this returns.
+    /// Revokes a copy of a block: no more of its data is written after this call.
     fn revoke(&self, copy: CopyId) {
         let gate = lock(&self.gates).remove(&copy);
         let Some(gate) = gate else { return };
@@ -181,7 +182,7 @@ impl Replicas {
         self.receiver.release_claim(gate.lane, FILE, gate.index);
     }
 
-    /// Has the copy of a small file written that this replica has sent.
+    /// Writes the copy of a small file that this replica has sent.
     fn pass_on(&self, replica: ReplicaId) {
         let data = lock(&self.small).get(&replica).cloned();
         let file = lock(&self.session).file().cloned();
@@ -204,30 +205,31 @@ impl Replicas {
         }
     }
 
-    /// Ends the copy.
+    /// Aborts the copy.
     pub fn abort(&self, error: Error) {
         lock(&self.session).abort(error);
         self.wake.notify_all();
     }
 
-    /// Whether the copy has come to its end, and its observer has heard everything; senders may still have to hear of it.
+    /// True if the copy has ended and its observer has received all events. Senders may still have to receive the
+    /// end.
     pub fn is_over(&self) -> bool {
         let is_over = lock(&self.session).is_over();
         is_over && self.receiver.is_over() && self.receiver.has_followed_up()
     }
 
-    /// Whether nobody need try to reach this replica any more.
+    /// True if this replica is no longer needed, so that nobody has to reach it.
     pub fn is_done_with(&self, replica: ReplicaId) -> bool {
         let session = lock(&self.session);
         session.is_over() || session.is_dropped(replica)
     }
 
-    /// What each replica gave, in order.
+    /// Returns the account of each replica, in order.
     pub fn accounts(&self) -> Vec<ReplicaAccount> {
         lock(&self.session).accounts()
     }
 
-    /// Lanes that are up, to all senders.
+    /// Returns the number of lanes that are up, to all senders.
     pub fn lane_count(&self) -> usize {
         let session = lock(&self.session);
         (0u32..).zip(&self.delivered).map(|(replica, _)| session.lane_count(ReplicaId(replica))).sum()

@@ -1,7 +1,7 @@
 //! Calls on a sender from the thread that follows sources.
 //!
-//! That thread holds the lock of the followed source during these calls, and the handling of outcomes takes the same
-//! lock. So these calls neither wait nor pass events on.
+//! The calling thread holds the lock of the followed source during these calls, and the handler of outcomes takes the
+//! same lock. So these calls neither wait nor pass events on.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Tests of a sender by itself, whose receiver is what a test says: sources that go when they have arrived, and files
-//! that others write to.
+//! Tests of a sender alone, with a receiver that the test plays: sources that are removed when they have arrived, and
+//! files that others write to.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::sys;
 const LANE: LaneId = LaneId(1);
 const MIB: usize = 1 << 20;
 
-/// Keeps what a sender reports.
+/// Records the events of a sender.
 #[derive(Default)]
 struct Reported(Mutex<Vec<SessionEvent>>);
 
@@ -24,7 +24,7 @@ impl Observer for Reported {
     }
 }
 
-/// A lane that keeps the data of blocks.
+/// Lane that keeps the data of blocks.
 #[derive(Default)]
 struct Taken {
     data: Vec<u8>,
@@ -54,13 +54,13 @@ impl LaneTx for Taken {
     }
 }
 
-/// A sender of one file, `source` in a directory of its own.
+/// Sender of one file, `source`, in a separate directory.
 struct OneFile {
     directory: TempDir,
     sender: Arc<Sender>,
     reported: Arc<Reported>,
     taken: Taken,
-    /// It was offered as one that is read as a whole once more.
+    /// True if the file was offered as a held file, which is read again as a whole.
     is_held: bool,
     messages: u64,
 }
@@ -89,7 +89,7 @@ impl OneFile {
         self.directory.path().join("source")
     }
 
-    /// The next block, which is there or about to be.
+    /// Returns the next block, which is available now or soon.
     fn next_block(&self) -> BlockTask {
         loop {
             match self.sender.next_work(LANE) {
@@ -116,7 +116,7 @@ impl OneFile {
         self.sender.handle_frame(frame).unwrap();
     }
 
-    /// The receiver reports the file as done, with these bytes.
+    /// Plays the receiver: reports the file as done, with the digests of `bytes`.
     fn hear_done(&mut self, bytes: &[u8]) -> FileOutcome {
         self.hear(&Message::Done { file: FileId(0), digests: FileDigests::of(bytes, Checks::NONE) });
         while !self.sender.has_followed_up() {
@@ -136,8 +136,8 @@ impl OneFile {
 }
 
 impl OneFile {
-    /// The message that says what the whole file is, or that it cannot be sent: the first of these, which is there or
-    /// about to be.
+    /// Returns the first message with the final digest of the file, or with its withdrawal. It is available now or
+    /// soon.
     fn verdict(&self) -> Message {
         loop {
             let Work::Frame(Frame::Messages { encoded, .. }) = self.sender.next_work(LANE) else {
@@ -152,7 +152,7 @@ impl OneFile {
         }
     }
 
-    /// A file of 3 MiB, of one byte, that a process has mapped; the writer has written to all of it.
+    /// Creates a file of 3 MiB of one byte that a process has mapped. The writer has written to all of it.
     fn mapped(byte: u8) -> (Self, sys::MappedFile) {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("source"), vec![0; 3 * MIB]).unwrap();
@@ -166,11 +166,11 @@ impl OneFile {
 fn a_file_that_is_written_through_a_map_while_it_is_read_is_not_published() {
     let (mut copy, mut writer) = OneFile::mapped(1);
     copy.send(1);
-    // No time of the file shows it: its pages are dirty already.
+    // No time of the file shows this write: its pages are dirty already.
     writer.fill(2);
     copy.send(2);
     copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
-    // The receiver compares this with what it has.
+    // The receiver compares this digest with that of its file.
     assert!(copy.is_held, "it is not read once more");
     let Message::Sealed { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
     assert!(blake3 != *blake3::hash(&copy.taken.data).as_bytes(), "a torn copy is published");
@@ -205,7 +205,7 @@ fn a_small_file_that_is_open_for_writing_is_read_twice() {
     let copy = OneFile::new(b"as it is", None);
     let root = Root::open(copy.directory.path(), Access::ReadOnly).unwrap();
     let source = root.open_source(&RelPath::new(b"source").unwrap()).unwrap();
-    // Without a writer it is not.
+    // Without a writer, the file is not checked by content.
     source.check_steady(0, b"as it was").unwrap();
     let writer = fs::File::options().append(true).open(copy.path()).unwrap();
     assert_eq!(source.check_steady(0, b"as it was").unwrap_err().kind, ErrorKind::Changed);
@@ -219,7 +219,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 #[test]
 fn a_source_stays_when_the_receiver_reports_other_bytes() {
-    // One that travels packed, one of one block, one of several.
+    // Files in a packed block, in one block, and in several blocks.
     for (length, blocks) in [(5, 1), (MIB, 1), (3 * MIB + 7, 4)] {
         let bytes = pattern(length);
         let mut other = bytes.clone();
@@ -246,7 +246,8 @@ fn blocks_of_an_earlier_run_are_read_before_their_source_is_deleted() {
     planted[MIB + 3] ^= 1;
     let copy = || {
         let mut copy = OneFile::new(&bytes, Some(Then::Delete));
-        // The last block and perhaps one before it are this session's; what it had sent of the others is read past.
+        // This session sends the last block and perhaps one before it; the other blocks, which it did not send, are
+        // read again.
         copy.send(1);
         copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
         copy.send(2);
@@ -267,7 +268,7 @@ fn a_source_that_is_deleted_is_read_where_its_file_system_reports_a_hole() {
         copy.send(2);
         copy.taken.data
     };
-    // Of this thread alone, on which the blocks are read.
+    // The setting applies only to this thread, on which the blocks are read.
     thread::spawn(move || {
         sys::report_only_holes();
         assert!(sent(None).is_empty(), "the file system reports no hole: this test shows nothing");
