@@ -1,4 +1,4 @@
-//! Copies many files to one agent at once, each by a copy of its own, through one [`Engine`].
+//! Copies many files to one agent at once through one [`Engine`]. Each file has a separate copy.
 //!
 //! ```text
 //! cargo run --release -p sterna-net --example many_copies -- FINGERPRINT sterna://host/in/ FILE...

@@ -60,8 +60,8 @@ fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
     use std::os::unix::ffi::OsStrExt;
     let usage = |path: &PathBuf| {
         let text = format!(
-            "{} and another source may have files of the same name at the destination: follow each by a copy of its own, \
-             to a place of its own",
+            "{} and another source may have files of the same name at the destination: follow each with a separate copy, \
+             to a separate place",
             path.display()
         );
         Err(Error::usage(&[Setting::Follow], text))
