@@ -13,17 +13,18 @@
 //! | 0 | 8 | magic `STERNAJN` |
 //! | 8 | 2 | version of this format, 1 |
 //! | 10 | 1 | kind of the source: 1 file, 2 growing file |
-//! | 11 | 5 | zero |
+//! | 11 | 1 | zero; a reader refuses another value |
+//! | 12 | 4 | zero; a reader ignores another value |
 //! | 16 | 8 | size of the file; 0 for a growing file |
 //! | 24 | 8 | size of a block |
 //! | 32 | 8 | modification time at the source, seconds; 0 for a growing file |
 //! | 40 | 4 | modification time at the source, nanoseconds; 0 for a growing file |
-//! | 44 | 4 | zero |
+//! | 44 | 4 | zero; a reader ignores another value |
 //! | 48 | 8 | inode at the source |
 //! | 56 | 8 | inode of the data file at the destination |
 //! | 64 | 8 | nonce: differs between any two journals |
 //! | 72 | 8 | version at the source |
-//! | 80 | 4 | zero |
+//! | 80 | 4 | zero; a reader ignores another value |
 //! | 84 | 4 | CRC-32C of bytes 0 to 84 |
 //!
 //! Record, 64 bytes:
@@ -31,12 +32,13 @@
 //! | offset | size | field |
 //! |---|---|---|
 //! | 0 | 8 | index of the block |
-//! | 8 | 1 | bit 0: Adler-32 is present; bit 1: CRC-32C is present |
-//! | 9 | 3 | zero |
+//! | 8 | 1 | bit 0: Adler-32 is present; bit 1: CRC-32C is present; a reader ignores other bits |
+//! | 9 | 1 | zero; a reader skips a record with another value |
+//! | 10 | 2 | zero; a reader ignores another value |
 //! | 12 | 32 | BLAKE3 chaining value of the block (hash of the file if it has one block) |
 //! | 44 | 4 | Adler-32, or zero |
 //! | 48 | 4 | CRC-32C, or zero |
-//! | 52 | 8 | zero |
+//! | 52 | 8 | zero; a reader ignores another value |
 //! | 60 | 4 | CRC-32C of bytes 0 to 60, continued from the header's CRC |
 //!
 //! Each record is independent: a torn tail or a flipped bit loses only that record, and its block is sent again. A
@@ -47,6 +49,10 @@
 //! The size and times of a growing file change all the time. Its journal therefore identifies the file by inode and
 //! creation time, and contains its block size. The digest that the sender gives at the end decides if the blocks still
 //! match the source.
+//!
+//! A later release writes what an earlier one may ignore into the ignored bytes. It sets one of the refused or skipped
+//! bytes if an earlier release must not use the journal, or the record. So this version number stays. The journals in
+//! `tests/corpus` load in every release.
 //!
 //! A 5 TB file has 298,024 records, 19 MB.
 
@@ -72,6 +78,15 @@ const KIND_GROWING: u8 = 2;
 const HAS_ADLER32: u8 = 1;
 const HAS_CRC32C: u8 = 2;
 
+/// Offset of the byte that a reader refuses unless it is zero.
+const MANDATORY_OFFSET: usize = 11;
+
+/// Offsets of the header bytes that a reader ignores, four at each.
+const IGNORED_OFFSETS: [usize; 3] = [12, 44, 80];
+
+/// Offset of the byte of a record that is zero in the records of blocks.
+const RECORD_KIND_OFFSET: usize = 9;
+
 /// Header of a journal: identifies the file of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalHeader {
@@ -89,6 +104,8 @@ pub struct JournalHeader {
     pub data_inode: u64,
     /// Differs between any two journals.
     pub nonce: u64,
+    /// Bytes that only a later release knows. They are kept, because the CRC of each record continues theirs.
+    pub ignored: [[u8; 4]; 3],
 }
 
 impl JournalHeader {
@@ -97,7 +114,8 @@ impl JournalHeader {
         assert!(entry.kind == EntryKind::File, "only files have a journal");
         let FileEntry { inode: source_inode, version: source_version, growth, .. } = *entry;
         let (size, mtime) = if growth.is_some() { (0, FileTime::default()) } else { (entry.size, entry.mtime) };
-        Self { growth, size, mtime, source_inode, source_version, data_inode, nonce }
+        let ignored = Default::default();
+        Self { growth, size, mtime, source_inode, source_version, data_inode, nonce, ignored }
     }
 
     /// Returns true if the blocks of this journal may complete the file version in `entry`.
@@ -131,6 +149,9 @@ impl JournalHeader {
         bytes[56..64].copy_from_slice(&self.data_inode.to_le_bytes());
         bytes[64..72].copy_from_slice(&self.nonce.to_le_bytes());
         bytes[72..80].copy_from_slice(&self.source_version.to_le_bytes());
+        for (offset, ignored) in IGNORED_OFFSETS.iter().zip(&self.ignored) {
+            bytes[*offset..offset + 4].copy_from_slice(ignored);
+        }
         let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
         bytes[CRC_OFFSET..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -156,6 +177,9 @@ impl JournalHeader {
         if u16::from_le_bytes([bytes[8], bytes[9]]) != VERSION {
             return wrong("is of another version of the format");
         }
+        if bytes[MANDATORY_OFFSET] != 0 {
+            return wrong("was written by a newer sterna, which this one does not understand");
+        }
         let log2 = long(bytes, 24).trailing_zeros() as u8;
         let growth = match bytes[10] {
             KIND_GROWING => Growth::from_codes(false, log2, 0).ok(),
@@ -169,6 +193,7 @@ impl JournalHeader {
             data_inode: long(bytes, 56),
             nonce: long(bytes, 64),
             source_version: long(bytes, 72),
+            ignored: IGNORED_OFFSETS.map(|offset| word(bytes, offset).to_le_bytes()),
         };
         let kind = if header.growth.is_some() { KIND_GROWING } else { KIND_FILE };
         if bytes[10] != kind || header.size > FILE_BYTES_MAX || header.mtime.nanoseconds >= 1_000_000_000 {
@@ -218,14 +243,15 @@ impl RecordCodec {
         bytes
     }
 
-    /// Decodes one record. `None` if it is torn, damaged, of another journal, or of a block beyond the end of the file.
+    /// Decodes one record. `None` if it is torn, damaged, of another journal, of a block beyond the end of the file, or
+    /// of a kind that only a later release knows.
     pub fn decode(&self, bytes: &[u8]) -> Option<JournalRecord> {
         let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
         if word(bytes, 60) != crc32c::crc32c_append(self.header_crc, &bytes[..60]) {
             return None;
         }
         let index = long(bytes, 0);
-        if index >= self.block_count {
+        if index >= self.block_count || bytes[RECORD_KIND_OFFSET] != 0 {
             return None;
         }
         let mut chaining_value = [0u8; 32];
@@ -321,6 +347,36 @@ mod tests {
         assert!(!header.same_version(&FileEntry { inode: 78, ..same.clone() }));
         assert!(!header.same_version(&FileEntry { version: same.version + 1, ..same.clone() }));
         assert!(!header.same_version(&FileEntry { kind: EntryKind::Directory, ..same }));
+    }
+
+    /// Returns `bytes` with `value` at `offset` and the CRC of the header made right.
+    fn changed(mut bytes: Vec<u8>, offset: usize, value: u8) -> Vec<u8> {
+        bytes[offset] = value;
+        let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
+        bytes[CRC_OFFSET..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_later_release_may_use_ignored_bytes_and_refuses_readers_by_the_others() {
+        let (header, bytes) = journal(3);
+        for offset in IGNORED_OFFSETS {
+            let later = JournalHeader::decode(&changed(bytes.clone(), offset + 3, 9)).unwrap();
+            assert!(later.same_version(&entry(3 << 20)) && later != header);
+            let written = later.records().encode(&record(1));
+            assert_eq!(JournalHeader::decode(&later.encode()).unwrap().records().decode(&written), Some(record(1)));
+        }
+        let refused = JournalHeader::decode(&changed(bytes, MANDATORY_OFFSET, 1)).unwrap_err();
+        assert!(refused.text().contains("newer"), "{refused}");
+        let sealed = |offset: usize| {
+            let mut bytes = header.records().encode(&record(2));
+            bytes[offset] |= 0x80;
+            let crc = crc32c::crc32c_append(header.records().header_crc, &bytes[..60]);
+            bytes[60..].copy_from_slice(&crc.to_le_bytes());
+            header.records().decode(&bytes)
+        };
+        assert_eq!(sealed(RECORD_KIND_OFFSET), None);
+        assert_eq!([8, 10, 11, 52, 59].map(sealed), [Some(record(2)); 5]);
     }
 
     #[test]
