@@ -6,9 +6,9 @@ use libfuzzer_sys::fuzz_target;
 use sterna_proto::session::{Frame, Message};
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(frame) = Frame::decode(bytes) else { return };
+    let Ok(Some(frame)) = Frame::decode(bytes) else { return };
     let again = Frame::decode(&frame.encode()).map(|again| format!("{again:?}"));
-    assert_eq!(again.ok(), Some(format!("{frame:?}")));
+    assert_eq!(again.ok(), Some(format!("{:?}", Some(&frame))));
     if let Frame::Messages { encoded, .. } = &frame
         && let Ok(messages) = Message::decode_all(encoded)
     {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{ActiveEnd, Frame, Hello, LaneId, Request};
+use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope, Setting};
 
 use crate::arrivals::{ARRIVALS_MAX, Arrivals, Arrived};
@@ -614,7 +614,7 @@ fn no_such_root(name: &str, roots: &[NamedRoot], grant: &Grant) -> String {
 impl AgentSink<'_> {
     fn join(&mut self, frame: &[u8]) -> Result<(), Error> {
         let outcome = match Frame::decode(frame) {
-            Ok(Frame::Hello(hello)) => {
+            Ok(Some(Frame::Hello(hello))) => {
                 // From here on the peer is known and the session counts the lane. Storage may take some time.
                 self.slot = None;
                 let seat = self.shared.session(self.peer, self.handle.peer_addr(), &hello);
@@ -636,7 +636,8 @@ impl AgentSink<'_> {
         session.live.add(&self.handle, rate, false);
         session.live.share_rate();
         let up = JoinedLane::new(&end, id, &self.handle);
-        let feeder = spawn_feeder(Arc::clone(&end), id, tx, Some(Frame::Welcome), Arc::clone(&self.handle))?;
+        let welcome = Some(Frame::Welcome(Capabilities::OURS));
+        let feeder = spawn_feeder(Arc::clone(&end), id, tx, welcome, Arc::clone(&self.handle))?;
         started.log.lane_up(id, format_args!("{} from {}", self.handle.transport(), self.handle.peer_addr()));
         self.joined = Some(Joined { up, feeder, id, sink: SessionSink::new(end, id), seat });
         Ok(())

@@ -1,5 +1,6 @@
 //! The one error type: kind of failure, end, phase, and the use of another attempt.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -80,14 +81,16 @@ pub enum ErrorKind {
     Internal,
     /// The peer does not know the session any more (it was restarted): a new one takes over.
     SessionLost,
+    /// A kind of a newer release, with its code. Scope and retry say what to do.
+    Other(u8),
 }
 
 macro_rules! wire_codes {
-    ($type:ident { $($variant:ident = $code:literal $name:literal),+ $(,)? }) => {
+    ($type:ident { $($variant:ident = $code:literal $name:literal),+ $(,)? } $($other:ident $other_name:literal)?) => {
         impl $type {
-            /// The code on the wire and in the journal; never renumbered.
+            /// The code on the wire; never renumbered.
             pub const fn code(self) -> u8 {
-                match self { $(Self::$variant => $code),+ }
+                match self { $(Self::$variant => $code,)+ $(Self::$other(code) => code)? }
             }
             /// The value of a code, if there is one.
             pub const fn from_code(code: u8) -> Option<Self> {
@@ -95,7 +98,7 @@ macro_rules! wire_codes {
             }
             /// The name in JSON; never changed.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),+ }
+                match self { $(Self::$variant => $name,)+ $(Self::$other(_) => $other_name)? }
             }
         }
     };
@@ -111,7 +114,14 @@ wire_codes!(ErrorKind {
     Exists = 6 "exists", Changed = 7 "changed", Corrupt = 8 "corrupt", Protocol = 9 "protocol",
     Unreachable = 10 "unreachable", Limit = 11 "limit", Usage = 12 "usage", Cancelled = 13 "cancelled", Io = 14 "io",
     Internal = 15 "internal", SessionLost = 16 "session_lost",
-});
+} Other "other");
+
+impl ErrorKind {
+    /// Returns the kind of a code that a peer sent.
+    pub fn of_peer(code: u8) -> Self {
+        Self::from_code(code).unwrap_or(Self::Other(code))
+    }
+}
 
 /// Host that reported a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,7 +153,7 @@ pub struct Error {
     /// Host that reported it.
     pub said_by: SaidBy,
     text: Arc<str>,
-    settings: &'static [Setting],
+    settings: Cow<'static, [Setting]>,
     is_cut_in_handshake: bool,
     cause: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
@@ -158,7 +168,7 @@ impl Error {
             retry: Retry::Never,
             said_by: SaidBy::Us,
             text: text.into().into(),
-            settings: &[],
+            settings: Cow::Borrowed(&[]),
             is_cut_in_handshake: false,
             cause: None,
         }
@@ -179,20 +189,20 @@ impl Error {
     }
 
     /// Creates the failure of a request that is contradictory or incomplete, because of these settings.
-    pub fn usage(settings: &'static [Setting], text: impl Into<String>) -> Self {
+    pub fn usage(settings: impl Into<Cow<'static, [Setting]>>, text: impl Into<String>) -> Self {
         Self::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text).about(settings)
     }
 
     /// Names the settings that the user can change to avoid the failure.
     #[must_use]
-    pub fn about(mut self, settings: &'static [Setting]) -> Self {
-        self.settings = settings;
+    pub fn about(mut self, settings: impl Into<Cow<'static, [Setting]>>) -> Self {
+        self.settings = settings.into();
         self
     }
 
-    /// Settings that the user can change to avoid the failure. Empty for most failures, and for those that a peer reported.
-    pub const fn settings(&self) -> &'static [Setting] {
-        self.settings
+    /// Settings that the user can change to avoid the failure. Empty for most failures.
+    pub fn settings(&self) -> &[Setting] {
+        &self.settings
     }
 
     /// Marks the failure as reported by the peer.

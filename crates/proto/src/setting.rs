@@ -15,9 +15,14 @@ macro_rules! settings {
             /// Every setting.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// Name in JSON; never changed.
+            /// Name in JSON and on the wire; never changed.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),+ }
+            }
+
+            /// Returns the setting with this name.
+            pub fn of(name: &[u8]) -> Option<Self> {
+                Self::ALL.iter().copied().find(|setting| setting.name().as_bytes() == name)
             }
         }
     };

@@ -3,10 +3,25 @@
 //! Integers are unsigned LEB128 (7 bits per byte, lowest first, at most 10 bytes). A byte string is its length, then
 //! its bytes. What it refuses to do: read beyond the frame that contains the value, so a peer cannot cause an
 //! allocation larger than the data it has sent. There is no clock.
+//!
+//! Numbers of types and fields from [`OPTIONAL_FROM`] on are optional: a reader that does not know one skips what it
+//! names. A *field* is a number (one byte) and a byte string. Fields stand at the end of a frame, a message or a header,
+//! and in an *area*, a byte string that holds nothing else. Skipping copies nothing.
 
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{EntryKind, FILE_BYTES_MAX, FileEntry, FileTime, MODE_MAX, RelPath, drives_terminal};
 use crate::growth::Growth;
+use crate::setting::Setting;
+
+/// Lowest number of an optional type or field. Readers skip unknown numbers from here on, and refuse those below.
+pub const OPTIONAL_FROM: u8 = 0x80;
+
+/// Maximum length of an area of fields, in bytes. Reason: a packed block carries 64 KiB of entries. One more entry with
+/// its path and a full area stays below the limit of a lane for headers (128 KiB).
+pub const AREA_BYTES_MAX: usize = 32 << 10;
+
+/// Field of an error: names of the settings that the user can change.
+const ERROR_SETTINGS: u8 = 128;
 
 /// Maximum length of an error text on the wire, in bytes; longer texts are cut. Reason: room for two paths and a
 /// sentence.
@@ -81,9 +96,15 @@ impl Writer {
                 self.byte(block_log2);
             }
         }
+        self.empty_area();
     }
 
-    /// Writes an error: its four codes, then its text with the texts of its causes.
+    /// Writes an area without fields.
+    pub fn empty_area(&mut self) {
+        self.bytes(b"");
+    }
+
+    /// Writes an error: its four codes, its text with the texts of its causes, and an area with the settings.
     pub fn error(&mut self, error: &Error) {
         for code in [error.kind.code(), error.scope.code(), error.phase.code(), error.retry.code()] {
             self.byte(code);
@@ -94,6 +115,14 @@ impl Writer {
             end -= 1;
         }
         self.bytes(&text.as_bytes()[..end]);
+        let mut area = Self::default();
+        if !error.settings().is_empty() {
+            let mut names = Self::default();
+            error.settings().iter().for_each(|setting| names.bytes(setting.name().as_bytes()));
+            area.byte(ERROR_SETTINGS);
+            area.bytes(&names.bytes);
+        }
+        self.bytes(&area.bytes);
     }
 }
 
@@ -179,6 +208,49 @@ impl<'a> Reader<'a> {
         self.raw(usize::try_from(len).unwrap_or(usize::MAX))
     }
 
+    /// Skips the fields that follow, up to the end. Errors: as [`Self::fields`].
+    pub fn skip_fields(self) -> Result<(), Error> {
+        self.fields(|_, _| Ok(false))
+    }
+
+    /// Skips an area. Errors: as [`Self::area`].
+    pub fn skip_area(&mut self) -> Result<(), Error> {
+        self.area(|_, _| Ok(false))
+    }
+
+    /// Reads an area of fields, as [`Self::fields`] does. Errors: also an area above [`AREA_BYTES_MAX`].
+    pub fn area(&mut self, known: impl FnMut(u8, &mut Self) -> Result<bool, Error>) -> Result<(), Error> {
+        let area = self.bytes()?;
+        if area.len() > AREA_BYTES_MAX {
+            let text = format!("fields from the peer: {} bytes, at most {AREA_BYTES_MAX}", area.len());
+            return Err(Error::protocol(text));
+        }
+        Reader::new(area).fields(known)
+    }
+
+    /// Reads the fields that follow, up to the end. Passes the number and the value of each to `known`, which returns
+    /// false for a number that it does not know.
+    ///
+    /// Errors: an unknown field that is not optional, and fields that are not in ascending order. The order makes each
+    /// field unique, so there are at most 256.
+    pub fn fields(mut self, mut known: impl FnMut(u8, &mut Self) -> Result<bool, Error>) -> Result<(), Error> {
+        let mut least = 0u16;
+        while !self.is_empty() {
+            let number = self.byte()?;
+            let mut value = Self::new(self.bytes()?);
+            if u16::from(number) < least {
+                return Err(Error::protocol(format!("fields from the peer: field {number} is out of order")));
+            }
+            least = u16::from(number) + 1;
+            if known(number, &mut value)? {
+                value.finish()?;
+            } else if number < OPTIONAL_FROM {
+                return Err(Error::protocol(format!("fields from the peer: unknown mandatory field {number}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Reads an entry of a manifest.
     pub fn entry(&mut self) -> Result<FileEntry, Error> {
         let kind = match self.byte()? {
@@ -199,6 +271,7 @@ impl<'a> Reader<'a> {
         let inode = self.integer()?;
         let version = self.integer()?;
         let growth = self.growth(kind, size)?;
+        self.skip_area()?;
         let mtime = FileTime { seconds, nanoseconds };
         Ok(FileEntry { path, kind, size, mtime, mode, allocated, inode, version, growth })
     }
@@ -229,13 +302,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an error of the peer.
+    /// Reads an error of the peer. An unknown kind keeps its code, scope, phase and retry.
+    ///
+    /// Errors: an unknown scope, phase or retry. These sets are complete, and handlers decide by them.
     pub fn error(&mut self) -> Result<Error, Error> {
-        let unknown = || Error::protocol("error from the peer: unknown code");
-        let kind = ErrorKind::from_code(self.byte()?).ok_or_else(unknown)?;
-        let scope = Scope::from_code(self.byte()?).ok_or_else(unknown)?;
-        let phase = Phase::from_code(self.byte()?).ok_or_else(unknown)?;
-        let retry = Retry::from_code(self.byte()?).ok_or_else(unknown)?;
+        let unknown = |what: &str, code: u8| Error::protocol(format!("error from the peer: unknown {what} {code}"));
+        let kind = ErrorKind::of_peer(self.byte()?);
+        let code = self.byte()?;
+        let scope = Scope::from_code(code).ok_or_else(|| unknown("scope", code))?;
+        let code = self.byte()?;
+        let phase = Phase::from_code(code).ok_or_else(|| unknown("phase", code))?;
+        let code = self.byte()?;
+        let retry = Retry::from_code(code).ok_or_else(|| unknown("retry", code))?;
         let text = self.bytes()?;
         if text.len() > ERROR_TEXT_BYTES_MAX {
             return Err(Error::protocol("error from the peer: its text is too long"));
@@ -243,7 +321,24 @@ impl<'a> Reader<'a> {
         // The text comes from the peer and goes to a terminal: replace control characters.
         let text: String =
             String::from_utf8_lossy(text).chars().map(|c| if drives_terminal(c) { '\u{fffd}' } else { c }).collect();
-        Ok(Error::new(kind, scope, phase, text).retry(retry))
+        let mut settings = Vec::new();
+        self.area(|number, value| {
+            if number == ERROR_SETTINGS {
+                settings = value.settings()?;
+            }
+            Ok(number == ERROR_SETTINGS)
+        })?;
+        Ok(Error::new(kind, scope, phase, text).retry(retry).about(settings))
+    }
+
+    /// Reads names of settings up to the end. Skips unknown names and repeated ones.
+    fn settings(&mut self) -> Result<Vec<Setting>, Error> {
+        let mut settings = Vec::new();
+        while !self.is_empty() {
+            let setting = Setting::of(self.bytes()?);
+            settings.extend(setting.filter(|setting| !settings.contains(setting)));
+        }
+        Ok(settings)
     }
 }
 
@@ -274,6 +369,83 @@ mod tests {
         for value in [i64::MIN, -1, 0, 1, i64::MAX] {
             assert_eq!(unzigzag(zigzag(value)), value);
         }
+    }
+
+    /// Returns the bytes of fields with these numbers and values.
+    fn fields(all: &[(u8, &[u8])]) -> Vec<u8> {
+        let mut writer = Writer::default();
+        for (number, value) in all {
+            writer.byte(*number);
+            writer.bytes(value);
+        }
+        writer.into_bytes()
+    }
+
+    #[test]
+    fn unknown_optional_fields_are_skipped_and_mandatory_ones_refused_by_number() {
+        let skip = |all: &[(u8, &[u8])]| Reader::new(&fields(all)).skip_fields();
+        assert!(skip(&[]).is_ok() && skip(&[(OPTIONAL_FROM, b""), (200, b"later"), (255, &[7; 1000])]).is_ok());
+        let mandatory = skip(&[(OPTIONAL_FROM - 1, b"later")]).unwrap_err();
+        assert!(mandatory.text().contains("unknown mandatory field 127"), "{mandatory}");
+        assert!(skip(&[(200, b""), (200, b"")]).is_err(), "twice");
+        assert!(skip(&[(201, b""), (200, b"")]).is_err(), "out of order");
+        let bytes = fields(&[(200, b"later")]);
+        assert!((1..bytes.len()).all(|length| Reader::new(&bytes[..length]).skip_fields().is_err()), "cut short");
+    }
+
+    #[test]
+    fn known_fields_are_read_between_unknown_ones_and_to_their_end() {
+        let read = |value: &[u8]| {
+            let bytes = fields(&[(3, value), (200, b"later")]);
+            let mut found = None;
+            let outcome = Reader::new(&bytes).fields(|number, value| {
+                if number == 3 {
+                    found = Some(value.integer()?);
+                }
+                Ok(number == 3)
+            });
+            outcome.map(|()| found)
+        };
+        assert_eq!(read(&[9]).unwrap(), Some(9));
+        assert!(read(&[9, 9]).is_err() && read(&[]).is_err());
+    }
+
+    #[test]
+    fn an_area_has_a_limit() {
+        let area = |value: usize| {
+            let mut writer = Writer::default();
+            writer.bytes(&fields(&[(200, &vec![0; value])]));
+            Reader::new(&writer.into_bytes()).skip_area()
+        };
+        // A number and a length of three bytes precede the value.
+        assert!(area(AREA_BYTES_MAX - 4).is_ok() && area(AREA_BYTES_MAX - 3).is_err());
+    }
+
+    #[test]
+    fn an_error_keeps_its_settings_and_an_unknown_kind_its_code() {
+        let settings: &[_] = &[Setting::Memory, Setting::Lanes];
+        let mut writer = Writer::default();
+        writer.error(&Error::usage(settings, "too little"));
+        let mut bytes = writer.into_bytes();
+        bytes[0] = 99;
+        let read = Reader::new(&bytes).error().unwrap();
+        assert_eq!((read.kind, read.scope, read.retry), (ErrorKind::Other(99), Scope::Client, Retry::Never));
+        assert_eq!((read.settings(), read.kind.code()), (settings, 99));
+        for position in 1..4 {
+            let mut bytes = bytes.clone();
+            bytes[position] = 99;
+            assert!(Reader::new(&bytes).error().unwrap_err().text().contains("99"));
+        }
+    }
+
+    #[test]
+    fn settings_of_a_newer_peer_are_skipped_and_each_counts_once() {
+        let mut writer = Writer::default();
+        for name in [&b"lanes"[..], b"warp", b"\xff", b"lanes", b"memory"] {
+            writer.bytes(name);
+        }
+        let bytes = writer.into_bytes();
+        assert_eq!(Reader::new(&bytes).settings().unwrap(), [Setting::Lanes, Setting::Memory]);
     }
 
     #[test]

@@ -466,8 +466,8 @@ struct WelcomedSink<'a> {
 
 impl LaneSink for WelcomedSink<'_> {
     fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
-        let frame = Frame::decode(frame)?;
-        if matches!(frame, Frame::Welcome) {
+        let Some(frame) = Frame::decode(frame)? else { return Ok(()) };
+        if matches!(frame, Frame::Welcome(_)) {
             (self.on_welcome)();
         }
         self.sink.handle(frame)
@@ -512,7 +512,7 @@ impl SessionSink {
 
 impl LaneSink for SessionSink {
     fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
-        self.handle(Frame::decode(frame)?)
+        Frame::decode(frame)?.map_or(Ok(()), |frame| self.handle(frame))
     }
 
     fn block_begin(&mut self, block: u64, header: &[u8], data_len: u64) -> Result<(), Error> {

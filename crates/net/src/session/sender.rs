@@ -640,7 +640,7 @@ impl End for Sender {
         match frame {
             Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
-            Frame::Welcome => {}
+            Frame::Welcome(_) => {}
             _ => return Err(Error::protocol("a frame from the peer out of place")),
         }
         drop(session);

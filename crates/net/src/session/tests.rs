@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
 use sterna_proto::compress::Wish;
-use sterna_proto::session::{FileId, LINGER_DEFAULT, Message, Overwrite};
+use sterna_proto::session::{Capabilities, FileId, LINGER_DEFAULT, Message, Overwrite};
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
 
@@ -142,7 +142,7 @@ fn a_panic_of_either_half_takes_the_lane_down() {
             handle: Arc::clone(&handle) as Arc<dyn LaneHandle>,
         };
         let (joined, id) = (Arc::clone(&end) as Arc<dyn End>, LaneId(1));
-        let first = Some(Frame::Welcome);
+        let first = Some(Frame::Welcome(Capabilities::OURS));
         let ended = catch_unwind(AssertUnwindSafe(|| attach(joined, id, lane, first, &|| {})));
         assert_eq!(ended.is_err(), panics);
         assert!(handle.is_closed.load(Ordering::Relaxed));

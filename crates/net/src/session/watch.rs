@@ -146,7 +146,7 @@ impl End for Watch {
         match frame {
             Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next)?,
-            Frame::Welcome => {}
+            Frame::Welcome(_) => {}
             Frame::Snapshot(snapshot) => {
                 self.show(*snapshot);
                 return Ok(());

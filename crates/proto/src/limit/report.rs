@@ -81,9 +81,10 @@ pub struct LimitReport {
 }
 
 impl LimitReport {
-    /// Writes the report in the format of a frame: integers, times in microseconds, rates in bit/s.
+    /// Writes the report in the format of a frame: integers, times in microseconds, rates in bit/s; then an area.
     pub fn write(&self, w: &mut Writer) {
         for times in [&self.recent, &self.total] {
+            w.integer(Limit::ALL.len() as u64);
             Limit::ALL.iter().for_each(|limit| w.integer(micros(times.of(*limit))));
         }
         let facts = &self.facts;
@@ -113,6 +114,7 @@ impl LimitReport {
             facts.policed_over_quic,
         ];
         flags.iter().for_each(|flag| w.byte(u8::from(*flag)));
+        w.empty_area();
     }
 
     /// Reads the report. Errors: the frame is cut short, or a flag is neither 0 nor 1.
@@ -149,6 +151,7 @@ impl LimitReport {
             policed_is_least: read_flag(r)?,
             policed_over_quic: read_flag(r)?,
         };
+        r.skip_area()?;
         Ok(Self { recent, total, facts })
     }
 }
@@ -171,10 +174,15 @@ pub(crate) fn read_time(r: &mut Reader<'_>) -> Result<Duration, Error> {
     Ok(Duration::from_micros(r.integer()?).min(TIME_MAX))
 }
 
+/// Maximum number of limits in a report. Reason: several times as many as exist.
+const LIMITS_MAX: u64 = 64;
+
+/// Reads times by limit. Skips those of limits that only a newer peer knows.
 fn read_times(r: &mut Reader<'_>) -> Result<LimitTimes, Error> {
     let mut times = LimitTimes::default();
-    for limit in Limit::ALL {
-        times.add(limit, read_time(r)?);
+    for index in 0..r.integer_up_to(LIMITS_MAX)? {
+        let time = read_time(r)?;
+        Limit::ALL.get(index as usize).iter().for_each(|limit| times.add(**limit, time));
     }
     Ok(times)
 }

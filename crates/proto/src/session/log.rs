@@ -120,21 +120,20 @@ impl ControlLog {
         self.acknowledge_now = true;
     }
 
-    /// Accepts a frame of the log and returns the new messages in it.
+    /// Accepts a frame of the log and returns the new messages in it, without those that are skipped.
     ///
     /// Errors: a gap in the numbers, or a malformed message.
     pub fn handle_frame(&mut self, first: u64, encoded: &[u8]) -> Result<Vec<Message>, Error> {
         if first > self.expected {
             return Err(Error::protocol(format!("message {first} from the peer where {} was next", self.expected)));
         }
-        let messages = Message::decode_all(encoded)?;
+        let messages = Message::decode_each(encoded)?;
         let seen = usize::try_from(self.expected - first).unwrap_or(usize::MAX);
         if seen > 0 {
             self.acknowledge_now = true;
         }
-        let new: Vec<Message> = messages.into_iter().skip(seen).collect();
-        self.expected += new.len() as u64;
-        Ok(new)
+        self.expected += messages.len().saturating_sub(seen) as u64;
+        Ok(messages.into_iter().skip(seen).flatten().collect())
     }
 
     /// Records that the peer has accepted every message below `next`. Errors: such a message was never sent.

@@ -7,17 +7,14 @@
 //! a code that the peer sent. It holds no state and needs no time.
 
 use super::FileId;
-use super::hello::Hello;
+use super::hello::{Capabilities, Hello};
 use super::third_party::{Conclusion, Snapshot, ThirdParty, Told};
 use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, Wish, encoded_length, slab_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
 use crate::limit::{LimitReport, ReceiverReport};
-use crate::wire::{Reader, Writer};
-
-/// Version of the protocol. A peer with another version is refused with an error that names both versions.
-pub const PROTOCOL_VERSION: u64 = 1;
+use crate::wire::{OPTIONAL_FROM, Reader, Writer};
 
 /// Maximum number of sources in one request. Reason: they fit in one control frame with room to spare.
 pub const SOURCES_MAX: usize = 4096;
@@ -95,7 +92,7 @@ pub enum Frame {
     /// Client to agent: the first frame on each lane.
     Hello(Hello),
     /// Agent to client: the hello is accepted.
-    Welcome,
+    Welcome(Capabilities),
     /// Agent to client: the hello is refused; the lane closes.
     Refuse(Error),
     /// A batch of the control log: consecutive encoded messages. The first message has number `first`.
@@ -275,12 +272,11 @@ impl Frame {
         match self {
             Self::Hello(hello) => {
                 w.byte(1);
-                w.integer(PROTOCOL_VERSION);
                 hello.write(&mut w);
             }
-            Self::Welcome => {
+            Self::Welcome(capabilities) => {
                 w.byte(2);
-                w.integer(PROTOCOL_VERSION);
+                capabilities.write(&mut w);
             }
             Self::Refuse(error) => {
                 w.byte(3);
@@ -311,18 +307,14 @@ impl Frame {
         w.into_bytes()
     }
 
-    /// Decodes a frame. Errors: malformed frame, or a hello of another protocol version.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+    /// Decodes a frame. Returns `None` for an optional frame of an unknown type, which the reader skips.
+    ///
+    /// Errors: malformed frame, an unknown type that is not optional, or a hello or welcome without a common version.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, Error> {
         let mut r = Reader::new(bytes);
         let frame = match r.byte()? {
-            1 => {
-                expect_version(&mut r)?;
-                Self::Hello(Hello::read(&mut r)?)
-            }
-            2 => {
-                expect_version(&mut r)?;
-                Self::Welcome
-            }
+            1 => Self::Hello(Hello::read(&mut r)?),
+            2 => Self::Welcome(Capabilities::read(&mut r, ["agent", "client"])?),
             3 => Self::Refuse(r.error()?.from_peer()),
             4 => {
                 let first = r.integer()?;
@@ -332,19 +324,11 @@ impl Frame {
             6 => Self::Receiver(ReceiverReport::read(&mut r)?),
             7 => Self::Limits(Box::new(LimitReport::read(&mut r)?)),
             8 => Self::Snapshot(Box::new(Snapshot::read(&mut r)?)),
+            OPTIONAL_FROM.. => return Ok(None),
             code => return Err(Error::protocol(format!("frame from the peer: unknown type {code}"))),
         };
-        r.finish()?;
-        Ok(frame)
-    }
-}
-
-fn expect_version(r: &mut Reader<'_>) -> Result<(), Error> {
-    match r.integer()? {
-        PROTOCOL_VERSION => Ok(()),
-        other => Err(Error::protocol(format!(
-            "the peer speaks version {other} of the protocol, this sterna speaks {PROTOCOL_VERSION}: use the same release at both ends"
-        ))),
+        r.skip_fields()?;
+        Ok(Some(frame))
     }
 }
 
@@ -375,18 +359,19 @@ impl Request {
                 copy.write(w);
             }
         }
+        w.empty_area();
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
-        match r.byte()? {
-            1 => Ok(Self::Push {
+        let request = match r.byte()? {
+            1 => Self::Push {
                 destination: r.bytes()?.to_vec(),
                 several: read_flag(r)?,
                 overwrite: read_overwrite(r)?,
                 checks: read_checks(r)?,
                 expect: read_expect(r)?,
                 dry_run: read_flag(r)?,
-            }),
+            },
             2 => {
                 let count = r.integer_up_to(SOURCES_MAX as u64)?;
                 let mut sources = Vec::new();
@@ -394,11 +379,13 @@ impl Request {
                     sources.push(r.bytes()?.to_vec());
                 }
                 let (dry_run, compress) = (read_flag(r)?, read_wish(r)?);
-                Ok(Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)? })
+                Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)? }
             }
-            3 => ThirdParty::read(r).map(|copy| Self::ThirdParty(Box::new(copy))),
-            code => Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
-        }
+            3 => Self::ThirdParty(Box::new(ThirdParty::read(r)?)),
+            code => return Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
+        };
+        r.skip_area()?;
+        Ok(request)
     }
 }
 
@@ -527,21 +514,30 @@ impl Message {
         }
     }
 
-    /// Decodes concatenated messages until the end of `bytes`.
+    /// Decodes the concatenated messages in `bytes`, without those that the reader skips.
     pub fn decode_all(bytes: &[u8]) -> Result<Vec<Self>, Error> {
+        Ok(Self::decode_each(bytes)?.into_iter().flatten().collect())
+    }
+
+    /// Decodes the concatenated messages in `bytes`. An optional message of an unknown type is `None`: the reader skips
+    /// the message and counts it.
+    pub(super) fn decode_each(bytes: &[u8]) -> Result<Vec<Option<Self>>, Error> {
         let mut r = Reader::new(bytes);
         let mut messages = Vec::new();
         while !r.is_empty() {
             let code = r.byte()?;
             let mut body = Reader::new(r.bytes()?);
-            messages.push(Self::read_body(code, &mut body)?);
-            body.finish()?;
+            let message = Self::read_body(code, &mut body)?;
+            if message.is_some() {
+                body.skip_fields()?;
+            }
+            messages.push(message);
         }
         Ok(messages)
     }
 
-    fn read_body(code: u8, r: &mut Reader<'_>) -> Result<Self, Error> {
-        Ok(match code {
+    fn read_body(code: u8, r: &mut Reader<'_>) -> Result<Option<Self>, Error> {
+        Ok(Some(match code {
             1 => Self::Offer { file: FileId(r.integer()?), entry: r.entry()? },
             2 => Self::Withdraw { file: FileId(r.integer()?), error: r.error()? },
             3 => Self::Unreadable { error: r.error()? },
@@ -565,12 +561,13 @@ impl Message {
             }
             13 => Self::Wait { file: FileId(r.integer()?) },
             14 => Self::Finished,
-            15 => Self::Told(Box::new(Told::read(r)?)),
+            15 => return Ok(Told::read(r)?.map(|told| Self::Told(Box::new(told)))),
             16 => Self::Concluded(Box::new(Conclusion::read(r)?)),
             17 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
             18 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },
+            OPTIONAL_FROM.. => return Ok(None),
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
-        })
+        }))
     }
 }
 
@@ -694,7 +691,7 @@ impl BlockHeader {
             6 => (read_tail(&mut r, data_len)?, data_len),
             code => return Err(Error::protocol(format!("block from the peer: unknown kind {code}"))),
         };
-        r.finish()?;
+        r.skip_fields()?;
         if expected != data_len {
             return Err(Error::protocol(format!("block from the peer: {data_len} bytes where {expected} belong")));
         }

@@ -16,11 +16,10 @@ mod runs;
 mod send;
 mod third_party;
 
-pub use hello::{Hello, PATHS_MAX, PathNumber};
+pub use hello::{Agreed, Capabilities, Features, Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
 pub use message::{
-    BlockData, BlockHeader, Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PROTOCOL_VERSION, Request,
-    SOURCES_MAX,
+    BlockData, BlockHeader, Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, Request, SOURCES_MAX,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
 pub use replicas::{

@@ -264,7 +264,7 @@ impl World {
     }
 
     fn sender_frame(&mut self, bytes: &[u8]) {
-        let taken = match Frame::decode(bytes).expect("our own frame") {
+        let taken = match Frame::decode(bytes).expect("our own frame").expect("of a known type") {
             Frame::Messages { first, encoded } => self.session.send.handle_messages(first, &encoded),
             Frame::Acknowledge { next } => self.session.send.handle_acknowledgement(next),
             other => panic!("{other:?} does not travel here"),
@@ -274,7 +274,7 @@ impl World {
     }
 
     fn receiver_frame(&mut self, bytes: &[u8]) {
-        let taken = match Frame::decode(bytes).expect("our own frame") {
+        let taken = match Frame::decode(bytes).expect("our own frame").expect("of a known type") {
             Frame::Messages { first, encoded } => self.session.recv.handle_messages(first, &encoded),
             Frame::Acknowledge { next } => self.session.recv.handle_acknowledgement(next),
             other => panic!("{other:?} does not travel here"),

@@ -9,7 +9,10 @@ use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{ConnectOptions, connect};
 use sterna_net::lane::{Lane, LaneSink};
 use sterna_proto::compress::{Encoder, Method, Slab, SlabEncoding, Width, Wish};
-use sterna_proto::session::{BlockData, BlockHeader, FileId, Frame, Hello, Message, Overwrite, Request, SessionId};
+use sterna_proto::session::{
+    BlockData, BlockHeader, Capabilities, FileId, Frame, Hello, Message, Overwrite, Request, SessionId,
+};
+use sterna_proto::wire::OPTIONAL_FROM;
 use sterna_proto::{Checks, EntryKind, Error, FileEntry, FileTime, RelPath};
 
 use crate::site::{Agent, Site};
@@ -165,7 +168,7 @@ fn a_first_frame_that_is_no_hello_ends_the_lane() {
         let garbage = seeded.bytes(size);
         until_cut_off(victim.lane(), |tx| tx.control(&garbage));
     }
-    until_cut_off(victim.lane(), |tx| tx.control(&Frame::Welcome.encode()));
+    until_cut_off(victim.lane(), |tx| tx.control(&Frame::Welcome(Capabilities::OURS).encode()));
     until_cut_off(victim.lane(), |tx| tx.block_begin(b"", 1000));
     victim.check();
 }
@@ -175,7 +178,9 @@ fn garbage_after_the_hello_ends_the_lane() {
     let victim = Victim::new();
     let mut seeded = Seeded::new(3);
     for size in [1, 10, 1000, 100_000] {
-        let garbage = seeded.bytes(size);
+        let mut garbage = seeded.bytes(size);
+        // From here on a frame would be optional.
+        garbage[0] %= OPTIONAL_FROM;
         until_cut_off(victim.joined(), |tx| tx.control(&garbage));
         until_cut_off(victim.joined(), |tx| {
             tx.block_begin(&garbage[..size.min(1000)], 100).and_then(|()| tx.block_data(vec![0; 100].into()))
@@ -185,6 +190,21 @@ fn garbage_after_the_hello_ends_the_lane() {
         tx.control(&Frame::Messages { first: 1 << 40, encoded: Message::Bye.encode() }.encode())
     });
     until_cut_off(victim.joined(), |tx| tx.control(&Frame::Acknowledge { next: u64::MAX }.encode()));
+    victim.check();
+}
+
+#[test]
+fn optional_frames_and_messages_in_any_number_take_no_memory() {
+    let victim = Victim::new();
+    let skipped = [OPTIONAL_FROM, 0].repeat(100_000);
+    until_cut_off(victim.joined(), |tx| {
+        for round in 0..100 {
+            tx.control(&vec![0xff; 256 << 10])?;
+            tx.control(&Frame::Messages { first: round * 100_000, encoded: skipped.clone() }.encode())?;
+        }
+        // A number that cannot be skipped.
+        tx.control(&[OPTIONAL_FROM - 1])
+    });
     victim.check();
 }
 

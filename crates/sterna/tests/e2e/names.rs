@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{TcpOptions, accept};
 use sterna_net::lane::{Lane, LaneTx};
-use sterna_proto::session::{BlockData, BlockHeader, FileId, Frame, Message};
+use sterna_proto::session::{BlockData, BlockHeader, Capabilities, FileId, Frame, Message};
 use sterna_proto::{Error, FileEntry};
 
 use crate::hostile::{Deaf, entry};
@@ -112,7 +112,8 @@ impl Liar {
                 let Ok(lane) = accept(stream.unwrap(), &identity, &TcpOptions::default()) else { continue };
                 let Lane { mut tx, rx, .. } = lane.into_lane();
                 // The client may disconnect during the answer; the test expects this.
-                let _ = tx.control(&Frame::Welcome.encode()).and_then(|()| answer(&mut *tx)).and_then(|()| tx.flush());
+                let welcome = Frame::Welcome(Capabilities::OURS).encode();
+                let _ = tx.control(&welcome).and_then(|()| answer(&mut *tx)).and_then(|()| tx.flush());
                 let _ = rx.run(&mut Deaf);
             }
         });

@@ -87,7 +87,7 @@ impl End for ReplicaEnd {
                 self.tell(|session| session.handle_messages(self.replica, first, &encoded, now))
             }
             Frame::Acknowledge { next } => self.tell(|session| session.handle_acknowledgement(self.replica, next, now)),
-            Frame::Welcome => return Ok(()),
+            Frame::Welcome(_) => return Ok(()),
             _ => return Err(Error::protocol("a frame from the peer out of place")),
         };
         handled.unwrap_or(Ok(()))

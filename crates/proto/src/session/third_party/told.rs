@@ -10,7 +10,7 @@ use crate::limit::{LimitReport, read_time, write_time};
 use crate::plan::{LANES_MAX, Via};
 use crate::session::message::{read_digests, read_flag, read_text, write_digests};
 use crate::session::{ActiveFile, FileOutcome};
-use crate::wire::{Reader, Writer};
+use crate::wire::{OPTIONAL_FROM, Reader, Writer};
 
 /// Maximum number of lanes in a snapshot: as many as a session has.
 const LANES_SHOWN_MAX: usize = LANES_MAX as usize;
@@ -145,13 +145,15 @@ impl Told {
         }
     }
 
-    pub(in crate::session) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
-        Ok(match r.byte()? {
+    /// Reads an event. Returns `None`, and skips the event, if its number or its subject is an unknown optional one.
+    pub(in crate::session) fn read(r: &mut Reader<'_>) -> Result<Option<Self>, Error> {
+        Ok(Some(match r.byte()? {
             1 => {
                 let code = r.byte()?;
-                let subject = Subject::ALL.get(usize::from(code).wrapping_sub(1));
-                let subject = *subject.ok_or_else(|| unknown("subject", code))?;
-                Self::Decision { subject, rationale: read_text(r)? }
+                let Some(subject) = Subject::ALL.get(usize::from(code).wrapping_sub(1)) else {
+                    return skipped(r, "subject", code);
+                };
+                Self::Decision { subject: *subject, rationale: read_text(r)? }
             }
             2 => Self::LaneUp {
                 lane: read_lane(r)?,
@@ -171,9 +173,15 @@ impl Told {
             5 => Self::Notice(read_text(r)?),
             6 => Self::Unreadable(r.error()?),
             7 => Self::Restarted,
-            code => return Err(unknown("event", code)),
-        })
+            code => return skipped(r, "event", code),
+        }))
     }
+}
+
+/// Skips the rest of an event with an unknown optional number. Errors: the number is mandatory.
+fn skipped(r: &mut Reader<'_>, what: &str, code: u8) -> Result<Option<Told>, Error> {
+    r.rest();
+    if code >= OPTIONAL_FROM { Ok(None) } else { Err(unknown(what, code)) }
 }
 
 fn unknown(what: &str, code: u8) -> Error {
