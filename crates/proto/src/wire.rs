@@ -5,7 +5,7 @@
 //! allocation larger than the data it has sent. There is no clock.
 //!
 //! Numbers of types and fields from [`OPTIONAL_FROM`] on are optional: a reader that does not know one skips what it
-//! names. A *field* is a number (one byte) and a byte string. Fields stand at the end of a frame, a message or a header,
+//! names. A *field* is a number (one byte) and a byte string. Fields stand at the end of a frame, message or header,
 //! and in an *area*, a byte string that holds nothing else. Skipping copies nothing.
 
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};

@@ -1,11 +1,13 @@
 //! Recorded bytes of version 1: sessions from handshake to end, every frame, message and header, and journals. Every
 //! later build has to read them, and to write the same bytes for the same values.
 //!
-//! A live end plays the part of one side of each recorded session, against the recorded other side. The sessions in
-//! `future` hold what a later release may add: types, fields, features and settings that this one has to skip.
+//! A live end plays the part of one side of each recorded session, against the recorded other side. Most sessions are
+//! between two such ends, with drivers that follow a story. Those of [`REAL`] are between processes. The files `*.future`
+//! hold what a later release may add: types, fields, features and settings that this one has to skip.
 //!
-//! A test never writes a recording. `cargo test -p sterna-proto --test corpus record_what_is_missing -- --ignored` adds
-//! those of new stories and never replaces one. Delete a file only to correct a recording that no release has written.
+//! No test that runs by default writes a recording. `cargo test -p sterna-proto --test corpus record_what_is_missing --
+//! --ignored` adds those of new stories, and `cargo test -p sterna --test e2e record_real -- --ignored` those of real
+//! processes. Neither replaces a file. Delete one only to correct a recording that no release has written.
 
 mod ends;
 mod future;
@@ -135,7 +137,8 @@ impl Record {
             for (lane, side) in self.lanes.iter().flat_map(|lane| [(*lane, Side::Client), (*lane, Side::Agent)]) {
                 let Some(item) = self.ends[side as usize].poll(lane) else { continue };
                 is_quiet = false;
-                take(&mut *self.ends[side.other() as usize], lane, &item).unwrap();
+                let peer = 1 - side as usize;
+                take(&mut *self.ends[peer], lane, &item).unwrap();
                 self.recording.steps.push(Step { side, lane, item });
             }
         }
@@ -169,9 +172,9 @@ struct Live {
 }
 
 impl Live {
-    /// Plays `side` against the recorded other side. Returns the outcomes.
-    fn play(scenario: &Scenario, recording: &Recording, side: Side) -> Result<Vec<String>, Error> {
-        let mut live = Self { end: scenario.end(side), lanes: Vec::new(), sent: 0 };
+    /// Plays `side` with `end` against the recorded other side. Returns the outcomes.
+    fn play(end: Box<dyn End>, recording: &Recording, side: Side) -> Result<Vec<String>, Error> {
+        let mut live = Self { end, lanes: Vec::new(), sent: 0 };
         for step in &recording.steps {
             match (&step.item, step.side == side) {
                 (Item::Turn, true) => live.end.turn(),
@@ -192,7 +195,7 @@ impl Live {
         }
         let rest = Item::Frame(Frame::Acknowledge { next: live.sent }.encode());
         take(&mut *live.end, LaneId(0), &rest)?;
-        assert!(live.end.is_over(), "{} at the {side:?}", scenario.name);
+        assert!(live.end.is_over(), "the {side:?} goes on: {:?}", live.end.outcomes());
         Ok(sorted(live.end.outcomes()))
     }
 
@@ -245,7 +248,7 @@ fn every_recorded_session_plays_to_its_end_against_today_at_both_sides() {
     for scenario in scenarios() {
         let recording = recorded(scenario.name);
         for side in [Side::Client, Side::Agent] {
-            let outcomes = Live::play(&scenario, &recording, side);
+            let outcomes = Live::play(scenario.end(side), &recording, side);
             let outcomes = outcomes.unwrap_or_else(|error| panic!("{} at the {side:?}: {error}", scenario.name));
             assert_eq!(outcomes, recording.outcomes[side as usize], "{} at the {side:?}", scenario.name);
         }
@@ -258,11 +261,50 @@ fn a_later_peer_that_adds_only_what_is_optional_changes_nothing() {
         let recording = Recording::decode(&read(&format!("{}.future", scenario.name))).unwrap();
         assert_ne!(recording.steps, recorded(scenario.name).steps);
         for side in [Side::Client, Side::Agent] {
-            let outcomes = Live::play(&scenario, &recording, side);
+            let outcomes = Live::play(scenario.end(side), &recording, side);
             let outcomes = outcomes.unwrap_or_else(|error| panic!("{} at the {side:?}: {error}", scenario.name));
             assert_eq!(outcomes, recording.outcomes[side as usize], "{} at the {side:?}", scenario.name);
         }
     }
+}
+
+/// Sessions between real processes; `crates/sterna/tests/e2e/record.rs` records them.
+const REAL: [&str; 3] = ["real-push", "real-pull", "real-third-party"];
+
+/// Returns the entries that `recording` offers.
+fn offers(recording: &Recording) -> Vec<FileEntry> {
+    let mut entries = Vec::new();
+    for step in &recording.steps {
+        let Item::Frame(frame) = &step.item else { continue };
+        let Frame::Messages { encoded, .. } = Frame::decode(frame).unwrap().unwrap() else { continue };
+        for message in Message::decode_all(&encoded).unwrap() {
+            if let Message::Offer { entry, .. } = message {
+                entries.push(entry);
+            }
+        }
+    }
+    entries
+}
+
+#[test]
+fn recorded_sessions_of_real_processes_play_to_their_end() {
+    let receiver = |is_client| Box::new(Receiver::new(Story::Files, is_client)) as Box<dyn End>;
+    for name in ["real-push", "real-pull"] {
+        let recording = recorded(name);
+        let entries = offers(&recording);
+        assert!(entries.len() > 5, "{name}");
+        for side in [Side::Client, Side::Agent] {
+            let is_sender = (name == "real-push") == (side == Side::Client);
+            let sender = || Box::new(Sender::offering(entries.clone())) as Box<dyn End>;
+            let end = if is_sender { sender() } else { receiver(side == Side::Client) };
+            let outcomes = Live::play(end, &recording, side).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let done = outcomes.iter().filter(|outcome| outcome.contains(": done")).count();
+            assert_eq!(done, entries.len(), "{name} at the {side:?}: {outcomes:?}");
+        }
+    }
+    let command = Box::new(Watch::new(WatchSide::Command));
+    let outcomes = Live::play(command, &recorded("real-third-party"), Side::Client).unwrap();
+    assert!(outcomes.iter().any(|outcome| outcome.contains("0 skipped, 0 failed")), "{outcomes:?}");
 }
 
 /// Encodes an item that was decoded.
@@ -285,10 +327,10 @@ fn again(item: &Item) -> Option<Item> {
 
 #[test]
 fn everything_in_a_recorded_session_encodes_to_the_recorded_bytes() {
-    for scenario in scenarios() {
-        for step in recorded(scenario.name).steps {
+    for name in scenarios().iter().map(|scenario| scenario.name).chain(REAL) {
+        for step in recorded(name).steps {
             if let Some(again) = again(&step.item) {
-                assert_eq!(again, step.item, "{}", scenario.name);
+                assert_eq!(again, step.item, "{name}");
             }
         }
     }
@@ -356,8 +398,7 @@ fn journals_of_version_1_load_with_every_block() {
 fn add(name: &str, bytes: &[u8]) {
     let path = corpus().join(name);
     if !path.exists() {
-        fs::write(&path, bytes).unwrap();
-        println!("{}: {} bytes", path.display(), bytes.len());
+        fs::write(path, bytes).unwrap();
     }
 }
 

@@ -13,12 +13,6 @@ pub enum Side {
     Agent,
 }
 
-impl Side {
-    pub fn other(self) -> Self {
-        if self == Self::Client { Self::Agent } else { Self::Client }
-    }
-}
-
 /// Something that an end sends on a lane, or does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {

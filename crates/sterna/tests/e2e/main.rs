@@ -20,6 +20,7 @@ mod paths;
 mod power;
 mod quic_hostile;
 mod quic_peer;
+mod record;
 mod replicas;
 mod resume;
 mod site;
