@@ -32,6 +32,7 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
 	scripts/deny.sh
+	python3 bench/page.py --check
 
 fuzz:
 	scripts/setup.sh test

@@ -43,6 +43,9 @@ install_packages "${needed[@]}" || exit 1
 
 case $target in
 test)
+    # bench/page.py checks the tables of docs/benchmarks.md.
+    mapfile -t needed < <(missing_packages python3=python3)
+    install_packages "${needed[@]}" || exit 1
     for component in rustfmt clippy; do
         # cargo-fmt is the command of rustfmt, cargo-clippy the command of clippy.
         command -v "cargo-${component/rustfmt/fmt}" >/dev/null 2>&1 || rustup component add "$component"

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Writes the current tables of docs/benchmarks.md from the raw runs that the page names.
+
+    bench/page.py            write the tables between the two markers of the page
+    bench/page.py --check    fail if the page and the raw runs disagree
+
+The first marker names the runs, folders of bench/runs, oldest first: <!-- runs: 2026-11-24-vm-final -->. A cell has one
+value per run, in this order. Everything between the markers is generated.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import report
+from rows import HARD, MB, ROWS, Row
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/benchmarks.md"
+BETWEEN_MARKERS = re.compile(r"(<!-- runs: (.+?) -->\n).*?(<!-- end of runs -->\n)", re.DOTALL)
+# Columns of the first table, each with its tools.
+COLUMNS = {"first, pull": ("sterna-first",), "first, push": ("sterna-first-push",), "again, pull": ("sterna-again",),
+           "again, push": ("sterna-again-push",), "rate given (pull / push)": ("sterna", "sterna-push"),
+           "equal work": ("equal-work",), "curl": ("curl",)}
+# Memory beyond three bandwidth-delay products that a copy may use at one end; see ARCHITECTURE.md.
+MEMORY_BEYOND_PATH = 64 * MB
+# Rows with a bound for memory. Many small files also need memory for their names.
+BOUNDED = [row for row in ROWS if (row in HARD or row.name == "lanes-64") and row.file_count == 1]
+
+Run = list[report.Record]
+
+
+def _find(run: Run, row: str, peer: str) -> list[report.Record]:
+    return [record for record in run if record["row"] == row and record["peer"] == peer]
+
+
+def _title(row: Row) -> str:
+    return row.title.removesuffix(", nothing given")
+
+
+def _median(records: list[report.Record], key: str) -> float:
+    return statistics.median(float(str(record[key])) for record in records)
+
+
+def _is_timed(row: Row) -> bool:
+    """Returns true for rows whose result is a time: many small files, and paths with an outage."""
+    return row.file_count > 1 or "--outage" in (row.lab or ())
+
+
+def _value(row: Row, records: list[report.Record]) -> float:
+    """Returns seconds, or per cent of the link, with the precision of the page."""
+    return round(_median(records, "seconds"), 1) if _is_timed(row) else round(100 * _median(records, "share"), 1)
+
+
+def _text(row: Row, records: list[report.Record]) -> str:
+    """Returns a value without its unit, or what came instead."""
+    value = _value(row, records)
+    if any(record["cut_off"] for record in records):
+        return f"over {value:.0f}" if _is_timed(row) else f"cut off at {value:.1f}"
+    return f"{value:.1f}" if all(record["identical"] for record in records) else "failed"
+
+
+def _cell(row: Row, runs: list[Run], tool: str) -> str:
+    texts = [_text(row, found) if (found := _find(run, row.name, tool)) else "–" for run in runs]
+    return "" if set(texts) == {"–"} else f"{', '.join(texts)} {'s' if _is_timed(row) else '%'}"
+
+
+def _shares(runs: list[Run]) -> str:
+    lines = ["| path | " + " | ".join(COLUMNS) + " | asked |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for row in HARD:
+        cells = [" / ".join(filter(None, (_cell(row, runs, tool) for tool in tools))) for tools in COLUMNS.values()]
+        lines.append("| " + " | ".join([_title(row), *cells, row.target]) + " |")
+    return "\n".join(lines)
+
+
+def _asked(row: Row, run: Run, tool: str) -> float:
+    """Returns the target of a row: seconds, or per cent of the link."""
+    if row.target == "equal work":
+        return _value(row, _find(run, row.name, "equal-work"))
+    if row.target == "within 10 % of the rate given":
+        return round(1.1 * _value(row, _find(run, row.name, "sterna-push" if tool.endswith("push") else "sterna")), 1)
+    return float(re.findall(r"[\d.]+", row.target)[0])
+
+
+def _gap(row: Row, run: Run, tool: str) -> str:
+    """Returns by how much a copy misses the target of its row; empty if it does not."""
+    value, asked = _value(row, _find(run, row.name, tool)), _asked(row, run, tool)
+    gap = round(value - asked if _is_timed(row) else asked - value, 1)
+    return f"{gap:.1f} {'s' if _is_timed(row) else '% of the link'}" if gap > 0 else ""
+
+
+def _missed(runs: list[Run]) -> str:
+    """Lists the copies at first contact that miss the target of their row, and the memory above its bound."""
+    lines = []
+    for row in HARD:
+        for tool, name in (("sterna-first", "first, pull"), ("sterna-first-push", "first, push")):
+            gaps = [f"{gap} (run {number})" for number, run in enumerate(runs, 1) if (gap := _gap(row, run, tool))]
+            if gaps:
+                lines.append(f"- {_title(row)}: {name} by {' and '.join(gaps)}")
+    for row in BOUNDED:
+        gaps = [f"{peak - bound:.0f} MB (run {number})" for number, run in enumerate(runs, 1)
+                if (peak := round(_peak(run, row))) > (bound := round(_bound(row)))]
+        if gaps:
+            lines.append(f"- {row.title}: memory by {' and '.join(gaps)}")
+    return "**Missed:**\n\n" + "\n".join(lines) if lines else "No target is missed."
+
+
+def _loopback(runs: list[Run]) -> str:
+    lines = ["| loopback, 4 GB | Gbit/s |", "|---|---|"]
+    names = {"sterna-tcp": "Sterna over TCP", "sterna-quic": "Sterna over QUIC", "equal-work": "equal work",
+             "floor-both": "floor with hash and encryption", "globus-url-copy": "globus-url-copy", "curl": "curl, without encryption"}
+    for peer, name in names.items():
+        found = [_find(run, "loopback", peer) for run in runs]
+        lines.append(f"| {name} | " + ", ".join(f"{_median(f, 'goodput_bits') / 1e9:.1f}" if f else "–" for f in found) + " |")
+    return "\n".join(lines)
+
+
+def _peak(run: Run, row: Row) -> float:
+    """Returns the largest memory of either end, in MB, in any copy by Sterna."""
+    keys = ("client_peak_bytes", "server_peak_bytes")
+    return max(float(str(r[key])) for r in run if r["row"] == row.name and str(r["peer"]).startswith("sterna") for key in keys) / MB
+
+
+def _bound(row: Row) -> float:
+    return (3 * row.bdp_bytes + MEMORY_BEYOND_PATH) / MB
+
+
+def _memory(runs: list[Run]) -> str:
+    lines = ["| path, one file | peak memory of an end, MB | bound, MB |", "|---|---|---|"]
+    for row in BOUNDED:
+        lines.append(f"| {row.title} | {', '.join(f'{_peak(run, row):.0f}' for run in runs)} | {_bound(row):.0f} |")
+    return "\n".join(lines)
+
+
+def tables(names: list[str]) -> str:
+    """Returns the generated part of the page. Raises an error that names a run that does not exist."""
+    runs = [report.read(ROOT / "bench/runs" / name / "raw.jsonl") for name in names]
+    for name, run in zip(names, runs):
+        if not run:
+            raise SystemExit(f"bench/runs/{name}: no raw run; mend the names in {PAGE.relative_to(ROOT)}")
+    links = " and ".join(f"[{name}](../bench/runs/{name}/)" for name in names)
+    parts = [f"Raw runs: {links}. A cell with two values has the first and the second run." if len(names) > 1 else f"Raw run: {links}.",
+             _shares(runs), _missed(runs), _loopback(runs), _memory(runs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    found = BETWEEN_MARKERS.search(page)
+    if not found:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} has no markers")
+    wanted = page[: found.start()] + found[1] + tables(found[2].split()) + found[3] + page[found.end():]
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(wanted)
+    elif page != wanted:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} differs from its raw runs: run bench/page.py")
+
+
+if __name__ == "__main__":
+    main()
