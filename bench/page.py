@@ -111,17 +111,19 @@ def _missed(runs: list[Run]) -> str:
 def _loopback(runs: list[Run]) -> str:
     lines = ["| loopback, 4 GB | Gbit/s |", "|---|---|"]
     names = {"sterna-tcp": "Sterna over TCP", "sterna-quic": "Sterna over QUIC", "equal-work": "equal work",
-             "floor-both": "floor with hash and encryption", "globus-url-copy": "globus-url-copy", "curl": "curl, without encryption"}
+             "floor-both": "floor with hash and encryption",
+             "globus-url-copy": "globus-url-copy", "curl": "curl, without encryption"}
     for peer, name in names.items():
         found = [_find(run, "loopback", peer) for run in runs]
-        lines.append(f"| {name} | " + ", ".join(f"{_median(f, 'goodput_bits') / 1e9:.1f}" if f else "–" for f in found) + " |")
+        rates = [f"{_median(records, 'goodput_bits') / 1e9:.1f}" if records else "–" for records in found]
+        lines.append(f"| {name} | {', '.join(rates)} |")
     return "\n".join(lines)
 
 
 def _peak(run: Run, row: Row) -> float:
     """Returns the largest memory of either end, in MB, in any copy by Sterna."""
-    keys = ("client_peak_bytes", "server_peak_bytes")
-    return max(float(str(r[key])) for r in run if r["row"] == row.name and str(r["peer"]).startswith("sterna") for key in keys) / MB
+    copies = [record for record in run if record["row"] == row.name and str(record["peer"]).startswith("sterna")]
+    return max(float(str(copy[key])) for copy in copies for key in ("client_peak_bytes", "server_peak_bytes")) / MB
 
 
 def _bound(row: Row) -> float:
@@ -142,9 +144,8 @@ def tables(names: list[str]) -> str:
         if not run:
             raise SystemExit(f"bench/runs/{name}: no raw run; mend the names in {PAGE.relative_to(ROOT)}")
     links = " and ".join(f"[{name}](../bench/runs/{name}/)" for name in names)
-    parts = [f"Raw runs: {links}. A cell with two values has the first and the second run." if len(names) > 1 else f"Raw run: {links}.",
-             _shares(runs), _missed(runs), _loopback(runs), _memory(runs)]
-    return "\n\n".join(parts) + "\n"
+    head = f"Raw results: {links}. A cell with several values has one for each run, in this order."
+    return "\n\n".join([head, _shares(runs), _missed(runs), _loopback(runs), _memory(runs)]) + "\n"
 
 
 def main() -> None:

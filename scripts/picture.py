@@ -101,7 +101,7 @@ class Screen:
 
 
 def record(work: Path) -> list[tuple[float, tuple[str, ...]]]:
-    """Runs the copy in a pseudo-terminal. Returns the screens, each with its time; answers yes to the question about trust."""
+    """Runs the copy in a pseudo-terminal and trusts the agent. Returns the screens, each with its time."""
     screen = Screen()
     screen.write(f"{CAPTION}\r\n$ {COMMAND}\r\n")
     screens = [(0.0, screen.shown())]
@@ -155,28 +155,37 @@ def draw(screens: list[tuple[float, tuple[str, ...]]]) -> str:
     for number, ((row, text), spans) in enumerate(shown.items()):
         last = spans[-1][1] == total
         kind = "comment" if text.startswith("#") else "command" if text.startswith("$ ") else ""
-        classes = " ".join(filter(None, (kind, "" if spans == [(0.0, total)] else f"t{number}", "" if last else "past")))
-        if spans != [(0.0, total)]:
-            steps = "".join(f"{100 * a / total:.2f}%{{visibility:visible}}" + ("" if b == total else f"{100 * b / total:.2f}%{{visibility:hidden}}")
-                            for a, b in spans)
-            first = "" if spans[0][0] == 0 else "0%{visibility:hidden}"
-            rules.append(f"@keyframes k{number}{{{first}{steps}}}.t{number}{{animation:k{number} {total:.1f}s step-end infinite}}")
-        width = len(text) * CELL_WIDTH
-        texts.append(f'<text x="{MARGIN}" y="{MARGIN + 34 + row * CELL_HEIGHT}" textLength="{width:.1f}"'
-                     f'{f" class={chr(34)}{classes}{chr(34)}" if classes else ""}>{html.escape(text, quote=False)}</text>')
-    width, height = 2 * MARGIN + COLUMNS * CELL_WIDTH, 2 * MARGIN + 26 + ROWS * CELL_HEIGHT
-    dots = "".join(f'<circle cx="{20 + 18 * i}" cy="18" r="5" fill="{c}"/>' for i, c in enumerate(("#ff5f57", "#febc2e", "#28c840")))
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}" role="img" xml:space="preserve">
+        moves = spans != [(0.0, total)]
+        classes = " ".join(filter(None, (kind, f"t{number}" if moves else "", "" if last else "past")))
+        if moves:
+            switches = [(0.0, "hidden")] if spans[0][0] > 0 else []
+            for appears, vanishes in spans:
+                switches += [(appears, "visible"), (vanishes, "hidden")]
+            steps = "".join(f"{100 * at / total:.2f}%{{visibility:{state}}}" for at, state in switches if at < total)
+            rules.append(f"@keyframes k{number}{{{steps}}}")
+            rules.append(f".t{number}{{animation:k{number} {total:.1f}s step-end infinite}}")
+        place = f'x="{MARGIN}" y="{MARGIN + 34 + row * CELL_HEIGHT}" textLength="{len(text) * CELL_WIDTH:.1f}"'
+        texts.append(f'<text {place} class="{classes}">{html.escape(text, quote=False)}</text>')
+    return framed("\n".join(rules), "\n".join(texts))
+
+
+def framed(rules: str, texts: str) -> str:
+    """Returns the SVG with its window. The window has a dark background of its own, for light and dark pages."""
+    width, height = round(2 * MARGIN + COLUMNS * CELL_WIDTH), 2 * MARGIN + 26 + ROWS * CELL_HEIGHT
+    colours = ("#ff5f57", "#febc2e", "#28c840")
+    dots = "".join(f'<circle cx="{20 + 18 * i}" cy="18" r="5" fill="{colour}"/>' for i, colour in enumerate(colours))
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"
+ role="img" xml:space="preserve">
 <title>A terminal: {html.escape(COMMAND)} copies three files over an emulated satellite path</title>
 <style>
 text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#d6deeb;white-space:pre}}
 .comment{{fill:#8fa3b8}}.command{{fill:#fff;font-weight:bold}}.past{{visibility:hidden}}
-{chr(10).join(rules)}
+{rules}
 @media (prefers-reduced-motion:reduce){{text{{animation:none!important}}}}
 </style>
-<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1}" rx="8" fill="#11202e" stroke="#7f8fa0"/>
+<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8" fill="#11202e" stroke="#7f8fa0"/>
 {dots}
-{chr(10).join(texts)}
+{texts}
 </svg>
 """
 
@@ -189,8 +198,9 @@ def inside(into: Path) -> None:
         (work / "archive").mkdir()
         for name, size in FILES.items():
             (work / "passes" / name).write_bytes(os.urandom(size))
-        agent = subprocess.Popen([STERNA, "lab", "exec", "b", "--", STERNA, "agent", "--root", str(work / "archive"), "--authorize-any",
-                                  "--state", str(work / "agent")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        serve = [STERNA, "agent", "--root", str(work / "archive"), "--authorize-any", "--state", str(work / "agent")]
+        agent = subprocess.Popen([STERNA, "lab", "exec", "b", "--", *serve], stdout=subprocess.PIPE,
+                                 stderr=subprocess.DEVNULL)
         try:
             agent.stdout.readline()  # type: ignore[union-attr]
             into.write_text(draw(sampled(record(work))))
@@ -205,9 +215,11 @@ def main() -> None:
         return inside(into)
     # The copy calls its agent hub: a separate mount namespace has an /etc/hosts of its own.
     with tempfile.NamedTemporaryFile("w") as hosts:
-        named = f'echo "127.0.0.1 localhost\n$STERNA_LAB_B hub" > {hosts.name} && mount --bind {hosts.name} /etc/hosts && exec "$@"'
-        subprocess.run([STERNA, "lab", "run", "--name", f"picture-{os.getpid()}", *LAB, "--", "unshare", "--mount", "sh", "-c", named, "sh",
-                        sys.executable, __file__, str(into)], check=True)
+        named = (f'printf "127.0.0.1 localhost\\n%s hub\\n" "$STERNA_LAB_B" > {hosts.name} && '
+                 f'mount --bind {hosts.name} /etc/hosts && exec "$@"')
+        lab = [STERNA, "lab", "run", "--name", f"picture-{os.getpid()}", *LAB]
+        inner = ["unshare", "--mount", "sh", "-c", named, "sh", sys.executable, __file__, str(into)]
+        subprocess.run([*lab, "--", *inner], check=True)
     print(f"{into}: {into.stat().st_size / 1000:.0f} kB")
 
 
