@@ -155,7 +155,7 @@ fn contract(flags: &CopyFlags) -> Result<RateContract, Error> {
     if let (Some(least), Some(most)) = (flags.rate_min, ceiling)
         && least > most
     {
-        let text = format!("--rate-min {least} is above the most that may be sent, {most}: give a smaller one");
+        let text = format!("--rate-min {least} is above the maximum rate, {most}: give a lower one");
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
     Ok(RateContract {
@@ -185,7 +185,7 @@ fn paths(flags: &CopyFlags) -> Result<Vec<PathOptions>, Error> {
         return usage(format!("{} paths: at most {PATHS_MAX} are used together", flags.paths.len()));
     }
     if flags.paths.iter().all(|path| path.standby) {
-        return usage("every --path is a standby: one at least must be used when all is well".to_owned());
+        return usage("every --path is a standby path: at least one must not be a standby path".to_owned());
     }
     let path = |flag: &PathFlag| PathOptions {
         local: flag.local,
@@ -205,7 +205,7 @@ fn check_contract(path: &PathOptions) -> Result<(), Error> {
     let contract = &path.contract;
     if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
         let text =
-            format!("a rate of {rate} would not be kept: at least {RATE_LEAST} are sent, to notice that a path is up");
+            format!("the rate {rate} is too low: sterna sends at least {RATE_LEAST}, to detect whether the path is up");
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
     let what = match () {
@@ -216,7 +216,7 @@ fn check_contract(path: &PathOptions) -> Result<(), Error> {
         () => return Ok(()),
     };
     let text = format!(
-        "{what} is kept by QUIC alone, and --via tcp asks for TCP, whose rate the kernels decide: leave one of them out"
+        "{what} works over QUIC only, and --via tcp selects TCP, whose rate the kernel controls: leave out one of them"
     );
     Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
 }
@@ -293,17 +293,16 @@ fn is_between_agents(options: &CopySpec) -> bool {
 /// data through this host. Errors: `Usage`.
 fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> {
     let text = if flags.same && flags.log.is_some() {
-        "--log writes samples of the connections to one agent, and --same copies from several: leave it out; --json tells how far it is"
+        "--log samples the connections to one agent and cannot be used with --same; --json reports the progress"
     } else if !is_between_agents && !flags.same && flags.trust.len() > 1 {
         "--trust was given more than once, and this copy has one agent"
     } else if !is_between_agents {
         return Ok(());
     } else if flags.log.is_some() {
-        "--log writes samples of the connections of this host, and this copy has its connections between the two agents: leave \
-         it out; --json tells how far it is"
+        "--log samples the connections of this host, and this copy has its connections between the two agents: leave it out; \
+         --json reports the progress"
     } else if flags.memory != MEMORY_DEFAULT {
-        "--memory is of this host, and this copy has its data between the two agents, which have limits of their own: leave it \
-         out"
+        "--memory applies to this host, and the data of this copy does not pass through it: leave it out"
     } else if flags.trust.len() > 2 {
         "--trust was given more than twice, and a copy has two agents at most"
     } else {
@@ -426,12 +425,12 @@ impl Person {
     fn ask(&self, name: &str, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
             return Err(untrusted(format!(
-                "{name} is not known here: compare {peer} with {SHOWN_AT_AGENT}; if it is the same, give --trust {peer}"
+                "the key {peer} of {name} is unknown to this host: compare it with {SHOWN_AT_AGENT}; if both are the same, give --trust {peer}"
             )));
         }
         let mut terminal = std::io::stderr().lock();
         let question = format!(
-            "{name} is not known here. Its key is\n  {peer}\nCompare that with {SHOWN_AT_AGENT}.\nTrust it and remember it? [y/N] "
+            "This host does not know the key of {name}:\n  {peer}\nCompare it with {SHOWN_AT_AGENT}.\nTrust this key and remember it? [y/N] "
         );
         let mut answer = String::new();
         write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;

@@ -3,6 +3,8 @@
 mod agent;
 mod brevity;
 mod copy;
+#[cfg(test)]
+mod documents;
 mod flags;
 mod generate;
 mod json;

@@ -30,8 +30,8 @@ const SHORT_CHARS: usize = 12;
 
 /// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
 /// not enough: if the agent has its own `--state`, that command creates another identity and prints its fingerprint.
-pub const SHOWN_AT_AGENT: &str = "the line that the agent printed when it started (listening … fingerprint SHA256:…), or what \
-                                  `sterna id --state DIR` prints at its host, DIR being the --state that the agent has";
+pub const SHOWN_AT_AGENT: &str = "the line that the agent printed at its start (listening … fingerprint SHA256:…), or the \
+                                  output of `sterna id --state DIR` at its host, where DIR is the --state of the agent";
 
 impl Fingerprint {
     /// Returns the beginning of the text form, for lines of a log.
