@@ -27,7 +27,7 @@ LAB = ["--profile", "trollsat", "--loss", "1%"]
 CAPTION = "# 660 ms of round-trip time, 50 Mbit/s, 1 % of packets lost"
 FILES = {"S1A_0412.h5": 30_000_000, "S1A_0413.h5": 24_000_000, "S1A_0414.h5": 6_000_000}
 COMMAND = "sterna copy --rate 50Mbit passes sterna://hub/"
-COLUMNS, ROWS = 124, 11
+COLUMNS, ROWS = 130, 10
 # Longest recording. Reason: the copy takes about 13 s.
 LIMIT_S = 120
 # Time between two screens of the picture, and time for the last one before the picture starts again.
