@@ -104,8 +104,8 @@ fn flag_names(command: &clap::Command) -> Vec<String> {
 }
 
 /// Returns the shell lines of a document: lines of code blocks that begin with a prompt or with `sterna`, and code in
-/// sentences that is more than the name of a command. Leaves out lines with placeholders: `…` in a sentence, and shell
-/// variables in lower case.
+/// sentences that is more than the name of a command and a flag. Leaves out lines with placeholders: `…` in a sentence,
+/// and shell variables in lower case.
 fn shell_lines(document: &str) -> Vec<String> {
     let (mut found, mut is_code) = (Vec::new(), false);
     for line in document.replace("\\\n", " ").lines() {
@@ -116,7 +116,7 @@ fn shell_lines(document: &str) -> Vec<String> {
             found.extend(command.map(str::to_owned));
         } else {
             let spans = line.split('`').skip(1).step_by(2).filter(|span| span.starts_with("sterna "));
-            let is_name = |span: &&str| span.chars().all(|c| c.is_ascii_lowercase() || c == ' ');
+            let is_name = |span: &&str| span.chars().all(|c| c.is_ascii_lowercase() || c == ' ' || c == '-');
             found.extend(spans.filter(|span| !is_name(span) && !span.contains('…')).map(str::to_owned));
         }
     }
