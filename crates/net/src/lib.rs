@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod handshakes;
 pub mod identity;
 pub mod lane;
+pub mod report;
 pub mod session;
 pub mod sys;
 mod thread_clock;

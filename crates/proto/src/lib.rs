@@ -4,6 +4,7 @@
 //! What it refuses to do: read a clock, open a socket or a file, start a thread, log. Time is an argument, `now`. Bytes
 //! enter as slices and leave as values. Every state machine here can run in virtual time.
 
+mod by_name;
 pub mod compress;
 pub mod contest;
 pub mod counters;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::memory::PathRecord;
 use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product, readable_time};
 use crate::rate::{Manner, RateContract};
@@ -17,7 +19,8 @@ pub struct Decision<T> {
 }
 
 /// Transport of lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Via {
     /// TLS over TCP.
     Tcp,

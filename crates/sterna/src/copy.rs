@@ -17,6 +17,7 @@ use sterna_net::engine::{
     ReplicaSummary, Trust, ViaChoice,
 };
 use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts, SHOWN_AT_AGENT};
+use sterna_net::report::{self, Event, Reporter};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
 use sterna_proto::compress::Wish;
@@ -28,11 +29,11 @@ use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::brevity::{AlikeFailures, LanesDown};
-use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag, worded};
+use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag, worded, worded_event};
 use crate::log::SampleLog;
 use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
-use crate::{json, limits, plan, print_line, say, state};
+use crate::{limits, plan, print_line, say, state};
 
 /// Runs one copy and returns its exit code.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
@@ -40,7 +41,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
         if flags.json {
             // A program that reads the output waits for a last line, even when the copy ends this early. Ignores a
             // closed pipe.
-            let _ = print_line(json::error(error).as_bytes());
+            let _ = print_line(report::line(&worded_event(Event::failure(error))).as_bytes());
         }
     })?;
     let outcome = start(options, identity, &person).and_then(|copy| follow_to_end(copy, &person));
@@ -55,10 +56,10 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             if let Some(summary) = summary.filter(|summary| person.speaks() && summary.done > 0) {
                 person.display.line(&summary_line(&summary, person.dry_run));
             }
-            let end = serde_json::from_str(&json::error(&error)).unwrap_or_default();
+            let end = worded_event(Event::failure(&error));
             person.write_log(|log| log.finish(&end, &[worded(&error)]));
             if person.output == Output::Json {
-                person.print(json::error(&error).as_bytes());
+                person.print(report::line(&end).as_bytes());
             }
             Err(error)
         }
@@ -125,7 +126,8 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error
             (false, false) => Output::Words,
         },
         verbose: flags.verbose,
-        dry_run: flags.dry_run || flags.explain,
+        dry_run: options.dry_run,
+        reporter: Reporter::new(&options),
         explain: flags.explain,
         checksums: flags.checksum.clone(),
         // A dry run has no progress to draw; it names each file instead.
@@ -336,6 +338,7 @@ struct Person {
     output: Output,
     verbose: bool,
     dry_run: bool,
+    reporter: Reporter,
     explain: bool,
     checksums: Vec<Algorithm>,
     display: Display,
@@ -359,8 +362,8 @@ struct Untold {
 impl Person {
     fn event(&self, event: &CopyEvent) {
         if self.output == Output::Json {
-            if let Some(line) = json::event(event, self.dry_run) {
-                self.print(line.as_bytes());
+            if let Some(event) = self.reporter.event(event) {
+                self.print(report::line(&worded_event(event)).as_bytes());
             }
             return;
         }
@@ -374,7 +377,7 @@ impl Person {
         self.display.show(progress);
         self.write_log(|log| log.add(progress));
         if self.output == Output::Json && self.display.json_due() {
-            self.print(json::progress(progress, self.dry_run).as_bytes());
+            self.print(report::line(&self.reporter.progress(progress)).as_bytes());
         }
     }
 
@@ -581,13 +584,13 @@ impl Person {
     }
 
     fn summarise(&self, summary: &CopySummary) {
+        let end = self.reporter.summary(summary);
         match self.output {
-            Output::Json => self.print(json::summary(summary, self.dry_run).as_bytes()),
+            Output::Json => self.print(report::line(&end).as_bytes()),
             Output::Quiet => {}
             Output::Words => self.ending(summary).iter().for_each(|line| say(line)),
         }
-        let end = || serde_json::from_str(&json::summary(summary, self.dry_run)).unwrap_or_default();
-        self.write_log(|log| log.finish(&end(), &self.ending(summary)));
+        self.write_log(|log| log.finish(&end, &self.ending(summary)));
     }
 }
 

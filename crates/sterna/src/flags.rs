@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sterna_net::report::Event;
 use sterna_net::session::Then;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
@@ -415,10 +416,23 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
 /// Returns the text of an error, with the flags that change it, on one line. Keeps the line breaks of an error with
 /// several lines.
 pub fn worded(error: &Error) -> String {
-    let flags: Vec<&str> = error.settings().iter().map(|setting| flag_of(*setting)).collect();
+    with_flags(error.chain(), error.settings())
+}
+
+/// Returns the event as `--json` prints it: the text of an error ends with the flags of its settings.
+pub fn worded_event(mut event: Event) -> Event {
+    if let Some(error) = event.error_mut() {
+        error.text = with_flags(std::mem::take(&mut error.text), &error.settings);
+    }
+    event
+}
+
+/// Adds the flags of `settings` to a text, in parentheses.
+fn with_flags(text: String, settings: &[Setting]) -> String {
+    let flags: Vec<&str> = settings.iter().map(|setting| flag_of(*setting)).collect();
     match flags.is_empty() {
-        true => error.chain(),
-        false => format!("{} ({})", error.chain(), flags.join(", ")),
+        true => text,
+        false => format!("{text} ({})", flags.join(", ")),
     }
 }
 

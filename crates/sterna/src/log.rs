@@ -10,17 +10,17 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use sterna_net::engine::{CopyProgress, CopySpec};
-use sterna_net::lane::LaneStats;
-use sterna_proto::limit::{LaneJudgement, TransportSample};
+use sterna_net::report::{self, Event, LogLine, Sample, SessionHead, WireTotals};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
-use crate::{limits, page};
+use crate::page;
 
-/// Most lines in memory for a page; beyond that, every second line is dropped. Reason: the page has at most some MB for
-/// any copy.
-const PAGE_LINES_MAX: usize = 8_000;
+/// Most samples in memory for a page; beyond that, every second sample is dropped. Reason: the page has at most some MB
+/// for any copy.
+const PAGE_SAMPLES_MAX: usize = 8_000;
 
 /// Bytes that are read to identify an existing log. Reason: the first line lists all sources of the command line, which
 /// the kernel limits to a few MiB.
@@ -36,11 +36,11 @@ pub struct SampleLog {
 
 enum Out {
     Lines(BufWriter<File>),
-    /// Page, written at the end; holds every `stride`-th line until then.
+    /// Page, written at the end; holds every `stride`-th sample until then.
     Page {
         file: File,
-        head: String,
-        lines: Vec<Value>,
+        opening: String,
+        samples: Vec<Sample>,
         stride: u64,
         count: u64,
     },
@@ -54,12 +54,14 @@ impl SampleLog {
     pub fn create(path: &Path, options: &CopySpec) -> Result<Self, Error> {
         let file = open(path, options)?;
         let is_page = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("html"));
-        let head = Head::new(options);
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let started = SystemTime::now();
+        let head = SessionHead::new(options, host, started);
         let out = match is_page {
-            true => Out::Page { file, head: head.line(), lines: Vec::new(), stride: 1, count: 0 },
+            true => Out::Page { file, opening: opening(&head, started), samples: Vec::new(), stride: 1, count: 0 },
             false => {
                 let mut lines = BufWriter::new(file);
-                writeln!(lines, "{}", head.value()).and_then(|()| lines.flush()).map_err(|e| failed(path, e))?;
+                write_line(&mut lines, &LogLine::Session(&head)).map_err(|e| failed(path, e))?;
                 Out::Lines(lines)
             }
         };
@@ -71,17 +73,17 @@ impl SampleLog {
         if self.number.replace(progress.limits.number) == Some(progress.limits.number) {
             return Ok(());
         }
-        let line = sample(progress, self.sums.add(progress));
+        let sample = Sample::new(progress, self.sums.add(progress));
         match &mut self.out {
-            Out::Lines(file) => writeln!(file, "{line}").and_then(|()| file.flush()).map_err(|e| failed(&self.path, e)),
-            Out::Page { lines, stride, count, .. } => {
+            Out::Lines(file) => write_line(file, &LogLine::Sample(&sample)).map_err(|e| failed(&self.path, e)),
+            Out::Page { samples, stride, count, .. } => {
                 if (*count).is_multiple_of(*stride) {
-                    lines.push(line);
+                    samples.push(sample);
                 }
                 *count += 1;
-                if lines.len() > PAGE_LINES_MAX {
+                if samples.len() > PAGE_SAMPLES_MAX {
                     let mut index = 0;
-                    lines.retain(|_| {
+                    samples.retain(|_| {
                         index += 1;
                         index % 2 == 1
                     });
@@ -93,17 +95,22 @@ impl SampleLog {
     }
 
     /// Ends the log with the result of the whole copy. Errors: the write fails.
-    pub fn finish(&mut self, end: &Value, words: &[String]) -> Result<(), Error> {
+    pub fn finish(&mut self, end: &Event, words: &[String]) -> Result<(), Error> {
         match &mut self.out {
-            Out::Lines(file) => writeln!(file, "{end}").and_then(|()| file.flush()),
-            Out::Page { file, head, lines, .. } => {
-                let words: Vec<String> = std::iter::once(&*head).chain(words).cloned().collect();
+            Out::Lines(file) => write_line(file, end),
+            Out::Page { file, opening, samples, .. } => {
+                let words: Vec<String> = std::iter::once(&*opening).chain(words).cloned().collect();
                 // Written to the open file: its name can belong to another file by now.
-                file.write_all(page::page(lines, &words).as_bytes())
+                file.write_all(page::page(samples, &words).as_bytes())
             }
         }
         .map_err(|e| failed(&self.path, e))
     }
+}
+
+/// Writes one line of a log and flushes it.
+fn write_line(file: &mut BufWriter<File>, report: &impl Serialize) -> io::Result<()> {
+    writeln!(file, "{}", report::line(report)).and_then(|()| file.flush())
 }
 
 /// Opens the file of a log and truncates it. Truncates only an empty file or a log of Sterna. Reason: arguments in the
@@ -168,45 +175,10 @@ fn is_empty_or_log(file: &File) -> io::Result<bool> {
     Ok(head == page::HEAD.as_bytes())
 }
 
-/// Description of the copy at the start of a log, for readers years later.
-struct Head {
-    host: String,
-    started: SystemTime,
-    sources: Vec<String>,
-    destination: String,
-}
-
-impl Head {
-    fn new(options: &CopySpec) -> Self {
-        Self {
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            started: SystemTime::now(),
-            sources: options.sources.iter().map(ToString::to_string).collect(),
-            destination: options.destination.to_string(),
-        }
-    }
-
-    fn value(&self) -> Value {
-        let started = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        json!({
-            "event": "session",
-            "version": env!("CARGO_PKG_VERSION"),
-            "host": self.host,
-            "started_unix_s": started.as_secs_f64(),
-            "sources": self.sources,
-            "destination": self.destination,
-        })
-    }
-
-    fn line(&self) -> String {
-        let (sources, started) = (self.sources.join(", "), httpdate::fmt_http_date(self.started));
-        format!(
-            "{sources} to {}; run on {}, {started}, by sterna {}",
-            self.destination,
-            self.host,
-            env!("CARGO_PKG_VERSION")
-        )
-    }
+/// Returns the first paragraph of a page.
+fn opening(head: &SessionHead, started: SystemTime) -> String {
+    let (sources, started) = (head.sources.join(", "), httpdate::fmt_http_date(started));
+    format!("{sources} to {}; run on {}, {started}, by sterna {}", head.destination, head.host, head.version)
 }
 
 fn failed(path: &Path, error: io::Error) -> Error {
@@ -214,102 +186,41 @@ fn failed(path: &Path, error: io::Error) -> Error {
         .caused_by(error)
 }
 
-/// Totals over all lanes: bytes on the wire, packets sent, packets lost.
+/// Totals over all lanes, of live lanes and of those that have ended.
 #[derive(Default)]
 struct Sums {
-    live: [u64; 3],
-    ended: [u64; 3],
+    live: WireTotals,
+    ended: WireTotals,
 }
 
 impl Sums {
     /// Returns the totals, including lanes that have ended. A total that falls means that a lane has ended: the
     /// difference stays counted. The error is what the other lanes carried in the same tenth of a second.
-    fn add(&mut self, progress: &CopyProgress) -> [u64; 3] {
-        let sum = |of: fn(&LaneStats) -> u64| progress.lanes.iter().map(of).sum();
-        let live = [
-            sum(|lane| lane.wire_bytes_sent.max(lane.wire_bytes_received)),
-            sum(|lane| lane.packets_sent),
-            sum(|lane| lane.packets_lost),
-        ];
-        for (ended, (before, now)) in self.ended.iter_mut().zip(self.live.into_iter().zip(live)) {
-            *ended += before.saturating_sub(now);
-        }
-        self.live = live;
-        std::array::from_fn(|index| self.ended[index] + live[index])
+    fn add(&mut self, progress: &CopyProgress) -> WireTotals {
+        let live = progress.lanes.iter().fold(WireTotals::default(), |sum, lane| WireTotals {
+            wire_bytes: sum.wire_bytes + lane.wire_bytes_sent.max(lane.wire_bytes_received),
+            packets_sent: sum.packets_sent + lane.packets_sent,
+            packets_lost: sum.packets_lost + lane.packets_lost,
+        });
+        let before = std::mem::replace(&mut self.live, live);
+        self.ended = each(self.ended, each(before, live, u64::saturating_sub), u64::saturating_add);
+        each(self.ended, live, u64::saturating_add)
     }
 }
 
-/// Returns one line of the log. Units: bytes, bit/s, seconds. Counts are since the start of the session; those of a
-/// lane are since the start of the lane.
-fn sample(progress: &CopyProgress, [wire_bytes, packets_sent, packets_lost]: [u64; 3]) -> Value {
-    let session = &progress.session;
-    let rtts: Vec<f64> = progress.lanes.iter().map(|lane| lane.rtt.as_secs_f64()).filter(|rtt| *rtt > 0.0).collect();
-    json!({
-        "event": "sample",
-        "elapsed_s": progress.elapsed.as_secs_f64(),
-        "bytes_carried": session.counters.bytes_brought(),
-        "wire_bytes": wire_bytes,
-        "rtt_s": (!rtts.is_empty()).then(|| rtts.iter().sum::<f64>() / rtts.len() as f64),
-        "packets_sent": packets_sent,
-        "packets_lost": packets_lost,
-        "recent": limits::shares(&progress.limits.report.recent),
-        "lanes": progress.limits.lanes.iter().map(lane).collect::<Vec<_>>(),
-    })
-}
-
-fn lane(judged: &LaneJudgement) -> Value {
-    let feeder = &judged.sample.feeder;
-    let mut value = json!({
-        "lane": judged.lane.0,
-        "limit": judged.limit.name(),
-        "storage_s": feeder.storage.as_secs_f64(),
-        "compute_s": feeder.compute.as_secs_f64(),
-        "transport_s": feeder.transport.as_secs_f64(),
-        "idle_s": feeder.idle.as_secs_f64(),
-    });
-    let more = match &judged.sample.transport {
-        TransportSample::Tcp(tcp) => json!({
-            "transport": "tcp",
-            "rtt_s": tcp.rtt.as_secs_f64(),
-            "rtt_min_s": tcp.rtt_min.as_secs_f64(),
-            "window_bytes": tcp.window.0,
-            "in_flight_bytes": tcp.in_flight.0,
-            "unsent_bytes": tcp.unsent.0,
-            "receive_window_bytes": tcp.receive_window.0,
-            "send_buffer_bytes": tcp.send_buffer.0,
-            "send_queued_bytes": tcp.send_queued.0,
-            "rwnd_limited_s": tcp.rwnd_limited.as_secs_f64(),
-            "sndbuf_limited_s": tcp.sndbuf_limited.as_secs_f64(),
-            "packets_sent": tcp.sent,
-            "packets_lost": tcp.lost,
-            "delivered_bytes": tcp.delivered,
-            "cap_bps": tcp.cap.map(|cap| cap.0),
-            "is_growing": tcp.is_growing,
-            "yields_to_loss": tcp.yields_to_loss,
-        }),
-        TransportSample::Quic(quic) => json!({
-            "transport": "quic",
-            "rtt_s": quic.rtt.as_secs_f64(),
-            "rtt_min_s": quic.rtt_min.as_secs_f64(),
-            "window_bytes": quic.window.0,
-            "in_flight_bytes": quic.in_flight.0,
-            "pace_bps": quic.rate.0,
-            "state": format!("{:?}", quic.state).to_lowercase(),
-            "engine_s": quic.engine.as_secs_f64(),
-            "packets_sent": quic.sent,
-            "packets_lost": quic.lost,
-            "wire_bytes": quic.wire_bytes,
-        }),
-        TransportSample::Inside => json!({ "transport": "inside" }),
-    };
-    if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
-        value.extend(more);
+/// Applies `combine` to each of the totals.
+fn each(a: WireTotals, b: WireTotals, combine: fn(u64, u64) -> u64) -> WireTotals {
+    WireTotals {
+        wire_bytes: combine(a.wire_bytes, b.wire_bytes),
+        packets_sent: combine(a.packets_sent, b.packets_sent),
+        packets_lost: combine(a.packets_lost, b.packets_lost),
     }
-    value
 }
 
 #[cfg(test)]
 mod tests {
+    use sterna_net::lane::LaneStats;
+
     use super::*;
 
     #[test]
@@ -318,7 +229,8 @@ mod tests {
         let (mut sums, mut progress) = (Sums::default(), CopyProgress::default());
         let mut wire = |lanes: &[u64]| {
             progress.lanes = lanes.iter().map(|sent| lane(*sent)).collect();
-            sums.add(&progress)
+            let WireTotals { wire_bytes, packets_sent, packets_lost } = sums.add(&progress);
+            [wire_bytes, packets_sent, packets_lost]
         };
         assert_eq!(wire(&[100, 200]), [300, 30, 0]);
         assert_eq!(wire(&[200]), [300, 30, 0]);

@@ -7,7 +7,8 @@ mod copy;
 mod documents;
 mod flags;
 mod generate;
-mod json;
+#[cfg(test)]
+mod golden;
 mod limits;
 mod log;
 mod page;

@@ -1,10 +1,10 @@
 //! Draws a log of samples as one HTML page with plots, as text and SVG. The page downloads nothing.
 //!
 //! The page has four plots over the time of the copy: rate, round-trip time, lost packets, and bytes in flight by lane.
-//! The rate has the limits as background colours; bytes in flight have the congestion window beside them. Lines of the
-//! log enter as JSON values; the page leaves as text.
+//! The rate has the limits as background colours; bytes in flight have the congestion window beside them. Samples
+//! enter as values; the page leaves as text.
 
-use serde_json::Value;
+use sterna_net::report::Sample;
 use sterna_proto::limit::Limit;
 use sterna_proto::{BitRate, ByteCount};
 
@@ -22,14 +22,14 @@ const POINTS_MAX: usize = 480;
 const LANES_DRAWN_MAX: usize = 8;
 
 /// Returns the page: the paragraphs of `words`, then the plots.
-pub fn page(lines: &[Value], words: &[String]) -> String {
-    let end = lines.last().map_or(0.0, |line| number(line, "elapsed_s")).max(0.1);
-    let stretches = stretches(lines);
+pub fn page(samples: &[Sample], words: &[String]) -> String {
+    let end = samples.last().map_or(0.0, |sample| sample.elapsed_s).max(0.1);
+    let stretches = stretches(samples);
     let mut body = String::new();
     words.iter().for_each(|line| body.push_str(&format!("<p>{}</p>\n", escaped(line))));
     body.push_str(&legend(&stretches));
-    let goodput = rates(lines, "bytes_carried", 8.0);
-    let wire = rates(lines, "wire_bytes", 8.0);
+    let goodput = rates(samples, |sample| sample.bytes_carried, 8.0);
+    let wire = rates(samples, |sample| sample.totals.wire_bytes, 8.0);
     let rate = |value: f64| BitRate(value as u64).to_string();
     let bytes = |value: f64| ByteCount(value as u64).to_string();
     let percent = |value: f64| format!("{} %", short(value));
@@ -37,16 +37,16 @@ pub fn page(lines: &[Value], words: &[String]) -> String {
         &Plot { title: "Rate (dark: on the wire, light: goodput), on the limit", height: 300.0, end, unit: &rate }
             .draw(&stretches, &[(goodput, "#7aa6c2", 1.2), (wire, "#123", 1.6)]),
     );
-    let rtt = points(lines, |line| line["rtt_s"].as_f64());
+    let rtt = points(samples, |sample| sample.rtt_s);
     let (scale, unit) = if rtt.iter().all(|(_, rtt)| *rtt < 1e-3) { (1e6, "µs") } else { (1e3, "ms") };
     let rtt = rtt.into_iter().map(|(at, rtt)| (at, rtt * scale)).collect();
     let time = |value: f64| format!("{} {unit}", short(value));
     body.push_str(&Plot { title: "Round-trip time", height: 150.0, end, unit: &time }.draw(&[], &[(rtt, "#934", 1.4)]));
     body.push_str(
         &Plot { title: "Packets lost, of those sent", height: 150.0, end, unit: &percent }
-            .draw(&[], &[(losses(lines), "#c33", 1.4)]),
+            .draw(&[], &[(losses(samples), "#c33", 1.4)]),
     );
-    let flight = in_flight(lines);
+    let flight = in_flight(samples);
     if !flight.is_empty() {
         body.push_str(
             &Plot { title: "In flight, by lane (dashed: window of the first)", height: 220.0, end, unit: &bytes }
@@ -75,12 +75,12 @@ struct Stretch {
 }
 
 /// Returns the intervals of the leading limits; adjacent samples with the same limit become one interval.
-fn stretches(lines: &[Value]) -> Vec<Stretch> {
+fn stretches(samples: &[Sample]) -> Vec<Stretch> {
     let mut found: Vec<Stretch> = Vec::new();
     let mut before = 0.0;
-    for line in lines {
-        let at = number(line, "elapsed_s");
-        if let Some(limit) = leading(line) {
+    for sample in samples {
+        let at = sample.elapsed_s;
+        if let Some(limit) = leading(sample) {
             match found.last_mut() {
                 Some(last) if last.limit == limit => last.end = at,
                 _ => found.push(Stretch { start: before, end: at, limit }),
@@ -93,16 +93,13 @@ fn stretches(lines: &[Value]) -> Vec<Stretch> {
 
 /// Returns the limit of most lanes in a sample. Without lanes it is the largest share of the last seconds: a receiver
 /// has only this report of the sender.
-fn leading(line: &Value) -> Option<Limit> {
-    let named = |name: &str| Limit::ALL.into_iter().find(|limit| limit.name() == name);
-    let lanes = line["lanes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let of_lanes: Vec<Limit> = lanes.iter().filter_map(|lane| named(lane["limit"].as_str()?)).collect();
+fn leading(sample: &Sample) -> Option<Limit> {
+    let of_lanes: Vec<Limit> = sample.lanes.iter().map(|lane| lane.limit).collect();
     let count = |limit: &Limit| of_lanes.iter().filter(|other| *other == limit).count();
     let most = of_lanes.iter().copied().max_by_key(count);
     most.or_else(|| {
-        let shares = line["recent"].as_object()?;
-        let largest = shares.iter().max_by(|a, b| a.1.as_f64().unwrap_or(0.0).total_cmp(&b.1.as_f64().unwrap_or(0.0)));
-        named(largest?.0)
+        let (name, _) = sample.recent.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
+        Limit::ALL.into_iter().find(|limit| limit.name() == *name)
     })
 }
 
@@ -234,27 +231,23 @@ fn thinned(points: &Points) -> Points {
     points.chunks(group).map(mean).collect()
 }
 
-fn number(line: &Value, name: &str) -> f64 {
-    line[name].as_f64().unwrap_or(0.0)
-}
-
-fn points(lines: &[Value], value: impl Fn(&Value) -> Option<f64>) -> Points {
-    lines.iter().filter_map(|line| Some((number(line, "elapsed_s"), value(line)?))).collect()
+fn points(samples: &[Sample], value: impl Fn(&Sample) -> Option<f64>) -> Points {
+    samples.iter().filter_map(|sample| Some((sample.elapsed_s, value(sample)?))).collect()
 }
 
 /// Returns the growth of a count per second, times `factor`, as a mean over [`RATE_OVER_S`]. A shorter interval shows
 /// the arrival of single blocks instead of the rate. A count that falls belongs to a restarted session and gives 0.
-fn rates(lines: &[Value], name: &str, factor: f64) -> Points {
+fn rates(samples: &[Sample], count: impl Fn(&Sample) -> u64, factor: f64) -> Points {
     let mut first = 0;
     let mut found = Vec::new();
-    for (index, line) in lines.iter().enumerate() {
-        let at = number(line, "elapsed_s");
-        while at - number(&lines[first], "elapsed_s") > RATE_OVER_S && first + 1 < index {
+    for (index, sample) in samples.iter().enumerate() {
+        while sample.elapsed_s - samples[first].elapsed_s > RATE_OVER_S && first + 1 < index {
             first += 1;
         }
-        let time = at - number(&lines[first], "elapsed_s");
+        let time = sample.elapsed_s - samples[first].elapsed_s;
         if time > 0.0 {
-            found.push((at, ((number(line, name) - number(&lines[first], name)) / time * factor).max(0.0)));
+            let growth = count(sample).saturating_sub(count(&samples[first]));
+            found.push((sample.elapsed_s, growth as f64 / time * factor));
         }
     }
     found
@@ -263,32 +256,33 @@ fn rates(lines: &[Value], name: &str, factor: f64) -> Points {
 /// Time that a drawn rate averages over, in seconds.
 const RATE_OVER_S: f64 = 0.5;
 
-fn losses(lines: &[Value]) -> Points {
-    let (sent, lost) = (rates(lines, "packets_sent", 1.0), rates(lines, "packets_lost", 1.0));
+fn losses(samples: &[Sample]) -> Points {
+    let sent = rates(samples, |sample| sample.totals.packets_sent, 1.0);
+    let lost = rates(samples, |sample| sample.totals.packets_lost, 1.0);
     let share = |(sent, lost): (&(f64, f64), &(f64, f64))| {
         (sent.0, if sent.1 > 0.0 { (lost.1 / sent.1 * 100.0).min(100.0) } else { 0.0 })
     };
     sent.iter().zip(&lost).map(share).collect()
 }
 
-fn in_flight(lines: &[Value]) -> Vec<Line<'static>> {
+fn in_flight(samples: &[Sample]) -> Vec<Line<'static>> {
     const COLOURS: [&str; LANES_DRAWN_MAX] = ["#147", "#a51", "#383", "#727", "#077", "#a33", "#555", "#960"];
-    let of_lane = |id: &Value, name: &str| {
-        points(lines, |line| {
-            let lane = line["lanes"].as_array()?.iter().find(|lane| lane["lane"] == *id)?;
-            lane[name].as_f64()
+    let of_lane = |id: u32, pick: fn((u64, u64)) -> u64| {
+        points(samples, |sample| {
+            let lane = sample.lanes.iter().find(|lane| lane.lane == id)?;
+            lane.transport.in_flight_and_window().map(|both| pick(both) as f64)
         })
     };
-    let mut ids: Vec<Value> = Vec::new();
-    for lane in lines.iter().filter_map(|line| line["lanes"].as_array()).flatten() {
-        if !ids.contains(&lane["lane"]) && ids.len() < LANES_DRAWN_MAX {
-            ids.push(lane["lane"].clone());
+    let mut ids: Vec<u32> = Vec::new();
+    for lane in samples.iter().flat_map(|sample| &sample.lanes) {
+        if !ids.contains(&lane.lane) && ids.len() < LANES_DRAWN_MAX {
+            ids.push(lane.lane);
         }
     }
     let mut drawn: Vec<Line<'static>> =
-        ids.iter().zip(COLOURS).map(|(id, colour)| (of_lane(id, "in_flight_bytes"), colour, 1.3)).collect();
+        ids.iter().zip(COLOURS).map(|(id, colour)| (of_lane(*id, |(in_flight, _)| in_flight), colour, 1.3)).collect();
     if let Some(first) = ids.first() {
-        drawn.push((of_lane(first, "window_bytes"), "#999", -1.0));
+        drawn.push((of_lane(*first, |(_, window)| window), "#999", -1.0));
     }
     drawn
 }
@@ -299,18 +293,37 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::time::Duration;
+
+    use sterna_net::engine::CopyProgress;
+    use sterna_net::report::WireTotals;
+    use sterna_proto::ByteCount;
+    use sterna_proto::limit::{LaneJudgement, LaneSample, TcpSample, TransportSample, Waits};
+    use sterna_proto::session::LaneId;
 
     use super::*;
 
+    /// Returns a sample after `at` seconds, with one TCP lane of this limit, if there is one.
+    fn sample(at: f64, limit: Option<Limit>, rtt: f64, lost: u64) -> Sample {
+        let tcp = TcpSample { in_flight: ByteCount(5000), window: ByteCount(6000), ..TcpSample::default() };
+        let lane = |limit| LaneJudgement {
+            lane: LaneId(0),
+            limit,
+            sample: LaneSample { feeder: Waits::default(), transport: TransportSample::Tcp(tcp) },
+        };
+        let mut progress = CopyProgress { elapsed: Duration::from_secs_f64(at), ..CopyProgress::default() };
+        progress.session.counters.bytes_done = (at * 1e6) as u64;
+        progress.limits.lanes = limit.map(lane).into_iter().collect();
+        let totals =
+            WireTotals { wire_bytes: (at * 1.1e6) as u64, packets_sent: (at * 1e4) as u64, packets_lost: lost };
+        Sample { rtt_s: Some(rtt), ..Sample::new(&progress, totals) }
+    }
+
     #[test]
     fn a_page_stands_alone_and_shows_every_limit() {
-        let line = |at: f64, limit: &str| {
-            json!({"elapsed_s": at, "bytes_carried": at * 1e6, "wire_bytes": at * 1.1e6, "rtt_s": 0.05, "packets_sent": 100,
-                "packets_lost": 1, "lanes": [{"lane": 0, "limit": limit, "in_flight_bytes": 5000, "window_bytes": 6000}]})
-        };
-        let lines = [line(0.5, "loss"), line(1.0, "loss"), line(1.5, "receive_window")];
-        let page = page(&lines, &["limited by: <loss>".to_owned()]);
+        let samples = [(0.5, Limit::Loss), (1.0, Limit::Loss), (1.5, Limit::ReceiveWindow)]
+            .map(|(at, limit)| sample(at, Some(limit), 0.05, 1));
+        let page = page(&samples, &["limited by: <loss>".to_owned()]);
         assert!(page.contains("limited by: &lt;loss&gt;") && !page.contains("<loss>"));
         assert_eq!(page.matches("<rect").count(), 2, "stretches with one limit are drawn as one");
         assert_eq!(page.matches("<svg").count(), 4);
@@ -320,16 +333,12 @@ mod tests {
 
     #[test]
     fn short_paths_are_marked_in_microseconds_and_no_two_marks_read_alike() {
-        let line = |at: f64, rtt: f64, lost: u64| {
-            json!({"elapsed_s": at, "bytes_carried": at * 1e6, "wire_bytes": at * 1.1e6, "rtt_s": rtt,
-                "packets_sent": at * 1e4, "packets_lost": lost, "lanes": []})
-        };
         for (rtt, lost, expected) in [
             (80e-6, 0, [">80 µs<", ">0 %<", ">1 %<"]),
             (1.5e-3, 2, [">1.5 ms<", ">0 %<", ">0.01 %<"]),
             (0.66, 0, [">600 ms<", ">0 %<", ">1 %<"]),
         ] {
-            let page = page(&[line(0.1, rtt, 0), line(1.0, rtt, lost)], &[]);
+            let page = page(&[sample(0.1, None, rtt, 0), sample(1.0, None, rtt, lost)], &[]);
             for words in expected {
                 assert_eq!(page.matches(words).count(), 1, "{words} for {rtt}: {page}");
             }

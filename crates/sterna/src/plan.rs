@@ -1,25 +1,8 @@
 //! Formats the plan of `--explain`: paths, blocks, memory and expected time.
 
-use std::time::Duration;
-
-use serde_json::{Value, json};
 use sterna_net::engine::{CopySummary, PathPlan, UnreachedPath};
-use sterna_proto::plan::expect_time;
+use sterna_proto::ByteCount;
 use sterna_proto::quantity::readable_time;
-use sterna_proto::{BitRate, ByteCount};
-
-/// Returns the expected time of the copy; `None` if the rate of a path is unknown.
-fn time(summary: &CopySummary) -> Option<Duration> {
-    let used: Vec<&PathPlan> = summary.paths.iter().filter(|path| !path.standby).collect();
-    let rates = used.iter().map(|path| path.rate).collect::<Option<Vec<BitRate>>>()?;
-    let rtt = used.iter().map(|path| path.rtt).max()?;
-    Some(expect_time(ByteCount(summary.bytes), &rates, rtt))
-}
-
-/// Returns the most memory for QUIC lanes at this end.
-fn memory(summary: &CopySummary) -> ByteCount {
-    ByteCount(summary.paths.iter().filter_map(|path| path.memory).map(|memory| memory.0).sum())
-}
 
 /// Returns the plan as lines of text.
 pub fn lines(summary: &CopySummary) -> Vec<String> {
@@ -32,7 +15,7 @@ pub fn lines(summary: &CopySummary) -> Vec<String> {
         lines.push(format!("blocks   {}", summary.blocks));
     }
     let is_kernels = summary.paths.iter().any(|path| path.memory.is_none());
-    match (memory(summary), is_kernels) {
+    match (summary.quic_memory(), is_kernels) {
         (ByteCount(0), false) => {}
         (ByteCount(0), true) => lines.push("memory   of data in flight: the kernel's buffers for TCP".to_owned()),
         (quic, _) => {
@@ -40,7 +23,7 @@ pub fn lines(summary: &CopySummary) -> Vec<String> {
             lines.push(format!("memory   up to {quic} of data in flight at this end{more}"));
         }
     }
-    lines.push(match time(summary) {
+    lines.push(match summary.expected_time() {
         _ if summary.done == 0 => "time     none: there is nothing to copy".to_owned(),
         Some(time) if summary.paths.iter().any(|path| path.is_least) => format!(
             "time     at most about {}: of this path only copies are known that something else held back",
@@ -78,28 +61,4 @@ fn unreached_line(path: &UnreachedPath) -> String {
         false => "the agent has not answered on it: dialled again during the copy",
     };
     format!("path {}   {why}", path.path.0 + 1)
-}
-
-/// Returns the plan as JSON.
-pub fn value(summary: &CopySummary) -> Value {
-    let path = |path: &PathPlan| {
-        json!({
-            "path": path.path.0 + 1,
-            "transport": path.via.to_string(),
-            "peer": path.peer.to_string(),
-            "rtt_s": path.rtt.as_secs_f64(),
-            "lanes": path.lanes,
-            "rate_bps": path.rate.map(|rate| rate.0),
-            "rate_is_least": path.is_least,
-            "standby": path.standby,
-        })
-    };
-    let unreached = |path: &UnreachedPath| json!({ "path": path.path.0 + 1, "standby": path.standby });
-    json!({
-        "paths": summary.paths.iter().map(path).collect::<Vec<Value>>(),
-        "unreached": summary.unreached.iter().map(unreached).collect::<Vec<Value>>(),
-        "blocks": summary.blocks,
-        "memory_bytes": memory(summary).0,
-        "time_s": time(summary).map(|time| time.as_secs_f64()),
-    })
 }

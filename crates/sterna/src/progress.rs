@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sterna_net::engine::CopyProgress;
-use sterna_net::lane::LaneStats;
+use sterna_net::report;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
 
@@ -157,28 +157,17 @@ fn total_words(progress: &CopyProgress, goodput: BitRate) -> String {
     if let Some(ratio) = compression_ratio(session.counters.bytes_carried, session.counters.bytes_encoded) {
         words.push_str(&format!("  compressed {ratio:.1} : 1"));
     }
-    let (rtt, loss) = path_figures(&progress.lanes);
     words.push_str(&format!("  {} lane{}", session.lanes, if session.lanes == 1 { "" } else { "s" }));
-    if let Some(rtt) = rtt {
+    if let Some(rtt) = report::mean_rtt(&progress.lanes) {
         words.push_str(&format!("  RTT {}", readable_time(rtt)));
     }
-    if let Some(loss) = loss {
+    if let Some(loss) = report::loss(&progress.lanes) {
         words.push_str(&format!("  loss {:.2} %", loss * 100.0));
     }
     if let Some(limit) = limits::now(&progress.limits.report) {
         words.push_str(&format!("  {limit}"));
     }
     words
-}
-
-/// Returns the mean RTT of the lanes, and the part of sent packets that were lost (0 to 1); `None` if there is no
-/// measurement.
-pub fn path_figures(lanes: &[LaneStats]) -> (Option<Duration>, Option<f64>) {
-    let rtts: Vec<Duration> = lanes.iter().map(|lane| lane.rtt).filter(|rtt| !rtt.is_zero()).collect();
-    let rtt = (!rtts.is_empty()).then(|| rtts.iter().sum::<Duration>() / rtts.len() as u32);
-    let sent: u64 = lanes.iter().map(|lane| lane.packets_sent).sum();
-    let lost: u64 = lanes.iter().map(|lane| lane.packets_lost).sum();
-    (rtt, (sent > 0).then(|| lost as f64 / sent as f64))
 }
 
 /// Returns the number of file bytes per encoded byte on the lanes. `None` without encoded bytes, or if the ratio is

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::Serialize;
 use sterna_proto::limit::TransportSample;
 use sterna_proto::plan::Via;
 use sterna_proto::{BitRate, ByteCount, Error};
@@ -43,7 +44,8 @@ pub const PIECE_BYTES: usize = 128 << 10;
 pub const BLOCK_BYTES_MAX: u64 = 16 << 20;
 
 /// Transport of a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Transport {
     /// TLS 1.3 over TCP.
     Tcp,

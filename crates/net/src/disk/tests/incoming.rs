@@ -18,7 +18,7 @@ fn random(state: &mut u64, bound: u64) -> u64 {
 }
 
 fn fill(file: &IncomingFile, data: &[u8]) {
-    assert_eq!(recheck(file), []);
+    assert_eq!(recheck(file), [0u64; 0]);
     for gap in file.have().gaps(0..file.blocks().count()).collect::<Vec<_>>() {
         gap.for_each(|index| put_block(file, data, index));
     }
@@ -108,7 +108,7 @@ fn resume_asks_only_for_blocks_that_no_checkpoint_made_durable() {
     let file = incoming(&destination, &entry);
     assert!(file.is_complete());
     assert_eq!(file.publish(&[]).unwrap_err().kind, ErrorKind::Internal, "no byte of it was read yet");
-    assert_eq!(recheck(&file), []);
+    assert_eq!(recheck(&file), [0u64; 0]);
     let digests = file.publish(&[]).unwrap();
     assert_eq!(digests, FileDigests::of(&data, file.checks()));
     assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
@@ -191,7 +191,7 @@ fn blocks_that_rotted_are_missing_again_and_their_new_records_count() {
     drop(file);
     // The block has two records; the later one counts.
     let file = incoming(&destination, &entry);
-    assert_eq!(recheck(&file), []);
+    assert_eq!(recheck(&file), [0u64; 0]);
     file.publish(&[]).unwrap();
     assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
 }
@@ -574,7 +574,7 @@ fn session_to_be_killed() {
     let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
     let data = pattern(KILLED_BYTES);
     let file = incoming(&destination, &file_entry("a.h5", KILLED_BYTES));
-    assert_eq!(recheck(&file), []);
+    assert_eq!(recheck(&file), [0u64; 0]);
     let mut out = std::fs::File::options().append(true).open("/dev/stdout").unwrap();
     let mut state = u64::from(std::process::id());
     let mut wanted: Vec<u64> = file.have().gaps(0..file.blocks().count()).flatten().collect();
