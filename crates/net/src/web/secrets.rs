@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use serde::Deserialize;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
@@ -207,13 +208,21 @@ fn read_what_came(out: &mut PipeReader, bytes: &mut Vec<u8>) -> std::io::Result<
 /// verifies the token.
 fn expiry(token: &str) -> Option<SystemTime> {
     let payload = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?.trim_end_matches('=')).ok()?;
-    let text = std::str::from_utf8(&payload).ok()?;
-    let after = text.split("\"exp\"").nth(1)?.trim_start().strip_prefix(':')?.trim_start();
-    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-    // Some tokens have a fraction of a second, which is ignored.
-    let seconds = digits.parse::<u64>().ok().filter(|seconds| *seconds < 1 << 40)?;
-    Some(UNIX_EPOCH + Duration::from_secs(seconds))
+    // Some tokens have a fraction of a second.
+    let seconds = serde_json::from_slice::<Claims>(&payload).ok()?.exp;
+    (0.0..EXPIRY_MAX_S).contains(&seconds).then(|| UNIX_EPOCH + Duration::from_secs(seconds as u64))
 }
+
+/// Claims of a JSON Web Token that Sterna reads.
+#[derive(Deserialize)]
+struct Claims {
+    /// Time of expiry, in seconds since 1970-01-01 UTC.
+    exp: f64,
+}
+
+/// End of the expiry times that are taken, in seconds since 1970-01-01 UTC. Reason: a later time is wrong, and could
+/// exceed what a `SystemTime` holds.
+const EXPIRY_MAX_S: f64 = (1u64 << 40) as f64;
 
 /// Returns the `Authorization` of each host in a netrc file.
 fn passwords(text: &str) -> HashMap<String, String> {
@@ -276,6 +285,14 @@ mod tests {
             format!("e30.{payload}.c2ln")
         };
         assert_eq!(expiry(&token(1_000)), Some(UNIX_EPOCH + Duration::from_secs(1000)));
+        let of_claims = |claims: &str| expiry(&format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims)));
+        let fraction = of_claims(r#"{"sub":"\"exp\":7","exp":1000.9}"#);
+        assert_eq!(fraction, Some(UNIX_EPOCH + Duration::from_secs(1000)));
+        for claims in
+            [r#"{"sub":"\"exp\":7"}"#, r#"{"exp":-1}"#, r#"{"exp":1e300}"#, r#"{"exp":"1000"}"#, r#"{"exp":1"#]
+        {
+            assert_eq!(of_claims(claims), None, "{claims}");
+        }
         for opaque in ["opaque", "a.b.c", "a..c", "a.e30.c"] {
             assert_eq!(expiry(opaque), None, "{opaque}");
         }
