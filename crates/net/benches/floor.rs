@@ -66,7 +66,8 @@ fn main() -> io::Result<()> {
     for end in ends {
         end.join().expect("no panic")?;
     }
-    println!("{{\"mbit_s\":{:.0}}}", bytes as f64 * 8.0 / started.elapsed().as_secs_f64() / 1e6);
+    let mbit_s = (bytes as f64 * 8.0 / started.elapsed().as_secs_f64() / 1e6).round() as u64;
+    println!("{}", serde_json::json!({ "mbit_s": mbit_s }));
     Ok(())
 }
 

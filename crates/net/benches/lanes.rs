@@ -170,10 +170,13 @@ fn report(end: &str, job: &Job, bytes: u64, took: Option<Duration>) {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let cpu = clock.tv_sec as f64 + clock.tv_nsec as f64 / 1e9;
     let rate = took.map_or(0.0, |took| bytes as f64 * 8.0 / took.as_secs_f64() / 1e6);
-    println!(
-        "{{\"end\":\"{end}\",\"via\":\"{}\",\"lanes\":{},\"bytes\":{bytes},\"cpu_s_per_gb\":{:.3},\"mbit_s\":{rate:.0}}}",
-        job.via,
-        job.lanes,
-        cpu / (bytes as f64 / 1e9)
-    );
+    let line = serde_json::json!({
+        "end": end,
+        "via": job.via,
+        "lanes": job.lanes,
+        "bytes": bytes,
+        "cpu_s_per_gb": (cpu / (bytes as f64 / 1e9) * 1e3).round() / 1e3,
+        "mbit_s": rate.round() as u64,
+    });
+    println!("{line}");
 }
