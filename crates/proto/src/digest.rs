@@ -501,33 +501,17 @@ fn shortened(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sterna_seeded::Seeded;
+
     use super::*;
 
     const ALL_CHECKS: Checks = Checks { adler32: true, crc32c: true, md5: true, sha256: true };
-
-    /// Returns bytes that differ between all blocks and all chunks.
-    fn pattern(length: usize) -> Vec<u8> {
-        let mut state = 0x2545_f491_4f6c_dd1du64;
-        let mut bytes = Vec::with_capacity(length + 8);
-        while bytes.len() < length {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            bytes.extend_from_slice(&state.to_le_bytes());
-        }
-        bytes.truncate(length);
-        bytes
-    }
 
     /// Returns digests merged from blocks. The order of hashing follows from `seed`; each block is hashed in slices.
     fn from_blocks(data: &[u8], seed: u64) -> FileDigests {
         let blocks = BlockMap::new(data.len() as u64);
         let mut order: Vec<u64> = (0..blocks.count()).collect();
-        let mut state = seed;
-        for i in (1..order.len()).rev() {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            order.swap(i, (state >> 33) as usize % (i + 1));
-        }
+        Seeded::new(seed).shuffle(&mut order);
         let mut digests = vec![None; order.len()];
         for index in order {
             let start = blocks.offset(index) as usize;
@@ -550,7 +534,7 @@ mod tests {
         // Sizes one byte around a block, around powers of two of blocks, and the first file with larger blocks.
         let sizes =
             [0, 1, mib - 1, mib, mib + 1, 2 * mib, 2 * mib + 1, 3 * mib, 4 * mib + 5, 7 * mib + 1024, 33 * mib - 1];
-        let data = pattern(1025 * mib);
+        let data = Seeded::new(1).bytes(1025 * mib);
         for (seed, size) in sizes.into_iter().chain([1025 * mib]).enumerate() {
             let whole = FileDigests::of(&data[..size], ALL_CHECKS);
             let merged = from_blocks(&data[..size], seed as u64);
@@ -576,7 +560,7 @@ mod tests {
 
     #[test]
     fn a_block_without_a_checksum_leaves_the_file_without_it() {
-        let data = pattern((2 << 20) + 7);
+        let data = Seeded::new(1).bytes((2 << 20) + 7);
         let blocks = BlockMap::new(data.len() as u64);
         let mut file = FileDigester::new(blocks);
         for index in 0..blocks.count() {

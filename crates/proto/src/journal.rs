@@ -285,6 +285,8 @@ fn long(bytes: &[u8], offset: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use sterna_seeded::Seeded;
+
     use super::*;
     use crate::file::RelPath;
 
@@ -420,14 +422,9 @@ mod tests {
 
     #[test]
     fn garbage_is_refused_without_a_panic() {
-        let mut state = 1u64;
+        let mut seeded = Seeded::new(1);
         for length in 0..300 {
-            let garbage: Vec<u8> = (0..length)
-                .map(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (state >> 56) as u8
-                })
-                .collect();
+            let garbage = seeded.bytes(length);
             assert!(JournalHeader::decode(&garbage).is_err());
             assert_eq!(journal(3).0.records().decode(&garbage), None);
         }

@@ -190,21 +190,11 @@ impl FromIterator<Range<u64>> for RangeSet {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::collections::BTreeSet;
 
-    /// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
-    struct Seeded(u64);
+    use sterna_seeded::{Seeded, for_seeds};
 
-    impl Seeded {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z ^ (z >> 31)) % bound
-        }
-    }
+    use super::*;
 
     const UNIVERSE: u64 = 120;
 
@@ -220,27 +210,26 @@ mod tests {
         ranges
     }
 
-    fn assert_agrees(set: &RangeSet, model: &BTreeSet<u64>, bound: Range<u64>, seed: u64) {
-        let replay = format!("seed {seed}: cargo test -p sterna-proto agrees_with_a_plain_set");
-        assert_eq!(set.iter().collect::<Vec<_>>(), model_ranges(model, true, 0..UNIVERSE), "{replay}");
-        assert_eq!(set.len(), model.len() as u64, "{replay}");
-        assert_eq!(set.is_empty(), model.is_empty(), "{replay}");
-        assert_eq!(set.range_count(), set.iter().count(), "{replay}");
+    fn assert_agrees(set: &RangeSet, model: &BTreeSet<u64>, bound: Range<u64>) {
+        assert_eq!(set.iter().collect::<Vec<_>>(), model_ranges(model, true, 0..UNIVERSE));
+        assert_eq!(set.len(), model.len() as u64);
+        assert_eq!(set.is_empty(), model.is_empty());
+        assert_eq!(set.range_count(), set.iter().count());
         let gaps = model_ranges(model, false, bound.clone());
-        assert_eq!(set.gaps(bound.clone()).collect::<Vec<_>>(), gaps, "{replay} {bound:?}");
-        assert_eq!(set.first_gap(bound.clone()), gaps.first().cloned(), "{replay} {bound:?}");
-        assert_eq!(set.contains_range(bound.clone()), gaps.is_empty(), "{replay} {bound:?}");
+        assert_eq!(set.gaps(bound.clone()).collect::<Vec<_>>(), gaps, "{bound:?}");
+        assert_eq!(set.first_gap(bound.clone()), gaps.first().cloned(), "{bound:?}");
+        assert_eq!(set.contains_range(bound.clone()), gaps.is_empty(), "{bound:?}");
         let inside = model_ranges(model, true, bound.clone());
-        assert_eq!(set.within(bound.clone()).collect::<Vec<_>>(), inside, "{replay} {bound:?}");
+        assert_eq!(set.within(bound.clone()).collect::<Vec<_>>(), inside, "{bound:?}");
         for value in 0..UNIVERSE {
-            assert_eq!(set.contains(value), model.contains(&value), "{replay} {value}");
+            assert_eq!(set.contains(value), model.contains(&value), "{value}");
         }
     }
 
     #[test]
     fn any_run_of_inserts_and_removes_agrees_with_a_plain_set() {
-        for seed in 0..200 {
-            let mut random = Seeded(seed);
+        for_seeds("any_run_of_inserts_and_removes_agrees_with_a_plain_set", 200, |seed| {
+            let mut random = Seeded::new(seed);
             let (mut set, mut model) = (RangeSet::new(), BTreeSet::new());
             let longest = 1 + random.below(20);
             for _ in 0..100 {
@@ -255,13 +244,13 @@ mod tests {
                 }
                 let from = random.below(UNIVERSE);
                 let bound = from..from + random.below(UNIVERSE - from + 1);
-                assert_agrees(&set, &model, bound, seed);
+                assert_agrees(&set, &model, bound);
             }
             let mut smaller = set.clone();
             smaller.remove(0..random.below(UNIVERSE));
             assert!(smaller.is_subset(&set));
             assert_eq!(set.is_subset(&smaller), set == smaller);
-        }
+        });
     }
 
     #[test]

@@ -13,23 +13,7 @@ use sterna_proto::session::{
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{BitRate, Error, ErrorKind, FileEntry, Growth, Phase, Scope};
-
-/// SplitMix64 (Steele, Lea and Flood 2014): one seed determines a whole run.
-struct Seeded(u64);
-
-impl Seeded {
-    fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.draw() % bound as u64) as usize
-    }
-}
+use sterna_seeded::{Seeded, for_seeds};
 
 #[test]
 fn a_third_party_copy_that_cannot_be_is_an_error() {
@@ -242,10 +226,10 @@ fn packed_blocks_of_a_sender_fit_their_header_and_their_data() {
     let mut sender = SendSession::new(LINGER_DEFAULT);
     sender.handle_lane_up(LaneId(0));
     let long = |i: usize| [format!("{i:05}").as_bytes(), &vec![b"x".repeat(255); 15].join(&b'/')[..]].join(&b'/');
-    let mut random = Seeded(1);
+    let mut random = Seeded::new(1);
     for i in 0..2000 {
-        let size = [0, 1, 100, 65_536, 256 << 10][random.below(5)];
-        sender.add_file(if random.below(2) == 0 {
+        let size = [0, 1, 100, 65_536, 256 << 10][random.index(5)];
+        sender.add_file(if random.index(2) == 0 {
             entry(&long(i), size)
         } else {
             entry(format!("{i}").as_bytes(), size)
@@ -265,19 +249,19 @@ fn packed_blocks_of_a_sender_fit_their_header_and_their_data() {
 
 /// Flips, truncates, inserts and repeats bytes.
 fn mutate(random: &mut Seeded, bytes: &mut Vec<u8>) {
-    for _ in 0..1 + random.below(4) {
+    for _ in 0..1 + random.index(4) {
         let len = bytes.len();
-        match random.below(6) {
-            0 if len > 0 => bytes.truncate(random.below(len)),
-            1 => bytes.insert(random.below(len + 1), random.draw() as u8),
-            2 if len > 0 => drop(bytes.remove(random.below(len))),
-            3 if len > 0 => bytes[random.below(len)] = 0xff,
+        match random.index(6) {
+            0 if len > 0 => bytes.truncate(random.index(len)),
+            1 => bytes.insert(random.index(len + 1), random.draw() as u8),
+            2 if len > 0 => drop(bytes.remove(random.index(len))),
+            3 if len > 0 => bytes[random.index(len)] = 0xff,
             4 if len > 8 => {
                 // A varint of the largest size, at a random position.
-                let at = random.below(len - 8);
+                let at = random.index(len - 8);
                 bytes.splice(at..at, [0xff; 9].into_iter().chain([0x01]));
             }
-            _ if len > 0 => bytes[random.below(len)] ^= 1 << random.below(8),
+            _ if len > 0 => bytes[random.index(len)] ^= 1 << random.index(8),
             _ => {}
         }
     }
@@ -289,25 +273,24 @@ fn no_bytes_make_a_reader_panic_and_what_is_read_can_be_written() {
     corpus.extend(messages().iter().map(Message::encode));
     corpus.extend(headers().iter().map(|(header, _)| header.encode()));
     corpus.retain(|bytes| bytes.len() < 4096);
-    for seed in 0..40_000 {
-        let mut random = Seeded(seed);
-        let mut bytes = corpus[random.below(corpus.len())].clone();
+    for_seeds("no_bytes_make_a_reader_panic_and_what_is_read_can_be_written", 40_000, |seed| {
+        let mut random = Seeded::new(seed);
+        let mut bytes = corpus[random.index(corpus.len())].clone();
         mutate(&mut random, &mut bytes);
-        let replay = format!("seed {seed}: cargo test -p sterna-proto --test messages no_bytes_make");
         if let Ok(Some(frame)) = Frame::decode(&bytes) {
             let again = frame.encode();
-            assert_eq!(Frame::decode(&again).unwrap().unwrap().encode(), again, "{replay}");
+            assert_eq!(Frame::decode(&again).unwrap().unwrap().encode(), again);
         }
         if let Ok(read) = Message::decode_all(&bytes) {
             let again: Vec<u8> = read.iter().flat_map(Message::encode).collect();
-            assert_eq!(Message::decode_all(&again).unwrap().len(), read.len(), "{replay}");
+            assert_eq!(Message::decode_all(&again).unwrap().len(), read.len());
         }
         for data_len in [0, 1, MIB] {
             if let Ok(header) = BlockHeader::decode(&bytes, data_len) {
-                assert_eq!(BlockHeader::decode(&header.encode(), data_len).unwrap(), header, "{replay}");
+                assert_eq!(BlockHeader::decode(&header.encode(), data_len).unwrap(), header);
             }
         }
-    }
+    });
 }
 
 /// Returns the entry of a growing file of `size` bytes.

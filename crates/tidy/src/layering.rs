@@ -8,18 +8,19 @@ use serde_json::Value;
 use crate::Finding;
 
 /// Dependencies that each crate of this workspace may have. A new crate needs an entry here.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 8] = [
     ("sterna-proto", &[]),
     ("sterna-net", &["sterna-proto"]),
     ("sterna-lab", &["sterna-proto"]),
     ("sterna-doctor", &["sterna-net", "sterna-proto"]),
     ("sterna-service", &["sterna-doctor", "sterna-net", "sterna-proto"]),
     ("sterna", &["sterna-service", "sterna-doctor", "sterna-net", "sterna-proto", "sterna-lab"]),
+    ("sterna-seeded", &[]),
     ("sterna-tidy", &[]),
 ];
 
 /// Additional dependencies that every crate may use in its tests (`[dev-dependencies]`), except for the crate itself.
-const FOR_TESTS: [&str; 1] = ["sterna-lab"];
+const FOR_TESTS: [&str; 2] = ["sterna-lab", "sterna-seeded"];
 
 /// Dependencies that would give the sans-IO core access to sockets, a runtime or kernel calls.
 const BANNED_IN_PROTO: [&str; 11] =

@@ -319,24 +319,9 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
+    use sterna_seeded::{Seeded, for_seeds};
+
     use super::*;
-
-    /// Small seeded generator (splitmix64). The tests that use it print the seed.
-    struct Random(u64);
-
-    impl Random {
-        fn next(&mut self) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        }
-
-        fn below(&mut self, bound: usize) -> usize {
-            (self.next() % bound as u64) as usize
-        }
-    }
 
     /// Events in a form that does not depend on how data was cut: adjacent data of a block is joined.
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -438,27 +423,27 @@ mod tests {
 
     #[test]
     fn damaged_streams_are_errors_or_events_but_the_same_for_every_split() {
-        for seed in 0..4000 {
-            let mut random = Random(seed);
+        for_seeds("damaged_streams_are_errors_or_events_but_the_same_for_every_split", 4000, |seed| {
+            let mut random = Seeded::new(seed);
             let mut stream = sample();
             for _ in 0..=random.below(4) {
-                let at = random.below(stream.len().max(1));
+                let at = random.index(stream.len());
                 if stream.len() < 2 {
                     break;
                 }
                 match random.below(4) {
-                    0 => stream[at] = random.next() as u8,
+                    0 => stream[at] = random.draw() as u8,
                     1 => stream[at] ^= 1 << random.below(8),
                     2 => drop(stream.remove(at)),
                     _ => stream.truncate(at.max(1)),
                 }
             }
             let whole = decode(std::iter::once(stream.as_slice()));
-            let length = 1 + random.below(9);
+            let length = 1 + random.index(9);
             let cut = decode(stream.chunks(length));
             // In both cases, data before an error is recorded as far as it arrived.
-            assert_eq!(cut, whole, "seed {seed}, slices of {length}");
-        }
+            assert_eq!(cut, whole, "slices of {length}");
+        });
     }
 
     #[test]

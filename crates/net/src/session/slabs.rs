@@ -190,6 +190,7 @@ mod tests {
     use sterna_proto::compress::{Encoder, Method, Width};
     use sterna_proto::session::{FileId, Overwrite};
     use sterna_proto::{BlockHasher, Checks, EntryKind, FileEntry, FileTime, RelPath};
+    use sterna_seeded::Seeded;
     use tempfile::TempDir;
 
     use super::*;
@@ -228,21 +229,14 @@ mod tests {
         }
     }
 
-    fn random(state: &mut u64) -> u64 {
-        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        *state >> 33
-    }
-
     /// Returns a block of samples, then noise, then samples.
     fn block() -> Vec<u8> {
-        let mut state = 1;
+        let mut random = Seeded::new(1);
         let mut bytes = Vec::new();
         for index in 0..BLOCK_BYTES / 4 {
-            let noise = random(&mut state) as u32;
+            let noise = random.draw() as u32;
             let is_noise = (1 << 18..2 << 18).contains(&index);
-            bytes.extend_from_slice(
-                &(if is_noise { noise.rotate_left(7) ^ noise } else { index as u32 + noise % 16 }).to_le_bytes(),
-            );
+            bytes.extend_from_slice(&(if is_noise { noise } else { index as u32 + noise % 16 }).to_le_bytes());
         }
         bytes
     }
@@ -271,10 +265,7 @@ mod tests {
         let mut packets: Vec<(usize, &[u8])> =
             data.chunks(PACKET_BYTES).enumerate().map(|(number, bytes)| (number * PACKET_BYTES, bytes)).collect();
         if seed > 0 {
-            let mut state = seed;
-            for last in (1..packets.len()).rev() {
-                packets.swap(last, random(&mut state) as usize % (last + 1));
-            }
+            Seeded::new(seed).shuffle(&mut packets);
         }
         for (offset, bytes) in packets {
             open.write(offset as u64, bytes, &mut writer, decoding).unwrap();

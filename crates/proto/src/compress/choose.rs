@@ -398,6 +398,8 @@ fn kind_of(path: &RelPath) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use sterna_seeded::Seeded;
+
     use super::*;
     use crate::file::{EntryKind, FileTime};
 
@@ -607,13 +609,7 @@ mod tests {
 
     #[test]
     fn noise_is_known_by_few_samples() {
-        let mut state = 1_u64;
-        let noise: Vec<u8> = std::iter::repeat_with(|| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as u8
-        })
-        .take(SAMPLES * SAMPLE_BYTES)
-        .collect();
+        let noise = Seeded::new(1).bytes(SAMPLES * SAMPLE_BYTES);
         let samples: Vec<&[u8]> = noise.chunks(SAMPLE_BYTES).collect();
         let mut reads = 0;
         let found = measure(&mut Encoder::default(), &samples, &mut vec![0; SAMPLE_BYTES], || {

@@ -1,38 +1,19 @@
+use sterna_seeded::Seeded;
+
 use super::*;
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
-struct Seeded(u64);
-
-impl Seeded {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn noise(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.next() as u8).collect()
-    }
-
-    /// Returns samples of a slow wave with four bits of noise, `width` bytes each.
-    fn samples(&mut self, count: usize, width: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(count + width);
-        for time in 0.. {
-            if bytes.len() >= count {
-                break;
-            }
-            let value = ((time as f64 / 3000.0).sin() * 8000.0) as i64 + (self.next() % 16) as i64;
-            bytes.extend_from_slice(&value.to_le_bytes()[..width]);
+/// Returns samples of a slow wave with four bits of noise, `width` bytes each.
+fn samples(seeded: &mut Seeded, count: usize, width: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count + width);
+    for time in 0.. {
+        if bytes.len() >= count {
+            break;
         }
-        bytes.truncate(count);
-        bytes
+        let value = ((time as f64 / 3000.0).sin() * 8000.0) as i64 + seeded.below(16) as i64;
+        bytes.extend_from_slice(&value.to_le_bytes()[..width]);
     }
+    bytes.truncate(count);
+    bytes
 }
 
 fn methods() -> Vec<Method> {
@@ -44,20 +25,20 @@ fn methods() -> Vec<Method> {
 /// Every encoded slab decodes to its input, for all data, methods and lengths.
 #[test]
 fn every_slab_comes_back() {
-    let mut seeded = Seeded(1);
+    let mut seeded = Seeded::new(1);
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
     for round in 0..200 {
         // Lengths near zero, of one byte, and of a whole slab.
         let length = match round % 8 {
-            0 => seeded.below(3),
-            1 => SLAB_BYTES as usize - seeded.below(3),
-            _ => 1 + seeded.below(200_000),
+            0 => seeded.index(3),
+            1 => SLAB_BYTES as usize - seeded.index(3),
+            _ => 1 + seeded.index(200_000),
         };
-        let raw = match seeded.below(4) {
+        let raw = match seeded.index(4) {
             0 => vec![0; length],
-            1 => seeded.noise(length),
-            2 => seeded.samples(length, 2),
-            _ => seeded.samples(length, 4),
+            1 => seeded.bytes(length),
+            2 => samples(&mut seeded, length, 2),
+            _ => samples(&mut seeded, length, 4),
         };
         for method in methods() {
             let mut encoded = vec![0xa5; length];
@@ -79,8 +60,8 @@ fn every_slab_comes_back() {
 
 #[test]
 fn noise_travels_as_it_is_and_samples_gain_by_the_shuffle_of_their_width() {
-    let mut seeded = Seeded(2);
-    let (noise, samples) = (seeded.noise(1 << 20), seeded.samples(1 << 20, 2));
+    let mut seeded = Seeded::new(2);
+    let (noise, samples) = (seeded.bytes(1 << 20), samples(&mut seeded, 1 << 20, 2));
     let mut encoder = Encoder::default();
     let mut encoded = vec![0; 1 << 20];
     for method in methods() {
@@ -126,21 +107,21 @@ fn what_decodes_to_another_length_is_an_error() {
 
 #[test]
 fn no_bytes_make_the_decoder_panic_or_write_elsewhere() {
-    let mut seeded = Seeded(3);
+    let mut seeded = Seeded::new(3);
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
-    let raw = seeded.samples(60_000, 4);
+    let raw = samples(&mut seeded, 60_000, 4);
     let mut encoded = vec![0; raw.len()];
     let mut failed = 0;
     for round in 0..3000 {
         let width = Width::ALL[round % 3];
         let slab = encoder.encode(Method::Shuffled { width, level: 1 }, &raw, &mut encoded);
         let mut bytes = encoded[..slab.length as usize].to_vec();
-        for _ in 0..1 + seeded.below(4) {
-            let at = seeded.below(bytes.len());
-            match seeded.below(3) {
-                0 => bytes[at] = seeded.next() as u8,
+        for _ in 0..1 + seeded.index(4) {
+            let at = seeded.index(bytes.len());
+            match seeded.index(3) {
+                0 => bytes[at] = seeded.draw() as u8,
                 1 => bytes.truncate(at.max(1)),
-                _ => bytes[at] ^= 1 << seeded.below(8),
+                _ => bytes[at] ^= 1 << seeded.index(8),
             }
         }
         let mut back = vec![0; raw.len()];

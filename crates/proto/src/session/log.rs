@@ -210,8 +210,11 @@ impl ControlLog {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
+
+    use sterna_seeded::{Seeded, for_seeds};
+
+    use super::*;
 
     fn numbered(number: u64) -> Message {
         Message::OffersEnd { files: number, bytes: 0 }
@@ -324,19 +327,6 @@ mod tests {
         assert!(log.has_room());
     }
 
-    /// SplitMix64 (Steele, Lea and Flood 2014): a whole run follows from one seed.
-    struct Seeded(u64);
-
-    impl Seeded {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z ^ (z >> 31)) % bound
-        }
-    }
-
     /// One direction of a lane between two logs. Its frames are lost when the lane goes down.
     struct Pipe {
         lane: LaneId,
@@ -358,7 +348,7 @@ mod tests {
         if pipes.is_empty() {
             return Vec::new();
         }
-        let index = random.below(pipes.len() as u64) as usize;
+        let index = random.index(pipes.len());
         let Pipe { lane, frames, near_up, far_up } = &mut pipes[index];
         let mut taken = Vec::new();
         match random.below(30) {
@@ -392,8 +382,8 @@ mod tests {
 
     #[test]
     fn every_message_is_taken_once_and_in_order_whatever_lanes_die_when() {
-        for seed in 0..500 {
-            let mut random = Seeded(seed);
+        for_seeds("every_message_is_taken_once_and_in_order_whatever_lanes_die_when", 500, |seed| {
+            let mut random = Seeded::new(seed);
             let (mut near, mut far) = (ControlLog::default(), ControlLog::default());
             let (mut pipes, mut taken, mut pushed, mut turns) = (Vec::new(), Vec::new(), 0, 0u32);
             while taken.len() < 200 || !near.is_settled() {
@@ -403,11 +393,10 @@ mod tests {
                 }
                 taken.extend(numbers(&stir(&mut random, &mut near, &mut far, &mut pipes)));
                 turns += 1;
-                let replay = format!("seed {seed}: cargo test -p sterna-proto every_message_is_taken_once");
-                assert!(turns < 100_000, "no end after {turns} turns; {replay}");
-                assert!(taken.iter().copied().eq(0..taken.len() as u64), "{taken:?}; {replay}");
+                assert!(turns < 100_000, "no end after {turns} turns");
+                assert!(taken.iter().copied().eq(0..taken.len() as u64), "{taken:?}");
             }
-        }
+        });
     }
 
     #[test]

@@ -6,6 +6,7 @@ use sterna_lab::LinkModel;
 use sterna_lab::model::{Outage, Policer, Queue};
 use sterna_proto::rate::{Manner, PathControl, RateContract};
 use sterna_proto::{BitRate, ByteCount};
+use sterna_seeded::Seeded;
 
 use crate::path::{Host, Path, Setup, Stall, Tally};
 
@@ -344,12 +345,8 @@ fn a_host_that_stalls_does_not_wear_the_rate_down() {
 /// Returns stalls of a machine that runs both hosts, until `end`. Each takes up to `longest` ms, with at most `apart`
 /// ms between them.
 pub fn busy_machine(seed: u64, longest: u64, apart: u64, end: Duration) -> Vec<Stall> {
-    let mut state = seed;
-    let mut pick = |least: u64, most: u64| {
-        // Knuth's generator: any generator works if it stays the same.
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        Duration::from_millis(least + (state >> 33) % (most - least))
-    };
+    let mut seeded = Seeded::new(seed);
+    let mut pick = |least: u64, most: u64| Duration::from_millis(least + seeded.below(most - least));
     let (mut stalls, mut now) = (Vec::new(), Duration::ZERO);
     while now < end {
         let start = now + pick(5, apart);

@@ -5,9 +5,6 @@ mod given;
 mod hard;
 mod path;
 mod random;
-#[path = "../session_sim/seeded.rs"]
-#[expect(dead_code, reason = "other simulations use the rest of it")]
-mod seeded;
 
 use std::time::Duration;
 

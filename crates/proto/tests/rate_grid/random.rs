@@ -11,11 +11,11 @@ use sterna_lab::LinkModel;
 use sterna_lab::model::{Policer, Queue, Reorder};
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount};
+use sterna_seeded::{Seeded, seeds};
 
 use crate::given::busy_machine;
 use crate::lanes_for;
 use crate::path::{Hosts, Path, Setup, Socket};
-use crate::seeded::Seeded;
 
 /// Cells per run. Reason: takes some seconds.
 const CELLS: u64 = 16;
@@ -123,19 +123,11 @@ impl Cell {
     }
 }
 
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().expect("seeds are numbers"))
-}
-
 #[test]
 fn random_cells_reach_what_is_achievable() {
     let first = RandomState::new().build_hasher().finish() >> 32;
-    let seeds: Vec<u64> = match number("STERNA_SEED") {
-        Some(seed) => vec![seed],
-        None => (first..first + number("STERNA_SEEDS").unwrap_or(CELLS)).collect(),
-    };
     let mut failed = Vec::new();
-    for seed in seeds {
+    for seed in seeds(first..first + CELLS) {
         let cell = Cell::new(seed);
         let (settled, lost) = cell.run();
         let said = format!("STERNA_SEED={seed}: {settled:.2} of {}, lost {lost:.4}: {}", cell.achievable, cell.name);

@@ -2,15 +2,11 @@
 //!
 //! The simulation plays drivers, networks and disks, and replicas that are slow, stuck, temporarily away, or wrong.
 
-// This simulation does not use all draws of the other one.
-#[allow(dead_code)]
-#[path = "../session_sim/seeded.rs"]
-mod seeded;
 mod world;
 
 use std::time::Duration;
 
-use seeded::{Seeded, for_seeds};
+use sterna_seeded::{Seeded, for_seeds};
 use world::{Ending, Host, World};
 
 const MIB: u64 = 1 << 20;

@@ -12,8 +12,7 @@ use sterna_proto::session::{
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Retry, Scope,
 };
-
-use super::seeded::Seeded;
+use sterna_seeded::Seeded;
 
 /// Length of one step of time.
 const STEP: Duration = Duration::from_millis(5);

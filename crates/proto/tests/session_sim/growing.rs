@@ -6,8 +6,8 @@ use sterna_proto::session::{
     BlockClaim, BlockTask, FileId, LINGER_DEFAULT, LaneId, Message, PrepareOutcome, RecvEvent, RecvSession, SendSession,
 };
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, RangeSet, RelPath};
+use sterna_seeded::{Seeded, for_seeds};
 
-use super::seeded::{Seeded, for_seeds};
 use super::world::{Config, Event, World};
 use super::{MIB, assert_resumed, hard, run, side};
 

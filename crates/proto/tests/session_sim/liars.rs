@@ -9,8 +9,7 @@ use sterna_proto::session::{
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Scope,
 };
-
-use super::seeded::{Seeded, for_seeds};
+use sterna_seeded::{Seeded, for_seeds};
 
 const MIB: u64 = 1 << 20;
 const LANE: LaneId = LaneId(0);

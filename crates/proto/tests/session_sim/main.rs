@@ -7,7 +7,6 @@ mod growing;
 mod lane;
 mod liars;
 mod scale;
-mod seeded;
 mod store;
 mod traffic;
 mod world;
@@ -15,9 +14,9 @@ mod world;
 use std::cell::Cell;
 use std::time::Duration;
 
-use seeded::{Seeded, for_seeds};
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::{BitRate, BlockMap, ErrorKind};
+use sterna_seeded::{Seeded, for_seeds};
 use traffic::WINDOW_ITEMS;
 use world::{Config, Side, World};
 

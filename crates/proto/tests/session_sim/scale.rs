@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sterna_proto::BitRate;
 use sterna_proto::session::UNSETTLED_FILES_MAX;
+use sterna_seeded::for_seeds;
 
-use super::seeded::for_seeds;
 use super::world::{Config, Side, World};
 
 fn run(config: Config, seed: u64) -> World {

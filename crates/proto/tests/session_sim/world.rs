@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use sterna_lab::model::{LinkModel, Reorder};
 use sterna_proto::session::{FileId, LINGER_DEFAULT, LaneId, RecvSession, SendSession};
 use sterna_proto::{BitRate, EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, Phase, RelPath, Retry, Scope};
+use sterna_seeded::Seeded;
 
 use super::lane::{Lane, endless_queue};
-use super::seeded::Seeded;
 use super::store::Store;
 
 /// One of the two hosts.

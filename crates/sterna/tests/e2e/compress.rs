@@ -4,10 +4,11 @@
 use std::path::Path;
 
 use serde_json::Value;
+use sterna_seeded::with_seed;
 
 use crate::site::{Outcome, Site, wait_until};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, with_seed, write};
+use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, write};
 
 /// Returns 16-bit samples of a slow wave with four bits of noise.
 fn samples(seeded: &mut Seeded, count: usize) -> Vec<u8> {

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use sterna_lab::model::Outage;
 use sterna_lab::{Lab, LabOptions, LinkModel};
 use sterna_proto::BitRate;
+use sterna_seeded::with_seed;
 
 use crate::site::{BINARY, Site, wait_until, with_descriptors};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, set_mode, with_seed, write};
+use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, set_mode, write};
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()

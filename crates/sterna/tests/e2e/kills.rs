@@ -4,9 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sterna_seeded::with_seed;
+
 use crate::site::{Agent, Copying, Site, wait_until};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_tree, with_seed, write};
+use crate::tree::{MIB, Seeded, assert_same_tree, write};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sterna_seeded::with_seed;
+
 use crate::disks::Disk;
 use crate::site::{Agent, Copying, Site, wait_until};
 use crate::strait::{Strait, Then};
@@ -181,11 +183,11 @@ fn cut_power(first_seed: u64, voyages: u64) {
 
 #[test]
 fn a_power_cut_takes_nothing_that_was_reported() {
-    crate::tree::with_seed("a_power_cut_takes_nothing_that_was_reported", 1000, |seed| cut_power(seed, 4));
+    with_seed("a_power_cut_takes_nothing_that_was_reported", 1000, |seed| cut_power(seed, 4));
 }
 
 #[test]
 #[ignore = "30 seeds take minutes: cargo test -p sterna --test e2e -- --ignored --nocapture power"]
 fn sixty_power_cuts_take_nothing_that_was_reported() {
-    crate::tree::with_seed("sixty_power_cuts_take_nothing_that_was_reported", 2000, |seed| cut_power(seed, 30));
+    with_seed("sixty_power_cuts_take_nothing_that_was_reported", 2000, |seed| cut_power(seed, 30));
 }

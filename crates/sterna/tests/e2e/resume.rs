@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, RECORD_BYTES};
+use sterna_seeded::with_seed;
 
 use crate::site::{Agent, CopyCommand, Site, held_to_modes, wait_until};
 use crate::strait::{Strait, Then};
-use crate::tree::{MIB, Seeded, assert_same_file, set_mode, set_mtime, with_seed, write};
+use crate::tree::{MIB, Seeded, assert_same_file, set_mode, set_mtime, write};
 
 /// Size of the file whose copy is stopped.
 const BYTES: usize = 24 * MIB;

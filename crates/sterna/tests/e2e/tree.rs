@@ -7,55 +7,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+pub use sterna_seeded::Seeded;
+
 /// One mebibyte, in bytes.
 pub const MIB: usize = 1 << 20;
-
-/// Random number generator with a seed (SplitMix64).
-pub struct Seeded(u64);
-
-impl Seeded {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a random number below `bound`.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(count + 8);
-        while bytes.len() < count {
-            bytes.extend_from_slice(&self.next().to_le_bytes());
-        }
-        bytes.truncate(count);
-        bytes
-    }
-}
-
-/// Runs `test` with the seed in `STERNA_TEST_SEED`, or with `seed`. A failure prints how to run the test again.
-pub fn with_seed(name: &str, seed: u64, test: impl FnOnce(u64)) {
-    struct Told<'a>(&'a str, u64);
-    impl Drop for Told<'_> {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                let Self(name, seed) = self;
-                eprintln!("replay: STERNA_TEST_SEED={seed} cargo test -p sterna --test e2e {name}");
-            }
-        }
-    }
-    let seed = std::env::var("STERNA_TEST_SEED").map_or(seed, |text| text.parse().expect("a seed is a number"));
-    let _told = Told(name, seed);
-    test(seed);
-}
 
 /// Writes a file, and the directories above it.
 pub fn write(path: &Path, bytes: &[u8]) {

@@ -4,18 +4,10 @@ use std::process::{Command, Stdio};
 
 use sterna_proto::journal::{HEADER_BYTES, RECORD_BYTES};
 use sterna_proto::{Digest, ErrorKind, FileDigests, RangeSet, Retry};
+use sterna_seeded::{Seeded, for_seeds};
 
 use super::*;
 use crate::disk::hidden::HiddenNames;
-
-/// Returns a random number below `bound`: SplitMix64 (Steele, Lea and Flood 2014).
-fn random(state: &mut u64, bound: u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z ^ (z >> 31)) % bound
-}
 
 fn fill(file: &IncomingFile, data: &[u8]) {
     assert_eq!(recheck(file), [0u64; 0]);
@@ -576,13 +568,13 @@ fn session_to_be_killed() {
     let file = incoming(&destination, &file_entry("a.h5", KILLED_BYTES));
     assert_eq!(recheck(&file), [0u64; 0]);
     let mut out = std::fs::File::options().append(true).open("/dev/stdout").unwrap();
-    let mut state = u64::from(std::process::id());
+    let mut random = Seeded::new(u64::from(std::process::id()));
     let mut wanted: Vec<u64> = file.have().gaps(0..file.blocks().count()).flatten().collect();
     while !wanted.is_empty() {
-        let index = wanted.swap_remove(random(&mut state, wanted.len() as u64) as usize);
+        let index = wanted.swap_remove(random.index(wanted.len()));
         put_block(&file, &data, index);
         writeln!(out, "put {index}").unwrap();
-        if random(&mut state, 4) == 0 {
+        if random.below(4) == 0 {
             file.checkpoint().unwrap();
             writeln!(out, "durable {}", file.have().len()).unwrap();
         }
@@ -595,10 +587,10 @@ fn session_to_be_killed() {
 fn a_session_killed_at_any_moment_is_gone_on_with() {
     let data = pattern(KILLED_BYTES);
     let entry = file_entry("a.h5", KILLED_BYTES);
-    for seed in 0..8u64 {
+    for_seeds("a_session_killed_at_any_moment_is_gone_on_with", 8, |seed| {
         let directory = scratch();
         let destination = writable(&directory);
-        let mut state = seed;
+        let mut random = Seeded::new(seed);
         for _ in 0..3 {
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args(["--ignored", "--exact", "--nocapture", "disk::tests::incoming::session_to_be_killed"])
@@ -606,7 +598,7 @@ fn a_session_killed_at_any_moment_is_gone_on_with() {
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
-            let lines = random(&mut state, 20) + 1;
+            let lines = random.below(20) + 1;
             let (mut durable, mut seen) = (0, 0);
             for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
                 if let Some(count) = line.strip_prefix("durable ") {
@@ -620,7 +612,7 @@ fn a_session_killed_at_any_moment_is_gone_on_with() {
                     // While the child lives, no other process may write. The child may be done by now, and then there
                     // is no lock.
                     if let Err(error) = destination.prepare(&entry, &terms(Overwrite::IfChanged)) {
-                        assert_eq!(error.kind, ErrorKind::Busy, "seed {seed}: {error}");
+                        assert_eq!(error.kind, ErrorKind::Busy, "{error}");
                     }
                 }
                 if seen == lines {
@@ -632,11 +624,11 @@ fn a_session_killed_at_any_moment_is_gone_on_with() {
             match destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap() {
                 Prepared::UpToDate => break,
                 Prepared::Incoming(file) => {
-                    assert!(file.have().len() >= durable, "seed {seed}: {durable} blocks were durable");
-                    assert_eq!(file.restarted(), None, "seed {seed}");
+                    assert!(file.have().len() >= durable, "{durable} blocks were durable");
+                    assert_eq!(file.restarted(), None);
                     check_claims(&file, &data);
                 }
-                other => panic!("seed {seed}: {other:?}"),
+                other => panic!("{other:?}"),
             }
         }
         if let Prepared::Incoming(file) = destination.prepare(&entry, &terms(Overwrite::IfChanged)).unwrap() {
@@ -644,8 +636,8 @@ fn a_session_killed_at_any_moment_is_gone_on_with() {
             file.publish(&[]).unwrap();
         }
         assert_matches_entry(&directory.path().join("a.h5"), &entry, &data);
-        assert_eq!(names_in(directory.path()), ["a.h5"], "seed {seed}");
-    }
+        assert_eq!(names_in(directory.path()), ["a.h5"]);
+    });
 }
 
 /// Checks that every block that the journal claims is on disk.

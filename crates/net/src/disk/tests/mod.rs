@@ -16,6 +16,7 @@ use std::path::Path;
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{BlockDigest, BlockMap, Checks, EntryKind, FileEntry, FileTime, RelPath};
+use sterna_seeded::Seeded;
 use tempfile::TempDir;
 
 use super::*;
@@ -59,16 +60,7 @@ fn writable(directory: &TempDir) -> Destination {
 
 /// Returns bytes that differ from block to block.
 fn pattern(length: u64) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut bytes = Vec::with_capacity(length as usize + 8);
-    while (bytes.len() as u64) < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length as usize);
-    bytes
+    Seeded::new(1).bytes(length as usize)
 }
 
 /// Prepares a file that must accept blocks.
