@@ -7,7 +7,7 @@
 //! What it refuses to do: read a clock or a file. Costs, samples and path figures come in as arguments; plans and
 //! decisions leave.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::path::PathFacts;
@@ -289,8 +289,8 @@ impl Track {
 pub struct Chooser {
     wish: Wish,
     files: BTreeMap<FileId, Track>,
-    kinds: HashMap<Vec<u8>, Track>,
-    told: HashMap<Vec<u8>, SlabEncoding>,
+    kinds: BTreeMap<Vec<u8>, Track>,
+    told: BTreeMap<Vec<u8>, SlabEncoding>,
     decisions: Vec<Decision<Method>>,
     told_count: usize,
 }
@@ -301,8 +301,8 @@ impl Chooser {
         Self {
             wish,
             files: BTreeMap::new(),
-            kinds: HashMap::new(),
-            told: HashMap::new(),
+            kinds: BTreeMap::new(),
+            told: BTreeMap::new(),
             decisions: Vec::new(),
             told_count: 0,
         }

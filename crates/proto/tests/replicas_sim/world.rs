@@ -1,6 +1,6 @@
 //! The receiver's host, hosts with one replica each, and the paths between them, in steps of virtual time.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -125,7 +125,7 @@ struct Lane {
     forth: VecDeque<(Instant, Item)>,
     back: VecDeque<(Instant, Frame)>,
     /// Blocks that have begun to arrive.
-    open: HashMap<u64, (CopyId, BlockUse)>,
+    open: BTreeMap<u64, (CopyId, BlockUse)>,
 }
 
 struct Place {
@@ -150,8 +150,8 @@ pub struct World {
     /// Content of the disk, by block.
     disk: BTreeMap<u64, [u8; 32]>,
     left: RangeSet,
-    revoked: HashSet<CopyId>,
-    copies: HashMap<CopyId, (u32, u64)>,
+    revoked: BTreeSet<CopyId>,
+    copies: BTreeMap<CopyId, (u32, u64)>,
     numbers: u32,
     sent_bytes: u64,
     outcome: Option<bool>,
@@ -193,8 +193,8 @@ impl World {
             is_expected,
             disk: BTreeMap::new(),
             left: RangeSet::default(),
-            revoked: HashSet::new(),
-            copies: HashMap::new(),
+            revoked: BTreeSet::new(),
+            copies: BTreeMap::new(),
             numbers: 0,
             sent_bytes: 0,
             outcome: None,

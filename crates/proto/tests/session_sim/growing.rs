@@ -71,7 +71,7 @@ impl World {
 }
 
 /// Returns final sizes of every kind: nothing, less than a block, a block, one byte more, many blocks.
-fn growing_sizes(random: &mut Seeded) -> Vec<u64> {
+pub fn growing_sizes(random: &mut Seeded) -> Vec<u64> {
     let edges = [0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 7 * MIB + 3, 30 * MIB];
     (0..1 + random.below(5)).map(|_| edges[random.below(edges.len() as u64) as usize]).collect()
 }

@@ -7,7 +7,7 @@
 //! The path below is the lab's [`Wire`]. An item is one packet, with its size scaled down to fit.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use sterna_lab::model::{Direction, Flow, LinkModel, Queue, Verdict, Wire};
@@ -15,7 +15,7 @@ use sterna_proto::session::{BlockClaim, BlockTask, FileId, LaneId};
 use sterna_proto::{ByteCount, FileEntry};
 
 /// Items that travel on a lane. Their bytes are encoded, so that every run also uses the parsers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     Hello,
     Frame(Vec<u8>),
@@ -48,8 +48,8 @@ pub struct Pipe {
     model_rtt: Duration,
     bytes_per_unit: u64,
     /// Items in flight, by stream and position.
-    under_way: HashMap<(u64, u64), (Item, usize)>,
-    streams: HashMap<u64, Stream>,
+    under_way: BTreeMap<(u64, u64), (Item, usize)>,
+    streams: BTreeMap<u64, Stream>,
     again: BinaryHeap<Reverse<(Duration, u64, u64)>>,
     /// True if each block has a separate stream (QUIC); otherwise all blocks share one stream (TCP).
     stream_per_block: bool,
@@ -66,8 +66,8 @@ impl Pipe {
             wire: Wire::new(direction),
             model_rtt,
             bytes_per_unit,
-            under_way: HashMap::new(),
-            streams: HashMap::new(),
+            under_way: BTreeMap::new(),
+            streams: BTreeMap::new(),
             again: BinaryHeap::new(),
             stream_per_block,
             swallowed: None,
@@ -192,7 +192,7 @@ pub struct Lane {
     /// The file whose look-up blocks the lane.
     pub waits_for: Option<FileId>,
     pub sending: Option<Sending>,
-    pub open: HashMap<u64, Open>,
+    pub open: BTreeMap<u64, Open>,
     pub next_block: u64,
 }
 
@@ -214,7 +214,7 @@ impl Lane {
             inbox: VecDeque::new(),
             waits_for: None,
             sending: None,
-            open: HashMap::new(),
+            open: BTreeMap::new(),
             next_block: 0,
         }
     }

@@ -8,6 +8,7 @@ mod lane;
 mod liars;
 mod scale;
 mod store;
+mod trace;
 mod traffic;
 mod world;
 

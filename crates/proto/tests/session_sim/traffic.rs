@@ -1,5 +1,6 @@
 //! Work of the driver at both ends: feeds lanes, receives items, writes and publishes files, and handles events.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use sterna_proto::session::{
@@ -9,6 +10,7 @@ use sterna_proto::session::{
 use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
 
 use super::lane::{Item, Open, Sending};
+use super::trace::Traced;
 use super::world::{Ended, Event, Side, World};
 
 /// Items that a lane accepts before its feeder waits. Reason: a few blocks in flight on each lane, so that cuts hit
@@ -34,6 +36,30 @@ impl World {
         self.leave_when_over();
     }
 
+    /// Gives an item to a lane and records it.
+    pub fn give(&mut self, index: usize, from: Side, item: Item, bytes: u64) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.record(now, Traced::Item { lane: index, from, item: item.clone() });
+        }
+        let lane = &mut self.session.lanes[index];
+        let pipe = if from == Side::Sender { &mut lane.to_receiver } else { &mut lane.to_sender };
+        pipe.send(now, item, bytes);
+    }
+
+    fn give_frame(&mut self, index: usize, from: Side, frame: &Frame) {
+        let encoded = frame.encode();
+        let size = encoded.len() as u64;
+        self.give(index, from, Item::Frame(encoded), size);
+    }
+
+    fn record_event(&mut self, at: Side, event: &impl Debug) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.record(now, Traced::Event { at, event: format!("{event:?}") });
+        }
+    }
+
     fn grow_manifest(&mut self) {
         let session = &mut self.session;
         if session.sender.gone {
@@ -57,14 +83,13 @@ impl World {
 
     /// Sends one item of the sender's feeder. Returns true if there was one.
     fn feed_sender(&mut self, index: usize) -> bool {
-        let now = self.now;
         let lane = &mut self.session.lanes[index];
         if !lane.sender_up || self.session.sender.gone || lane.to_receiver.load() >= WINDOW_ITEMS {
             return false;
         }
         let id = lane.sender_id.expect("a lane that is up has a number");
         if let Some(frame) = self.session.send.poll_frame(id) {
-            send_frame(&mut lane.to_receiver, now, &frame);
+            self.give_frame(index, Side::Sender, &frame);
             return true;
         }
         if let Some(sending) = lane.sending.take() {
@@ -120,12 +145,11 @@ impl World {
             BlockTask::Packed { files } if files.is_empty() => return,
             BlockTask::Packed { files } => BlockHeader::Packed { files: files.clone(), slab: None },
         };
-        let now = self.now;
         let lane = &mut self.session.lanes[index];
         let block = lane.next_block;
         lane.next_block += 1;
-        lane.to_receiver.send(now, Item::Begin { block, header: header.encode(), data_len }, data_len / 2);
         lane.sending = Some(Sending { task, block, data_len, versions });
+        self.give(index, Side::Sender, Item::Begin { block, header: header.encode(), data_len }, data_len / 2);
     }
 
     fn finish_block(&mut self, index: usize, sending: Sending) {
@@ -137,15 +161,13 @@ impl World {
         if let BlockTask::Single { file, entry, .. } = &task
             && (self.source_version(*file) != versions[0] || versions[0] != entry.mtime.seconds)
         {
-            let now = self.now;
-            self.session.lanes[index].to_receiver.send(now, Item::Abandon { block }, 0);
+            self.give(index, Side::Sender, Item::Abandon { block }, 0);
             self.session.send.withdraw(*file, changed());
             return;
         }
         self.sent_blocks += 1;
         let intact = (0..files).map(|_| !self.random.chance(self.config.corrupt)).collect();
-        let now = self.now;
-        self.session.lanes[index].to_receiver.send(now, Item::End { block, intact }, data_len / 2);
+        self.give(index, Side::Sender, Item::End { block, intact }, data_len / 2);
     }
 
     fn source_version(&self, file: FileId) -> i64 {
@@ -162,7 +184,7 @@ impl World {
     }
 
     fn feed_receiver(&mut self, index: usize) -> bool {
-        let (now, instant) = (self.now, self.instant());
+        let instant = self.instant();
         let lane = &mut self.session.lanes[index];
         if !lane.receiver_up || self.session.receiver.gone || lane.to_sender.load() >= WINDOW_ITEMS {
             return false;
@@ -170,7 +192,7 @@ impl World {
         let id = lane.receiver_id.expect("a lane that is up has a number");
         match self.session.recv.poll_frame(id, instant) {
             Some(frame) => {
-                send_frame(&mut lane.to_sender, now, &frame);
+                self.give_frame(index, Side::Receiver, &frame);
                 true
             }
             None => false,
@@ -179,26 +201,27 @@ impl World {
 
     /// Closes the lanes of an end that is over. Occasionally does so before the last frames are sent.
     fn leave_when_over(&mut self) {
-        let (now, instant) = (self.now, self.instant());
+        let instant = self.instant();
         let polite = !self.random.chance(50);
+        let lanes = 0..self.session.lanes.len();
         if !self.session.sender.gone && self.session.send.is_over() {
-            for lane in self.session.lanes.iter_mut().filter(|lane| lane.sender_up) {
-                let id = lane.sender_id.expect("a lane that is up has a number");
+            for index in lanes.clone().filter(|index| self.session.lanes[*index].sender_up).collect::<Vec<_>>() {
+                let id = self.session.lanes[index].sender_id.expect("a lane that is up has a number");
                 while let Some(frame) = self.session.send.poll_frame(id).filter(|_| polite) {
-                    send_frame(&mut lane.to_receiver, now, &frame);
+                    self.give_frame(index, Side::Sender, &frame);
                 }
-                lane.closed_by_sender = true;
+                self.session.lanes[index].closed_by_sender = true;
             }
             self.session.sender.gone = true;
             (0..self.session.lanes.len()).for_each(|index| self.lane_down(index, Side::Sender));
         }
         if !self.session.receiver.gone && self.session.recv.is_over() {
-            for lane in self.session.lanes.iter_mut().filter(|lane| lane.receiver_up) {
-                let id = lane.receiver_id.expect("a lane that is up has a number");
+            for index in lanes.filter(|index| self.session.lanes[*index].receiver_up).collect::<Vec<_>>() {
+                let id = self.session.lanes[index].receiver_id.expect("a lane that is up has a number");
                 while let Some(frame) = self.session.recv.poll_frame(id, instant).filter(|_| polite) {
-                    send_frame(&mut lane.to_sender, now, &frame);
+                    self.give_frame(index, Side::Receiver, &frame);
                 }
-                lane.closed_by_receiver = true;
+                self.session.lanes[index].closed_by_receiver = true;
             }
             self.session.receiver.gone = true;
             (0..self.session.lanes.len()).for_each(|index| self.lane_down(index, Side::Receiver));
@@ -415,7 +438,7 @@ impl World {
 
     /// Ends the unfinished blocks of a dead lane.
     pub fn abandon_open_blocks(&mut self, index: usize, lane: LaneId) {
-        for (_, open) in self.session.lanes[index].open.drain() {
+        for open in std::mem::take(&mut self.session.lanes[index].open).into_values() {
             match open {
                 Open::Tail { .. } => {}
                 Open::Single { entry, index, .. } => self.store.end(&entry.path, index, lane, false),
@@ -491,6 +514,7 @@ impl World {
 
     pub fn hear_sender(&mut self) {
         while let Some(event) = self.session.send.poll_event() {
+            self.record_event(Side::Sender, &event);
             match event {
                 SendEvent::Settled { file, entry, outcome } => {
                     let ended = ended(&outcome);
@@ -510,6 +534,7 @@ impl World {
 
     pub fn hear_receiver(&mut self) {
         while let Some(event) = self.session.recv.poll_event() {
+            self.record_event(Side::Receiver, &event);
             match event {
                 RecvEvent::Prepare { file, entry } => {
                     let before = self.session.entries.insert(file, entry);
@@ -610,12 +635,6 @@ impl World {
 
 /// Most bytes of messages that wait at one end in any scenario.
 const LOG_BYTES_BOUND: usize = sterna_proto::session::LOG_BYTES_MAX + (64 << 10);
-
-fn send_frame(pipe: &mut super::lane::Pipe, now: Duration, frame: &Frame) {
-    let bytes = frame.encode();
-    let size = bytes.len() as u64;
-    pipe.send(now, Item::Frame(bytes), size);
-}
 
 fn changed() -> Error {
     Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, "the source changed while it was read")

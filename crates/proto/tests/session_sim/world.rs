@@ -6,7 +6,7 @@
 //! as the client does, until a session ends without an abort.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::{Duration, Instant};
 
 use sterna_lab::model::{LinkModel, Reorder};
@@ -14,8 +14,9 @@ use sterna_proto::session::{FileId, LINGER_DEFAULT, LaneId, RecvSession, SendSes
 use sterna_proto::{BitRate, EntryKind, Error, ErrorKind, FileEntry, FileTime, Growth, Phase, RelPath, Retry, Scope};
 use sterna_seeded::Seeded;
 
-use super::lane::{Lane, endless_queue};
+use super::lane::{Item, Lane, endless_queue};
 use super::store::Store;
+use super::trace::Trace;
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +182,7 @@ pub enum Ended {
 /// Events that one end of a session has reported so far.
 #[derive(Default)]
 pub struct Heard {
-    pub settled: HashMap<FileId, Ended>,
+    pub settled: BTreeMap<FileId, Ended>,
     pub aborted: Option<ErrorKind>,
     pub gone: bool,
 }
@@ -202,10 +203,10 @@ pub struct Session {
     /// True once directories are finished.
     pub directories_done: bool,
     /// Files whose look-up has begun; true once the look-up has ended.
-    pub looked_up: HashMap<FileId, bool>,
+    pub looked_up: BTreeMap<FileId, bool>,
     /// Files that another session holds. Lanes do not wait for them.
-    pub busy: HashSet<FileId>,
-    pub entries: HashMap<FileId, FileEntry>,
+    pub busy: BTreeSet<FileId>,
+    pub entries: BTreeMap<FileId, FileEntry>,
     pub open_files_max: usize,
 }
 
@@ -217,7 +218,7 @@ pub struct World {
     pub now: Duration,
     pub steps: u64,
     events: BinaryHeap<Reverse<(Duration, u64, u32)>>,
-    payloads: HashMap<u64, Event>,
+    payloads: BTreeMap<u64, Event>,
     sequence: u64,
     generation: u32,
     pub sources: Vec<SourceFile>,
@@ -226,13 +227,15 @@ pub struct World {
     pub finished: bool,
     /// Files that failed in some session, with the cause.
     pub failed: BTreeMap<RelPath, ErrorKind>,
-    pub settled_well: HashSet<RelPath>,
+    pub settled_well: BTreeSet<RelPath>,
     /// Number of blocks whose data was sent, and number of blocks lost in crashes.
     pub sent_blocks: u64,
     pub lost_blocks: u64,
     /// Number of damaged blocks found from earlier sessions.
     pub rotten_blocks: u64,
     pub sessions: u32,
+    /// Record of the run; `None`: nothing is recorded.
+    pub trace: Option<Trace>,
 }
 
 /// Time that a feeder sleeps when no event wakes it.
@@ -255,7 +258,7 @@ impl World {
             now: Duration::ZERO,
             steps: 0,
             events: BinaryHeap::new(),
-            payloads: HashMap::new(),
+            payloads: BTreeMap::new(),
             sequence: 0,
             generation: 0,
             sources,
@@ -263,11 +266,12 @@ impl World {
             session,
             finished: false,
             failed: BTreeMap::new(),
-            settled_well: HashSet::new(),
+            settled_well: BTreeSet::new(),
             sent_blocks: 0,
             lost_blocks: 0,
             rotten_blocks: 0,
             sessions: 1,
+            trace: None,
         };
         world.start_session();
         if let Some((at, side)) = world.config.abort {
@@ -463,11 +467,9 @@ impl World {
         if self.is_gone(self.config.client) {
             return self.session.lanes[index].cut();
         }
-        let (now, client) = (self.now, self.config.client);
+        let client = self.config.client;
         self.session.up(index, client);
-        let lane = &mut self.session.lanes[index];
-        let pipe = if client == Side::Sender { &mut lane.to_receiver } else { &mut lane.to_sender };
-        pipe.send(now, super::lane::Item::Hello, 100);
+        self.give(index, client, Item::Hello, 100);
         if let Some(life) = self.config.lane_life {
             let life = self.random.up_to(life * 2);
             self.after(life, Event::Cut { lane: index });
@@ -635,9 +637,9 @@ impl Session {
             ended: false,
             lane_ids: [0, 0],
             directories_done: false,
-            looked_up: HashMap::new(),
-            busy: HashSet::new(),
-            entries: HashMap::new(),
+            looked_up: BTreeMap::new(),
+            busy: BTreeSet::new(),
+            entries: BTreeMap::new(),
             open_files_max: 0,
         }
     }
