@@ -12,7 +12,7 @@ use crate::tree::Tree;
 const SANS_IO: [&str; 3] = ["crates/proto/src/", "crates/lab/src/model/", "crates/lab/src/model.rs"];
 
 /// Paths banned in sans-IO code, each with the alternative; see [`PLAIN_VALUES`].
-const BANNED_PATHS: [(&str, &str); 25] = [
+const BANNED_PATHS: [(&str, &str); 27] = [
     ("std::time::Instant::now", "take `now: Instant` as an argument"),
     ("std::time::SystemTime::now", "take the time as an argument"),
     ("std::net", "open sockets in `net`"),
@@ -38,6 +38,8 @@ const BANNED_PATHS: [(&str, &str); 25] = [
     ("tracing", "return what happened; the driver logs it"),
     ("getrandom", "take the random bytes or a seed as an argument"),
     ("rand::random", "take a seed as an argument"),
+    ("std::collections::HashMap", "use `BTreeMap`: the order of a hashed map differs from run to run"),
+    ("std::collections::HashSet", "use `BTreeSet`: the order of a hashed set differs from run to run"),
 ];
 
 /// Paths below the banned ones that are plain values and therefore allowed.
@@ -57,7 +59,7 @@ const PLAIN_VALUES: [&str; 9] = [
 /// clock reading as its origin. Reading the elapsed time (`elapsed`) stays banned.
 const ORIGIN_OF_VIRTUAL_TIME: &str = "std::time::Instant::now";
 
-/// Finds clocks, sockets, files, threads, runtimes, async code and prints in sans-IO code.
+/// Finds clocks, sockets, files, threads, runtimes, hashed maps, async code and prints in sans-IO code.
 pub fn sans_io(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| SANS_IO.iter().any(|place| source.path.starts_with(place))) {
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_a_clock_socket_file_or_runtime_is_found() {
+    fn every_way_to_a_clock_socket_file_runtime_or_random_order_is_found() {
         for (text, line) in [
             ("fn f() { let t = std::time::Instant::now(); }", 1),
             ("use std::time::Instant;\nfn f() { let t = Instant::now(); }", 2),
@@ -292,6 +294,8 @@ mod tests {
             ("async fn f() {}", 1),
             ("fn f() { tokio::spawn(x); }", 1),
             ("use log::info;", 1),
+            ("use std::{\n collections::{BTreeMap, HashMap} };", 2),
+            ("fn f() { std::collections::HashSet::new(); }", 1),
             ("fn f() { println!(\"x\"); }", 1),
         ] {
             assert!(sans_io_lines("crates/proto/src/a.rs", text).contains(&line), "not found in: {text}");

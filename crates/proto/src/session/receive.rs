@@ -8,7 +8,7 @@
 mod growing;
 mod replicas;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -174,9 +174,9 @@ impl RecvFile {
 pub struct RecvSession {
     log: ControlLog,
     linger: Duration,
-    files: HashMap<FileId, RecvFile>,
+    files: BTreeMap<FileId, RecvFile>,
     /// Paths of `files`.
-    open_paths: HashSet<RelPath>,
+    open_paths: BTreeSet<RelPath>,
     /// Files with arrived blocks that are not reported to the sender yet.
     unreported: Vec<FileId>,
     last_report: Option<Instant>,
@@ -224,8 +224,8 @@ impl RecvSession {
         Self {
             log: ControlLog::default(),
             linger,
-            files: HashMap::new(),
-            open_paths: HashSet::new(),
+            files: BTreeMap::new(),
+            open_paths: BTreeSet::new(),
             unreported: Vec::new(),
             last_report: None,
             path_bytes: 0,
@@ -861,15 +861,13 @@ impl RecvSession {
 
     /// Returns the large files in progress, at most the first `most` of the manifest.
     pub fn active_files(&self, most: usize) -> Vec<ActiveFile> {
-        let mut under_way: Vec<(&FileId, &RecvFile)> =
-            self.files.iter().filter(|(_, file)| !file.claims.is_empty() && !file.entry.is_packed()).collect();
-        under_way.sort_unstable_by_key(|(id, _)| **id);
-        let shown = |(_, file): (&FileId, &RecvFile)| ActiveFile {
+        let under_way = self.files.values().filter(|file| !file.claims.is_empty() && !file.entry.is_packed());
+        let shown = |file: &RecvFile| ActiveFile {
             path: file.entry.path.clone(),
             size: file.entry.size,
             done: file.arrived_bytes(),
         };
-        under_way.into_iter().take(most).map(shown).collect()
+        under_way.take(most).map(shown).collect()
     }
 
     /// Returns the number of blocks that failed their check and were requested again.
