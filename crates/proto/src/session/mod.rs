@@ -8,6 +8,7 @@
 //! that the state machines request.
 
 mod hello;
+mod life;
 mod log;
 mod message;
 mod receive;
@@ -80,7 +81,7 @@ pub const BLOCK_FAILURES_MAX: u32 = 5;
 mod tests {
     use std::time::Instant;
 
-    use super::send::FAREWELL_TIME_MAX;
+    use super::life::{Ending, FAREWELL_TIME_MAX, Life};
     use super::*;
     use crate::error::{Error, ErrorKind, Phase, Scope};
 
@@ -136,6 +137,69 @@ mod tests {
         let (before, rest) = (Message::Have { file, blocks: vec![(1, 2)] }.encode(), sender.held_bytes());
         sender.handle_messages(1, &before).unwrap();
         assert_eq!(sender.held_bytes() - rest, 1 << 20, "no lane had taken the second");
+    }
+
+    /// Returns a receiver whose files have all settled and whose directories are finished.
+    fn complete_receiver(leaves_first: bool) -> RecvSession {
+        let mut receiver = RecvSession::new(LINGER_DEFAULT);
+        if leaves_first {
+            receiver.leave_first();
+        }
+        receiver.handle_lane_up(LaneId(0));
+        receiver.handle_messages(0, &Message::OffersEnd { files: 0, bytes: 0 }.encode()).unwrap();
+        receiver.handle_finished();
+        receiver
+    }
+
+    fn complete_sender() -> SendSession {
+        let mut sender = SendSession::new(LINGER_DEFAULT);
+        sender.handle_lane_up(LaneId(0));
+        sender.end_files();
+        sender.handle_messages(0, &Message::Finished.encode()).unwrap();
+        sender
+    }
+
+    #[test]
+    fn every_edge_of_the_life_is_taken_by_a_real_end() {
+        let stopped = || Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
+        let (start, farewell) = (Instant::now(), FAREWELL_TIME_MAX);
+        let (complete, aborted) = (Ending::Complete, Ending::Aborted);
+
+        let mut sender = complete_sender();
+        assert_eq!(sender.core.life(), Life::Leaving(complete));
+        sender.abort(stopped());
+        sender.handle_messages(1, &Message::Abort { error: stopped() }.encode()).unwrap();
+        assert_eq!(sender.core.life(), Life::Leaving(complete), "the first ending counts");
+        [start, start + farewell].into_iter().for_each(|now| sender.handle_timeout(now));
+        assert_eq!(sender.core.life(), Life::Left(complete));
+        assert!(sender.is_complete() && sender.poll_event().is_none());
+
+        let mut receiver = complete_receiver(false);
+        assert_eq!(receiver.core.life(), Life::Waiting(complete));
+        receiver.handle_messages(1, &Message::Bye.encode()).unwrap();
+        assert_eq!(receiver.core.life(), Life::Left(complete));
+        let mut receiver = complete_receiver(false);
+        receiver.abort(stopped());
+        assert_eq!(receiver.core.life(), Life::Leaving(complete));
+        assert_eq!(complete_receiver(true).core.life(), Life::Leaving(complete));
+
+        let mut receiver = RecvSession::new(LINGER_DEFAULT);
+        receiver.handle_lane_up(LaneId(0));
+        receiver.abort(stopped());
+        assert_eq!(receiver.core.life(), Life::Leaving(aborted));
+        while receiver.poll_frame(LaneId(0), start).is_some() {}
+        receiver.handle_lane_down(LaneId(0), start);
+        assert_eq!(receiver.core.life(), Life::Left(aborted), "its last message was on a lane");
+
+        let agent = || WatchSession::new(WatchSide::Agent, LINGER_DEFAULT);
+        let (mut kept, mut dropped) = (agent(), agent());
+        kept.fail(stopped());
+        dropped.fail(stopped());
+        assert_eq!(kept.core.life(), Life::Waiting(aborted));
+        [start, start + LINGER_DEFAULT].into_iter().for_each(|now| kept.handle_timeout(now));
+        assert_eq!(kept.core.life(), Life::Left(aborted));
+        dropped.abort(stopped());
+        assert_eq!(dropped.core.life(), Life::Leaving(aborted));
     }
 
     #[test]

@@ -8,15 +8,14 @@
 mod growing;
 mod replicas;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, ranges_per_message};
-use super::send::{FAREWELL_TIME_MAX, FileOutcome, lost_every_lane, unit_count};
-use super::{
-    ActiveFile, BLOCK_FAILURES_MAX, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX,
-};
+use super::send::{FileOutcome, unit_count};
+use super::{ActiveFile, BLOCK_FAILURES_MAX, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{FileEntry, RelPath};
@@ -111,6 +110,12 @@ pub enum RecvEvent {
     Aborted(Error),
 }
 
+impl SessionEvent for RecvEvent {
+    fn aborted(error: Error) -> Self {
+        Self::Aborted(error)
+    }
+}
+
 #[derive(Debug)]
 struct Claim {
     lane: LaneId,
@@ -172,8 +177,7 @@ impl RecvFile {
 /// The receiving end of a session.
 #[derive(Debug)]
 pub struct RecvSession {
-    log: ControlLog,
-    linger: Duration,
+    pub(super) core: SessionCore<RecvEvent>,
     files: BTreeMap<FileId, RecvFile>,
     /// Paths of `files`.
     open_paths: BTreeSet<RelPath>,
@@ -190,20 +194,12 @@ pub struct RecvSession {
     settled_count: u64,
     /// True once [`RecvEvent::Finish`] was emitted.
     finishing: bool,
-    finished: bool,
     /// True if a file is missing that another run may deliver: it failed, or could not be offered.
     is_lacking: bool,
     arrived_bytes: u64,
     held_bytes: u64,
     up_to_date_bytes: u64,
     failed_blocks: u64,
-    events: VecDeque<RecvEvent>,
-    /// True once the sender has sent [`Message::Bye`]. Also true if the session is complete and the sender has not come
-    /// back within `linger`.
-    sender_left: bool,
-    over: bool,
-    /// Time since which only the final message is left to send.
-    leaving_since: Option<Instant>,
     /// True if this end leaves as soon as every outcome has been handed to a lane.
     leaves_first: bool,
     /// Number of claims ever granted to lanes, for blocks and tails.
@@ -211,9 +207,6 @@ pub struct RecvSession {
     /// Value of `claimed` when the last claim on an active lane was gone, and that time. `None` while an active lane
     /// has a claim.
     standstill: Option<(u64, Instant)>,
-    /// True if the session is over, whatever the log still holds. Either it was over when a lane went down, or the
-    /// final message was not accepted within [`FAREWELL_TIME_MAX`].
-    ended: bool,
     /// True if files are published only after [`RecvSession::release`].
     withholds: bool,
 }
@@ -222,8 +215,7 @@ impl RecvSession {
     /// Returns a receiver that outlives its last lane by `linger`.
     pub fn new(linger: Duration) -> Self {
         Self {
-            log: ControlLog::default(),
-            linger,
+            core: SessionCore::new(SessionKind::Copy { linger }),
             files: BTreeMap::new(),
             open_paths: BTreeSet::new(),
             unreported: Vec::new(),
@@ -236,20 +228,14 @@ impl RecvSession {
             settled: RangeSet::default(),
             settled_count: 0,
             finishing: false,
-            finished: false,
             is_lacking: false,
             arrived_bytes: 0,
             held_bytes: 0,
             up_to_date_bytes: 0,
             failed_blocks: 0,
-            events: VecDeque::new(),
-            sender_left: false,
-            over: false,
-            leaving_since: None,
             leaves_first: false,
             claimed: 0,
             standstill: None,
-            ended: false,
             withholds: false,
         }
     }
@@ -258,19 +244,18 @@ impl RecvSession {
 
     /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
-        self.log.handle_lane_up(lane);
+        self.core.log.handle_lane_up(lane);
     }
 
     /// Records that a lane is down and releases its claims. If another lane has sent a copy of such a block and the
     /// copy was discarded, requests the block. The sender assigns the others to another lane without a request.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
-        self.ended = self.is_over();
-        self.log.handle_lane_down(lane, now);
+        self.core.handle_lane_down(lane, now);
         for (id, file) in &mut self.files {
             let lost: Vec<u64> = file.claims.iter().filter(|(_, c)| c.lane == lane).map(|(index, _)| *index).collect();
             for index in lost {
                 if file.claims.remove(&index).is_some_and(|claim| claim.discarded_copy) {
-                    self.log.push(&Message::Want { file: *id, blocks: vec![(index, index + 1)] });
+                    self.core.log.push(&Message::Want { file: *id, blocks: vec![(index, index + 1)] });
                 }
             }
         }
@@ -282,7 +267,7 @@ impl RecvSession {
     /// lane if only the direction to this end is cut.
     #[must_use]
     pub fn handle_silence(&mut self, silent: &[LaneId], now: Instant) -> Vec<LaneId> {
-        self.log.handle_silence(silent);
+        self.core.log.handle_silence(silent);
         let claims = || self.files.values().flat_map(|file| file.claims.values());
         let stands_still = !silent.is_empty() && claims().all(|claim| silent.contains(&claim.lane));
         let before = self.standstill.filter(|(claimed, _)| *claimed == self.claimed);
@@ -295,7 +280,7 @@ impl RecvSession {
     /// Accepts a batch of the peer's control log. Errors: the peer violated the protocol. The session is aborted,
     /// because the log is the same on every lane.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
-        let taken = self.log.handle_frame(first, encoded);
+        let taken = self.core.log.handle_frame(first, encoded);
         let taken =
             taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
         taken.inspect_err(|error| self.abort(error.clone()))
@@ -304,23 +289,12 @@ impl RecvSession {
     /// Records that the peer has accepted our messages below `next`. Errors: such a message was never sent; the session
     /// is aborted.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
-        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
+        self.core.handle_acknowledgement(next)
     }
 
     /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.is_leaving() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
-            self.ended = true;
-        }
-        if self.log.alone_since().is_none_or(|since| now < since + self.linger) || self.over {
-            return;
-        }
-        if self.is_complete() {
-            // Every file has its outcome. Only the sender's goodbye or its last acknowledgement was lost with a lane.
-            self.sender_left = true;
-        } else {
-            self.finish_with(lost_every_lane(self.linger));
-        }
+        self.core.handle_timeout(now);
     }
 
     /// Records a file named in the header of a block. Errors: it contradicts its offer, or too many files are open; the
@@ -330,7 +304,7 @@ impl RecvSession {
     }
 
     fn open_file(&mut self, id: FileId, entry: &FileEntry) -> Result<(), Error> {
-        if self.log.waiting_bytes() > UNACKNOWLEDGED_BYTES_MAX {
+        if self.core.log.waiting_bytes() > UNACKNOWLEDGED_BYTES_MAX {
             let text = format!("the peer has not acknowledged the last {UNACKNOWLEDGED_BYTES_MAX} bytes of messages");
             return Err(Error::new(ErrorKind::Limit, Scope::Path, Phase::Transfer, text));
         }
@@ -370,7 +344,7 @@ impl RecvSession {
             },
         );
         if self.open_paths.insert(entry.path.clone()) {
-            self.events.push_back(RecvEvent::Prepare { file: id, entry: entry.clone() });
+            self.core.emit(RecvEvent::Prepare { file: id, entry: entry.clone() });
         } else {
             // Senders of Sterna never do this. Blocks of two files must not be written to one file.
             let text = format!("write {}: the peer offers two files of this name at once", entry.path);
@@ -390,10 +364,10 @@ impl RecvSession {
         }
         if !std::mem::replace(&mut file.waits, true) {
             file.passed.insert(0..unit_count(&file.entry));
-            self.log.push(&Message::Wait { file: id });
+            self.core.log.push(&Message::Wait { file: id });
         }
         if let Some(text) = notice {
-            self.log.push(&Message::Notice { file: id, text });
+            self.core.log.push(&Message::Notice { file: id, text });
         }
     }
 
@@ -421,18 +395,18 @@ impl RecvSession {
                 file.arrived = have;
                 if !ranges.is_empty() {
                     file.rechecking = true;
-                    self.events.push_back(RecvEvent::Recheck { file: id });
+                    self.core.emit(RecvEvent::Recheck { file: id });
                 }
                 // A sender whose source is expensive to start at a wrong block waits for this message, even if it is
                 // empty.
                 if ranges.is_empty() && !file.entry.is_packed() {
-                    self.log.push(&Message::Have { file: id, blocks: Vec::new() });
+                    self.core.log.push(&Message::Have { file: id, blocks: Vec::new() });
                 }
                 for blocks in ranges_per_message(&ranges) {
-                    self.log.push(&Message::Have { file: id, blocks });
+                    self.core.log.push(&Message::Have { file: id, blocks });
                 }
                 if let Some(text) = notice {
-                    self.log.push(&Message::Notice { file: id, text });
+                    self.core.log.push(&Message::Notice { file: id, text });
                 }
                 self.want(id, &missed);
                 // A growing file may have ended and been sealed with no block missing.
@@ -453,7 +427,7 @@ impl RecvSession {
         file.rechecking = false;
         self.miss(id, lost);
         if let Some(text) = notice {
-            self.log.push(&Message::Notice { file: id, text });
+            self.core.log.push(&Message::Notice { file: id, text });
         }
         self.publish_if_complete(id);
     }
@@ -482,7 +456,7 @@ impl RecvSession {
     fn want(&mut self, id: FileId, blocks: &RangeSet) {
         let ranges: Vec<(u64, u64)> = blocks.iter().map(|r| (r.start, r.end)).collect();
         for blocks in ranges_per_message(&ranges) {
-            self.log.push(&Message::Want { file: id, blocks });
+            self.core.log.push(&Message::Want { file: id, blocks });
         }
     }
 
@@ -490,7 +464,7 @@ impl RecvSession {
         let Some(file) = self.files.get_mut(&id) else { return };
         if file.stage == Stage::Receiving && file.is_complete() {
             file.stage = Stage::Publishing;
-            self.events.push_back(RecvEvent::Publish { file: id });
+            self.core.emit(RecvEvent::Publish { file: id });
         }
     }
 
@@ -512,7 +486,7 @@ impl RecvSession {
             if *failures >= BLOCK_FAILURES_MAX {
                 self.fail(id, error);
             } else {
-                self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
+                self.core.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
             }
             return BlockClaim::Discard;
         }
@@ -539,7 +513,7 @@ impl RecvSession {
         let Some(file) = self.files.get_mut(&id) else { return };
         if file.claims.get(&index).is_some_and(|claim| claim.lane == lane) {
             file.claims.remove(&index);
-            self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
+            self.core.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
         }
     }
 
@@ -591,8 +565,10 @@ impl RecvSession {
     /// Records that the driver has handled [`RecvEvent::Finish`]: directories have their mode and time, and every name
     /// is durable.
     pub fn handle_finished(&mut self) {
-        if self.finishing && !std::mem::replace(&mut self.finished, true) {
-            self.log.push(&Message::Finished);
+        let ending = Ending::Complete;
+        let event = if self.leaves_first { LifeEvent::Leave(ending) } else { LifeEvent::Conclude(ending) };
+        if self.finishing && self.core.turn(event).is_some() {
+            self.core.log.push(&Message::Finished);
         }
     }
 
@@ -612,7 +588,7 @@ impl RecvSession {
             Message::Sealed { file, blake3 } => self.handle_sealed(file, blake3),
             Message::Unreadable { error } => {
                 self.is_lacking |= is_missing(&error);
-                self.events.push_back(RecvEvent::Unreadable(error));
+                self.core.emit(RecvEvent::Unreadable(error));
                 Ok(())
             }
             Message::OffersEnd { files, bytes } => {
@@ -627,11 +603,11 @@ impl RecvSession {
                 if !self.is_complete() {
                     return Err(Error::protocol("the sender left before every file had its outcome"));
                 }
-                self.sender_left = true;
+                self.core.turn(LifeEvent::Exit);
                 Ok(())
             }
             Message::Abort { error } => {
-                self.finish_with(error.from_peer());
+                self.core.handle_abort(error);
                 Ok(())
             }
             Message::Have { .. }
@@ -667,7 +643,7 @@ impl RecvSession {
 
     /// Claims a block for writing by `lane` (index 0 for a packed file).
     pub fn claim(&mut self, lane: LaneId, id: FileId, index: u64) -> BlockClaim {
-        let Some(file) = self.files.get_mut(&id).filter(|_| !self.over) else { return BlockClaim::Discard };
+        let Some(file) = self.files.get_mut(&id).filter(|_| self.core.is_active()) else { return BlockClaim::Discard };
         if file.stage == Stage::Preparing {
             file.passed.insert(index..index + 1);
             return BlockClaim::Discard;
@@ -711,15 +687,12 @@ impl RecvSession {
         file.fails_by = Some(error);
         file.claims.clear();
         file.rechecking = false;
-        self.events.push_back(RecvEvent::Discard { file: id });
+        self.core.emit(RecvEvent::Discard { file: id });
     }
 
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
-        if !self.over {
-            self.log.push(&Message::Abort { error: error.clone() });
-            self.finish_with(error);
-        }
+        self.core.abort(error);
     }
 
     fn settle(&mut self, id: FileId, outcome: FileOutcome) {
@@ -738,13 +711,13 @@ impl RecvSession {
         if matches!(outcome, FileOutcome::Skipped) {
             self.up_to_date_bytes += file.entry.size;
         }
-        self.log.push(&match &outcome {
+        self.core.log.push(&match &outcome {
             FileOutcome::Done(digests) => Message::Done { file: id, digests: *digests },
             FileOutcome::Skipped => Message::Skipped { file: id },
             FileOutcome::Failed(error) => Message::Failed { file: id, error: error.clone() },
         });
         self.is_lacking |= matches!(&outcome, FileOutcome::Failed(error) if is_missing(error));
-        self.events.push_back(RecvEvent::Settled { file: id, entry: file.entry, outcome });
+        self.core.emit(RecvEvent::Settled { file: id, entry: file.entry, outcome });
         self.finish_after_last();
     }
 
@@ -752,14 +725,7 @@ impl RecvSession {
     fn finish_after_last(&mut self) {
         if self.offers_end.is_some_and(|(files, _)| files == self.settled_count) && !self.finishing {
             self.finishing = true;
-            self.events.push_back(RecvEvent::Finish { whole: !self.is_lacking });
-        }
-    }
-
-    fn finish_with(&mut self, error: Error) {
-        // Both ends may abort at the same time: the first error counts. A complete session ends without an error.
-        if !std::mem::replace(&mut self.over, true) && !self.is_complete() {
-            self.events.push_back(RecvEvent::Aborted(error));
+            self.core.emit(RecvEvent::Finish { whole: !self.is_lacking });
         }
     }
 
@@ -768,7 +734,7 @@ impl RecvSession {
     /// Returns the next control frame for `lane`.
     pub fn poll_frame(&mut self, lane: LaneId, now: Instant) -> Option<Frame> {
         // While the peer does not acknowledge, blocks accumulate in few ranges and the log stays short.
-        let due = self.last_report.is_none_or(|last| now >= last + REPORT_INTERVAL) && self.log.has_room();
+        let due = self.last_report.is_none_or(|last| now >= last + REPORT_INTERVAL) && self.core.log.has_room();
         if due && !self.unreported.is_empty() {
             self.last_report = Some(now);
             for id in std::mem::take(&mut self.unreported) {
@@ -776,51 +742,42 @@ impl RecvSession {
                 let ranges: Vec<(u64, u64)> =
                     std::mem::take(&mut file.unreported).iter().map(|r| (r.start, r.end)).collect();
                 for blocks in ranges_per_message(&ranges) {
-                    self.log.push(&Message::Have { file: id, blocks });
+                    self.core.log.push(&Message::Have { file: id, blocks });
                 }
             }
         }
-        self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
+        self.core.poll_frame(lane)
     }
 
     /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<RecvEvent> {
-        self.events.pop_front()
+        self.core.poll_event()
     }
 
     /// Returns the latest time for the next call of [`RecvSession::handle_timeout`] or [`RecvSession::poll_frame`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let reports = !self.unreported.is_empty() && self.log.has_room() && self.log.lane_count() > 0;
+        let reports = !self.unreported.is_empty() && self.core.log.has_room() && self.core.log.lane_count() > 0;
         let report = self.last_report.filter(|_| reports).map(|last| last + REPORT_INTERVAL);
-        let alone = self.log.alone_since().map(|since| since + self.linger);
-        let left = self.leaving_since.map(|since| since + FAREWELL_TIME_MAX);
-        [report, alone, left].into_iter().flatten().min()
+        [report, self.core.poll_timeout()].into_iter().flatten().min()
     }
 
     // Getters.
 
     /// Returns true if every file of a complete manifest has settled and directories are finished.
     pub fn is_complete(&self) -> bool {
-        self.finished
+        self.core.is_complete()
     }
 
     /// Returns true if the session is over: the sender has received every outcome and has left, or the session was
     /// aborted.
     pub fn is_over(&self) -> bool {
-        let told = self.log.is_sent() || self.log.lane_count() == 0;
-        let heard = self.is_complete() && self.log.is_settled();
-        self.ended || self.sender_left || heard || self.is_leaving() && told
+        self.core.is_over()
     }
 
     /// Returns true once the session opens and writes no more files: it is over, or it was aborted and only the final
     /// message is left to send.
     pub fn is_ending(&self) -> bool {
-        self.over || self.is_over()
-    }
-
-    /// Returns true if only the final message is left to send and its arrival does not matter.
-    fn is_leaving(&self) -> bool {
-        self.over || self.leaves_first && self.is_complete()
+        self.core.is_leaving() || self.core.is_over()
     }
 
     /// Returns the file bytes that have arrived, including those from an earlier run. Files that were up to date are
@@ -877,12 +834,12 @@ impl RecvSession {
 
     /// Returns the bytes of messages that the peer has not acknowledged.
     pub fn log_bytes(&self) -> usize {
-        self.log.waiting_bytes()
+        self.core.log.waiting_bytes()
     }
 
     /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
-        self.log.lane_count()
+        self.core.log.lane_count()
     }
 }
 

@@ -11,21 +11,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
 use super::runs::{BlockOrder, Runs};
-use super::{ActiveFile, ControlLog, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
+use super::{ActiveFile, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::digest::FileDigests;
-use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
+use crate::error::Error;
 use crate::file::FileEntry;
 use crate::range_set::RangeSet;
 
 /// Maximum bytes of an entry in a header besides its path: eight integers including the file number, and a kind.
 const ENTRY_FIXED_BYTES: usize = 80;
-
-/// Maximum time in which an end that leaves tries to deliver its final message. Reason: a working lane accepts a
-/// message within its queueing time and a round trip. A peer that accepts none is stuck and detects the end by a
-/// timeout.
-pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum number of ranges of a file that are sent in the order of the receiver's requests. Further ranges follow
 /// after these, in ascending order. Reason: a receiver requests some tens at a time; a receiver that repeats requests
@@ -94,6 +90,12 @@ pub enum SendEvent {
     Aborted(Error),
 }
 
+impl SessionEvent for SendEvent {
+    fn aborted(error: Error) -> Self {
+        Self::Aborted(error)
+    }
+}
+
 #[derive(Debug)]
 struct SendFile {
     entry: FileEntry,
@@ -153,8 +155,7 @@ impl SendFile {
 /// The sending end of a session.
 #[derive(Debug)]
 pub struct SendSession {
-    log: ControlLog,
-    linger: Duration,
+    pub(super) core: SessionCore<SendEvent>,
     files: BTreeMap<FileId, SendFile>,
     /// Files with pending blocks. Small and large files are separate, so that small files pack well when the two
     /// alternate.
@@ -171,27 +172,17 @@ pub struct SendSession {
     offered: u64,
     offered_bytes: u64,
     offers_ended: bool,
-    /// True once the receiver has finished; a [`Message::Bye`] was queued then.
-    finished: bool,
     confirmed_bytes: u64,
     held_bytes: u64,
     up_to_date_bytes: u64,
     sent_again_blocks: u64,
-    events: VecDeque<SendEvent>,
-    over: bool,
-    /// Time since which only the final message is left to send.
-    leaving_since: Option<Instant>,
-    /// True if the session is over, whatever the log still holds. Either it was over when a lane went down, or the
-    /// final message was not accepted within [`FAREWELL_TIME_MAX`].
-    ended: bool,
 }
 
 impl SendSession {
     /// Returns a sender that outlives its last lane by `linger`.
     pub fn new(linger: Duration) -> Self {
         Self {
-            log: ControlLog::default(),
-            linger,
+            core: SessionCore::new(SessionKind::Copy { linger }),
             files: BTreeMap::new(),
             ready_small: BTreeSet::new(),
             ready_large: BTreeSet::new(),
@@ -203,15 +194,10 @@ impl SendSession {
             offered: 0,
             offered_bytes: 0,
             offers_ended: false,
-            finished: false,
             confirmed_bytes: 0,
             held_bytes: 0,
             up_to_date_bytes: 0,
             sent_again_blocks: 0,
-            events: VecDeque::new(),
-            over: false,
-            leaving_since: None,
-            ended: false,
         }
     }
 
@@ -219,13 +205,12 @@ impl SendSession {
 
     /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
-        self.log.handle_lane_up(lane);
+        self.core.log.handle_lane_up(lane);
     }
 
     /// Records that a lane is down; returns its blocks to the pool.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
-        self.ended = self.is_over();
-        self.log.handle_lane_down(lane, now);
+        self.core.handle_lane_down(lane, now);
         self.runs.forget(lane);
         self.send_tails_again();
         let Self { files, ready_small, ready_large, sent_again_blocks, .. } = self;
@@ -255,7 +240,7 @@ impl SendSession {
     /// blocks, once no other block is left to send.
     #[must_use]
     pub fn handle_silence(&mut self, silent: &[LaneId]) -> Vec<LaneId> {
-        self.log.handle_silence(silent);
+        self.core.log.handle_silence(silent);
         if !self.ready_small.is_empty() || !self.ready_large.is_empty() {
             return Vec::new();
         }
@@ -267,7 +252,7 @@ impl SendSession {
     /// Accepts a batch of the peer's control log. Errors: the peer violated the protocol. The session is aborted,
     /// because the log is the same on every lane.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
-        let taken = self.log.handle_frame(first, encoded);
+        let taken = self.core.log.handle_frame(first, encoded);
         let taken =
             taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
         taken.inspect_err(|error| self.abort(error.clone()))
@@ -276,17 +261,12 @@ impl SendSession {
     /// Records that the peer has accepted our messages below `next`. Errors: such a message was never sent; the session
     /// is aborted.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
-        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
+        self.core.handle_acknowledgement(next)
     }
 
     /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.is_leaving() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
-            self.ended = true;
-        }
-        if self.log.alone_since().is_some_and(|since| now >= since + self.linger) && !self.over {
-            self.finish_with(lost_every_lane(self.linger));
-        }
+        self.core.handle_timeout(now);
     }
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
@@ -297,13 +277,13 @@ impl SendSession {
             Message::Done { file, digests } => self.settle(file, FileOutcome::Done(digests)),
             Message::Failed { file, error } => self.settle(file, FileOutcome::Failed(error)),
             Message::Notice { file, text } => {
-                self.events.push_back(SendEvent::Notice { file, text });
+                self.core.emit(SendEvent::Notice { file, text });
                 Ok(())
             }
             Message::Wait { file } => self.handle_wait(file),
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
-                self.finish_with(error.from_peer());
+                self.core.handle_abort(error);
                 Ok(())
             }
             Message::Offer { .. }
@@ -366,8 +346,8 @@ impl SendSession {
         if !self.offers_ended || !self.files.is_empty() {
             return Err(Error::protocol("the receiver has finished before every file had its outcome"));
         }
-        if !std::mem::replace(&mut self.finished, true) && !self.over {
-            self.log.push(&Message::Bye);
+        if self.core.turn(LifeEvent::Leave(Ending::Complete)).is_some() {
+            self.core.log.push(&Message::Bye);
         }
         Ok(())
     }
@@ -423,7 +403,7 @@ impl SendSession {
             if matches!(outcome, FileOutcome::Skipped) {
                 self.up_to_date_bytes = self.up_to_date_bytes.saturating_add(missing);
             }
-            self.events.push_back(SendEvent::Settled { file: id, entry: file.entry, outcome });
+            self.core.emit(SendEvent::Settled { file: id, entry: file.entry, outcome });
         }
         Ok(())
     }
@@ -443,7 +423,7 @@ impl SendSession {
         self.offered += 1;
         self.offered_bytes += entry.size;
         self.path_bytes += entry.path.as_bytes().len();
-        self.log.push(&Message::Offer { file: id, entry: entry.clone() });
+        self.core.log.push(&Message::Offer { file: id, entry: entry.clone() });
         let mut pending = RangeSet::default();
         pending.insert(0..unit_count(&entry));
         let small = entry.is_packed();
@@ -473,13 +453,13 @@ impl SendSession {
 
     /// Reports to the receiver a source, or a file in a source, that cannot be offered.
     pub fn add_unreadable(&mut self, error: Error) {
-        self.log.push(&Message::Unreadable { error });
+        self.core.log.push(&Message::Unreadable { error });
     }
 
     /// Ends the manifest.
     pub fn end_files(&mut self) {
         self.offers_ended = true;
-        self.log.push(&Message::OffersEnd { files: self.offered, bytes: self.offered_bytes });
+        self.core.log.push(&Message::OffersEnd { files: self.offered, bytes: self.offered_bytes });
     }
 
     /// Withdraws a file that cannot be sent. It settles as failed when the receiver has dropped it.
@@ -488,14 +468,14 @@ impl SendSession {
         file.withdrawn = true;
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
-        self.log.push(&Message::Withdraw { file: id, error });
+        self.core.log.push(&Message::Withdraw { file: id, error });
     }
 
     /// Takes the next block for `lane`. `None`: nothing can be sent now.
     pub fn next_block(&mut self, lane: LaneId) -> Option<BlockTask> {
         // The feeder of a lane may ask once more before it learns that the lane is down. No event would return such a
         // block to the pool.
-        if self.over || !self.log.is_up(lane) {
+        if !self.core.is_active() || !self.core.log.is_up(lane) {
             return None;
         }
         if let Some((file, index)) = self.next_of_run(lane) {
@@ -573,10 +553,7 @@ impl SendSession {
 
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
-        if !self.over {
-            self.log.push(&Message::Abort { error: error.clone() });
-            self.finish_with(error);
-        }
+        self.core.abort(error);
     }
 
     fn take_single(&mut self, id: FileId, index: u64, lane: LaneId) -> Option<BlockTask> {
@@ -620,54 +597,40 @@ impl SendSession {
         };
     }
 
-    fn finish_with(&mut self, error: Error) {
-        // Both ends may abort at the same time: the first error counts. A complete session ends without an error.
-        if !std::mem::replace(&mut self.over, true) && !self.is_complete() {
-            self.events.push_back(SendEvent::Aborted(error));
-        }
-    }
-
     // Output.
 
     /// Returns the next control frame for `lane`.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
-        self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
+        self.core.poll_frame(lane)
     }
 
     /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<SendEvent> {
-        self.events.pop_front()
+        self.core.poll_event()
     }
 
     /// Returns the latest time for the next call of [`SendSession::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let alone = self.log.alone_since().map(|since| since + self.linger);
-        let left = self.leaving_since.map(|since| since + FAREWELL_TIME_MAX);
-        [alone, left].into_iter().flatten().min()
+        self.core.poll_timeout()
     }
 
     // Getters.
 
     /// Returns true if the manifest may grow now. The reader of directories waits while this is false.
     pub fn has_room(&self) -> bool {
-        self.log.has_room()
+        self.core.log.has_room()
             && self.files.len() < UNSETTLED_FILES_MAX / 2
             && self.path_bytes < UNSETTLED_PATH_BYTES_MAX / 2
     }
 
     /// Returns true if every file of a complete manifest has settled and the receiver has finished.
     pub fn is_complete(&self) -> bool {
-        self.finished
+        self.core.is_complete()
     }
 
     /// Returns true if the session is over: it is complete and has sent its goodbye, or it was aborted.
     pub fn is_over(&self) -> bool {
-        self.ended || self.is_leaving() && (self.log.is_sent() || self.log.lane_count() == 0)
-    }
-
-    /// Returns true if only the final message is left to send.
-    fn is_leaving(&self) -> bool {
-        self.over || self.finished
+        self.core.is_over()
     }
 
     /// Returns true if a file does not have its outcome yet.
@@ -724,12 +687,12 @@ impl SendSession {
 
     /// Returns the bytes of messages that the peer has not acknowledged.
     pub fn log_bytes(&self) -> usize {
-        self.log.waiting_bytes()
+        self.core.log.waiting_bytes()
     }
 
     /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
-        self.log.lane_count()
+        self.core.log.lane_count()
     }
 }
 
@@ -764,11 +727,4 @@ fn known(files: &mut BTreeMap<FileId, SendFile>, offered: u64, id: FileId) -> Re
 
 fn beyond_end(entry: &FileEntry) -> Error {
     Error::protocol(format!("blocks from the peer: beyond the end of {}", entry.path))
-}
-
-/// Error that both ends report when no lane has come back in time.
-pub(super) fn lost_every_lane(linger: Duration) -> Error {
-    let text =
-        format!("no lane to the peer for {} s: given up; run the same command again to resume", linger.as_secs());
-    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text).retry(Retry::After)
 }

@@ -7,7 +7,7 @@ use sterna_proto::BitRate;
 
 use super::growing::growing_sizes;
 use super::lane::Item;
-use super::seeded::{Seeded, for_seeds};
+use sterna_seeded::{Seeded, for_seeds};
 use super::world::{Config, Side, World};
 use super::{MIB, hard, mixed_sizes, side};
 

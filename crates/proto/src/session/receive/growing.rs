@@ -10,8 +10,8 @@ impl RecvSession {
     /// Claims an incomplete block for writing its tail, which begins at `offset`. A lane that gets [`BlockClaim::Take`]
     /// must release the claim with [`RecvSession::handle_tail`].
     pub fn claim_tail(&mut self, lane: LaneId, id: FileId, offset: u64) -> BlockClaim {
-        let is_over = self.over;
-        let Some(file) = self.files.get_mut(&id).filter(|file| !is_over && file.entry.is_growing()) else {
+        let is_active = self.core.is_active();
+        let Some(file) = self.files.get_mut(&id).filter(|file| is_active && file.entry.is_growing()) else {
             return BlockClaim::Discard;
         };
         let index = offset / file.entry.blocks().block_bytes();
@@ -32,7 +32,7 @@ impl RecvSession {
             return;
         }
         if file.claims.remove(&index).is_some_and(|claim| claim.discarded_copy) {
-            self.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
+            self.core.log.push(&Message::Want { file: id, blocks: vec![(index, index + 1)] });
         }
         self.publish_if_complete(id);
     }

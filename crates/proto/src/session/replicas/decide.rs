@@ -9,7 +9,7 @@ use super::{ANSWER_GRACE, COMPARING_MAX, CopyId, ReplicaEvent, ReplicaId, Replic
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::FileEntry;
 use crate::range_set::RangeSet;
-use crate::session::send::lost_every_lane;
+use crate::session::life::lost_every_lane;
 use crate::session::{BlockOrder, BlockTask};
 
 impl ReplicaSession {
@@ -295,7 +295,7 @@ impl ReplicaSession {
 
     /// Aborts the copy when no replica is left to ask, or none has come back in time.
     pub(super) fn check_alone(&mut self, now: Instant) {
-        let reachable = |peer: &Peer| peer.is_present() && peer.log.lane_count() > 0 && !peer.barred;
+        let reachable = |peer: &Peer| peer.is_present() && peer.core.log.lane_count() > 0 && !peer.barred;
         let is_trying = |peer: &Peer| matches!(peer.standing, Standing::Trying);
         if self.peers.iter().any(|peer| reachable(peer) || is_trying(peer))
             || self.pool.is_confirmed(FILE) && self.back.is_empty()

@@ -224,21 +224,21 @@ impl ReplicaSession {
 
     /// Records that a lane to a replica's sender is up.
     pub fn handle_lane_up(&mut self, replica: ReplicaId, lane: LaneId) {
-        self.peers[replica.index()].log.handle_lane_up(lane);
+        self.peers[replica.index()].core.log.handle_lane_up(lane);
     }
 
     /// Records that a lane to a replica's sender is down. After the last one, its requests go to other replicas.
     pub fn handle_lane_down(&mut self, replica: ReplicaId, lane: LaneId, now: Instant) {
         let peer = &mut self.peers[replica.index()];
-        peer.log.handle_lane_down(lane, now);
-        if peer.log.lane_count() == 0 {
+        peer.core.handle_lane_down(lane, now);
+        if peer.core.log.lane_count() == 0 {
             self.leave_pool(replica, now);
         }
     }
 
     /// Records lanes of a replica that are silent while others are active.
     pub fn handle_silence(&mut self, replica: ReplicaId, silent: &[LaneId]) {
-        self.peers[replica.index()].log.handle_silence(silent);
+        self.peers[replica.index()].core.log.handle_silence(silent);
     }
 
     /// Accepts a batch of the control log of a replica's sender. Errors: the sender violated the protocol; the replica
@@ -250,7 +250,7 @@ impl ReplicaSession {
         encoded: &[u8],
         now: Instant,
     ) -> Result<(), Error> {
-        let taken = self.peers[replica.index()].log.handle_frame(first, encoded);
+        let taken = self.peers[replica.index()].core.log.handle_frame(first, encoded);
         let handled = taken.and_then(|messages| {
             messages.into_iter().try_for_each(|message| {
                 if let Some(error) = self.peers[replica.index()].handle_message(message)? {
@@ -286,7 +286,7 @@ impl ReplicaSession {
     /// Records that the sender of a replica has accepted our messages below `next`. Errors: such a message was never
     /// sent; the replica is dropped.
     pub fn handle_acknowledgement(&mut self, replica: ReplicaId, next: u64, now: Instant) -> Result<(), Error> {
-        let taken = self.peers[replica.index()].log.handle_acknowledgement(next);
+        let taken = self.peers[replica.index()].core.log.handle_acknowledgement(next);
         taken.inspect_err(|error| self.drop_replica(replica, error.clone(), now))
     }
 
@@ -706,8 +706,7 @@ impl ReplicaSession {
 
     /// Returns the next control frame for a lane to a replica's sender.
     pub fn poll_frame(&mut self, replica: ReplicaId, lane: LaneId) -> Option<Frame> {
-        let log = &mut self.peers[replica.index()].log;
-        log.poll_frame(lane).or_else(|| log.poll_acknowledgement(lane))
+        self.peers[replica.index()].core.poll_frame(lane)
     }
 
     /// Returns the next event.
@@ -739,7 +738,7 @@ impl ReplicaSession {
 
     /// Returns the number of lanes to a replica's sender that are up.
     pub fn lane_count(&self, replica: ReplicaId) -> usize {
-        self.peers[replica.index()].log.lane_count()
+        self.peers[replica.index()].core.log.lane_count()
     }
 
     /// Returns the contribution of each replica, in the order of names.

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::super::life::{Ending, LifeEvent, SessionCore, SessionKind};
 use super::super::message::{Message, ranges_per_message};
-use super::super::send::{FAREWELL_TIME_MAX, FileOutcome, unit_count};
-use super::super::{ControlLog, FileId, LaneId};
+use super::super::send::{FileOutcome, unit_count};
+use super::super::{FileId, LaneId};
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
@@ -46,17 +47,15 @@ pub(super) struct Peer {
     pub(super) given: RangeSet,
     /// Number of blocks that did not match their own digests.
     pub(super) corrupt: u64,
-    /// Control log of the session with its sender.
-    pub(super) log: ControlLog,
+    /// Control log and life of the session with its sender.
+    pub(super) core: SessionCore<()>,
     pub(super) entry: Option<FileEntry>,
     offers: u64,
     offers_ended: bool,
-    /// Outcome of the file for its sender; the flags below record which messages about it were sent.
+    /// Outcome of the file for its sender.
     outcome: Option<FileOutcome>,
+    /// True once messages with the outcome were queued.
     told_outcome: bool,
-    told_finished: bool,
-    ended: bool,
-    leaving_since: Option<Instant>,
     /// Entry that it offered in an earlier session.
     pub(super) former: Option<FileEntry>,
     /// True while it is a lane of the pool.
@@ -81,16 +80,13 @@ impl Peer {
             barred: false,
             given: RangeSet::default(),
             corrupt: 0,
-            log: ControlLog::default(),
+            core: SessionCore::new(SessionKind::Replica),
             entry: None,
             former: None,
             offers: 0,
             offers_ended: false,
             outcome: None,
             told_outcome: false,
-            told_finished: false,
-            ended: false,
-            leaving_since: None,
             in_pool: false,
             asked: BTreeMap::new(),
             comparing: BTreeSet::new(),
@@ -123,7 +119,11 @@ impl Peer {
 
     /// Returns true if blocks can be requested from it.
     pub(super) fn is_usable(&self) -> bool {
-        self.is_present() && self.entry.is_some() && self.log.lane_count() > 0 && !self.barred && self.outcome.is_none()
+        self.is_present()
+            && self.entry.is_some()
+            && self.core.log.lane_count() > 0
+            && !self.barred
+            && self.outcome.is_none()
     }
 
     /// Handles a message of its sender. Returns `Ok(Some(_))` if the replica cannot serve the file. Errors: the sender
@@ -146,12 +146,13 @@ impl Peer {
                 Ok((files == 0).then(|| Error::new(ErrorKind::NotFound, Scope::Source, Phase::Prepare, text)))
             }
             Message::Withdraw { error, .. } | Message::Unreadable { error } => Ok(Some(error)),
-            Message::Bye if self.told_finished => {
-                self.ended = true;
+            Message::Bye if self.core.is_leaving() => {
+                self.core.turn(LifeEvent::Exit);
                 Ok(None)
             }
             Message::Abort { error } => {
-                self.ended = true;
+                self.core.turn(LifeEvent::Leave(Ending::Aborted));
+                self.core.turn(LifeEvent::Exit);
                 Ok(Some(error))
             }
             _ => Err(Error::protocol("the sender of a replica sent a message that has no place there")),
@@ -178,7 +179,7 @@ impl Peer {
 
     fn tell_have(&mut self, blocks: std::ops::Range<u64>) {
         if blocks.start < blocks.end {
-            self.log.push(&Message::Have { file: FILE, blocks: vec![(blocks.start, blocks.end)] });
+            self.core.log.push(&Message::Have { file: FILE, blocks: vec![(blocks.start, blocks.end)] });
         }
     }
 
@@ -203,13 +204,14 @@ impl Peer {
     pub(super) fn ask(&mut self, blocks: &RangeSet) {
         blocks.iter().for_each(|range| self.tried.insert(range));
         let ranges: Vec<(u64, u64)> = blocks.iter().map(|range| (range.start, range.end)).collect();
-        ranges_per_message(&ranges).for_each(|blocks| self.log.push(&Message::Want { file: FILE, blocks }));
+        ranges_per_message(&ranges).for_each(|blocks| self.core.log.push(&Message::Want { file: FILE, blocks }));
     }
 
     /// Reports the outcome of the file to its sender, which ends the session.
     pub(super) fn settle(&mut self, outcome: FileOutcome) {
         if self.outcome.is_none() {
             self.outcome = Some(outcome);
+            self.core.turn(LifeEvent::Conclude(Ending::Complete));
             self.tell_outcome();
         }
     }
@@ -218,38 +220,35 @@ impl Peer {
         let Some(outcome) = &self.outcome else { return };
         if self.offers > 0 && !std::mem::replace(&mut self.told_outcome, true) {
             for file in (0..self.offers).map(FileId) {
-                self.log.push(&match outcome {
+                self.core.log.push(&match outcome {
                     FileOutcome::Done(digests) => Message::Done { file, digests: *digests },
                     FileOutcome::Skipped => Message::Skipped { file },
                     FileOutcome::Failed(error) => Message::Failed { file, error: error.clone() },
                 });
             }
         }
-        if self.offers_ended && !std::mem::replace(&mut self.told_finished, true) {
-            self.log.push(&Message::Finished);
+        if self.offers_ended && self.core.turn(LifeEvent::Leave(Ending::Complete)).is_some() {
+            self.core.log.push(&Message::Finished);
         }
     }
 
     /// Ends the session with its sender at both ends.
     pub(super) fn abort(&mut self, error: &Error) {
-        if self.is_present() && !self.ended && !self.told_finished {
-            self.log.push(&Message::Abort { error: error.clone() });
-            self.told_finished = true;
+        if self.is_present() && self.core.turn(LifeEvent::Leave(Ending::Aborted)).is_some() {
+            self.core.log.push(&Message::Abort { error: error.clone() });
             self.outcome.get_or_insert_with(|| FileOutcome::Failed(error.clone()));
         }
     }
 
     /// Returns true if the session with its sender is over.
     pub(super) fn is_over(&self) -> bool {
-        let told = self.log.is_sent() || self.log.lane_count() == 0;
-        self.ended || !self.is_present() && !self.is_dropped() || self.outcome.is_some() && self.told_finished && told
+        self.core.is_over() || !self.is_present() && !self.is_dropped()
     }
 
     /// Checks the timeout of the final message, which no lane may accept.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        if self.outcome.is_some() && now >= *self.leaving_since.get_or_insert(now) + FAREWELL_TIME_MAX {
-            self.ended = true;
-        }
+        let lost = self.core.check_limit(now);
+        debug_assert!(lost.is_none(), "the copy decides how long a lost replica is awaited");
     }
 
     /// Records the total bytes that it has delivered.

@@ -17,7 +17,7 @@ impl SendSession {
         let (before, now) = (unit_count(&file.entry), unit_count(&entry));
         self.offered_bytes += entry.size - file.entry.size;
         if !entry.is_growing() {
-            self.log.push(&Message::Ended { file: id, entry: entry.clone() });
+            self.core.log.push(&Message::Ended { file: id, entry: entry.clone() });
         }
         file.entry = entry;
         if now > before {
@@ -32,7 +32,7 @@ impl SendSession {
     /// have the same digest.
     pub fn seal(&mut self, id: FileId, blake3: [u8; 32]) {
         if self.files.get(&id).is_some_and(|file| !file.withdrawn && !file.entry.is_growing()) {
-            self.log.push(&Message::Sealed { file: id, blake3 });
+            self.core.log.push(&Message::Sealed { file: id, blake3 });
         }
     }
 

@@ -3,15 +3,13 @@
 //! What it does: delivers reports in order and exactly once, and keeps the result for a command that reconnects. What
 //! it refuses to do: read a clock. Time and frames come in by `handle_*`; frames and events leave by `poll_*`.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{Conclusion, Told};
 use crate::error::Error;
 use crate::session::LaneId;
-use crate::session::log::ControlLog;
+use crate::session::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use crate::session::message::{Frame, Message};
-use crate::session::send::{FAREWELL_TIME_MAX, lost_every_lane};
 
 /// End of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,56 +31,42 @@ pub enum WatchEvent {
     Aborted(Error),
 }
 
+impl SessionEvent for WatchEvent {
+    fn aborted(error: Error) -> Self {
+        Self::Aborted(error)
+    }
+}
+
 /// One end of the exchange. Its lanes carry no blocks.
 #[derive(Debug)]
 pub struct WatchSession {
     side: WatchSide,
-    log: ControlLog,
-    linger: Duration,
-    events: VecDeque<WatchEvent>,
+    pub(in crate::session) core: SessionCore<WatchEvent>,
     /// Number of outcomes that were not sent individually because the log was full.
     untold: u64,
-    /// True once the last message was queued or received; only acknowledgements are left.
-    over: bool,
-    /// True if the final messages contain the result of the copy. The command must receive it, even if it reconnects
-    /// later.
-    awaits_command: bool,
-    leaving_since: Option<Instant>,
-    ended: bool,
 }
 
 impl WatchSession {
     /// Returns an end that outlives its last lane by `linger`.
     pub fn new(side: WatchSide, linger: Duration) -> Self {
-        Self {
-            side,
-            log: ControlLog::default(),
-            linger,
-            events: VecDeque::new(),
-            untold: 0,
-            over: false,
-            awaits_command: false,
-            leaving_since: None,
-            ended: false,
-        }
+        Self { side, core: SessionCore::new(SessionKind::Control { linger }), untold: 0 }
     }
 
     // Input.
 
     /// Records that a lane is up.
     pub fn handle_lane_up(&mut self, lane: LaneId) {
-        self.log.handle_lane_up(lane);
+        self.core.log.handle_lane_up(lane);
     }
 
     /// Records that a lane is down.
     pub fn handle_lane_down(&mut self, lane: LaneId, now: Instant) {
-        self.ended = self.is_over();
-        self.log.handle_lane_down(lane, now);
+        self.core.handle_lane_down(lane, now);
     }
 
     /// Accepts a batch of the peer's control log. Errors: the peer violated the protocol; the session is aborted.
     pub fn handle_messages(&mut self, first: u64, encoded: &[u8]) -> Result<(), Error> {
-        let taken = self.log.handle_frame(first, encoded);
+        let taken = self.core.log.handle_frame(first, encoded);
         let taken =
             taken.and_then(|messages| messages.into_iter().try_for_each(|message| self.handle_message(message)));
         taken.inspect_err(|error| self.abort(error.clone()))
@@ -91,26 +75,24 @@ impl WatchSession {
     /// Records that the peer has accepted our messages below `next`. Errors: such a message was never sent; the session
     /// is aborted.
     pub fn handle_acknowledgement(&mut self, next: u64) -> Result<(), Error> {
-        self.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
+        self.core.log.handle_acknowledgement(next).inspect_err(|error| self.abort(error.clone()))
     }
 
     /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.over && !self.is_over() && now >= *self.leaving_since.get_or_insert(now) + self.farewell() {
-            self.ended = true;
-        }
-        if self.log.alone_since().is_some_and(|since| now >= since + self.linger) && !self.over {
-            self.finish_with(lost_every_lane(self.linger));
-        }
+        self.core.handle_timeout(now);
     }
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
+        let is_active = self.core.is_active();
         match (message, self.side) {
-            (Message::Abort { error }, _) => self.finish_with(error.from_peer()),
-            (Message::Told(told), WatchSide::Command) if !self.over => self.events.push_back(WatchEvent::Told(*told)),
-            (Message::Concluded(conclusion), WatchSide::Command) if !self.over => {
-                self.over = true;
-                self.events.push_back(WatchEvent::Concluded(conclusion));
+            (Message::Abort { error }, _) if is_active => self.core.handle_abort(error),
+            // A result waits for the command even if the command gives up at the same time.
+            (Message::Abort { .. }, _) => {}
+            (Message::Told(told), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Told(*told)),
+            (Message::Concluded(conclusion), WatchSide::Command) if is_active => {
+                self.core.turn(LifeEvent::Leave(Ending::Complete));
+                self.core.emit(WatchEvent::Concluded(conclusion));
             }
             // The agent sent these before it received our abort.
             (Message::Told(_) | Message::Concluded(_), WatchSide::Command) => {}
@@ -124,53 +106,47 @@ impl WatchSession {
     /// Agent: reports an event. The copy never waits for a slow command. Outcomes for which the log has no room are
     /// only counted; the counters of the conclusion are complete.
     pub fn tell(&mut self, told: Told) {
-        if self.over {
+        if !self.core.is_active() {
             return;
         }
-        match self.log.has_room() {
-            true => self.log.push(&Message::Told(Box::new(told))),
+        match self.core.log.has_room() {
+            true => self.core.log.push(&Message::Told(Box::new(told))),
             false => self.untold += u64::from(matches!(told, Told::Settled { .. } | Told::Unreadable(_))),
         }
     }
 
     /// Agent: ends the exchange with the result of the copy.
     pub fn conclude(&mut self, conclusion: Conclusion) {
-        if std::mem::replace(&mut self.over, true) {
+        if self.core.turn(LifeEvent::Conclude(Ending::Complete)).is_none() {
             return;
         }
-        self.awaits_command = true;
         if self.untold > 0 {
             let text = format!(
                 "{} outcomes were not told one by one, since the connection to the agent carried less than they took; the \
                  counts are complete",
                 self.untold
             );
-            self.log.push(&Message::Told(Box::new(Told::Notice(text))));
+            self.core.log.push(&Message::Told(Box::new(Told::Notice(text))));
         }
-        self.log.push(&Message::Concluded(Box::new(conclusion)));
+        self.core.log.push(&Message::Concluded(Box::new(conclusion)));
     }
 
     /// Agent: ends the exchange because the copy has failed. The command receives the error, even if it reconnects
     /// later.
     pub fn fail(&mut self, error: Error) {
-        if !self.over {
-            self.abort(error);
-            self.awaits_command = true;
+        if self.core.turn(LifeEvent::Conclude(Ending::Aborted)).is_some() {
+            self.core.log.push(&Message::Abort { error: error.clone() });
+            self.core.emit(WatchEvent::Aborted(error));
         }
     }
 
-    /// Ends the session at both ends. A peer without a lane at this moment does not receive the error.
+    /// Ends the session at both ends. A peer without a lane at this moment does not receive the error. A result that
+    /// waits for the command is not kept any longer.
     pub fn abort(&mut self, error: Error) {
-        self.awaits_command = false;
-        if !self.over {
-            self.log.push(&Message::Abort { error: error.clone() });
-            self.finish_with(error);
-        }
-    }
-
-    fn finish_with(&mut self, error: Error) {
-        if !std::mem::replace(&mut self.over, true) {
-            self.events.push_back(WatchEvent::Aborted(error));
+        if self.core.is_active() {
+            self.core.abort(error);
+        } else {
+            self.core.turn(LifeEvent::Leave(Ending::Aborted));
         }
     }
 
@@ -178,40 +154,29 @@ impl WatchSession {
 
     /// Returns the next frame for `lane`, if one is due.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
-        self.log.poll_frame(lane).or_else(|| self.log.poll_acknowledgement(lane))
+        self.core.poll_frame(lane)
     }
 
     /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<WatchEvent> {
-        self.events.pop_front()
+        self.core.poll_event()
     }
 
     // Getters.
 
     /// Returns true once the conclusion or an abort was queued or received.
     pub fn is_concluded(&self) -> bool {
-        self.over
+        !self.core.is_active()
     }
 
     /// Returns true if the session is over: its final messages have arrived, or no lane accepts them.
     pub fn is_over(&self) -> bool {
-        let said = match self.awaits_command {
-            true => self.log.is_settled(),
-            // Without a lane, no peer is there to receive them.
-            false => self.log.is_sent() && !self.log.owes_acknowledgement() || self.log.lane_count() == 0,
-        };
-        self.ended || self.over && said
+        self.core.is_over()
     }
 
     /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
-        self.log.lane_count()
-    }
-
-    /// Returns the time for which the final messages are kept: for the result of a copy, as long as the command may
-    /// reconnect.
-    fn farewell(&self) -> Duration {
-        if self.awaits_command { self.linger } else { FAREWELL_TIME_MAX }
+        self.core.log.lane_count()
     }
 }
 
@@ -289,7 +254,7 @@ mod tests {
         for _ in 0..100_000 {
             ends.1.tell(Told::Unreadable(error()));
         }
-        assert!(ends.1.log.waiting_bytes() < 16 << 20);
+        assert!(ends.1.core.log.waiting_bytes() < 16 << 20);
         ends.1.conclude(Conclusion { failed: 100_000, ..Conclusion::default() });
         carry(&mut ends.1, &mut ends.0, LANE);
         let mut count = 0;
