@@ -175,12 +175,13 @@ impl<E> SessionCore<E> {
         self.events.pop_front()
     }
 
-    /// Returns the time at which the limit of the current state ends.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    /// Returns the time at which the limit of the current state ends. The time of an end that waits or leaves starts at
+    /// the first check; before it, `now` is returned.
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         match self.limit() {
             Limit::None => None,
             Limit::WithoutLane(limit) => self.log.alone_since().map(|since| since + limit),
-            Limit::Ending(limit) => self.ending_since.map(|since| since + limit),
+            Limit::Ending(limit) => Some(self.ending_since.map_or(now, |since| since + limit)),
         }
     }
 
@@ -373,8 +374,10 @@ mod tests {
             if !has_lane {
                 core.log.handle_lane_down(LANE, start);
             }
+            let first = core.poll_timeout(start)?;
             assert!(core.check_limit(start).is_none());
-            let end = core.poll_timeout()?;
+            let end = core.poll_timeout(start)?;
+            assert!(first == start || first == end, "an unknown time starts now");
             assert!(core.check_limit(end - Duration::from_nanos(1)).is_none());
             assert_eq!(core.life, life, "{kind:?} {has_lane}");
             let (next, error) = match life {

@@ -754,11 +754,15 @@ impl RecvSession {
         self.core.poll_event()
     }
 
-    /// Returns the latest time for the next call of [`RecvSession::handle_timeout`] or [`RecvSession::poll_frame`].
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    /// Returns the latest time for the next call of [`RecvSession::handle_timeout`], followed by
+    /// [`RecvSession::poll_frame`] for every lane with room. It may change with every input and command. Silent lanes
+    /// have no deadline here: see [`RecvSession::handle_silence`].
+    ///
+    /// A report that is due has no deadline: it leaves with the next frame that a lane has room for.
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let reports = !self.unreported.is_empty() && self.core.log.has_room() && self.core.log.lane_count() > 0;
         let report = self.last_report.filter(|_| reports).map(|last| last + REPORT_INTERVAL);
-        [report, self.core.poll_timeout()].into_iter().flatten().min()
+        [report.filter(|due| *due > now), self.core.poll_timeout(now)].into_iter().flatten().min()
     }
 
     // Getters.

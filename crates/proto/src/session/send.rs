@@ -609,9 +609,10 @@ impl SendSession {
         self.core.poll_event()
     }
 
-    /// Returns the latest time for the next call of [`SendSession::handle_timeout`].
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.core.poll_timeout()
+    /// Returns the latest time for the next call of [`SendSession::handle_timeout`]. It may change with every input and
+    /// command. Silent lanes have no deadline here: see [`SendSession::handle_silence`].
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.core.poll_timeout(now)
     }
 
     // Getters.

@@ -77,3 +77,22 @@ fn the_same_seed_gives_the_same_frames_events_and_times() {
         assert_same(&run(), &run());
     });
 }
+
+/// Interval of the loops that check a session without knowing its deadlines.
+const TICK: Duration = Duration::from_millis(25);
+
+#[test]
+fn checks_between_the_deadlines_of_a_session_change_nothing() {
+    for_seeds("checks_between_the_deadlines_of_a_session_change_nothing", 100, |seed| {
+        let config = || {
+            let mut random = Seeded::new(seed);
+            let mut config = everything(&mut random);
+            // Lost sessions are given up within the run.
+            config.linger = Duration::from_secs(5);
+            config.outage = random.chance(300).then(|| (Duration::from_millis(500), Duration::from_secs(20)));
+            config
+        };
+        let ticked = Config { tick: Some(TICK), ..config() };
+        assert_same(&traced(config(), seed), &traced(ticked, seed));
+    });
+}

@@ -24,6 +24,12 @@ impl World {
     /// Lets every feeder send as much as its lane accepts.
     pub fn feed(&mut self) {
         self.grow_manifest();
+        self.feed_lanes();
+        self.leave_when_over();
+    }
+
+    /// Lets lanes take what the state machines have for them.
+    pub fn feed_lanes(&mut self) {
         loop {
             let mut sent = false;
             for index in 0..self.session.lanes.len() {
@@ -33,7 +39,6 @@ impl World {
                 break;
             }
         }
-        self.leave_when_over();
     }
 
     /// Gives an item to a lane and records it.
@@ -200,7 +205,7 @@ impl World {
     }
 
     /// Closes the lanes of an end that is over. Occasionally does so before the last frames are sent.
-    fn leave_when_over(&mut self) {
+    pub fn leave_when_over(&mut self) {
         let instant = self.instant();
         let polite = !self.random.chance(50);
         let lanes = 0..self.session.lanes.len();

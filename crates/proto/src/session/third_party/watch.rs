@@ -162,6 +162,12 @@ impl WatchSession {
         self.core.poll_event()
     }
 
+    /// Returns the latest time for the next call of [`WatchSession::handle_timeout`]. It may change with every input
+    /// and command.
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.core.poll_timeout(now)
+    }
+
     // Getters.
 
     /// Returns true once the conclusion or an abort was queued or received.
