@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use sterna_proto::BitRate;
+use sterna_seeded::{Seeded, for_seeds};
 
 use super::growing::growing_sizes;
 use super::lane::Item;
-use sterna_seeded::{Seeded, for_seeds};
 use super::world::{Config, Side, World};
 use super::{MIB, hard, mixed_sizes, side};
 
