@@ -499,7 +499,7 @@ impl Shared {
                     command: peer,
                     places,
                     identity: self.identity.clone(),
-                    memory_dir: self.third_party.memory_dir.clone(),
+                    path_cache: self.third_party.path_cache.clone(),
                     linger: self.linger,
                     deserted: self.sessions.deserted_copies(&peer, copy),
                 };

@@ -5,13 +5,13 @@
 
 mod dial;
 mod direct;
-pub(crate) mod errand;
 mod follow;
 mod job;
 mod keeper;
 mod memory;
 mod path;
 mod replicas;
+mod run;
 mod stall;
 mod tally;
 mod third_party;
@@ -29,32 +29,27 @@ use sterna_proto::limit::LimitReport;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber};
-use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, ErrorKind, Location, Phase, Retry};
+use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, Location};
 
-use crate::engine::CopyKind;
+use crate::engine::{Cancel, CopyKind};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
-use crate::session::{LimitsNow, Progress, SessionEvent, Then, lock};
+use crate::session::{LimitsNow, Progress, SessionEvent, SettledPaths, Then, lock};
 use crate::web::TokenSource;
 
 use self::direct::Direct;
+pub use self::job::Granted;
 use self::job::Job;
 use self::keeper::run_session;
 pub use self::path::{PathOptions, PathPlan, UnreachedPath};
 use self::replicas::ReplicaCopy;
+use self::run::{Again, BACKOFF_MIN, Restarts};
 pub use self::replicas::ReplicaSummary;
 use self::tally::Tally;
 use self::third_party::ThirdPartyCopy;
 
 /// Default memory for data in flight over QUIC, for all lanes of a copy together. Reason: 10 Gbit/s over 200 ms.
 pub const MEMORY_DEFAULT: ByteCount = ByteCount(256 << 20);
-
-/// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short interruption costs
-/// little.
-const BACKOFF_MIN: Duration = Duration::from_millis(500);
-
-/// Interval at which the owner of a session checks it.
-const TICK: Duration = Duration::from_millis(50);
 
 /// Maximum number of files in a progress snapshot. Reason: a person can follow that many lines.
 const ACTIVE_FILES_SHOWN: usize = 4;
@@ -107,6 +102,15 @@ pub struct CopySpec {
     pub same: bool,
     /// File that receives the inputs of the limit accounting, if this host sends. Tests replay it.
     pub recording: Option<Arc<File>>,
+    /// End of the copy at this host, beneath roots that this host has granted to `on_behalf_of`; `None`: a location
+    /// names that end.
+    pub granted: Option<Granted>,
+    /// Peer that asked this host for the copy. At the other agent the copy has the rights that both have.
+    pub on_behalf_of: Option<Fingerprint>,
+    /// Files that are left out: an earlier run of the copy has settled them.
+    pub settled: SettledPaths,
+    /// Ends the copy from outside.
+    pub cancel: Cancel,
 }
 
 impl CopySpec {
@@ -130,6 +134,10 @@ impl CopySpec {
             then: None,
             same: false,
             recording: None,
+            granted: None,
+            on_behalf_of: None,
+            settled: SettledPaths::default(),
+            cancel: Cancel::default(),
         }
     }
 
@@ -272,8 +280,6 @@ pub const FAILURES_KEPT_MAX: usize = 100;
 pub(crate) struct Initiator {
     /// Key of this host.
     pub(crate) identity: Identity,
-    /// Peer that requested the copy from this agent. At the other agent the copy has the rights that both peers have.
-    pub(crate) on_behalf_of: Option<Fingerprint>,
     /// Directory of the path cache; `None`: nothing is remembered about paths.
     pub(crate) path_cache: Option<PathBuf>,
 }
@@ -306,6 +312,9 @@ impl PlannedCopy {
 ///
 /// Errors: `Usage`; a source on this host does not exist, if it is followed, deleted or moved.
 pub(crate) fn plan(options: &CopySpec) -> Result<PlannedCopy, Error> {
+    if let Some(granted) = &options.granted {
+        return Job::granted(options, granted).map(PlannedCopy::Agent);
+    }
     if let Some(replicas) = ReplicaCopy::plan(options)? {
         return Ok(PlannedCopy::Replicas(replicas));
     }
@@ -329,53 +338,34 @@ pub(crate) fn run(
     initiator: &Initiator,
     observer: &Arc<dyn CopyObserver>,
 ) -> Result<CopySummary, Error> {
-    let outcome = match copy {
-        PlannedCopy::Replicas(replicas) => return replicas.copy(options, initiator, observer),
-        PlannedCopy::Direct(direct) => return direct.copy(options, observer),
+    match copy {
+        PlannedCopy::Replicas(replicas) => replicas.copy(options, initiator, observer),
+        PlannedCopy::Direct(direct) => direct.copy(options, observer),
         PlannedCopy::ThirdParty(third_party) => third_party.copy(options, initiator, observer),
         PlannedCopy::Agent(job) => {
             let tally = Tally::new(observer);
             lock(&tally.state).remembers_none = options.follow.is_some();
+            tally.leave_out(options.settled.clone());
             copy_job(options, &job, initiator, &tally)
         }
-    };
-    outcome.map_err(|error| with_line(error, &initiator.identity))
-}
-
-/// Adds our fingerprint to the error of an agent that does not have it in its authorized keys. The fingerprint is alone
-/// on its line, so that the user can paste it into a mail to the operator.
-fn with_line(error: Error, identity: &Identity) -> Error {
-    let ours = identity.fingerprint().to_string();
-    if !error.is_from_peer() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
-        return error;
     }
-    let text = format!("{}\n{ours}", error.text());
-    error.reworded(text)
 }
 
 /// Runs one job to its end. Errors: as [`run`].
 fn copy_job(options: &CopySpec, job: &Job, initiator: &Initiator, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
     let observer = &tally.observer;
-    // Time of the last loss of the session by the agent; the agent is dialled again since then.
-    let mut lost_since: Option<Instant> = None;
+    let mut restarts = Restarts::new(options.linger);
     loop {
-        match run_session(options, job, initiator, tally, &mut started) {
-            Err(error) if error.kind == ErrorKind::SessionLost && !observer.stopped() => {
-                lost_since = Some(Instant::now());
+        let outcome = run_session(options, job, initiator, tally, &mut started);
+        let again = outcome.as_ref().err().filter(|_| !observer.stopped());
+        match again.and_then(|error| restarts.after(error, Instant::now())) {
+            Some(Again::Restarted) => {
                 lock(&tally.state).start_over();
                 observer.event(CopyEvent::Restarted);
             }
-            // The agent may restart again before the new session has a lane.
-            Err(error)
-                if error.phase == Phase::Prepare
-                    && error.retry == Retry::After
-                    && lost_since.is_some_and(|since| since.elapsed() < options.linger)
-                    && !observer.stopped() =>
-            {
-                thread::sleep(BACKOFF_MIN);
-            }
-            outcome => {
+            Some(Again::NotYetBack) => thread::sleep(BACKOFF_MIN),
+            None => {
                 let outcome = outcome.map_err(|error| error.named(job.remote.host_port()));
                 return tally.conclude(outcome, started.elapsed());
             }

@@ -37,7 +37,7 @@ use sterna_proto::Error;
 use sterna_proto::location::RemoteLocation;
 
 pub use crate::client::{
-    CopyEvent, CopyProgress, CopySpec, CopySummary, MEMORY_DEFAULT, PathOptions, PathPlan, ReplicaSummary,
+    CopyEvent, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan, ReplicaSummary,
     UnreachedPath, ViaChoice,
 };
 
@@ -70,7 +70,7 @@ pub struct Engine {
 impl Engine {
     /// Creates an engine that remembers nothing about paths.
     pub fn new(identity: Identity, trust: Arc<dyn Trust>) -> Self {
-        Self { initiator: Initiator { identity, on_behalf_of: None, path_cache: None }, trust }
+        Self { initiator: Initiator { identity, path_cache: None }, trust }
     }
 
     /// Sets the directory of the path cache: rates and transports of earlier copies, by path.
@@ -97,7 +97,7 @@ impl Engine {
             events,
             progress: Mutex::default(),
             cut_short: Mutex::default(),
-            is_cancelled: AtomicBool::new(false),
+            cancel: spec.cancel.clone(),
             trust: Arc::clone(&self.trust),
         });
         let (initiator, observed) = (self.initiator.clone(), Arc::clone(&running));
@@ -109,6 +109,22 @@ impl Engine {
         });
         let thread = thread.map_err(|e| crate::internal("start the thread of a copy").caused_by(e))?;
         Ok(CopyHandle { running, events: received, is_over: Cell::new(false), thread })
+    }
+}
+
+/// Ends a copy from outside. Clones end the same copy.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Stops the copy, also one that starts later.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the copy must end.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -180,7 +196,7 @@ impl CopyHandle {
 
     /// Stops the copy. What has arrived stays in the journal of the receiver, and the same copy resumes from it.
     pub fn cancel(&self) {
-        self.running.is_cancelled.store(true, Ordering::Relaxed);
+        self.running.cancel.cancel();
     }
 
     /// Waits for the end of the copy and discards the events that were not read.
@@ -200,7 +216,7 @@ struct Running {
     events: SyncSender<Option<CopyEvent>>,
     progress: Mutex<Option<CopyProgress>>,
     cut_short: Mutex<Option<CopySummary>>,
-    is_cancelled: AtomicBool,
+    cancel: Cancel,
     trust: Arc<dyn Trust>,
 }
 
@@ -237,6 +253,6 @@ impl CopyObserver for Running {
     }
 
     fn stopped(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed)
+        self.cancel.is_cancelled()
     }
 }

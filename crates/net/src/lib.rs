@@ -16,10 +16,12 @@ pub mod fuzzing;
 mod handshakes;
 pub mod identity;
 pub mod lane;
+mod latch;
 pub mod report;
 pub mod session;
 pub mod sys;
 mod thread_clock;
+mod wake;
 pub mod web;
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};

@@ -54,7 +54,7 @@ impl Served {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             admission: Admission::Anybody,
             linger: Duration::from_secs(60),
-            third_party: ThirdPartyRules { reachable: Reachable::Any, memory_dir: None },
+            third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
         };
         let agent = Agent::start(options, identity, Arc::new(Silent)).unwrap();
         let (addr, stop) = (agent.local_addr(), Arc::new(AtomicBool::new(false)));

@@ -34,7 +34,7 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     let fingerprint = identity.fingerprint();
     let third_party = ThirdPartyRules {
         reachable: reachable(&flags.third_party),
-        memory_dir: state::directory(flags.state.as_deref()).ok(),
+        path_cache: state::directory(flags.state.as_deref()).ok(),
     };
     let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party };
     let stop = Arc::new(AtomicBool::new(false));

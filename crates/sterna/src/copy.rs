@@ -44,6 +44,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             let _ = print_line(report::line(&worded_event(Event::failure(error))).as_bytes());
         }
     })?;
+    let ours = identity.fingerprint();
     let outcome = start(options, identity, &person).and_then(|copy| follow_to_end(copy, &person));
     person.tell_rest();
     person.display.finish();
@@ -53,6 +54,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Ok(person.code_with_output(exit_code(&summary)))
         }
         Err(CopyFailure { error, summary }) => {
+            let error = with_line(error, &ours);
             if let Some(summary) = summary.filter(|summary| person.speaks() && summary.done > 0) {
                 person.display.line(&summary_line(&summary, person.dry_run));
             }
@@ -64,6 +66,17 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Err(error)
         }
     }
+}
+
+/// Adds our fingerprint to the error of an agent that does not have it in its authorized keys. The fingerprint is alone
+/// on its line, so that the user can paste it into a mail to the operator.
+fn with_line(error: Error, ours: &Fingerprint) -> Error {
+    let ours = ours.to_string();
+    if !error.is_from_peer() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
+        return error;
+    }
+    let text = format!("{}\n{ours}", error.text());
+    error.reworded(text)
 }
 
 /// Starts the copy. The path cache is in the state directory.
@@ -245,8 +258,6 @@ fn options(flags: &CopyFlags) -> Result<CopySpec, Error> {
     }
     let wanted = flags.checksum.iter().copied().chain(flags.expect.map(|digest| digest.algorithm()));
     Ok(CopySpec {
-        sources,
-        destination,
         paths: paths(flags)?,
         congestion: flags.congestion.clone(),
         compress: match flags.compress {
@@ -274,6 +285,7 @@ fn options(flags: &CopyFlags) -> Result<CopySpec, Error> {
         then: flags.then.clone(),
         same: flags.same,
         recording: flags.record_samples.as_deref().map(recording).transpose()?,
+        ..CopySpec::new(sources, destination)
     })
 }
 

@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,18 +19,22 @@ use sterna_proto::session::{
     ActiveEnd, Conclusion, FileOutcome, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty,
     Told, WatchEvent, WatchSide,
 };
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::log::SessionLog;
-use crate::client::errand::{Errand, Place, run_errand};
-use crate::client::{CopyEvent, CopyObserver, CopyProgress, CopySummary, Initiator};
+use crate::engine::{
+    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, PathOptions,
+    Trust, ViaChoice,
+};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
-use crate::session::{Observer, SessionEvent, Source, Watch, lock};
+use crate::latch::Latch;
+use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths, Source, Watch};
 
 /// Maximum time that a new copy waits for an older copy of the same command to the same place, whose command is gone.
 /// Reason: the older copy detects its stop within a tick, and sends its final messages for at most 2 s.
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(5);
+
 /// Agents to which this agent may connect for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachable {
@@ -45,7 +49,7 @@ pub struct ThirdPartyRules {
     /// Allowed passive agents.
     pub reachable: Reachable,
     /// Directory of the path cache; `None`: nothing is recorded about paths.
-    pub memory_dir: Option<PathBuf>,
+    pub path_cache: Option<PathBuf>,
 }
 
 impl ThirdPartyRules {
@@ -69,12 +73,11 @@ impl ThirdPartyRules {
 /// One copy that runs at this agent.
 pub(super) struct Runner {
     watch: Arc<Watch>,
-    /// True if the copy must end.
-    stop: Arc<AtomicBool>,
+    cancel: Cancel,
     /// True if this agent is stopping. The copy then reports no end, because the command continues at the restarted
     /// agent.
     leaving: AtomicBool,
-    ended: (Mutex<bool>, Condvar),
+    ended: Latch,
 }
 
 /// Input of the thread of a copy.
@@ -85,20 +88,53 @@ pub(super) struct Assignment {
     /// Places of the copy at this agent: its sources, or its destination.
     pub(super) places: Vec<Source>,
     pub(super) identity: Identity,
-    pub(super) memory_dir: Option<PathBuf>,
+    pub(super) path_cache: Option<PathBuf>,
     pub(super) linger: Duration,
     /// Copies of the same command to the same place that have lost their command.
     pub(super) deserted: Vec<Arc<Runner>>,
 }
 
 impl Assignment {
-    fn place(&mut self) -> Result<Place, Error> {
+    /// Returns the copy that the command asked for.
+    fn spec(&mut self) -> Result<CopySpec, Error> {
+        let (granted, command) = (self.granted()?, self.command);
+        let request = &self.request;
+        let passive = |path: &[u8]| {
+            let PassiveAgent { host, port, .. } = &request.passive;
+            Location::Remote(RemoteLocation { host: host.clone(), port: *port, path: path.to_vec() })
+        };
+        let path = PathOptions {
+            via: request.via.map_or(ViaChoice::Auto, ViaChoice::Only),
+            lanes: request.lanes,
+            contract: request.contract,
+            ..PathOptions::default()
+        };
+        let sources = request.sources.iter().map(|source| passive(source)).collect();
+        Ok(CopySpec {
+            paths: vec![path],
+            congestion: request.congestion.clone(),
+            overwrite: request.overwrite,
+            checks: request.checks,
+            expect: request.expect,
+            compress: request.compress,
+            dry_run: request.dry_run,
+            linger: request.linger,
+            granted: Some(granted),
+            on_behalf_of: Some(command),
+            settled: SettledPaths::of_hashes(request.settled.iter().copied()),
+            // This host alone sets the memory limit; a command cannot change it.
+            ..CopySpec::new(sources, passive(&request.destination))
+        })
+    }
+
+    /// Returns the end of the copy at this agent.
+    fn granted(&mut self) -> Result<Granted, Error> {
         let places = std::mem::take(&mut self.places);
         match self.request.active {
-            ActiveEnd::Source => Ok(Place::Sources(places)),
+            ActiveEnd::Source => Ok(Granted::Sources(places)),
             ActiveEnd::Destination => {
                 let place = places.into_iter().next().ok_or_else(|| crate::internal("a pull to no place"))?;
-                Ok(Place::Destination(place.root, place.pattern))
+                Ok(Granted::Destination(place.root, place.pattern))
             }
         }
     }
@@ -106,23 +142,23 @@ impl Assignment {
 
 /// Starts a copy in a separate thread. Errors: the host refuses a thread.
 pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result<(Arc<Watch>, Arc<Runner>), Error> {
-    let place = assignment.place()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let (stopped, heard) = (Arc::clone(&stop), Arc::clone(log));
+    let spec = assignment.spec()?;
+    let cancel = spec.cancel.clone();
+    let (stopped, heard) = (cancel.clone(), Arc::clone(log));
     let hear = move |event| {
         // The agent sends all other kinds of events, and receives none of them.
         if let WatchEvent::Aborted(error) = event {
             heard.session_event(SessionEvent::Aborted(error));
-            stopped.store(true, Ordering::Relaxed);
+            stopped.cancel();
         }
     };
-    let watch = Watch::start(WatchSide::Agent, assignment.linger, Box::new(hear))?;
-    let ended = (Mutex::new(false), Condvar::new());
-    let runner = Arc::new(Runner { watch: Arc::clone(&watch), stop, leaving: AtomicBool::new(false), ended });
+    let watch = Watch::new(WatchSide::Agent, assignment.linger, Box::new(hear));
+    let (leaving, ended) = (AtomicBool::new(false), Latch::default());
+    let runner = Arc::new(Runner { watch: Arc::clone(&watch), cancel, leaving, ended });
     let (running, log) = (Arc::clone(&runner), Arc::clone(log));
     let spawned = thread::Builder::new().name("third-party".to_owned()).spawn(move || {
         let running = Running(running);
-        running.0.run(&assignment, place, log);
+        running.0.run(&assignment, spec, &log);
     });
     spawned.map_err(|e| crate::internal("start the thread of a copy between agents").caused_by(e))?;
     Ok((watch, runner))
@@ -137,25 +173,46 @@ impl Drop for Running {
         if thread::panicking() {
             self.0.watch.fail(crate::internal("the thread of a copy between agents ended by a panic"));
         }
-        *lock(&self.0.ended.0) = true;
-        self.0.ended.1.notify_all();
+        self.0.ended.set();
     }
 }
 
 impl Runner {
-    fn run(self: &Arc<Self>, assignment: &Assignment, place: Place, log: Arc<SessionLog>) {
-        let Assignment { request, command, identity, memory_dir, deserted, .. } = assignment;
-        deserted.iter().for_each(|other| other.end_within(TAKEOVER_TIME_MAX));
-        let passive = request.passive.clone();
-        let relay = Relay { watch: Arc::clone(&self.watch), log, stop: Arc::clone(&self.stop), passive };
-        let observer: Arc<dyn CopyObserver> = Arc::new(relay);
-        let initiator =
-            Initiator { identity: identity.clone(), on_behalf_of: Some(*command), path_cache: memory_dir.clone() };
-        let outcome = run_errand(Errand { request, place }, &initiator, &observer);
+    fn run(&self, assignment: &Assignment, spec: CopySpec, log: &SessionLog) {
+        assignment.deserted.iter().for_each(|other| other.end_within(TAKEOVER_TIME_MAX));
+        let passive = assignment.request.passive.clone();
+        let trust = Arc::new(PassiveKeys(passive.clone()));
+        let mut engine = Engine::new(assignment.identity.clone(), trust);
+        if let Some(directory) = &assignment.path_cache {
+            engine = engine.with_path_cache(directory.clone());
+        }
+        let outcome = match engine.start(spec) {
+            Ok(copy) => self.relay(copy, log).map_err(|failure| failure.error),
+            Err(error) => Err(error),
+        };
         match outcome {
             _ if self.leaving.load(Ordering::Relaxed) => {}
             Ok(summary) => self.watch.conclude(conclusion_of(&summary)),
-            Err(error) => self.watch.fail(as_told(&error, &request.passive)),
+            Err(error) => self.watch.fail(as_told(&error, &passive)),
+        }
+    }
+
+    /// Forwards the events and the progress of a copy to the command, and its events to the log of this agent.
+    fn relay(&self, copy: CopyHandle, log: &SessionLog) -> Result<CopySummary, CopyFailure> {
+        let mut shown = Instant::now();
+        loop {
+            match copy.next(SNAPSHOT_EVERY) {
+                Next::Event(event) => {
+                    told_of(&event).into_iter().for_each(|told| self.watch.tell(told));
+                    record(log, event);
+                }
+                Next::Nothing => {}
+                Next::Ended => return copy.wait(),
+            }
+            if shown.elapsed() >= SNAPSHOT_EVERY {
+                copy.snapshot().iter().for_each(|progress| self.watch.show(snapshot_of(progress)));
+                shown = Instant::now();
+            }
         }
     }
 
@@ -167,26 +224,13 @@ impl Runner {
 
     /// Returns true if the copy has ended at this agent, which may be later than the end for the command.
     pub(super) fn has_ended(&self) -> bool {
-        *lock(&self.ended.0)
+        self.ended.is_set()
     }
 
     /// Stops the copy and waits for its end, at most for `time_max`.
     pub(super) fn end_within(&self, time_max: Duration) {
-        self.stop.store(true, Ordering::Relaxed);
-        let (ended, wake) = &self.ended;
-        let until = Instant::now() + time_max;
-        let mut guard = lock(ended);
-        while !*guard {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            // A poisoned lock ends the wait: the thread of the copy has panicked.
-            match wake.wait_timeout(guard, left) {
-                Ok((again, _)) => guard = again,
-                Err(_) => return,
-            }
-        }
+        self.cancel.cancel();
+        self.ended.wait(time_max);
     }
 }
 
@@ -210,43 +254,20 @@ fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
     }
 }
 
-/// Forwards the events of a copy to the command and to the log of this agent.
-struct Relay {
-    watch: Arc<Watch>,
-    log: Arc<SessionLog>,
-    stop: Arc<AtomicBool>,
-    passive: PassiveAgent,
-}
+/// Trust in the keys that the command expects of the passive agent.
+struct PassiveKeys(PassiveAgent);
 
-impl CopyObserver for Relay {
-    fn event(&self, event: CopyEvent) {
-        self.tell(&event);
-        match event {
-            // [`Runner`] reports the end of the copy.
-            CopyEvent::Session(SessionEvent::Aborted(_)) => {}
-            CopyEvent::Session(event) => self.log.session_event(event),
-            CopyEvent::Decision { subject, rationale } => self.log.detail(&format!("{subject}: {rationale}")),
-            CopyEvent::LaneUp { lane, transport, peer, .. } => {
-                self.log.detail(&format!("lane {lane} to the other agent is up: {transport} to {peer}"));
-            }
-            CopyEvent::LaneDown { lane, reason, .. } => {
-                self.log.detail(&format!("lane {lane} to the other agent is down: {reason}"));
-            }
-            CopyEvent::Restarted => {
-                self.log.session_event(SessionEvent::Notice("the other agent was restarted".into()))
-            }
-        }
-    }
-
-    fn progress(&self, progress: &CopyProgress) {
-        self.watch.show(snapshot_of(progress));
-    }
-
-    fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
-        if self.passive.keys.contains(&peer.0) {
+impl Trust for PassiveKeys {
+    fn check(
+        &self,
+        remote: &RemoteLocation,
+        peer: &Fingerprint,
+        _is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        if self.0.keys.contains(&peer.0) {
             return Ok(());
         }
-        let keys: Vec<String> = self.passive.keys.iter().map(|key| Fingerprint(*key).to_string()).collect();
+        let keys: Vec<String> = self.0.keys.iter().map(|key| Fingerprint(*key).to_string()).collect();
         let text = format!(
             "{}:{} shows {peer} and the command expects {}: somebody may be in between, or it was set up anew; nothing was \
              sent",
@@ -258,47 +279,61 @@ impl CopyObserver for Relay {
         Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text))
     }
 
-    fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+    fn expected_keys(&self, _remote: &RemoteLocation, _beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        Ok(self.0.keys.iter().map(|key| Fingerprint(*key)).collect())
     }
 }
 
-impl Relay {
-    fn tell(&self, event: &CopyEvent) {
-        let told = match event {
-            CopyEvent::Decision { subject, rationale }
-            | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
-                let Some(subject) = Subject::of(subject) else { return };
-                Told::Decision { subject, rationale: rationale.clone() }
-            }
-            CopyEvent::LaneUp { lane, transport, peer, .. } => {
-                let via = if *transport == Transport::Quic { Via::Quic } else { Via::Tcp };
-                let ip = match peer.ip() {
-                    IpAddr::V4(ip) => IpBytes::V4(ip.octets()),
-                    IpAddr::V6(ip) => IpBytes::V6(ip.octets()),
-                };
-                Told::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
-            }
-            CopyEvent::LaneDown { lane, reason, again } => {
-                Told::LaneDown { lane: *lane, reason: reason.clone(), again: *again }
-            }
-            CopyEvent::Restarted => Told::Restarted,
-            CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
-                let outcome = match outcome {
-                    FileOutcome::Done(digests) => FileOutcome::Done(*digests),
-                    FileOutcome::Skipped => FileOutcome::Skipped,
-                    FileOutcome::Failed(error) => FileOutcome::Failed(error.clone()),
-                };
-                Told::Settled { entry: entry.clone(), outcome }
-            }
-            CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
-            CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => {
-                Told::Unreadable(error.clone())
-            }
-            CopyEvent::Session(SessionEvent::Aborted(_)) => return,
-        };
-        self.watch.tell(told);
+/// Records an event of a copy in the log of this agent.
+fn record(log: &SessionLog, event: CopyEvent) {
+    match event {
+        // [`Runner`] reports the end of the copy.
+        CopyEvent::Session(SessionEvent::Aborted(_)) => {}
+        CopyEvent::Session(event) => log.session_event(event),
+        CopyEvent::Decision { subject, rationale } => log.detail(&format!("{subject}: {rationale}")),
+        CopyEvent::LaneUp { lane, transport, peer, .. } => {
+            log.detail(&format!("lane {lane} to the other agent is up: {transport} to {peer}"));
+        }
+        CopyEvent::LaneDown { lane, reason, .. } => {
+            log.detail(&format!("lane {lane} to the other agent is down: {reason}"));
+        }
+        CopyEvent::Restarted => log.session_event(SessionEvent::Notice("the other agent was restarted".into())),
     }
+}
+
+/// Converts an event of a copy for the command; `None`: the command does not receive it.
+fn told_of(event: &CopyEvent) -> Option<Told> {
+    Some(match event {
+        CopyEvent::Decision { subject, rationale }
+        | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
+            Told::Decision { subject: Subject::of(subject)?, rationale: rationale.clone() }
+        }
+        CopyEvent::LaneUp { lane, transport, peer, .. } => {
+            let via = if *transport == Transport::Quic { Via::Quic } else { Via::Tcp };
+            let ip = match peer.ip() {
+                IpAddr::V4(ip) => IpBytes::V4(ip.octets()),
+                IpAddr::V6(ip) => IpBytes::V6(ip.octets()),
+            };
+            Told::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
+        }
+        CopyEvent::LaneDown { lane, reason, again } => {
+            Told::LaneDown { lane: *lane, reason: reason.clone(), again: *again }
+        }
+        CopyEvent::Restarted => Told::Restarted,
+        CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
+            let outcome = match outcome {
+                FileOutcome::Done(digests) => FileOutcome::Done(*digests),
+                FileOutcome::Skipped => FileOutcome::Skipped,
+                FileOutcome::Failed(error) => FileOutcome::Failed(error.clone()),
+            };
+            Told::Settled { entry: entry.clone(), outcome }
+        }
+        CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
+        CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => {
+            Told::Unreadable(error.clone())
+        }
+        CopyEvent::Session(SessionEvent::Aborted(_)) => return None,
+    })
 }
 
 fn snapshot_of(progress: &CopyProgress) -> Snapshot {
@@ -338,7 +373,7 @@ mod tests {
     use super::*;
 
     fn refusal(reachable: Reachable, host: &str, port: u16) -> Option<String> {
-        let rules = ThirdPartyRules { reachable, memory_dir: None };
+        let rules = ThirdPartyRules { reachable, path_cache: None };
         let passive = PassiveAgent { host: host.to_owned(), port, keys: vec![[0; 32]] };
         rules.check(&passive).err().map(|error| error.text().to_owned())
     }

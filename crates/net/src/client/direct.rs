@@ -20,9 +20,10 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
 
 use super::job::receiver_options;
 use super::path::PathOptions;
+use super::run::{Driven, drive};
 use super::stall::StallWatch;
 use super::tally::Tally;
-use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, TICK, ViaChoice};
+use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, ViaChoice};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
@@ -117,8 +118,8 @@ impl Direct {
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
         // If the host refuses a thread, the abort of both ends ends the threads that run.
-        let feeders = ends.start_lanes(lanes.value).inspect_err(|error| ends.abort(error))?;
-        ends.tick_until_over(observer, started);
+        let feeders = ends.start_lanes(lanes.value).inspect_err(|error| ends.abort(error.clone()))?;
+        drive(&ends, &**observer, started, Some(StallWatch::of_web()));
         // Cancels requests that still wait for a web server. A feeder ends when its end is over.
         ends.web.stop();
         feeders.into_iter().for_each(|feeder| drop(feeder.join()));
@@ -166,66 +167,45 @@ impl Ends {
         let receiver: Arc<dyn End> = Arc::clone(&self.receiver) as _;
         start_lanes(&sender, &receiver, lanes)
     }
+}
 
-    fn abort(&self, error: &Error) {
-        self.sender.abort(error.clone());
-        self.receiver.abort(error.clone());
-        self.web.stop();
-    }
-
+impl Driven for Ends {
     fn is_over(&self) -> bool {
         let ends: [&dyn End; 2] = [&*self.sender, &*self.receiver];
         ends.iter().all(|end| end.is_over()) && ends.iter().all(|end| end.has_followed_up())
     }
 
     /// Waits for `time`, or until both ends are over. Reason: a copy that is done does not wait for the next tick.
-    fn wait_until_over(&self, time: Duration) {
+    fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
-        while !self.is_over() {
+        loop {
+            // The receiver is over last, and wakes its waiters at each change.
+            let seen = self.receiver.wake().seen();
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || self.is_over() {
                 return;
             }
-            // The receiver is over last, and wakes its waiters at each change.
-            self.receiver.wait_for_work(left);
+            self.receiver.wake().wait(seen, left);
         }
     }
 
-    /// Ticks both ends until they are over. Aborts them when the user wants to stop.
-    fn tick_until_over(&self, observer: &Arc<dyn CopyObserver>, started: Instant) {
-        let mut stopping = false;
-        let mut stall = StallWatch::of_web();
-        while !self.is_over() {
-            self.wait_until_over(TICK);
-            self.sender.tick();
-            self.receiver.tick();
-            let progress = self.progress(started);
-            observer.progress(&progress);
-            let carried = [self.web.received_bytes()];
-            if let Some(text) = stall.observe(carried.into_iter(), Instant::now()) {
-                observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
-            }
-            if observer.stopped() && !stopping {
-                stopping = true;
-                let text = "the copy was stopped; run the same command again to go on from here";
-                self.receiver.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
-                self.web.stop();
-            }
-        }
-        observer.progress(&self.progress(started));
+    fn tick(&self) {
+        self.sender.tick();
+        self.receiver.tick();
     }
 
-    fn progress(&self, started: Instant) -> CopyProgress {
+    fn progress(&self) -> Option<CopyProgress> {
         let mut session = self.receiver.progress();
         session.lanes = self.web.reading();
         let lanes = vec![LaneStats { wire_bytes_received: self.web.received_bytes(), ..LaneStats::default() }];
-        CopyProgress {
-            session,
-            elapsed: started.elapsed(),
-            lanes,
-            files: self.receiver.active_files(ACTIVE_FILES_SHOWN),
-            limits: self.sender.limits().now(),
-        }
+        let (files, limits) = (self.receiver.active_files(ACTIVE_FILES_SHOWN), self.sender.limits().now());
+        Some(CopyProgress { session, lanes, files, limits, ..CopyProgress::default() })
+    }
+
+    fn abort(&self, error: Error) {
+        self.receiver.abort(error.clone());
+        self.sender.abort(error);
+        self.web.stop();
     }
 }
 

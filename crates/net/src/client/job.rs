@@ -1,5 +1,6 @@
 //! Job of a copy, derived from its locations; start of the local end of its session.
 
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,6 @@ use sterna_proto::session::{Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
-use super::errand::PullPlace;
 use super::replicas::Member;
 use super::tally::Tally;
 use super::third_party::{TWO_KINDS, one_agent};
@@ -44,6 +44,43 @@ pub(super) enum Direction {
         source: Vec<u8>,
         member: Arc<Member>,
     },
+}
+
+/// Destination of a pull.
+pub(super) enum PullPlace {
+    /// File path on this host.
+    Local(PathBuf),
+    /// File path beneath a root of an agent.
+    Beneath(Root, Vec<u8>),
+}
+
+impl PullPlace {
+    /// Returns the root and the file path beneath it. Errors: this host denies access to the root.
+    fn resolve(&self) -> Result<(Root, Vec<u8>), Error> {
+        match self {
+            Self::Local(path) => Root::for_local_destination(path.as_os_str().as_bytes()),
+            Self::Beneath(root, path) => Ok((root.clone(), path.clone())),
+        }
+    }
+}
+
+/// End of a copy at this host, beneath roots that it has granted. Both locations of the copy then name the other end's
+/// agent, as the request did.
+#[derive(Clone)]
+pub enum Granted {
+    /// Sources that this host pushes.
+    Sources(Vec<Source>),
+    /// File path beneath this root, to which this host pulls.
+    Destination(Root, Vec<u8>),
+}
+
+impl fmt::Debug for Granted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sources(places) => write!(f, "{} granted sources", places.len()),
+            Self::Destination(..) => f.write_str("a granted destination"),
+        }
+    }
 }
 
 pub(super) enum PushSources {
@@ -125,6 +162,28 @@ impl Job {
                 Ok(Self { remote: first, direction, follow: None })
             }
         }
+    }
+
+    /// Derives the job of a copy whose end at this host is `granted`. Errors: `Usage`: an end is not at an agent.
+    pub(super) fn granted(options: &CopySpec, granted: &Granted) -> Result<Self, Error> {
+        let at_agent = |location: &Location| match location {
+            Location::Remote(remote) => Ok(remote.clone()),
+            _ => Err(Error::usage(&[], "a granted copy has both ends at agents")),
+        };
+        let remote = at_agent(&options.destination)?;
+        let sources: Vec<Vec<u8>> =
+            options.sources.iter().map(|source| at_agent(source).map(|at| at.path)).collect::<Result<_, _>>()?;
+        let direction = match granted {
+            Granted::Sources(places) => {
+                let several = sources.len() > 1 || sources.iter().any(|path| may_mean_many(path));
+                let sources = PushSources::Places { places: places.clone(), several };
+                Direction::Push { sources, destination: remote.path.clone() }
+            }
+            Granted::Destination(root, path) => {
+                Direction::Pull { sources, destination: PullPlace::Beneath(root.clone(), path.clone()) }
+            }
+        };
+        Ok(Self { remote, direction, follow: None })
     }
 
     /// Returns the request to the agent.

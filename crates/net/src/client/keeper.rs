@@ -1,11 +1,10 @@
 //! One session of a copy: its paths, and the lanes on them.
 //!
 //! Reaches the agent on every path, decides the number of lanes of each path, and keeps every lane alive. A dead lane
-//! is dialled again with backoff. Keeps standby paths unused while another path is up. The loop is
-//! [`Keeper::tick_until_over`]: it runs until the session is over or the user stops it.
+//! is dialled again with backoff. Keeps standby paths unused while another path is up. Module `run` drives the session.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,28 +23,22 @@ use super::dial::{
 use super::job::{Direction, Job};
 use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
+use super::run::{Backoff, Driven, TICK, drive};
 use super::stall::StallWatch;
 use super::tally::{Tally, TallyState};
-use super::{
-    ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, TICK, ViaChoice,
-};
+use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, ViaChoice};
 use crate::identity::Fingerprint;
-use crate::lane::Lane;
+use crate::lane::{Lane, LaneHandle};
+use crate::latch::Latch;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
-
-/// Maximum wait before a dead lane is dialled again. Reason: the end of an outage is detected within this time.
-pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(10);
-
-/// Minimum life of a lane that resets the backoff to its minimum.
-pub(super) const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 
 /// Time for the last packets of a session to leave this host. Reason: the thread of a lane wakes up within a few
 /// milliseconds, and paces its last packets within a few more.
-pub(super) const DEPARTURE: Duration = Duration::from_millis(30);
+const DEPARTURE: Duration = Duration::from_millis(30);
 
 /// Time for the close of a lane to leave this host. Reason: the close waits for the thread of the lane only, not for a
 /// window or pacing.
-pub(super) const LAST_PACKET: Duration = Duration::from_millis(10);
+const LAST_PACKET: Duration = Duration::from_millis(10);
 
 /// Reason for the close of a lane whose transport carries less.
 const OTHER_TRANSPORT: &str = "the other transport carries more";
@@ -69,7 +62,7 @@ struct Keeper {
     /// Limits of the earlier sessions of this copy.
     limits_before: LimitTimes,
     /// Ends the waits of the backoff early.
-    over: (Mutex<bool>, Condvar),
+    over: Latch,
     trusted: Mutex<Option<Fingerprint>>,
 }
 
@@ -112,7 +105,7 @@ pub(super) fn run_session(
         end: Arc::clone(&end),
         lanes: job.lanes(),
         hello: Hello {
-            on_behalf_of: initiator.on_behalf_of.map(|key| key.0),
+            on_behalf_of: options.on_behalf_of.map(|key| key.0),
             ..Hello::new(random_session()?, job.request(options))
         },
         way,
@@ -125,7 +118,7 @@ pub(super) fn run_session(
         served: Mutex::new(Instant::now()),
         earlier,
         limits_before,
-        over: (Mutex::new(false), Condvar::new()),
+        over: Latch::default(),
         trusted: Mutex::new(Some(first.lane.peer)),
     });
     keeper.begin_path(&first_path, first, lane_count)?;
@@ -133,9 +126,11 @@ pub(super) fn run_session(
     let alive = Arc::clone(&keeper);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
     spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
-    keeper.tick_until_over(started);
+    // A spool may have nothing to send for days. A replica may have nothing to send while others are faster.
+    let stall = (options.follow.is_none() && !options.same).then(StallWatch::of_lanes);
+    drive(&keeper, &**observer, started, stall);
     keeper.learn();
-    keeper.finish();
+    depart(&keeper.over, keeper.live());
     if let Some(receiver) = &receiver {
         receiver.join();
     }
@@ -246,12 +241,12 @@ impl Keeper {
         let dialling = Dialling::new(&self.options, &self.remote, self.way, &self.initiator, &self.observer);
         let mut outcome = dialled.wait();
         let mut told = String::new();
-        let mut backoff = BACKOFF_MIN;
+        let mut backoff = Backoff::new();
         while !self.is_ending() {
             let tried = match outcome.take() {
                 Some(tried) => tried,
                 None if self.is_held_back(path) => {
-                    self.wait(TICK);
+                    self.over.wait(TICK);
                     continue;
                 }
                 None => dialling.reach_path(usize::from(path.number.0)),
@@ -276,8 +271,7 @@ impl Keeper {
                 self.observer.event(CopyEvent::Session(SessionEvent::Notice(again)));
                 told = text;
             }
-            self.wait(backoff);
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            self.over.wait(backoff.after(Duration::ZERO));
         }
     }
 
@@ -323,10 +317,10 @@ impl Keeper {
     fn keep(&self, path: &KeptPath, via: Via, first: Option<Lane>) {
         let Some(reached) = path.reached.get() else { return };
         let mut next = first;
-        let mut backoff = BACKOFF_MIN;
+        let mut backoff = Backoff::new();
         while !self.end.is_over() {
             if next.is_none() && self.is_lane_held_back(path, via) {
-                self.wait(TICK);
+                self.over.wait(TICK);
                 continue;
             }
             let born = Instant::now();
@@ -358,8 +352,7 @@ impl Keeper {
                 Err(error) => error.chain(),
             };
             self.observer.event(CopyEvent::LaneDown { lane: id.0, reason: path.say(reason), again: !is_retired });
-            backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
-            self.wait(backoff);
+            self.over.wait(backoff.after(born.elapsed()));
         }
     }
 
@@ -445,59 +438,17 @@ impl Keeper {
         Ok(())
     }
 
-    fn wait(&self, time: Duration) {
-        let (over, wake) = &self.over;
-        let guard = lock(over);
-        if !*guard {
-            // A poisoned lock only ends the wait early.
-            let _ = wake.wait_timeout(guard, time);
-        }
-    }
-
     /// Sends keep-alives to the agent until the session is over. Runs in a separate thread, because the user interface
     /// may block.
     fn keep_alive(&self) {
-        while !*lock(&self.over.0) {
+        while !self.over.is_set() {
             self.paths.iter().for_each(|path| path.live.say_alive());
-            self.wait(ALIVE_EVERY);
+            self.over.wait(ALIVE_EVERY);
         }
     }
 
     fn sends(&self) -> bool {
         self.way == Way::Out
-    }
-
-    /// Ticks the session until it is over. Aborts the session when the user wants to stop.
-    fn tick_until_over(self: &Arc<Self>, started: Instant) {
-        let mut stopping = false;
-        let mut stall = StallWatch::of_lanes();
-        // On return, the last message of a lane is fully processed: sources to delete or move are gone.
-        while !self.end.is_over() || !self.end.has_followed_up() {
-            self.end.wait_until_over(TICK);
-            self.end.tick();
-            let progress = self.progress(started);
-            self.observer.progress(&progress);
-            for path in &self.paths {
-                path.listen();
-                path.watch_rate(self.way, &progress);
-                self.compare_transports(path, &progress);
-                self.adapt(path);
-            }
-            let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-            // A spool may have nothing to send for days. A replica may have nothing to send while others are faster.
-            let told =
-                stall.observe(carried, Instant::now()).filter(|_| self.options.follow.is_none() && !self.options.same);
-            if let Some(text) = told {
-                self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
-            }
-            if self.observer.stopped() && !stopping {
-                stopping = true;
-                let text = "the copy was stopped; run the same command again to go on from here";
-                self.end.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
-            }
-        }
-        self.end.tick();
-        self.observer.progress(&self.progress(started));
     }
 
     /// Starts a contest of the transports on a path when the session gives a reason, and then uses the winner.
@@ -519,7 +470,7 @@ impl Keeper {
     }
 
     /// Updates the decisions about a path from what its lanes have measured.
-    fn adapt(self: &Arc<Self>, path: &Arc<KeptPath>) {
+    fn adapt_path(self: &Arc<Self>, path: &Arc<KeptPath>) {
         let Some(reached) = path.reached.get() else { return };
         if path.options.standby && path.is_up() && self.is_served() {
             return close_all(path.live.live(), "another path is up again");
@@ -583,19 +534,8 @@ impl Keeper {
         }
     }
 
-    fn live(&self) -> Vec<Arc<dyn crate::lane::LaneHandle>> {
+    fn live(&self) -> Vec<Arc<dyn LaneHandle>> {
         self.paths.iter().flat_map(|path| path.live.live()).collect()
-    }
-
-    fn progress(&self, started: Instant) -> CopyProgress {
-        let lanes = self.live().iter().map(|handle| handle.stats()).collect();
-        CopyProgress {
-            session: self.session_progress(),
-            elapsed: started.elapsed(),
-            lanes,
-            files: self.end.active_files(ACTIVE_FILES_SHOWN),
-            limits: self.limits(),
-        }
     }
 
     /// Returns the limits of the copy, with those of its earlier sessions.
@@ -631,21 +571,52 @@ impl Keeper {
             None => Ok(()),
         }
     }
+}
 
-    /// Ends every lane, after the last messages have left this host. Does not wait for their arrival: that would cost a
-    /// round trip. An agent that does not receive them detects the end of the lane.
-    fn finish(&self) {
-        let (over, wake) = &self.over;
-        *lock(over) = true;
-        wake.notify_all();
-        let lanes = self.live();
-        close_all(lanes.iter().map(Arc::clone), "session over");
-        thread::sleep(DEPARTURE);
-        // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
-        // the agent takes the silence for an outage, and holds the files of the session for that time.
-        lanes.iter().for_each(|lane| lane.cut("session over"));
-        thread::sleep(LAST_PACKET);
+impl Driven for Arc<Keeper> {
+    fn is_over(&self) -> bool {
+        // On return, the last message of a lane is fully processed: sources to delete or move are gone.
+        self.end.is_over() && self.end.has_followed_up()
     }
+
+    fn wait(&self, time: Duration) {
+        self.end.wait_until_over(time);
+    }
+
+    fn tick(&self) {
+        self.end.tick();
+    }
+
+    fn progress(&self) -> Option<CopyProgress> {
+        let lanes = self.live().iter().map(|handle| handle.stats()).collect();
+        let (session, files) = (self.session_progress(), self.end.active_files(ACTIVE_FILES_SHOWN));
+        Some(CopyProgress { session, lanes, files, limits: self.limits(), ..CopyProgress::default() })
+    }
+
+    fn adapt(&self, progress: &CopyProgress) {
+        for path in &self.paths {
+            path.listen();
+            path.watch_rate(self.way, progress);
+            self.compare_transports(path, progress);
+            self.adapt_path(path);
+        }
+    }
+
+    fn abort(&self, error: Error) {
+        self.end.abort(error);
+    }
+}
+
+/// Sets `over` and ends every lane, after the last messages have left this host. Does not wait for their arrival: that
+/// would cost a round trip. An agent that does not receive them detects the end of the lane.
+pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
+    over.set();
+    close_all(lanes.iter().map(Arc::clone), "session over");
+    thread::sleep(DEPARTURE);
+    // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
+    // the agent takes the silence for an outage, and holds the files of the session for that time.
+    lanes.iter().for_each(|lane| lane.cut("session over"));
+    thread::sleep(LAST_PACKET);
 }
 
 /// Returns true if the failure of a lane would occur on every other lane too.

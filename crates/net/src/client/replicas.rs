@@ -21,14 +21,12 @@ use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry,
 
 use super::direct::{CONTROL, Silent, start_lanes, web_options};
 use super::job::{Direction, Job, local_source, may_mean_many, means_many, receiver_options};
-use super::keeper::{BACKOFF_MAX, run_session};
+use super::keeper::run_session;
 use super::path::{PathOptions, PathPlan};
+use super::run::{Backoff, Driven, TICK, drive};
 use super::stall::StallWatch;
 use super::tally::Tally;
-use super::{
-    ACTIVE_FILES_SHOWN, BACKOFF_MIN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, TICK,
-    ViaChoice,
-};
+use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::Fingerprint;
@@ -147,7 +145,8 @@ impl ReplicaCopy {
                 },
             )?;
         }
-        crew.turn_until_over(started);
+        drive(&*crew, &**observer, started, Some(StallWatch::of_lanes()));
+        crew.part();
         replicas.receiver().join();
         crew.sum_up(&tally, &names, started)
     }
@@ -231,56 +230,32 @@ struct Crew {
 }
 
 impl Crew {
-    /// Moves data and decides until the copy is over. Aborts the copy when the user wants to stop.
-    fn turn_until_over(&self, started: Instant) {
-        let (mut stopping, mut stall, mut ticked) = (false, StallWatch::of_lanes(), Instant::now());
-        while !self.replicas.is_over() {
-            self.replicas.turn();
-            self.replicas.wait(NAP);
-            if ticked.elapsed() < TICK {
-                continue;
-            }
-            ticked = Instant::now();
-            self.replicas.receiver().tick();
-            let progress = self.progress(started);
-            self.observer.progress(&progress);
-            let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-            if let Some(text) = stall.observe(carried, ticked) {
-                self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
-            }
-            if self.observer.stopped() && !std::mem::replace(&mut stopping, true) {
-                let text = "the copy was stopped; run the same command again to go on from here";
-                self.replicas.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
-            }
+    /// Returns the limits of the copy: the sum over all replicas.
+    fn limits(&self) -> LimitsNow {
+        let mut limits = LimitsNow::default();
+        for figures in &self.figures {
+            let (_, now) = &*lock(figures);
+            limits.number += now.number;
+            limits.report.total.merge(&now.report.total);
+            limits.report.recent.merge(&now.report.recent);
         }
+        limits
+    }
+
+    /// Waits until the senders have received the outcome of the copy, at most for [`FAREWELLS`].
+    fn part(&self) {
         let until = Instant::now() + FAREWELLS;
         while self.busy.load(Ordering::Relaxed) > 0 && Instant::now() < until {
             self.replicas.turn();
             thread::sleep(NAP);
         }
-        self.observer.progress(&self.progress(started));
-    }
-
-    fn progress(&self, started: Instant) -> CopyProgress {
-        let mut session = self.replicas.receiver().progress();
-        session.lanes = self.replicas.lane_count();
-        let (mut lanes, mut limits) = (Vec::new(), LimitsNow::default());
-        for figures in &self.figures {
-            let (of_one, now) = &*lock(figures);
-            lanes.extend(of_one.iter().copied());
-            limits.number += now.number;
-            limits.report.total.merge(&now.report.total);
-            limits.report.recent.merge(&now.report.recent);
-        }
-        let files = self.replicas.receiver().active_files(ACTIVE_FILES_SHOWN);
-        CopyProgress { session, elapsed: started.elapsed(), lanes, files, limits }
     }
 
     fn sum_up(&self, tally: &Tally, names: &[String], started: Instant) -> Result<CopySummary, Error> {
         let mut state = lock(&tally.state);
         let summary = &mut state.summary;
         summary.counters = self.replicas.receiver().progress().counters;
-        summary.limits = self.progress(started).limits.report;
+        summary.limits = self.limits().report;
         summary.paths = lock(&self.paths).values().flatten().copied().collect();
         let account = |(account, name): (sterna_proto::session::ReplicaAccount, &String)| ReplicaSummary {
             source: name.clone(),
@@ -291,6 +266,38 @@ impl Crew {
         let outcome = state.aborted.take().map_or(Ok(()), Err);
         drop(state);
         tally.conclude(outcome, started.elapsed())
+    }
+}
+
+impl Driven for Crew {
+    fn is_over(&self) -> bool {
+        self.replicas.is_over()
+    }
+
+    /// Moves data and decides meanwhile.
+    fn wait(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while !self.replicas.is_over() && Instant::now() < until {
+            self.replicas.turn();
+            self.replicas.wait(NAP);
+        }
+    }
+
+    fn tick(&self) {
+        self.replicas.receiver().tick();
+    }
+
+    fn progress(&self) -> Option<CopyProgress> {
+        let receiver = self.replicas.receiver();
+        let mut session = receiver.progress();
+        session.lanes = self.replicas.lane_count();
+        let lanes = self.figures.iter().flat_map(|figures| lock(figures).0.clone()).collect();
+        let (files, limits) = (receiver.active_files(ACTIVE_FILES_SHOWN), self.limits());
+        Some(CopyProgress { session, lanes, files, limits, ..CopyProgress::default() })
+    }
+
+    fn abort(&self, error: Error) {
+        self.replicas.abort(error);
     }
 }
 
@@ -306,7 +313,7 @@ impl Member {
     fn keep(self: Arc<Self>, source: &Location) {
         // One tally for all sessions of the replica: the limits of earlier sessions count.
         let tally = Tally::new(&(Arc::clone(&self) as Arc<dyn CopyObserver>));
-        let mut backoff = BACKOFF_MIN;
+        let mut backoff = Backoff::new();
         while !self.crew.replicas.is_done_with(self.replica) {
             let begun = Instant::now();
             let kept = match source {
@@ -320,8 +327,7 @@ impl Member {
             if let Err(error) = kept {
                 self.crew.replicas.leave(self.replica, &error);
             }
-            backoff = if begun.elapsed() > BACKOFF_MAX { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
-            self.wait(backoff);
+            self.wait(backoff.after(begun.elapsed()));
         }
     }
 
@@ -376,20 +382,46 @@ impl Member {
         let sender = Sender::start(origins, linger, dry_run, settled, Wish::Never, pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;
         let feeders = start_lanes(&sender, &end, lanes)?;
-        while !end.is_over() && !sender.is_over() {
-            thread::sleep(TICK);
-            sender.tick();
-            end.tick();
-            let stats =
-                |web: &Arc<Web>| LaneStats { wire_bytes_received: web.received_bytes(), ..LaneStats::default() };
-            let figures = (web.iter().map(stats).collect(), sender.limits().now());
-            *lock(&self.crew.figures[self.replica.0 as usize]) = figures;
-        }
-        web.iter().for_each(|web| web.stop());
+        let ends = InProcess { sender: Arc::clone(&sender), end, web };
+        drive(&ends, self, Instant::now(), None);
+        ends.web.iter().for_each(|web| web.stop());
         let text = "the session with this replica is over";
         sender.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text).retry(Retry::After));
         feeders.into_iter().for_each(|feeder| drop(feeder.join()));
         Ok(())
+    }
+}
+
+/// Session with a sender in this process.
+struct InProcess {
+    sender: Arc<dyn End>,
+    end: Arc<dyn End>,
+    web: Option<Arc<Web>>,
+}
+
+impl Driven for InProcess {
+    fn is_over(&self) -> bool {
+        self.end.is_over() || self.sender.is_over()
+    }
+
+    fn wait(&self, time: Duration) {
+        self.end.wait_until_over(time);
+    }
+
+    fn tick(&self) {
+        self.sender.tick();
+        self.end.tick();
+    }
+
+    fn progress(&self) -> Option<CopyProgress> {
+        let stats = |web: &Arc<Web>| LaneStats { wire_bytes_received: web.received_bytes(), ..LaneStats::default() };
+        let (lanes, limits) = (self.web.iter().map(stats).collect(), self.sender.limits().now());
+        Some(CopyProgress { lanes, limits, ..CopyProgress::default() })
+    }
+
+    fn abort(&self, error: Error) {
+        self.sender.abort(error.clone());
+        self.end.abort(error);
     }
 }
 

@@ -10,7 +10,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,14 +23,16 @@ use sterna_proto::session::{
 use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Retry, Scope, Setting};
 
 use super::dial::{Target, dial_first, resolve};
-use super::keeper::{BACKOFF_MAX, DEPARTURE, HEALTHY_LIFE, LAST_PACKET, ends_session, random_session};
+use super::keeper::{depart, ends_session, random_session};
 use super::path::PathOptions;
+use super::run::{Again, BACKOFF_MIN, Backoff, Driven, Restarts, drive};
 use super::tally::TallyState;
-use super::{BACKOFF_MIN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, TICK, ViaChoice};
+use super::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
-use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SessionEvent, Watch, attach, close_all, lock, progress_of};
+use crate::latch::Latch;
+use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, attach, lock, progress_of};
 
 /// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";
@@ -166,29 +168,24 @@ impl Asking<'_> {
         started += questions.elapsed();
         let heard = Arc::new(Heard::new(Arc::clone(self.observer), self.options, started));
         let mut first = Some(first);
-        let mut lost_since: Option<Instant> = None;
+        let mut restarts = Restarts::new(self.options.linger);
         loop {
             let lane = match first.take() {
                 Some(lane) => Ok(lane),
                 None => self.reach(asked),
             };
             let outcome = lane.and_then(|lane| self.run_session((active, asked, passive), &keys, lane, &heard));
-            match outcome {
-                Err(error) if error.kind == ErrorKind::SessionLost && !self.observer.stopped() => {
-                    lost_since = Some(Instant::now());
-                    heard.start_over()?;
-                }
-                // The agent may restart again before the new session has a lane.
-                Err(error)
-                    if error.kind == ErrorKind::Unreachable
-                        && lost_since.is_some_and(|since| since.elapsed() < self.options.linger)
-                        && !self.observer.stopped() =>
-                {
-                    thread::sleep(BACKOFF_MIN);
-                }
+            let error = match outcome {
                 Ok(conclusion) => return Ok(heard.sum_up(conclusion)),
-                Err(error) => {
-                    let may_ask_other = lost_since.is_none() && heard.may_ask_other(&error);
+                Err(error) => error,
+            };
+            let is_first = restarts.is_first();
+            let again = if self.observer.stopped() { None } else { restarts.after(&error, Instant::now()) };
+            match again {
+                Some(Again::Restarted) => heard.start_over()?,
+                Some(Again::NotYetBack) => thread::sleep(BACKOFF_MIN),
+                None => {
+                    let may_ask_other = is_first && heard.may_ask_other(&error);
                     return Err(Failed { error: error.named(asked.host_port()), may_ask_other });
                 }
             }
@@ -290,7 +287,7 @@ impl Asking<'_> {
     ) -> Result<Conclusion, Error> {
         let hear = Arc::clone(heard);
         let watch =
-            Watch::start(WatchSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)))?;
+            Watch::new(WatchSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)));
         let keeper = Arc::new(Keeper {
             watch: Arc::clone(&watch),
             lanes: LaneIds::default(),
@@ -302,16 +299,15 @@ impl Asking<'_> {
             initiator: self.initiator.clone(),
             observer: Arc::clone(self.observer),
             handle: Mutex::default(),
-            over: (Mutex::new(false), Condvar::new()),
+            over: Latch::default(),
         });
         let (lane_keeper, alive) = (Arc::clone(&keeper), Arc::clone(&keeper));
         let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || lane_keeper.keep(first));
         spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
         let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
         spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
-        keeper.tick_until_over(heard);
-        watch.pass_on();
-        keeper.finish();
+        drive(&Watched { watch: &watch, heard }, &**self.observer, heard.started, None);
+        depart(&keeper.over, lock(&keeper.handle).take().into_iter().collect());
         heard.take_outcome()
     }
 }
@@ -356,13 +352,13 @@ struct Keeper {
     initiator: Initiator,
     observer: Arc<dyn CopyObserver>,
     handle: Mutex<Option<Arc<dyn LaneHandle>>>,
-    over: (Mutex<bool>, Condvar),
+    over: Latch,
 }
 
 impl Keeper {
     fn keep(&self, first: Lane) {
         let mut next = Some(first);
-        let mut backoff = BACKOFF_MIN;
+        let mut backoff = Backoff::new();
         let mut is_told = false;
         while !self.watch.is_over() {
             let born = Instant::now();
@@ -371,7 +367,7 @@ impl Keeper {
                 None => dial_any(&self.asked, &self.options, &self.initiator, &self.observer),
             };
             let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
-            if self.watch.is_over() || *lock(&self.over.0) {
+            if self.watch.is_over() || self.over.is_set() {
                 return;
             }
             let reason = match outcome {
@@ -382,8 +378,7 @@ impl Keeper {
             if !std::mem::replace(&mut is_told, true) {
                 self.notice(format!("no connection to the agent ({reason}), which goes on; dialling again"));
             }
-            backoff = if born.elapsed() > HEALTHY_LIFE { BACKOFF_MIN } else { (backoff * 2).min(BACKOFF_MAX) };
-            self.wait(backoff);
+            self.over.wait(backoff.after(born.elapsed()));
         }
     }
 
@@ -412,49 +407,44 @@ impl Keeper {
         self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
     }
 
-    fn wait(&self, time: Duration) {
-        let (over, wake) = &self.over;
-        let guard = lock(over);
-        if !*guard {
-            // A poisoned lock only ends the wait early.
-            let _ = wake.wait_timeout(guard, time);
-        }
-    }
-
     /// Sends keep-alives of the command to the agent. Runs in a separate thread, because the user interface may block.
     fn keep_alive(&self) {
-        while !*lock(&self.over.0) {
+        while !self.over.is_set() {
             lock(&self.handle).iter().for_each(|handle| handle.say_alive());
-            self.wait(ALIVE_EVERY);
+            self.over.wait(ALIVE_EVERY);
         }
     }
+}
 
-    /// Ticks the session until it is over. Aborts the session when the user wants to stop.
-    fn tick_until_over(&self, heard: &Heard) {
-        let mut stopping = false;
-        while !self.watch.is_over() {
-            thread::sleep(TICK);
-            self.watch.tick();
-            heard.progress(self.watch.latest());
-            if self.observer.stopped() && !stopping {
-                stopping = true;
-                let text = "the copy was stopped; run the same command again to go on from here";
-                self.watch.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
-            }
-        }
-        heard.progress(self.watch.latest());
+/// Control session with the active agent.
+struct Watched<'a> {
+    watch: &'a Watch,
+    heard: &'a Heard,
+}
+
+impl Driven for Watched<'_> {
+    fn is_over(&self) -> bool {
+        self.watch.is_over()
     }
 
-    /// Ends the lane, after the last messages have left this host.
-    fn finish(&self) {
-        let (over, wake) = &self.over;
-        *lock(over) = true;
-        wake.notify_all();
-        let handle = lock(&self.handle).take();
-        close_all(handle.clone(), "session over");
-        thread::sleep(DEPARTURE);
-        handle.iter().for_each(|lane| lane.cut("session over"));
-        thread::sleep(LAST_PACKET);
+    fn interval(&self) -> Duration {
+        SNAPSHOT_EVERY
+    }
+
+    fn wait(&self, time: Duration) {
+        self.watch.wait_until_over(time);
+    }
+
+    fn tick(&self) {
+        self.watch.tick();
+    }
+
+    fn progress(&self) -> Option<CopyProgress> {
+        self.watch.latest().map(|(number, snapshot)| self.heard.progress(number, snapshot))
+    }
+
+    fn abort(&self, error: Error) {
+        self.watch.abort(error);
     }
 }
 
@@ -516,9 +506,8 @@ impl Heard {
         self.observer.event(event_of(told));
     }
 
-    /// Shows the last snapshot, if there is one.
-    fn progress(&self, latest: Option<(u64, Snapshot)>) {
-        let Some((number, snapshot)) = latest else { return };
+    /// Converts the snapshot with this number to the progress of the copy.
+    fn progress(&self, number: u64, snapshot: Snapshot) -> CopyProgress {
         let mut state = lock(&self.state);
         let before = state.before;
         state.latest = Some((number, snapshot.clone()));
@@ -534,13 +523,13 @@ impl Heard {
             wire_bytes_received: lane.wire_bytes_received,
             ..LaneStats::default()
         };
-        self.observer.progress(&CopyProgress {
+        CopyProgress {
             session,
-            elapsed: self.started.elapsed(),
             lanes: snapshot.lanes.iter().map(lane).collect(),
             files: snapshot.files,
             limits: LimitsNow { number, report: snapshot.limits, lanes: Vec::new() },
-        });
+            ..CopyProgress::default()
+        }
     }
 
     /// Returns the files that the next session leaves out. Returns none if that session compares existing files: it

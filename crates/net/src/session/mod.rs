@@ -36,6 +36,7 @@ pub use replicas::{ReplicaEnd, Replicas};
 pub use sender::{Sender, Source};
 pub(crate) use silence::SILENT_AFTER;
 pub use then::Then;
+pub(crate) use watch::SNAPSHOT_EVERY;
 pub use watch::{Watch, progress_of};
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,9 +54,10 @@ use self::limits::Wait;
 use self::sender::NoBlocks;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
+use crate::wake::Wake;
 
-/// Longest sleep of a feeder that nothing wakes. Reason: timeouts of the state machine are seconds; reports are due
-/// every 25 ms.
+/// Longest sleep of a feeder of blocks that nothing wakes. Reason: timeouts of the state machine are seconds; reports are
+/// due every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
 
 /// Interval of the keep-alive frames of an end. Reason: the same as the keep-alive of QUIC lanes. After three
@@ -126,8 +128,12 @@ pub enum Work {
 pub trait End: Send + Sync + 'static {
     /// Returns the next work for `lane`; never blocks.
     fn next_work(&self, lane: LaneId) -> Work;
-    /// Blocks until there may be work, at most for `nap` (see [`FEEDER_NAP`]).
-    fn wait_for_work(&self, nap: Duration);
+    /// Returns the event count that every change of the session notifies.
+    fn wake(&self) -> &Wake;
+    /// Returns the longest sleep of a feeder that nothing wakes.
+    fn nap(&self) -> Duration {
+        FEEDER_NAP
+    }
     /// Reads and sends one block. Errors: of the lane only; an unreadable source is reported to the session.
     fn send_block(
         &self,
@@ -151,12 +157,13 @@ pub trait End: Send + Sync + 'static {
     /// not at the next tick.
     fn wait_until_over(&self, time: Duration) {
         let until = Instant::now() + time;
-        while !self.is_over() || !self.has_followed_up() {
+        loop {
+            let seen = self.wake().seen();
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || self.is_over() && self.has_followed_up() {
                 return;
             }
-            self.wait_for_work(left);
+            self.wake().wait(seen, left);
         }
     }
     /// True if the follow-up work is done: the observer has received all events, and sources are deleted or moved.
@@ -438,6 +445,7 @@ pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: 
     let _fed = Fed { end, id };
     let mut flushed = false;
     loop {
+        let seen = end.wake().seen();
         match end.next_work(id) {
             Work::Frame(frame) => tx.control(&frame.encode())?,
             Work::Block(task) => end.send_block(id, task, &mut tx)?,
@@ -448,7 +456,7 @@ pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: 
                 flushed = true;
                 continue;
             }
-            Work::Idle => meter.during(Wait::Work, 0, || end.wait_for_work(FEEDER_NAP)),
+            Work::Idle => meter.during(Wait::Work, 0, || end.wake().wait(seen, end.nap())),
         }
         flushed = false;
     }

@@ -38,6 +38,7 @@ use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, Settle
 use crate::descriptors;
 use crate::disk::{Destination, DirectoryModes, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
+use crate::wake::Wake;
 
 /// Interval between checkpoints. Reason: after a power loss, at most this much of a transfer is sent again.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
@@ -143,7 +144,7 @@ impl Waiting {
 /// Receiving end of a session.
 pub struct Receiver {
     session: Mutex<RecvSession>,
-    wake: Condvar,
+    wake: Wake,
     options: ReceiverOptions,
     slots: Mutex<HashMap<FileId, Arc<Slot>>>,
     queues: Mutex<Option<Queues>>,
@@ -185,7 +186,7 @@ impl Receiver {
         }
         let receiver = Arc::new(Self {
             session: Mutex::new(session),
-            wake: Condvar::new(),
+            wake: Wake::default(),
             options,
             slots: Mutex::new(HashMap::new()),
             queues: Mutex::new(Some(Queues { prepare, recheck, publish })),
@@ -241,13 +242,14 @@ impl Receiver {
         let mut ahead: Vec<Weak<Slot>> = Vec::new();
         let mut again = Instant::now();
         while lock(&self.queues).is_some() {
+            let seen = self.wake.seen();
             ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
             let mut turn = Vec::new();
             if ahead.len() < ahead_max {
                 // A closed queue means that the session is over; the loop condition detects that.
                 turn.extend(files.recv_timeout(BUSY_NAP).ok().map(|file| (file, false)));
             } else {
-                self.wait_for_work(BUSY_NAP);
+                self.wake.wait(seen, BUSY_NAP);
             }
             let now = Instant::now();
             if now >= again {
@@ -318,7 +320,7 @@ impl Receiver {
             }
             let until = Instant::now() + CHECKPOINT_INTERVAL;
             while Instant::now() < until && !self.is_over() {
-                self.wait_for_work(CHECKPOINT_INTERVAL / 4);
+                self.wake.wait(self.wake.seen(), CHECKPOINT_INTERVAL / 4);
             }
         }
     }
@@ -600,7 +602,7 @@ impl Receiver {
             }
         }
         drop(turn);
-        self.wake.notify_all();
+        self.wake.notify();
         // This drop is last: the operating system takes a while to close a large file that was removed.
         drop(settled);
     }
@@ -642,10 +644,8 @@ impl End for Receiver {
         }
     }
 
-    fn wait_for_work(&self, nap: Duration) {
-        let session = lock(&self.session);
-        // A poisoned lock only shortens the nap.
-        let _ = self.wake.wait_timeout(session, nap);
+    fn wake(&self) -> &Wake {
+        &self.wake
     }
 
     fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {
@@ -671,7 +671,7 @@ impl End for Receiver {
 
     fn lane_up(&self, lane: LaneId) {
         lock(&self.session).handle_lane_up(lane);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     fn lane_down(&self, lane: LaneId) {

@@ -5,7 +5,7 @@ mod followed;
 mod held;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use crate::buffer::BufferPool;
 use crate::descriptors;
 use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
+use crate::wake::Wake;
 use crate::web::{Web, WebFile};
 
 /// Bytes that are read and hashed in one step.
@@ -109,7 +110,7 @@ impl OutgoingBlock {
 /// Sending end of a session.
 pub struct Sender {
     session: Mutex<SendSession>,
-    wake: Condvar,
+    wake: Wake,
     names: Mutex<HashMap<FileId, Origin>>,
     open: Mutex<OpenSources>,
     web: Option<Arc<Web>>,
@@ -147,7 +148,7 @@ impl Sender {
         let compress = if sources.web().is_some() { Wish::Never } else { compress };
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
-            wake: Condvar::new(),
+            wake: Wake::default(),
             names: Mutex::new(HashMap::new()),
             open: Mutex::new(OpenSources::default()),
             web: sources.web(),
@@ -254,25 +255,28 @@ impl Sender {
         // The lock of the session is still held: no lane can take a block of the file before its origin is stored.
         lock(&self.names).insert(id, origin);
         drop(session);
-        self.wake.notify_all();
+        self.wake.notify();
         id
     }
 
     /// Waits until the manifest may grow or the session is over.
     fn session_with_room(&self) -> MutexGuard<'_, SendSession> {
-        let mut session = lock(&self.session);
-        while !session.has_room() && !session.is_over() {
-            let waited = self.wake.wait_timeout(session, ROOM_NAP);
-            session = waited.unwrap_or_else(PoisonError::into_inner).0;
+        loop {
+            let seen = self.wake.seen();
+            let session = lock(&self.session);
+            if session.has_room() || session.is_over() {
+                return session;
+            }
+            drop(session);
+            self.wake.wait(seen, ROOM_NAP);
         }
-        session
     }
 
     /// Reports a requested source that cannot be sent. To be called before the manifest ends.
     pub fn unreadable(&self, error: Error) {
         self.session_with_room().add_unreadable(error.clone());
         self.observer.session_event(SessionEvent::Unreadable(error));
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Passes the events of the state machine to the observer, and wakes the feeders.
@@ -294,7 +298,7 @@ impl Sender {
                 }
             });
         }
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Opens the source from which `lane` reads block `index` of a file.
@@ -609,10 +613,8 @@ impl End for Sender {
         self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
     }
 
-    fn wait_for_work(&self, nap: Duration) {
-        let session = lock(&self.session);
-        // A poisoned lock only shortens the nap.
-        let _ = self.wake.wait_timeout(session, nap);
+    fn wake(&self) -> &Wake {
+        &self.wake
     }
 
     fn send_block(&self, lane: LaneId, task: BlockTask, tx: &mut dyn LaneTx) -> Result<(), Error> {
@@ -650,7 +652,7 @@ impl End for Sender {
 
     fn lane_up(&self, lane: LaneId) {
         lock(&self.session).handle_lane_up(lane);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     fn lane_down(&self, lane: LaneId) {

@@ -3,7 +3,7 @@
 //! Runs one control log over any number of lanes, and sends the latest snapshot beside it. Refuses to run the copy
 //! (`agent::third_party` does) and to decide anything.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
@@ -14,10 +14,15 @@ use sterna_proto::session::{
 use super::limits::{LimitWatch, Role};
 use super::{BlockSink, End, NoBlocks, Progress, Work, lock};
 use crate::lane::LaneTx;
+use crate::wake::Wake;
 
 /// Interval between snapshots. Reason: displays draw five times a second; a snapshot of four lanes has about 300
 /// bytes.
-const SNAPSHOT_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const SNAPSHOT_EVERY: Duration = Duration::from_millis(200);
+
+/// Longest sleep of a feeder without a snapshot to send. Reason: every change wakes it; a host runs a thousand control
+/// sessions that mostly wait.
+const NAP: Duration = Duration::from_secs(2);
 
 /// Callback for the events from the other end, in order, one at a time.
 type Hear = Box<dyn Fn(WatchEvent) + Send + Sync>;
@@ -25,7 +30,7 @@ type Hear = Box<dyn Fn(WatchEvent) + Send + Sync>;
 /// One end of a control session.
 pub struct Watch {
     session: Mutex<WatchSession>,
-    wake: Condvar,
+    wake: Wake,
     limits: Arc<LimitWatch>,
     latest: Mutex<Latest>,
     hear: Hear,
@@ -43,28 +48,28 @@ struct Latest {
 }
 
 impl Watch {
-    /// Starts one end. Lane threads call `hear`.
-    pub fn start(side: WatchSide, linger: Duration, hear: Hear) -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Self {
+    /// Returns one end. Lane threads call `hear`.
+    pub fn new(side: WatchSide, linger: Duration, hear: Hear) -> Arc<Self> {
+        Arc::new(Self {
             session: Mutex::new(WatchSession::new(side, linger)),
-            wake: Condvar::new(),
-            limits: LimitWatch::start(Role::Receiver)?,
+            wake: Wake::default(),
+            limits: LimitWatch::idle(Role::Receiver),
             latest: Mutex::default(),
             hear,
             passing_on: Mutex::new(()),
-        }))
+        })
     }
 
     /// Agent: sends an event of the copy.
     pub fn tell(&self, told: Told) {
         lock(&self.session).tell(told);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Agent: sends the outcome of the copy.
     pub fn conclude(&self, conclusion: Conclusion) {
         lock(&self.session).conclude(conclusion);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Agent: fails the copy.
@@ -78,6 +83,8 @@ impl Watch {
         let mut latest = lock(&self.latest);
         latest.snapshot = Some(snapshot);
         latest.number += 1;
+        drop(latest);
+        self.wake.notify();
     }
 
     /// Command: returns the last snapshot, with a number that identifies it.
@@ -100,7 +107,7 @@ impl Watch {
 
     fn after_change(&self) {
         self.pass_on();
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Returns the latest snapshot, if it is new and due.
@@ -132,10 +139,16 @@ impl End for Watch {
         snapshot.map_or(Work::Idle, Work::Frame)
     }
 
-    fn wait_for_work(&self, nap: Duration) {
-        let session = lock(&self.session);
-        // A poisoned lock only shortens the nap.
-        let _ = self.wake.wait_timeout(session, nap);
+    fn wake(&self) -> &Wake {
+        &self.wake
+    }
+
+    fn nap(&self) -> Duration {
+        let latest = lock(&self.latest);
+        match latest.sent {
+            (number, Some(at)) if number != latest.number => SNAPSHOT_EVERY.saturating_sub(at.elapsed()),
+            _ => NAP,
+        }
     }
 
     fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {
@@ -159,7 +172,7 @@ impl End for Watch {
 
     fn lane_up(&self, lane: LaneId) {
         lock(&self.session).handle_lane_up(lane);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     fn lane_down(&self, lane: LaneId) {

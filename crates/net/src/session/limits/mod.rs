@@ -143,10 +143,10 @@ impl StorageWork {
 }
 
 impl LimitWatch {
-    /// Starts a sampler of an end with this `role`. Its thread ends with the sampler.
-    pub fn start(role: Role) -> Result<Arc<Self>, Error> {
+    /// Returns a sampler that takes no samples. Reason: a session without blocks has no limits.
+    pub(crate) fn idle(role: Role) -> Arc<Self> {
         let (state, storage_work) = (Mutex::default(), Mutex::default());
-        let watch = Arc::new(Self {
+        Arc::new(Self {
             role,
             begun: Instant::now(),
             state,
@@ -154,7 +154,12 @@ impl LimitWatch {
             web: OnceLock::new(),
             recording: OnceLock::new(),
             dropped: AtomicU64::new(0),
-        });
+        })
+    }
+
+    /// Starts a sampler of an end with this `role`. Its thread ends with the sampler.
+    pub fn start(role: Role) -> Result<Arc<Self>, Error> {
+        let watch = Self::idle(role);
         let watched = Arc::downgrade(&watch);
         let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
             while let Some(watch) = watched.upgrade() {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sterna_proto::session::{ActiveFile, BlockTask, Frame, LaneId, ReplicaId, ReplicaSession};
 use sterna_proto::{Counters, Error, Retry};
@@ -13,6 +13,7 @@ use super::super::{BlockSink, End, Progress, Work, lock};
 use super::Replicas;
 use super::lane::ReplicaLane;
 use crate::lane::LaneTx;
+use crate::wake::Wake;
 
 /// Local end of one session with the sender of one replica.
 pub struct ReplicaEnd {
@@ -45,7 +46,7 @@ impl ReplicaEnd {
         let mut session = lock(&self.replicas.session);
         let told = self.is_current().then(|| what(&mut session));
         drop(session);
-        self.replicas.wake.notify_all();
+        self.replicas.wake.notify();
         told
     }
 }
@@ -66,10 +67,8 @@ impl End for ReplicaEnd {
         }
     }
 
-    fn wait_for_work(&self, nap: Duration) {
-        let session = lock(&self.replicas.session);
-        // A poisoned lock only shortens the nap.
-        let _ = self.replicas.wake.wait_timeout(session, nap);
+    fn wake(&self) -> &Wake {
+        &self.replicas.wake
     }
 
     fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {

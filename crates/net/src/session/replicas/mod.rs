@@ -12,7 +12,7 @@ mod lane;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::{
@@ -24,6 +24,7 @@ use sterna_proto::{Error, RangeSet};
 pub use self::end::ReplicaEnd;
 use super::receiver::Judge;
 use super::{End, LaneIds, Observer, Receiver, ReceiverOptions, SessionEvent, Work, lock};
+use crate::wake::Wake;
 
 /// Number of the file; there is only one.
 const FILE: FileId = FileId(0);
@@ -42,7 +43,7 @@ struct Gate {
 pub struct Replicas {
     session: Mutex<ReplicaSession>,
     /// Notified when there may be a change for the ends.
-    wake: Condvar,
+    wake: Wake,
     receiver: Arc<Receiver>,
     /// Counter for the lanes of the receiver: one for each lane to a sender.
     lanes: LaneIds,
@@ -67,7 +68,7 @@ impl Replicas {
         let counters = || (0..count).map(|_| AtomicU64::new(0)).collect();
         let replicas = Arc::new(Self {
             session: Mutex::new(ReplicaSession::new(plan)),
-            wake: Condvar::new(),
+            wake: Wake::default(),
             receiver,
             lanes: LaneIds::default(),
             copies: AtomicU64::new(0),
@@ -101,7 +102,7 @@ impl Replicas {
     /// Handles a replica that was not reached or has left.
     pub fn leave(&self, replica: ReplicaId, error: &Error) {
         lock(&self.session).handle_left(replica, error, Instant::now());
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Passes frames between receiver and state machine, and carries out decisions. To be called some tens of times a
@@ -120,12 +121,13 @@ impl Replicas {
                 break;
             }
         }
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Waits until [`Replicas::turn`] may have work, at most for `nap`.
     pub fn wait(&self, nap: Duration) {
-        self.receiver.wait_for_work(nap);
+        let wake = self.receiver.wake();
+        wake.wait(wake.seen(), nap);
     }
 
     fn carry_to_receiver(&self) -> bool {
@@ -208,7 +210,7 @@ impl Replicas {
     /// Aborts the copy.
     pub fn abort(&self, error: Error) {
         lock(&self.session).abort(error);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// True if the copy has ended and its observer has received all events. Senders may still have to receive the

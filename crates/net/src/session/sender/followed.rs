@@ -76,7 +76,7 @@ impl Sender {
     pub(in crate::session) fn seal(&self, id: FileId, blake3: [u8; 32]) {
         self.record(id, |sweeper| sweeper.record_whole(id, blake3));
         lock(&self.session).seal(id, blake3);
-        self.wake.notify_all();
+        self.wake.notify();
     }
 
     /// Withdraws a file that cannot be sent after all.

@@ -92,10 +92,11 @@ impl OneFile {
     /// Returns the next block, which is available now or soon.
     fn next_block(&self) -> BlockTask {
         loop {
+            let seen = self.sender.wake().seen();
             match self.sender.next_work(LANE) {
                 Work::Block(task) => return task,
                 Work::Frame(_) => {}
-                Work::Idle => self.sender.wait_for_work(FEEDER_NAP),
+                Work::Idle => self.sender.wake().wait(seen, FEEDER_NAP),
                 Work::Over => panic!("the session is over: {:?}", lock(&self.reported.0)),
             }
         }
@@ -140,8 +141,9 @@ impl OneFile {
     /// soon.
     fn verdict(&self) -> Message {
         loop {
+            let seen = self.sender.wake().seen();
             let Work::Frame(Frame::Messages { encoded, .. }) = self.sender.next_work(LANE) else {
-                self.sender.wait_for_work(FEEDER_NAP);
+                self.sender.wake().wait(seen, FEEDER_NAP);
                 continue;
             };
             let messages = Message::decode_all(&encoded).unwrap();
