@@ -585,12 +585,14 @@ impl ReceiverView {
     }
 }
 
-/// Returns true if a lane has data in flight and nothing came back between two samples.
+/// Returns true if a lane has data on its way and nothing came back between two samples. Without a route, as after a
+/// pulled cable, the kernel counts all its data as unsent.
 fn hears_nothing(before: &LaneSample, now: &LaneSample) -> bool {
     match (&before.transport, &now.transport) {
         // A peer that announces no window is alive.
         (TransportSample::Tcp(before), TransportSample::Tcp(now)) => {
-            now.in_flight.0 > 0 && now.delivered == before.delivered && now.rwnd_limited == before.rwnd_limited
+            let has_data = now.in_flight.0 > 0 || now.unsent.0 > 0;
+            has_data && now.delivered == before.delivered && now.rwnd_limited == before.rwnd_limited
         }
         (TransportSample::Quic(before), TransportSample::Quic(now)) => now.in_flight.0 > 0 && now.heard == before.heard,
         _ => false,

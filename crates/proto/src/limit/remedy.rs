@@ -162,6 +162,10 @@ fn receive_window(facts: &Facts) -> Option<String> {
     }
     let share = measured_share(facts.receive_window, facts.receive_buffer).unwrap_or(RECEIVE_SHARE);
     let name = if facts.is_web { "tcp_rmem max of this host" } else { "peer rmem max" };
+    // Another maximum does not help while the kernel has not used half of this one.
+    if facts.receive_buffer.0 > 0 && facts.receive_buffer.0 < facts.receive_buffer_max.0 / 2 {
+        return Some(format!("still growing; {name} {}", facts.receive_buffer_max));
+    }
     Some(buffer_words(name, facts.receive_buffer_max, share, facts))
 }
 
@@ -249,7 +253,7 @@ fn loss(facts: &Facts) -> String {
 fn disk(what: &str, (least, most): (BitRate, BitRate)) -> Option<String> {
     let of_most = format!("{}/s", ByteCount(most.0 / 8));
     (most.0 > 0).then(|| match least.0 * 10 < most.0 * 9 {
-        true => format!("{what} {} to {of_most}", ByteCount(least.0 / 8)),
+        true => format!("{what} {}/s to {of_most}", ByteCount(least.0 / 8)),
         false => format!("{what} {of_most}"),
     })
 }
@@ -318,7 +322,7 @@ mod tests {
         );
         assert_eq!(said(Limit::SourceDisk), "it reads 20.0 MB/s");
         let slower = Facts { reached: BitRate::megabits(100), ..facts };
-        assert_eq!(remedy(Limit::SourceDisk, &slower).unwrap(), "it reads 11.9 MB to 20.0 MB/s");
+        assert_eq!(remedy(Limit::SourceDisk, &slower).unwrap(), "it reads 11.9 MB/s to 20.0 MB/s");
         assert_eq!(said(Limit::Loss), "0.5 % of packets; --via quic --rate RATE does not slow down for it");
         let few = Facts { lost: 20, ..facts };
         let loss = remedy(Limit::Loss, &few).unwrap();
