@@ -165,9 +165,11 @@ impl KeptPath {
         // `None` from a lane counts as received data: the lane does not read, because it still processes earlier data.
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
         let mut heard = lock(&self.heard);
-        if bytes.is_none() || bytes != heard.0 {
-            *heard = (bytes, Instant::now());
+        // The sum falls when a dead lane leaves, which is no received data.
+        if bytes.is_none() || bytes > heard.0 {
+            heard.1 = Instant::now();
         }
+        heard.0 = bytes;
     }
 
     /// Returns `text`, after the name of the path if there are several paths.
