@@ -141,14 +141,21 @@ impl CopySpec {
         }
     }
 
-    /// Returns the sum of the maximum rates of all paths; `None` if it is not limited.
+    /// Returns the maximum rate of all paths that are used together; `None` if it is not limited.
     fn ceiling(&self) -> Option<BitRate> {
-        BitRate::sum(self.paths.iter().map(|path| path.contract.ceiling))
+        self.rate_together(|path| path.contract.ceiling)
     }
 
-    /// Returns the sum of the given rates of all paths.
+    /// Returns the sum of the given rates of all paths that are used together.
     fn target(&self) -> Option<BitRate> {
-        BitRate::sum(self.paths.iter().map(|path| path.contract.target))
+        self.rate_together(|path| path.contract.target)
+    }
+
+    /// Returns the sum of the rates of the paths, or of the standby paths if theirs is higher: these are used only while
+    /// no other path is up. `None` if one of the paths has no rate.
+    fn rate_together(&self, rate: impl Fn(&PathOptions) -> Option<BitRate>) -> Option<BitRate> {
+        let sum = |is_standby| BitRate::sum(self.paths.iter().filter(|path| path.standby == is_standby).map(&rate));
+        Some(sum(false)?.max(sum(true)?))
     }
 
     /// Returns the sum of the given lane counts of all paths.
