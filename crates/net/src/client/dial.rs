@@ -33,6 +33,10 @@ const BETTER_GRACE: Duration = Duration::from_millis(500);
 /// (`handshakes`).
 const DIAL_TRIES_MAX: u32 = 4;
 
+/// Time that the chosen transport has to connect before the other one is dialled too. Reason: a handshake over a path of
+/// 660 ms whose first packet is lost takes 1.7 s over QUIC and 3 s over TCP; a blocked port costs each copy this time.
+const HEAD_START: Duration = Duration::from_secs(3);
+
 /// Maximum wait before the second try; doubles before each later try. Reason: three waits take at most 3.5 s, and
 /// copies that started at the same time spread out.
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -285,14 +289,65 @@ impl PathDialling<'_> {
         };
         let Some(Decision { value: via, rationale }) = decision else { return self.race(addr, facts) };
         self.say(&rationale);
-        let failed = match self.dial(via, addr, remembered) {
-            Err(error) if error.retry != Retry::Never => error,
-            reached => return reached.map_err(|error| vec![error]),
-        };
-        let other = via.other();
-        self.say(&format!("{other}: no {via} to {addr}: {}", failed.chain()));
-        stop_if_asked(&self.dialling.observer).map_err(|error| vec![error])?;
-        self.dial(other, addr, remembered).map_err(|error| vec![failed, error])
+        self.prefer(via, addr, remembered)
+    }
+
+    /// Dials by `via`, and by the other transport too if `via` fails or does not answer within [`HEAD_START`]. Takes the
+    /// first one that connects. Errors: one for each transport.
+    fn prefer(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Vec<Error>> {
+        let (tell, answers) = channel();
+        self.start_dial(via, addr, remembered, tell.clone()).map_err(|error| vec![error])?;
+        let (other, mut failed) = (via.other(), Vec::new());
+        match self.next_answer(&answers, Some(HEAD_START)).map_err(|error| vec![error])? {
+            Some(Err(error)) if error.retry != Retry::Never => {
+                self.say(&format!("{other}: no {via} to {addr}: {}", error.chain()));
+                failed.push(error);
+            }
+            Some(reached) => return reached.map_err(|error| vec![error]),
+            None => {
+                let time = readable_time(HEAD_START);
+                self.say(&format!("{other} too: no answer by {via} from {addr} within {time}"));
+            }
+        }
+        self.start_dial(other, addr, remembered, tell).map_err(|error| vec![error])?;
+        while let Some(answer) = self.next_answer(&answers, None).map_err(|error| vec![error])? {
+            match answer {
+                Ok(reached) if reached.via == other => {
+                    let reason = failed.pop().map_or("no answer".to_owned(), |error| error.chain());
+                    let text = format!("no {via} to {addr} ({reason}), so that {other} is used; does a firewall block it?");
+                    let text = named(self.name.as_deref(), text);
+                    self.dialling.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+                    return Ok(reached);
+                }
+                Ok(reached) => return Ok(reached),
+                Err(error) => {
+                    let is_final = error.retry == Retry::Never;
+                    failed.push(error);
+                    if is_final {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    /// Dials by `via` in a separate thread, which sends the outcome to `tell`.
+    fn start_dial(
+        &self,
+        via: Via,
+        addr: SocketAddr,
+        remembered: &[PathRecord],
+        tell: Sender<Result<Reached, Error>>,
+    ) -> Result<(), Error> {
+        let (dialling, options, name) = (self.dialling.clone(), self.options.clone(), self.name.clone());
+        let remembered = remembered.to_vec();
+        let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
+            let on = PathDialling { dialling: &dialling, options: &options, name };
+            // If nobody waits any more, the lane ends here.
+            let _ = tell.send(on.dial(via, addr, &remembered));
+        });
+        dialled.map(drop).map_err(|e| crate::internal("start a thread that dials").caused_by(e))
     }
 
     fn say(&self, rationale: &str) {
@@ -322,19 +377,7 @@ impl PathDialling<'_> {
     fn race(&self, addr: SocketAddr, facts: TransportFacts<'_>) -> Result<Reached, Vec<Error>> {
         let (tell, answers) = channel();
         for via in [Via::Quic, Via::Tcp] {
-            let (tell, dialling, options) = (tell.clone(), self.dialling.clone(), self.options.clone());
-            let name = self.name.clone();
-            let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
-                let rate = SharedRate::new(options.contract);
-                let lanes = lanes_to_come(&dialling.options, &options, None);
-                let on = PathDialling { dialling: &dialling, options: &options, name };
-                let reached = on
-                    .dial_first(&Target { via, addr, rate: &rate, lanes })
-                    .map(|(lane, congestion_refused)| Reached { via, lane, rate, congestion_refused });
-                // If nobody waits any more, the lane ends here.
-                let _ = tell.send(reached);
-            });
-            dialled.map_err(|e| vec![crate::internal("start a thread that dials").caused_by(e)])?;
+            self.start_dial(via, addr, &[], tell.clone()).map_err(|error| vec![error])?;
         }
         drop(tell);
         let first = self.next_answer(&answers, None).map_err(|error| vec![error])?;
