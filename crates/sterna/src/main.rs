@@ -25,8 +25,14 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use flags::{Command, Flags};
 
+/// Signal for a write beyond RLIMIT_FSIZE, on every architecture that Rust runs on with Linux.
+const SIGXFSZ: i32 = 25;
+
 fn main() -> ExitCode {
     sterna_net::descriptors::raise_limit();
+    // A write beyond RLIMIT_FSIZE then fails with EFBIG, and its file fails. Without a handler the
+    // signal ends the process with all other copies.
+    let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
         Err(error) => {
