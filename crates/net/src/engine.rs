@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use std::time::Duration;
+//! # use std::time::{Duration, Instant};
 //! # use sterna_net::engine::{CopySpec, Engine, Next, Trust};
 //! # fn example(identity: sterna_net::identity::Identity, trust: Arc<dyn Trust>) -> Result<(), sterna_proto::Error> {
 //! let engine = Engine::new(identity, trust);
@@ -25,13 +25,12 @@
 //! # }
 //! ```
 
-use std::cell::Cell;
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
 use sterna_proto::location::RemoteLocation;
@@ -48,6 +47,12 @@ use crate::session::lock;
 /// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files settles some
 /// thousand files in that time and waits for the rest.
 const EVENTS_MAX: usize = 1024;
+
+/// Interval at which a copy whose reader is behind checks if it is cancelled.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Longest wait for an event: as good as forever, and no clock overflows.
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
 /// Decides which agents a process connects to. Called from threads of copies; may block, for example to ask a person.
 pub trait Trust: Send + Sync {
@@ -92,9 +97,9 @@ impl Engine {
     /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
-        let (events, received) = sync_channel(EVENTS_MAX);
         let running = Arc::new(Running {
-            events,
+            events: Mutex::default(),
+            changed: Condvar::new(),
             progress: Mutex::default(),
             cut_short: Mutex::default(),
             cancel: spec.cancel.clone(),
@@ -108,7 +113,7 @@ impl Engine {
             outcome
         });
         let thread = thread.map_err(|e| crate::internal("start the thread of a copy").caused_by(e))?;
-        Ok(CopyHandle { running, events: received, is_over: Cell::new(false), thread })
+        Ok(CopyHandle { reader: Reader(running), thread })
     }
 }
 
@@ -166,37 +171,40 @@ pub enum Next {
 /// The copy waits for a reader that is [`EVENTS_MAX`] events behind: call [`CopyHandle::next`] until it returns [`Next::Ended`], or
 /// [`CopyHandle::wait`], which discards events.
 pub struct CopyHandle {
-    running: Arc<Running>,
-    events: Receiver<Option<CopyEvent>>,
-    /// The last event was read.
-    is_over: Cell<bool>,
+    reader: Reader,
     thread: JoinHandle<Result<CopySummary, Error>>,
 }
 
 impl CopyHandle {
     /// Returns the next event, in order, or waits for one for `time`.
     pub fn next(&self, time: Duration) -> Next {
-        if self.is_over.get() {
-            return Next::Ended;
-        }
-        match self.events.recv_timeout(time) {
-            Ok(Some(event)) => Next::Event(event),
-            Err(RecvTimeoutError::Timeout) => Next::Nothing,
-            Ok(None) | Err(RecvTimeoutError::Disconnected) => {
-                self.is_over.set(true);
-                Next::Ended
+        let running = &self.reader.0;
+        let until = Instant::now().checked_add(time);
+        let mut events = lock(&running.events);
+        loop {
+            if let Some(event) = events.queue.pop_front() {
+                running.changed.notify_all();
+                return Next::Event(event);
             }
+            if events.have_ended {
+                return Next::Ended;
+            }
+            let left = until.map_or(FOREVER, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Next::Nothing;
+            }
+            events = running.changed.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Returns the latest progress; `None` before the first session begins. The copy updates it about 20 times a second.
     pub fn snapshot(&self) -> Option<CopyProgress> {
-        lock(&self.running.progress).clone()
+        lock(&self.reader.0.progress).clone()
     }
 
     /// Stops the copy. What has arrived stays in the journal of the receiver, and the same copy resumes from it.
     pub fn cancel(&self) {
-        self.running.cancel.cancel();
+        self.reader.0.cancel.cancel();
     }
 
     /// Waits for the end of the copy and discards the events that were not read.
@@ -204,36 +212,67 @@ impl CopyHandle {
     /// Errors: nothing was copied (no agent, not trusted), the copy was cancelled, or the session ended early. Files that failed by
     /// themselves are in the summary.
     pub fn wait(self) -> Result<CopySummary, CopyFailure> {
-        while !matches!(self.next(Duration::MAX), Next::Ended) {}
+        while !matches!(self.next(FOREVER), Next::Ended) {}
         let outcome = self.thread.join().unwrap_or_else(|_| Err(crate::internal("the thread of a copy panicked")));
-        outcome.map_err(|error| CopyFailure { error, summary: lock(&self.running.cut_short).take().map(Box::new) })
+        outcome.map_err(|error| CopyFailure { error, summary: lock(&self.reader.0.cut_short).take().map(Box::new) })
     }
 }
 
 /// What a copy and its handle share.
 struct Running {
-    /// `None` is the last one.
-    events: SyncSender<Option<CopyEvent>>,
+    events: Mutex<Events>,
+    /// Notified at each change of the events.
+    changed: Condvar,
     progress: Mutex<Option<CopyProgress>>,
     cut_short: Mutex<Option<CopySummary>>,
     cancel: Cancel,
     trust: Arc<dyn Trust>,
 }
 
-/// Sends the end of the events, also when the thread of the copy panics.
+/// Events that wait for their reader.
+#[derive(Default)]
+struct Events {
+    queue: VecDeque<CopyEvent>,
+    /// True once the copy has reported its last event.
+    have_ended: bool,
+    /// True once nobody reads events any more.
+    are_unread: bool,
+}
+
+/// The one reader of the events. Dropped, it lets the copy run on without one.
+struct Reader(Arc<Running>);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut events = lock(&self.0.events);
+        events.are_unread = true;
+        events.queue.clear();
+        self.0.changed.notify_all();
+    }
+}
+
+/// Marks the end of the events, also when the thread of the copy panics.
 struct Ending(Arc<Running>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // Nobody reads them any more.
-        let _ = self.0.events.send(None);
+        lock(&self.0.events).have_ended = true;
+        self.0.changed.notify_all();
     }
 }
 
 impl CopyObserver for Running {
+    /// Waits while the reader is [`EVENTS_MAX`] events behind, unless the copy is cancelled: a copy ends although nobody
+    /// reads.
     fn event(&self, event: CopyEvent) {
-        // Nobody reads them any more.
-        let _ = self.events.send(Some(event));
+        let mut events = lock(&self.events);
+        while events.queue.len() >= EVENTS_MAX && !events.are_unread && !self.stopped() {
+            events = self.changed.wait_timeout(events, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if !events.are_unread {
+            events.queue.push_back(event);
+            self.changed.notify_all();
+        }
     }
 
     fn progress(&self, progress: &CopyProgress) {
