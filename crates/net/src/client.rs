@@ -45,7 +45,7 @@ pub use self::path::{PathOptions, PathPlan, UnreachedPath};
 use self::replicas::ReplicaCopy;
 use self::run::{Again, BACKOFF_MIN, Restarts};
 pub use self::replicas::ReplicaSummary;
-use self::tally::Tally;
+use self::tally::{AskedDigests, Tally};
 use self::third_party::ThirdPartyCopy;
 
 /// Default memory for data in flight over QUIC, for all lanes of a copy together. Reason: 10 Gbit/s over 200 ms.
@@ -353,6 +353,8 @@ pub(crate) fn run(
             let tally = Tally::new(observer);
             lock(&tally.state).remembers_none = options.follow.is_some();
             tally.leave_out(options.settled.clone());
+            let CopySpec { checks, expect, dry_run, .. } = *options;
+            lock(&tally.state).asked = (!dry_run).then_some(AskedDigests { checks, expect });
             copy_job(options, &job, initiator, &tally)
         }
     }

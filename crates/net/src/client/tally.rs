@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna_proto::session::FileOutcome;
-use sterna_proto::{EntryKind, Error, FileEntry};
+use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
 
 use super::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
 use crate::session::{Observer, SessionEvent, SettledPaths, lock};
@@ -28,6 +28,35 @@ pub(super) struct TallyState {
     /// True if settled files are not remembered here: followed files are recorded elsewhere, and the same name may come
     /// again.
     pub(super) remembers_none: bool,
+    /// Digests that every copied file must have; `None`: the copy writes nothing.
+    pub(super) asked: Option<AskedDigests>,
+}
+
+/// Digests that the request of a copy asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AskedDigests {
+    pub(super) checks: Checks,
+    pub(super) expect: Option<Digest>,
+}
+
+impl AskedDigests {
+    /// Checks the digests of a file that the receiver reports as copied. Reason: the receiver is another host, and may
+    /// have stored other bytes or have left the checks out. Errors: `Corrupt`.
+    fn check(&self, entry: &FileEntry, digests: &FileDigests) -> Result<(), Error> {
+        let corrupt = |text: String| {
+            let text = format!("{}: {text}", entry.path);
+            Err(Error::new(ErrorKind::Corrupt, Scope::Destination, Phase::Verify, text))
+        };
+        if let Some(expected) = self.expect
+            && digests.digest(expected.algorithm()) != Some(expected)
+        {
+            return corrupt(format!("the receiver reports another digest than {expected}"));
+        }
+        match digests.missing(self.checks) {
+            Checks::NONE => Ok(()),
+            _ => corrupt("the receiver reports no digest of a kind that was asked for".to_owned()),
+        }
+    }
 }
 
 impl Tally {
@@ -60,8 +89,15 @@ impl Tally {
 }
 
 impl Observer for Tally {
-    fn session_event(&self, event: SessionEvent) {
+    fn session_event(&self, mut event: SessionEvent) {
         let mut state = lock(&self.state);
+        if let (SessionEvent::Settled { entry, outcome }, Some(asked)) = (&mut event, state.asked)
+            && let FileOutcome::Done(digests) = outcome
+            && entry.kind == EntryKind::File
+            && let Err(error) = asked.check(entry, digests)
+        {
+            *outcome = FileOutcome::Failed(error);
+        }
         match &event {
             SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
             SessionEvent::Unreadable(error) => state.fail(error),
@@ -124,7 +160,7 @@ impl TallyState {
 
 #[cfg(test)]
 mod tests {
-    use sterna_proto::{Checks, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
+    use sterna_proto::{Algorithm, FileTime, RelPath};
 
     use super::*;
 
@@ -159,5 +195,22 @@ mod tests {
         assert_eq!(counts(&state), (2, 0, 0));
         state.count(&file, &failed());
         assert_eq!(counts(&state), (2, 0, 1));
+    }
+
+    #[test]
+    fn digests_that_the_receiver_reports_are_those_that_were_asked_for() {
+        let file = entry("f", EntryKind::File);
+        let sha256 = Checks::NONE.with(Algorithm::Sha256);
+        let expect = FileDigests::of(b"right", sha256).digest(Algorithm::Sha256);
+        let check = |asked: AskedDigests, data: &[u8], checks| {
+            asked.check(&file, &FileDigests::of(data, checks)).map_err(|error| error.kind)
+        };
+        let asked = AskedDigests { checks: sha256, expect };
+        assert_eq!(check(asked, b"right", sha256), Ok(()));
+        assert_eq!(check(asked, b"wrong", sha256), Err(ErrorKind::Corrupt));
+        assert_eq!(check(asked, b"right", Checks::NONE), Err(ErrorKind::Corrupt), "the digest is missing");
+        let asked = AskedDigests { checks: sha256, expect: None };
+        assert_eq!(check(asked, b"any", Checks::NONE), Err(ErrorKind::Corrupt));
+        assert_eq!(check(asked, b"any", sha256), Ok(()));
     }
 }
