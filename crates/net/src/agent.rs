@@ -26,9 +26,10 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Origins, Receiver, ReceiverOptions, Sender, SessionSink,
-    Source, all_within, close_all, spawn_feeder,
+    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within,
+    close_all, spawn_feeder,
 };
+use crate::source::{Roots, SourcePlace};
 
 use self::limiter::{Cause, Kind, Limiter, cut};
 pub use self::log::AgentLog;
@@ -427,7 +428,7 @@ impl Shared {
         peer: &Fingerprint,
         on_behalf_of: Option<Fingerprint>,
         request: &Request,
-    ) -> Result<Vec<Source>, Error> {
+    ) -> Result<Vec<SourcePlace>, Error> {
         let grant = self.narrowed(self.grant(peer)?, peer, on_behalf_of)?;
         self.places(request, &grant)
     }
@@ -452,7 +453,7 @@ impl Shared {
         session: &AgentSession,
         (peer, id): &SessionKey,
         from: SocketAddr,
-        places: Vec<Source>,
+        places: Vec<SourcePlace>,
         hello: &Hello,
     ) -> Result<Started, Error> {
         let AgentSession { request, .. } = session;
@@ -487,7 +488,7 @@ impl Shared {
             Request::Pull { dry_run, compress, on_demand, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
-                let places = if *on_demand { Origins::OnDemand(places) } else { Origins::Roots(places) };
+                let places = if *on_demand { Roots::on_demand(places) } else { Roots::new(places) };
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), *compress, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
             }
@@ -511,13 +512,13 @@ impl Shared {
 
     /// Returns the places of a request: the destination of a push, the sources of a pull. Errors: the grant does not
     /// allow one of them.
-    fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<Source>, Error> {
+    fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<SourcePlace>, Error> {
         let place = |path: &[u8], access| {
             let (root, rest) = self.root_of(path, grant, access)?;
             // A request for a whole named root uses the name of the root as the name of the directory.
             let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
             let name = whole.map(RelPath::new).transpose()?;
-            Ok(Source { root, pattern: rest.to_vec(), name })
+            Ok(SourcePlace { root, pattern: rest.to_vec(), name })
         };
         match request {
             Request::Push { destination, .. } => Ok(vec![place(destination, Access::ReadWrite)?]),

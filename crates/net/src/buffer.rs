@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use sterna_proto::Error;
 
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Maximum number of free buffers in the pool. Reason: 512 buffers of 128 KiB are 64 MiB, the memory that a session may
 /// use besides the BDP of its path.

@@ -34,7 +34,8 @@ use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, Location
 use crate::engine::{Cancel, CopyKind};
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
-use crate::session::{LimitsNow, Progress, SessionEvent, SettledPaths, Then, lock};
+use crate::session::{LimitsNow, Progress, SessionEvent, SettledPaths, lock};
+use crate::source::Then;
 use crate::web::TokenSource;
 
 use self::direct::Direct;
@@ -43,8 +44,8 @@ use self::job::Job;
 use self::keeper::run_session;
 pub use self::path::{PathOptions, PathPlan, UnreachedPath};
 use self::replicas::ReplicaCopy;
-use self::run::{Again, BACKOFF_MIN, Restarts};
 pub use self::replicas::ReplicaSummary;
+use self::run::{Again, BACKOFF_MIN, Restarts};
 use self::tally::{AskedDigests, Tally};
 use self::third_party::ThirdPartyCopy;
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::crowd::Crowd;
 use crate::lane::tcp;
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Maximum number of lanes without a hello, of both transports together, if the process may have enough descriptors.
 /// Reason: each costs a thread and about 100 kB until it is admitted, 100 MB in all; honest lanes stay for one round

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Flag that is set once and ends the waits of other threads.
 #[derive(Default)]

@@ -291,6 +291,7 @@ mod tests {
     use crate::agent::log::AgentLog;
     use crate::buffer::BufferPool;
     use crate::session::{Observer, Sender};
+    use crate::source::Roots;
 
     struct Deaf;
 
@@ -313,8 +314,15 @@ mod tests {
         let deaf = Limiter::new(Arc::new(Deaf) as Arc<dyn AgentLog>);
         let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1), Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
-        let end =
-            Sender::start(Vec::new(), Duration::MAX, true, Arc::default(), Wish::Never, BufferPool::new(), observer)?;
+        let end = Sender::start(
+            Roots::new(Vec::new()),
+            Duration::MAX,
+            true,
+            Arc::default(),
+            Wish::Never,
+            BufferPool::new(),
+            observer,
+        )?;
         Ok(Started { end, receiver: None, log, runner: None })
     }
 

@@ -7,8 +7,8 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,14 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::log::SessionLog;
 use crate::engine::{
-    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, PathOptions,
-    Trust, ViaChoice,
+    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next,
+    PathOptions, Trust, ViaChoice,
 };
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
 use crate::latch::Latch;
-use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths, Source, Watch};
+use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths, Watch};
+use crate::source::SourcePlace;
 
 /// Maximum time that a new copy waits for an older copy of the same command to the same place, whose command is gone.
 /// Reason: the older copy detects its stop within a tick, and sends its final messages for at most 2 s.
@@ -86,7 +87,7 @@ pub(super) struct Assignment {
     /// Key of the command.
     pub(super) command: Fingerprint,
     /// Places of the copy at this agent: its sources, or its destination.
-    pub(super) places: Vec<Source>,
+    pub(super) places: Vec<SourcePlace>,
     pub(super) identity: Identity,
     pub(super) path_cache: Option<PathBuf>,
     pub(super) linger: Duration,

@@ -314,7 +314,8 @@ impl PathDialling<'_> {
             match answer {
                 Ok(reached) if reached.via == other => {
                     let reason = failed.pop().map_or("no answer".to_owned(), |error| error.chain());
-                    let text = format!("no {via} to {addr} ({reason}), so that {other} is used; does a firewall block it?");
+                    let text =
+                        format!("no {via} to {addr} ({reason}), so that {other} is used; does a firewall block it?");
                     let text = named(self.name.as_deref(), text);
                     self.dialling.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
                     return Ok(reached);

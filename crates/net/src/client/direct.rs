@@ -28,7 +28,7 @@ use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
 use crate::lane::inside::InsideTx;
-use crate::session::{AskedNames, End, Observer, Origins, Receiver, Sender, SessionEvent, SessionSink, feed, lock};
+use crate::session::{AskedNames, End, Observer, Receiver, Sender, SessionEvent, SessionSink, feed, lock};
 use crate::web::{Web, WebOptions};
 
 /// Error text for sources of two kinds.
@@ -141,11 +141,11 @@ impl Direct {
         let destination = Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?;
         // The sender in this process names the files, by the URLs that were given.
         let receiver = Receiver::start(receiver_options(options, destination, AskedNames::Any, tally), observer)?;
-        let sources = Origins::Web(Arc::clone(&web));
         let (settled, pool) = (tally.settled(), BufferPool::new());
         // Reason: the receiver reports the same events.
         let silent = Arc::new(Silent);
-        let sender = Sender::start(sources, options.linger, options.dry_run, settled, Wish::Never, pool, silent)?;
+        let sender =
+            Sender::start(Arc::clone(&web) as _, options.linger, options.dry_run, settled, Wish::Never, pool, silent)?;
         if let Some(file) = &options.recording {
             sender.limits().record(Arc::clone(file));
         }

@@ -11,7 +11,7 @@ use sterna_proto::{Error, Growth, Location, Setting};
 
 use super::CopySpec;
 use crate::disk::{Root, has_wildcards, last_name};
-use crate::session::{Follow, FollowRules};
+use crate::source::{Follow, FollowRules};
 
 /// Minimum idle time of files that are deleted or moved afterwards. Reason: a writer that writes once a second is not
 /// idle, and not every file system reports which process has a file open.

@@ -16,7 +16,8 @@ use super::third_party::{TWO_KINDS, one_agent};
 use super::{CopySpec, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
-use crate::session::{AskedNames, End, Follow, LaneIds, Observer, Origins, Receiver, ReceiverOptions, Sender, Source};
+use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
+use crate::source::{Follow, Roots, Source, SourcePlace};
 use crate::web::Web;
 
 /// Local end of a session, and the same end as a receiver if it is one.
@@ -69,7 +70,7 @@ impl PullPlace {
 #[derive(Clone)]
 pub enum Granted {
     /// Sources that this host pushes.
-    Sources(Vec<Source>),
+    Sources(Vec<SourcePlace>),
     /// File path beneath this root, to which this host pulls.
     Destination(Root, Vec<u8>),
 }
@@ -88,7 +89,7 @@ pub(super) enum PushSources {
     Web(Vec<WebLocation>),
     /// Sources beneath roots of an agent.
     Places {
-        places: Vec<Source>,
+        places: Vec<SourcePlace>,
         several: bool,
     },
 }
@@ -228,27 +229,26 @@ impl Job {
     fn start_sender(&self, from: &PushSources, options: &CopySpec, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
         let observer = Arc::clone(tally) as Arc<dyn Observer>;
         let mut missing = Vec::new();
-        let origins = match from {
+        let source: Arc<dyn Source> = match from {
             PushSources::Web(locations) => {
-                let web = Web::new(&direct::web_options(options), locations.clone(), None, Arc::clone(&observer))?;
-                Origins::Web(Arc::new(web))
+                let options = direct::web_options(options);
+                Arc::new(Web::new(&options, locations.clone(), None, Arc::clone(&observer))?)
             }
-            PushSources::Places { places, .. } => Origins::Roots(places.clone()),
+            PushSources::Places { places, .. } => Roots::new(places.clone()),
             PushSources::Local(paths) => {
                 let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
-                let sources: Vec<Source> = paths.iter().filter_map(found).collect();
+                let sources: Vec<SourcePlace> = paths.iter().filter_map(found).collect();
                 if sources.is_empty() {
                     return Err(missing.swap_remove(0));
                 }
                 match &self.follow {
-                    Some(follow) => Origins::Followed(Arc::clone(follow)),
-                    None => Origins::Roots(sources),
+                    Some(follow) => follow.session(),
+                    None => Roots::new(sources),
                 }
             }
         };
         let (settled, pool) = (tally.settled(), BufferPool::new());
-        let sender =
-            Sender::start(origins, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
+        let sender = Sender::start(source, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
         // In a dry run, files that are reported as done have not arrived.
         if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
             sender.set_then(then)?;
@@ -295,9 +295,9 @@ pub(super) fn receiver_options(
     }
 }
 
-pub(super) fn local_source(path: &Path) -> Result<Source, Error> {
+pub(super) fn local_source(path: &Path) -> Result<SourcePlace, Error> {
     let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
-    Ok(Source { root, pattern, name: None })
+    Ok(SourcePlace { root, pattern, name: None })
 }
 
 /// Returns true if a local source can match several files, so that the destination must be a directory.

@@ -32,9 +32,9 @@ use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::Fingerprint;
 use crate::lane::LaneStats;
 use crate::session::{
-    AskedNames, End, LaneIds, LimitsNow, Observer, Origins, ReplicaEnd, Replicas, Sender, SessionEvent, SettledPaths,
-    lock,
+    AskedNames, End, LaneIds, LimitsNow, Observer, ReplicaEnd, Replicas, Sender, SessionEvent, SettledPaths, lock,
 };
+use crate::source::{Roots, Source};
 use crate::web::Web;
 
 /// Maximum sleep of the main thread. Reason: as that of a feeder; received data wakes it.
@@ -362,7 +362,7 @@ impl Member {
 
     fn keep_local(&self, path: &Path) -> Result<(), Error> {
         let source = local_source(path)?;
-        self.keep_inside(Origins::OnDemand(vec![source]), LOCAL_LANES, None)
+        self.keep_inside(Roots::on_demand(vec![source]), LOCAL_LANES, None)
     }
 
     fn keep_web(self: &Arc<Self>, location: &sterna_proto::web::WebLocation) -> Result<(), Error> {
@@ -370,16 +370,16 @@ impl Member {
         let lanes = options.connections;
         let observer = Arc::clone(self) as Arc<dyn Observer>;
         let web = Arc::new(Web::new(&options, vec![location.clone()], Some(CONTROL), observer)?);
-        self.keep_inside(Origins::Web(Arc::clone(&web)), lanes, Some(web))
+        self.keep_inside(Arc::clone(&web) as _, lanes, Some(web))
     }
 
     /// Joins a sender in this process to the local end, until the session is over.
-    fn keep_inside(&self, origins: Origins, lanes: u32, web: Option<Arc<Web>>) -> Result<(), Error> {
+    fn keep_inside(&self, source: Arc<dyn Source>, lanes: u32, web: Option<Arc<Web>>) -> Result<(), Error> {
         let _busy = Busy::new(&self.crew);
         let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
         let CopySpec { linger, dry_run, .. } = self.crew.options;
         let end: Arc<dyn End> = self.join()?;
-        let sender = Sender::start(origins, linger, dry_run, settled, Wish::Never, pool, Arc::new(Silent))?;
+        let sender = Sender::start(source, linger, dry_run, settled, Wish::Never, pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;
         let feeders = start_lanes(&sender, &end, lanes)?;
         let ends = InProcess { sender: Arc::clone(&sender), end, web };

@@ -169,7 +169,8 @@ mod tests {
 
         fn progress(&self) -> Option<CopyProgress> {
             // Nothing is known before the second turn.
-            (self.turns.get() < 2).then(|| CopyProgress { lanes: vec![LaneStats::default()], ..CopyProgress::default() })
+            (self.turns.get() < 2)
+                .then(|| CopyProgress { lanes: vec![LaneStats::default()], ..CopyProgress::default() })
         }
 
         fn adapt(&self, _progress: &CopyProgress) {

@@ -32,7 +32,9 @@ use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 use crate::latch::Latch;
-use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, attach, lock, progress_of};
+use crate::session::{
+    ALIVE_EVERY, End, LaneIds, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, attach, lock, progress_of,
+};
 
 /// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";

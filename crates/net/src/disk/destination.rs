@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Checks, EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
@@ -16,8 +16,8 @@ use super::expand::Sources;
 use super::fault::{FINALISING, PREPARING};
 use super::incoming::IncomingFile;
 use super::is_hidden_name;
+use super::metadata::{parent_of, time_from, times};
 use super::root::{Access, Root};
-use super::source::time_from;
 
 /// Options for the preparation of a file.
 #[derive(Clone, Copy, Debug)]
@@ -388,18 +388,6 @@ impl fmt::Display for Destination {
 pub(super) enum Verdict {
     UpToDate,
     Wanted,
-}
-
-/// Returns the directory that holds `path`; empty for the root.
-pub(super) fn parent_of(path: &RelPath) -> &[u8] {
-    let bytes = path.as_bytes();
-    &bytes[..bytes.iter().rposition(|&b| b == b'/').unwrap_or(0)]
-}
-
-/// Returns the times for a file: `mtime` as the times of last modification and last access.
-pub(super) fn times(mtime: FileTime) -> Timestamps {
-    let time = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanoseconds.into() };
-    Timestamps { last_access: time, last_modification: time }
 }
 
 /// Removes rights from a directory that its source does not grant, before files get their names in it.

@@ -11,9 +11,9 @@ use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 use super::fault::LISTING;
 use super::hidden::HiddenNames;
 use super::is_hidden_name;
+use super::metadata::{describe, entry_from};
 use super::pattern::{has_wildcards, is_meant};
 use super::root::Root;
-use super::source::{describe, entry_from};
 
 /// Maximum number of names in one directory. They are held in memory for sorting, about 64 bytes each.
 /// Reason: 40 times the 100,000 that archives are known to keep in one directory.

@@ -53,6 +53,7 @@ mod expand;
 mod fault;
 mod hidden;
 mod incoming;
+mod metadata;
 mod packed;
 mod pattern;
 mod root;

@@ -20,10 +20,11 @@ use sterna_proto::{
     Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry, Scope,
 };
 
-use super::destination::{Destination, Seen, Verdict, parent_of, times};
+use super::destination::{Destination, Seen, Verdict};
 use super::durable::SyncRound;
 use super::fault::{At, FINALISING, WRITING};
 use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
+use super::metadata::{parent_of, times};
 use crate::descriptors;
 
 /// Small file with all its bytes.

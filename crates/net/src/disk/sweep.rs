@@ -6,8 +6,8 @@ use rustix::fs::{AtFlags, CWD, RenameFlags};
 use rustix::io::Errno;
 use sterna_proto::{Error, ErrorKind, FileEntry, RelPath, Retry};
 
-use super::destination::parent_of;
 use super::fault::SWEEPING;
+use super::metadata::parent_of;
 use super::root::Root;
 
 impl Root {

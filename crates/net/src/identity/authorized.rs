@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::{Fingerprint, files};
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Maximum size of the file in bytes. Reason: 10,000 peers with a few rights each, read in a few milliseconds.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -19,10 +19,10 @@ use sterna_proto::compress::{
 use sterna_proto::session::FileId;
 use sterna_proto::{BitRate, Error, FileEntry};
 
+use super::READ_BYTES;
 use super::limits::Meter;
-use super::lock;
-use super::sender::READ_BYTES;
 use crate::buffer::BufferPool;
+use crate::sync::lock;
 
 /// Maximum of encoded bytes that the lanes of one session hold. Reason: one block of 16 MiB for each of sixteen
 /// lanes, as much as QUIC may have in flight by default.

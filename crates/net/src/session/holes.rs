@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use sterna_proto::RangeSet;
 use sterna_proto::session::{FileId, FileOutcome};
 
-use super::lock;
+use crate::sync::lock;
 
 /// Counter of hole bytes. Each byte counts once, even if its block is sent several times.
 #[derive(Debug, Default)]

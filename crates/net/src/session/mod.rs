@@ -8,53 +8,52 @@
 //! sends one control frame or one block. The loop ends when the lane dies or the session is over.
 
 mod encode;
-mod follow;
 mod holes;
 pub mod limits;
 mod names;
-mod origin;
 mod receiver;
 mod recheck;
 mod replicas;
-mod seal;
 mod sender;
 mod silence;
 mod slabs;
 mod slot;
+mod sweep;
 #[cfg(test)]
 mod tests;
-mod then;
 mod watch;
 mod writer;
 
-pub use follow::{Follow, FollowRules};
 pub use limits::{LimitWatch, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
-pub use origin::Origins;
 pub use receiver::{Receiver, ReceiverOptions};
 pub use replicas::{ReplicaEnd, Replicas};
-pub use sender::{Sender, Source};
+pub use sender::Sender;
 pub(crate) use silence::SILENT_AFTER;
-pub use then::Then;
 pub(crate) use watch::SNAPSHOT_EVERY;
 pub use watch::{Watch, progress_of};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::plan::{HeldLanes, choose_congestion};
-use sterna_proto::session::{ActiveFile, FileOutcome, Frame, LaneId};
-use sterna_proto::{BitRate, ByteCount, Counters, Error, FileEntry};
+use sterna_proto::session::{ActiveFile, Frame, LaneId};
+use sterna_proto::{BitRate, ByteCount, Counters, Error};
 
 use self::limits::MeteredTx;
 use self::limits::Wait;
-use self::sender::NoBlocks;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 use crate::wake::Wake;
+
+pub use crate::observer::{Observer, SessionEvent};
+pub(crate) use crate::sync::lock;
+
+/// Bytes that are read and hashed in one step.
+const READ_BYTES: usize = crate::lane::PIECE_BYTES;
 
 /// Longest sleep of a feeder of blocks that nothing wakes. Reason: timeouts of the state machine are seconds; reports are
 /// due every 25 ms.
@@ -67,39 +66,6 @@ pub const ALIVE_EVERY: Duration = Duration::from_secs(2);
 
 /// Longest time to close all lanes. Reason: each lane limits its own close to 2 s and one round trip.
 const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);
-
-/// Events that a session reports to its owner, in order.
-#[derive(Debug)]
-pub enum SessionEvent {
-    /// A file has its outcome.
-    Settled {
-        /// File entry.
-        entry: FileEntry,
-        /// Outcome of the file.
-        outcome: FileOutcome,
-    },
-    /// Message for the user.
-    Notice(String),
-    /// Decision with its reason.
-    Decision {
-        /// Subject of the decision: `compression`.
-        subject: &'static str,
-        /// Reason as one sentence.
-        rationale: String,
-    },
-    /// Part of the sources cannot be read.
-    Unreadable(Error),
-    /// A source has arrived, but cannot be deleted or moved as requested.
-    Left(Error),
-    /// The session ended early.
-    Aborted(Error),
-}
-
-/// Receives the events of a session. Lane threads call it, so it must not block for long.
-pub trait Observer: Send + Sync {
-    /// Handles one event.
-    fn session_event(&self, event: SessionEvent);
-}
 
 /// Progress of a session, as a snapshot for displays.
 #[derive(Clone, Copy, Debug, Default)]
@@ -198,6 +164,24 @@ pub trait BlockSink: Send {
     fn end(&mut self, block: u64, trailer: &[u8]) -> Result<(), Error>;
     /// See [`LaneSink::block_abandoned`].
     fn abandoned(&mut self, block: u64) -> Result<(), Error>;
+}
+
+/// Block sink of an end that receives no blocks.
+pub(super) struct NoBlocks;
+
+impl BlockSink for NoBlocks {
+    fn begin(&mut self, _block: u64, _header: &[u8], _data_len: u64) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+    fn data(&mut self, _block: u64, _offset: u64, _data: &[u8]) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+    fn end(&mut self, _block: u64, _trailer: &[u8]) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
+    fn abandoned(&mut self, _block: u64) -> Result<(), Error> {
+        Err(Error::protocol("a receiver sent a block"))
+    }
 }
 
 /// Counter that numbers the lanes of one end of a session.
@@ -332,12 +316,6 @@ pub(crate) fn all_within(time_max: Duration, jobs: impl IntoIterator<Item = impl
     drop(running);
     // Nothing is sent on this channel: it closes when the last job ends.
     let _ = ended.recv_timeout(time_max);
-}
-
-/// Locks a mutex, even when a holder panicked. Reason: under our locks, every change is complete before any code that
-/// can panic, so the data is consistent.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Joins a lane to a session: a new thread feeds the lane, and the calling thread reads it until it dies.

@@ -1,10 +1,10 @@
 //! Sending end of a session: reads directories into the manifest and files into blocks.
 
 mod arrived;
-mod followed;
-mod held;
+mod offers;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,82 +14,23 @@ use sterna_proto::compress::{Method, Wish};
 use sterna_proto::session::{
     ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
 };
-use sterna_proto::{BitRate, BlockHasher, Checks, Counters, EntryKind, Error, ErrorKind, FileEntry, RelPath};
+use sterna_proto::{BitRate, BlockHasher, Checks, Counters, Error, ErrorKind, FileEntry};
 
-use self::held::HeldFiles;
 use super::encode::{Encoding, LaneClock};
-use super::follow::Follow;
 use super::holes::HoleCount;
 use super::limits::{LimitWatch, Role, Wait};
-use super::names::{Admittance, FirstNames};
-use super::origin::{OpenSource, Origin, Origins};
 use super::silence::{SilenceWatch, close_aside};
-use super::then::Sweeper;
-use super::{BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
+use super::sweep::Sweeper;
+use super::{BlockSink, End, NoBlocks, Observer, Progress, READ_BYTES, SessionEvent, SettledPaths, Work};
 use crate::buffer::BufferPool;
-use crate::descriptors;
-use crate::disk::{Root, SourceFile, SourceItem};
 use crate::lane::LaneTx;
+use crate::source::{Extent, FileReader, LaneChange, OfferedFile, Offers, Source};
+use crate::sync::lock;
 use crate::wake::Wake;
-use crate::web::{Web, WebFile};
-
-/// Bytes that are read and hashed in one step.
-pub const READ_BYTES: usize = crate::lane::PIECE_BYTES;
-
-/// Maximum of files kept open for reading. Reason: lanes work on neighbouring blocks of few files, and descriptors
-/// must be bounded.
-const OPEN_SOURCES_MAX: usize = 64;
-
-/// Divisor of the descriptor limit of the process: the part that a session uses for open sources. Reason: the same as
-/// for the files of a receiver.
-const DESCRIPTORS_DIVISOR: usize = 8;
 
 /// Interval at which the reader of directories checks for room when nothing wakes it. Guess: short against the time
 /// until there is room.
 const ROOM_NAP: Duration = Duration::from_millis(100);
-
-/// Source of a session: a pattern beneath a root.
-#[derive(Clone)]
-pub struct Source {
-    /// Root of the pattern.
-    pub root: Root,
-    /// File path beneath the root, with wildcards.
-    pub pattern: Vec<u8>,
-    /// Name under which the root itself is sent; the pattern is then empty.
-    pub name: Option<RelPath>,
-}
-
-impl Source {
-    /// Returns the matching items in the order of the manifest. Errors: those of [`Root::expand`].
-    fn items(&self) -> Result<impl Iterator<Item = Result<SourceItem, Error>> + '_, Error> {
-        let itself = self.name.as_ref().map(|name| self.root.as_item(name));
-        let beneath = self.root.expand(&self.pattern)?.map(|item| {
-            let mut item = item?;
-            if let Some(name) = &self.name {
-                item.entry.path = name.join(item.entry.path.as_bytes())?;
-            }
-            Ok(item)
-        });
-        Ok(itself.into_iter().chain(beneath))
-    }
-
-    /// Returns the source place behind the first name `first` of `item`. The rest of the name is the same at the
-    /// source.
-    pub(super) fn place_of<'a>(&self, item: &'a SourceItem, first: &[u8]) -> &'a [u8] {
-        if self.name.is_some() {
-            return b"";
-        }
-        let source = item.source.as_bytes();
-        let behind = item.entry.path.as_bytes().len() - first.len();
-        &source[..source.len() - behind]
-    }
-}
-
-#[derive(Default)]
-struct OpenSources {
-    files: HashMap<FileId, (Arc<SourceFile>, u64)>,
-    used: u64,
-}
 
 /// Block of a large file that is being sent.
 struct OutgoingBlock {
@@ -111,11 +52,9 @@ impl OutgoingBlock {
 pub struct Sender {
     session: Mutex<SendSession>,
     wake: Wake,
-    names: Mutex<HashMap<FileId, Origin>>,
-    open: Mutex<OpenSources>,
-    web: Option<Arc<Web>>,
-    /// Followed source, and the number of this session in its sequence of sessions.
-    follow: Option<(Arc<Follow>, u32)>,
+    source: Arc<dyn Source>,
+    /// Files without an outcome.
+    files: Mutex<HashMap<FileId, Arc<dyn OfferedFile>>>,
     sweeper: OnceLock<Sweeper>,
     pool: Arc<BufferPool>,
     observer: Arc<dyn Observer>,
@@ -132,10 +71,10 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Starts a sender of `sources` with the thread that reads them. Leaves out `settled` files, which an earlier
-    /// session of the same copy has settled.
+    /// Starts a sender of the files of `source` with the thread that lists them. Leaves out `settled` files, which an
+    /// earlier session of the same copy has settled.
     pub fn start(
-        sources: impl Into<Origins>,
+        source: Arc<dyn Source>,
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
@@ -143,16 +82,12 @@ impl Sender {
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
-        let sources = sources.into();
-        // A web connection would lose its read position through samples out of order.
-        let compress = if sources.web().is_some() { Wish::Never } else { compress };
+        let compress = if source.is_sequential() { Wish::Never } else { compress };
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
             wake: Wake::default(),
-            names: Mutex::new(HashMap::new()),
-            open: Mutex::new(OpenSources::default()),
-            web: sources.web(),
-            follow: sources.follow(),
+            source,
+            files: Mutex::default(),
             sweeper: OnceLock::new(),
             encoding: Encoding::new(compress, Arc::clone(&pool)),
             pool,
@@ -164,25 +99,25 @@ impl Sender {
             limits: LimitWatch::start(Role::Sender)?,
             silence: Mutex::default(),
         });
-        if let Some(web) = sender.web.clone() {
-            sender.limits.set_web(move || web.measured());
+        if sender.source.measured().is_some() {
+            let source = Arc::clone(&sender.source);
+            sender.limits.set_web(move || source.measured().unwrap_or_default());
+        }
+        if let Some(lanes) = sender.source.lanes_max() {
+            lock(&sender.session).expect_lanes(lanes);
         }
         let scanner = Arc::clone(&sender);
         thread::Builder::new()
             .name("scan".to_owned())
-            .spawn(move || scanner.scan(&sources))
+            .spawn(move || scanner.scan())
             .map_err(|e| crate::internal("start the thread that reads directories").caused_by(e))?;
         Ok(sender)
     }
 
-    /// Reads the sources into the manifest. Waits while the manifest is far enough ahead.
-    fn scan(self: &Arc<Self>, sources: &Origins) {
-        match sources {
-            Origins::Followed(follow) => self.scan_followed(follow),
-            Origins::Roots(sources) => self.scan_roots(sources, BlockOrder::Next),
-            Origins::OnDemand(sources) => self.scan_roots(sources, BlockOrder::OnDemand),
-            Origins::Web(web) => self.scan_web(web),
-        }
+    /// Lists the source into the manifest. Waits while the manifest is far enough ahead.
+    fn scan(self: &Arc<Self>) {
+        let offers = Arc::clone(self) as Arc<dyn Offers>;
+        Arc::clone(&self.source).list(&offers);
         if self.is_over() {
             return;
         }
@@ -190,72 +125,16 @@ impl Sender {
         self.after_change();
     }
 
-    fn scan_web(&self, web: &Web) {
-        lock(&self.session).expect_lanes(web.connections());
-        let found = |found: Result<WebFile, Error>| match found {
-            Ok(file) if self.settled.contains(&file.entry().path) => {}
-            Ok(file) => {
-                if let Some(text) = file.notice() {
-                    web.notice(text.to_owned());
-                }
-                let _ = self.offer_in(file.entry().clone(), file.order(), Origin::Web(Arc::new(file)));
-            }
-            // The request was cancelled because the session is over: its error does not concern the file.
-            Err(_) if self.is_over() => {}
-            Err(error) => self.unreadable(error),
-        };
-        web.list(&found, &|| self.is_over());
-    }
-
-    fn scan_roots(self: &Arc<Self>, sources: &[Source], order: BlockOrder) {
-        let mut held = HeldFiles::default();
-        let mut names = FirstNames::new(sources);
-        'sources: for (index, source) in sources.iter().enumerate() {
-            let items = match source.items() {
-                Ok(items) => items,
-                Err(error) => {
-                    self.unreadable(error);
-                    continue;
-                }
-            };
-            for item in items {
-                let admitted = item.map(|item| (names.admit(index, source, &item), item));
-                match admitted {
-                    Ok((Admittance::Offered, item)) => self.offer(source, item, order, &mut held),
-                    Ok((Admittance::RefusedBefore, _)) => {}
-                    Ok((Admittance::Refused(error), _)) | Err(error) => self.unreadable(error),
-                    Ok((Admittance::Full(error), _)) => {
-                        self.unreadable(error);
-                        break 'sources;
-                    }
-                }
-                if self.is_over() {
-                    return;
-                }
-            }
-        }
-    }
-
-    fn offer(self: &Arc<Self>, source: &Source, item: SourceItem, order: BlockOrder, held: &mut HeldFiles) {
-        // A directory gets its mode and time at the end of its session, so a takeover session needs the directory
-        // again.
-        if item.entry.kind == EntryKind::File && self.settled.contains(&item.entry.path) {
-            return;
-        }
-        if let Some(entry) = self.held_entry(&source.root, &item, order) {
-            return held.offer(self, &source.root, item.source, entry);
-        }
-        let origin = Origin::Disk { root: source.root.clone(), path: item.source };
-        let _ = self.offer_in(item.entry, order, origin);
-    }
-
-    fn offer_in(&self, entry: FileEntry, order: BlockOrder, origin: Origin) -> FileId {
-        let mut session = self.session_with_room();
+    fn add_file(
+        &self,
+        mut session: MutexGuard<'_, SendSession>,
+        entry: FileEntry,
+        order: BlockOrder,
+        file: Arc<dyn OfferedFile>,
+    ) -> FileId {
         let id = session.add_file_in(entry, order);
-        // The lock of the session is still held: no lane can take a block of the file before its origin is stored.
-        lock(&self.names).insert(id, origin);
-        drop(session);
-        self.wake.notify();
+        // The lock of the session is still held: no lane can take a block of the file before the file is stored.
+        lock(&self.files).insert(id, file);
         id
     }
 
@@ -292,8 +171,8 @@ impl Sender {
                 },
                 SendEvent::Notice { text, .. } => SessionEvent::Notice(text),
                 SendEvent::Aborted(error) => {
-                    // Lanes that wait for a web server must stop waiting.
-                    self.web.iter().for_each(|web| web.stop());
+                    // Lanes that wait for the source must stop waiting.
+                    self.source.stop();
                     SessionEvent::Aborted(error)
                 }
             });
@@ -301,43 +180,25 @@ impl Sender {
         self.wake.notify();
     }
 
-    /// Opens the source from which `lane` reads block `index` of a file.
-    fn open_block(&self, lane: LaneId, id: FileId, entry: &FileEntry, index: u64) -> Result<OpenSource<'_>, Error> {
-        let origin = lock(&self.names).get(&id).cloned();
-        let (Some(Origin::Web(file)), Some(web)) = (origin, &self.web) else {
-            return self.open_source(id).map(OpenSource::Disk);
-        };
-        let blocks = entry.blocks();
-        let session = lock(&self.session);
-        let run = session.run_of(lane).filter(|(file, _)| *file == id);
-        let begins_here = session.is_missing(id, 0);
-        drop(session);
-        if !begins_here {
-            file.drop_first_answer();
-        }
-        let last = run.map_or(index, |(_, end)| end.saturating_sub(1).max(index));
-        Ok(OpenSource::Web(Box::new(web.reader(lane, file, blocks.offset(last) + blocks.length(last)))))
+    /// Returns a file that has no outcome yet.
+    fn file(&self, id: FileId) -> Result<Arc<dyn OfferedFile>, Error> {
+        lock(&self.files).get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))
     }
 
-    fn open_source(&self, id: FileId) -> Result<Arc<SourceFile>, Error> {
-        let mut open = lock(&self.open);
-        open.used += 1;
-        let used = open.used;
-        if let Some((file, last_used)) = open.files.get_mut(&id) {
-            *last_used = used;
-            return Ok(Arc::clone(file));
-        }
-        drop(open);
-        let name = lock(&self.names).get(&id).cloned();
-        let Some(Origin::Disk { root, path }) = name else { return Err(crate::internal("a block of a settled file")) };
-        let file = Arc::new(root.open_source(&path)?);
-        let mut open = lock(&self.open);
-        if open.files.len() >= OPEN_SOURCES_MAX.min(descriptors::limit() / DESCRIPTORS_DIVISOR) {
-            let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id);
-            oldest.and_then(|id| open.files.remove(&id));
-        }
-        open.files.insert(id, (Arc::clone(&file), used));
-        Ok(file)
+    /// Opens the file from which `lane` reads block `index`.
+    fn open_block(
+        &self,
+        lane: LaneId,
+        (id, entry, index): (FileId, &FileEntry, u64),
+    ) -> Result<Box<dyn FileReader>, Error> {
+        let file = self.file(id)?;
+        let session = lock(&self.session);
+        let run = session.run_of(lane).filter(|(file, _)| *file == id);
+        let is_start_wanted = session.is_missing(id, 0);
+        drop(session);
+        let last = run.map_or(index, |(_, end)| end.saturating_sub(1).max(index));
+        let blocks = entry.blocks();
+        file.open(Some(lane), Extent::Run { until: blocks.offset(last) + blocks.length(last), is_start_wanted })
     }
 
     /// Sends one block of a large file. The outer error comes from the lane, the inner error from the source.
@@ -348,7 +209,7 @@ impl Sender {
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
         let meter = self.limits.feeder(lane);
-        let mut source = match meter.during(Wait::Storage, 0, || self.open_block(lane, id, &entry, index)) {
+        let mut source = match meter.during(Wait::Storage, 0, || self.open_block(lane, (id, &entry, index))) {
             Ok(source) => source,
             Err(error) => return Ok(Err(error)),
         };
@@ -359,8 +220,8 @@ impl Sender {
             entry,
             index,
         };
-        match meter.during(Wait::Storage, 0, || self.is_hole(&mut source, block.offset, block.length)) {
-            Ok(true) => return self.send_hole(&block, &source, tx),
+        match meter.during(Wait::Storage, 0, || self.is_hole(&mut *source, block.offset, block.length)) {
+            Ok(true) => return self.send_hole(&block, &*source, tx),
             Ok(false) => {}
             Err(error) => return Ok(Err(error)),
         }
@@ -371,8 +232,8 @@ impl Sender {
         clock.end_work(0, began);
         let sent = match method {
             Err(error) => Ok(Err(error)),
-            Ok(Method::Raw) => self.send_raw(lane, &block, &mut source, &mut clock, tx),
-            Ok(method) => self.send_encoded(lane, (&block, method), &mut source, &mut clock, tx),
+            Ok(Method::Raw) => self.send_raw(lane, &block, &mut *source, &mut clock, tx),
+            Ok(method) => self.send_encoded(lane, (&block, method), &mut *source, &mut clock, tx),
         };
         self.encoding.end_clock(clock);
         self.tell_decisions();
@@ -383,7 +244,7 @@ impl Sender {
     fn send_hole(
         &self,
         block: &OutgoingBlock,
-        source: &OpenSource<'_>,
+        source: &dyn FileReader,
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
         let OutgoingBlock { id, entry, index, offset, length } = block;
@@ -403,8 +264,8 @@ impl Sender {
         }
         self.end_block(block, hasher, tx)?;
         // The lock is held here: a file that has settled as up to date in the meantime is no longer counted.
-        let names = lock(&self.names);
-        if names.contains_key(id) {
+        let files = lock(&self.files);
+        if files.contains_key(id) {
             self.holes.add(*id, *offset..offset + length);
         }
         Ok(Ok(()))
@@ -415,7 +276,7 @@ impl Sender {
         &self,
         lane: LaneId,
         block: &OutgoingBlock,
-        source: &mut OpenSource<'_>,
+        source: &mut dyn FileReader,
         clock: &mut LaneClock,
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
@@ -452,7 +313,7 @@ impl Sender {
         &self,
         lane: LaneId,
         (block, method): (&OutgoingBlock, Method),
-        source: &mut OpenSource<'_>,
+        source: &mut dyn FileReader,
         clock: &mut LaneClock,
         tx: &mut dyn LaneTx,
     ) -> Result<Result<(), Error>, Error> {
@@ -518,7 +379,7 @@ impl Sender {
                     self.record(id, |sweeper| sweeper.record_whole(id, blake3));
                     packed.push((id, entry));
                 }
-                Err(error) => self.withdraw(id, error),
+                Err(error) => self.give_up(id, error),
             }
         }
         // The largest file decides the encoding of all files in the block.
@@ -552,15 +413,10 @@ impl Sender {
         if entry.size == 0 {
             return Ok(());
         }
-        let name = lock(&self.names).get(&id).cloned().ok_or_else(|| crate::internal("a settled file"))?;
+        let file = self.file(id)?;
         let start = data.len();
         data.resize(start + entry.size as usize, 0);
-        let open = match (name, &self.web) {
-            (Origin::Disk { root, path }, _) => root.open_source(&path).map(|file| OpenSource::Disk(Arc::new(file))),
-            (Origin::Web(file), Some(web)) => Ok(OpenSource::Web(Box::new(web.reader(lane, file, entry.size)))),
-            (Origin::Web(_), None) => Err(crate::internal("a web file without a web")),
-        };
-        let read = open.and_then(|mut source| {
+        let read = file.open(Some(lane), Extent::Whole).and_then(|mut source| {
             source.read_at(0, &mut data[start..])?;
             source.check_whole(entry, &data[start..])
         });
@@ -570,7 +426,41 @@ impl Sender {
         read
     }
 
-    pub(super) fn withdraw(&self, id: FileId, error: Error) {
+    /// Sends part of an incomplete block. Errors: of the lane; an unreadable source is reported to the session.
+    fn send_tail(
+        &self,
+        lane: LaneId,
+        (id, entry): (FileId, &FileEntry),
+        range: Range<u64>,
+        tx: &mut dyn LaneTx,
+    ) -> Result<(), Error> {
+        let meter = self.limits.feeder(lane);
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let read = meter.during(Wait::Storage, bytes.len(), || {
+            let extent = Extent::Run { until: range.end, is_start_wanted: true };
+            let mut source = self.file(id)?.open(Some(lane), extent)?;
+            source.read_at(range.start, &mut bytes)?;
+            source.check_unchanged(entry)
+        });
+        if let Err(error) = read {
+            self.give_up(id, error);
+            return Ok(());
+        }
+        let header = BlockHeader::Tail { file: id, entry: entry.clone(), offset: range.start };
+        let digest = blake3::hash(&bytes);
+        let length = bytes.len() as u64;
+        tx.block_begin(&header.encode(), length)?;
+        let mut bytes = Bytes::from(bytes);
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(READ_BYTES));
+            tx.block_data(piece)?;
+            self.send_waiting_frames(lane, tx)?;
+        }
+        tx.block_end(digest.as_bytes())
+    }
+
+    /// Withdraws a file that cannot be read.
+    fn give_up(&self, id: FileId, error: Error) {
         // The session was already ending when the read was cancelled: the file itself has not failed.
         if error.kind == ErrorKind::Cancelled {
             return;
@@ -601,15 +491,13 @@ impl End for Sender {
             return Work::Over;
         }
         if !self.dry_run
-            && self.web.as_ref().is_none_or(|web| web.takes_blocks(lane))
+            && self.source.takes_blocks(lane)
             && let Some(task) = session.next_block(lane)
         {
             return Work::Block(task);
         }
         drop(session);
-        if let Some(web) = &self.web {
-            web.rest(lane);
-        }
+        self.source.handle_lane(lane, LaneChange::Idle);
         self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
     }
 
@@ -623,11 +511,11 @@ impl End for Sender {
             BlockTask::Tail { file, entry, range } => self.send_tail(lane, (file, &entry), range, tx),
             BlockTask::Single { file, entry, index } => {
                 let Err(error) = self.send_single(lane, (file, entry, index), tx)? else { return Ok(()) };
-                if self.web.as_ref().is_some_and(|web| web.is_over(lane)) {
+                if error.kind == ErrorKind::Cancelled {
                     // This lane may no longer take the block, so the block was not read. Another lane delivers it.
                     return Err(error);
                 }
-                self.withdraw(file, error);
+                self.give_up(file, error);
                 Ok(())
             }
         }
@@ -656,17 +544,13 @@ impl End for Sender {
     }
 
     fn lane_down(&self, lane: LaneId) {
-        if let Some(web) = &self.web {
-            web.lane_down(lane);
-        }
+        self.source.handle_lane(lane, LaneChange::Down);
         lock(&self.session).handle_lane_down(lane, Instant::now());
         self.after_change();
     }
 
     fn lane_fed(&self, lane: LaneId) {
-        if let Some(web) = &self.web {
-            web.lane_fed(lane);
-        }
+        self.source.handle_lane(lane, LaneChange::Ended);
     }
 
     fn block_sink(self: Arc<Self>, _lane: LaneId) -> Box<dyn BlockSink> {
@@ -683,8 +567,8 @@ impl End for Sender {
         let given_up = {
             let mut session = lock(&self.session);
             session.handle_timeout(now);
-            if let Some(web) = &self.web {
-                session.handle_round_trip(web.round_trip(), now);
+            if let Some(round_trip) = self.source.round_trip() {
+                session.handle_round_trip(round_trip, now);
             }
             session.handle_silence(&silent)
         };
@@ -736,23 +620,5 @@ impl End for Sender {
         self.sweeper.get().into_iter().for_each(Sweeper::stop);
         lock(&self.session).abort(error);
         self.after_change();
-    }
-}
-
-/// Block sink of an end that receives no blocks.
-pub(super) struct NoBlocks;
-
-impl BlockSink for NoBlocks {
-    fn begin(&mut self, _block: u64, _header: &[u8], _data_len: u64) -> Result<(), Error> {
-        Err(Error::protocol("a receiver sent a block"))
-    }
-    fn data(&mut self, _block: u64, _offset: u64, _data: &[u8]) -> Result<(), Error> {
-        Err(Error::protocol("a receiver sent a block"))
-    }
-    fn end(&mut self, _block: u64, _trailer: &[u8]) -> Result<(), Error> {
-        Err(Error::protocol("a receiver sent a block"))
-    }
-    fn abandoned(&mut self, _block: u64) -> Result<(), Error> {
-        Err(Error::protocol("a receiver sent a block"))
     }
 }

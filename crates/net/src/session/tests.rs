@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use sterna_proto::compress::Wish;
 use sterna_proto::session::{Capabilities, FileId, LINGER_DEFAULT, Message, Overwrite};
-use sterna_proto::{Checks, EntryKind, ErrorKind, FileTime, Phase, RelPath, Scope};
+use sterna_proto::{Checks, EntryKind, ErrorKind, FileEntry, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
 
 use super::*;
@@ -16,6 +16,7 @@ use crate::buffer::BufferPool;
 use crate::disk::{Access, Destination, Prepared, Root, Sources, Terms};
 use crate::identity::Fingerprint;
 use crate::lane::{LaneRx, LaneStats};
+use crate::source::Roots;
 
 mod sources;
 
@@ -112,7 +113,9 @@ fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
         Arc::new(SlowToHear { is_told: Barrier::new(2), let_go: Barrier::new(2), has_heard: AtomicBool::new(false) });
     let linger = Duration::from_secs(600);
     let heard = Arc::clone(&observer) as Arc<dyn Observer>;
-    let end = Sender::start(Vec::new(), linger, false, Arc::default(), Wish::Never, BufferPool::new(), heard).unwrap();
+    let end =
+        Sender::start(Roots::new(Vec::new()), linger, false, Arc::default(), Wish::Never, BufferPool::new(), heard)
+            .unwrap();
     let aborting = Arc::clone(&end);
     let aborted = thread::spawn(move || aborting.abort(Error::protocol("ended")));
     observer.is_told.wait();
@@ -133,7 +136,8 @@ fn a_panic_of_either_half_takes_the_lane_down() {
         let pool = BufferPool::new();
         let linger = Duration::from_secs(600);
         let end =
-            Sender::start(Vec::new(), linger, false, Arc::default(), Wish::Never, pool, Arc::new(Silent)).unwrap();
+            Sender::start(Roots::new(Vec::new()), linger, false, Arc::default(), Wish::Never, pool, Arc::new(Silent))
+                .unwrap();
         let handle = Arc::new(Unplugged::default());
         let lane = Lane {
             peer: Fingerprint([0; 32]),

@@ -22,7 +22,7 @@ use super::hosts::{Hosts, Permit};
 use super::reply::{Reply, Version};
 use super::secrets::{Secrets, is_this_host};
 use super::socket::{Measured, WatchedConnector};
-use crate::session::{Observer, SessionEvent};
+use crate::observer::{Observer, SessionEvent};
 
 /// Most redirects that are followed. Source: curl's manual and browsers use limits above ten; real chains are
 /// shorter.

@@ -8,10 +8,9 @@ use sterna_proto::session::BlockOrder;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry};
 
-use super::Web;
-use super::exchange::{Answer, Ask, Body, Fault};
+use super::exchange::{Answer, Ask, Body, Exchange, Fault};
 use super::reply::{Reply, Version};
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Bytes of files that are held in memory until they are sent. Reason: the first request brings a small file whole.
 /// 256 of the largest small files cover what lanes take at once.
@@ -26,6 +25,9 @@ const FIRST_TRIES_MAX: u32 = 3;
 
 /// Wait between these attempts, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Longest wait before a failed request is repeated. Reason: the end of an outage is noticed within this time.
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Bytes that the first request for the only file asks for. Reason: they cover the time until other lanes have
 /// their first bytes, on any path. A request for all of the file would have to be broken off at the end of its run.
@@ -43,7 +45,7 @@ pub(super) enum ProbeKind {
 }
 
 /// File on a web server.
-pub(crate) struct WebFile {
+pub(super) struct WebFile {
     /// Location that the user gave.
     pub(super) named: WebLocation,
     /// Location where it was found, after redirects.
@@ -60,22 +62,22 @@ pub(crate) struct WebFile {
 
 impl WebFile {
     /// Returns its file entry. The version in the entry is derived from what the server reports.
-    pub(crate) fn entry(&self) -> &FileEntry {
+    pub(super) fn entry(&self) -> &FileEntry {
         &self.entry
     }
 
     /// Returns the order in which its blocks are read.
-    pub(crate) fn order(&self) -> BlockOrder {
+    pub(super) fn order(&self) -> BlockOrder {
         self.order
     }
 
     /// Returns a notice for the user about the file.
-    pub(crate) fn notice(&self) -> Option<&str> {
+    pub(super) fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
 
     /// Drops the first answer, because its bytes are not needed.
-    pub(crate) fn drop_first_answer(&self) {
+    pub(super) fn drop_first_answer(&self) {
         // Dropped after the lock is released.
         let _first = lock(&self.first).take();
     }
@@ -86,7 +88,24 @@ impl WebFile {
     }
 }
 
-impl Web {
+/// Requests files for the first time.
+pub(super) struct Prober {
+    exchange: Arc<Exchange>,
+    /// Time for which a failed request is retried.
+    patience: Duration,
+    held: Arc<Held>,
+}
+
+impl Prober {
+    pub(super) fn new(exchange: &Arc<Exchange>, patience: Duration) -> Self {
+        Self { exchange: Arc::clone(exchange), patience, held: Arc::default() }
+    }
+
+    /// Waits until the first bytes of one more file may be held, or the session is over.
+    pub(super) fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
+        self.held.wait_for_room(is_over);
+    }
+
     /// Requests a file for the first time. Errors: the file is not available, or not with a known size.
     pub(super) fn probe(&self, named: &WebLocation, kind: ProbeKind) -> Result<WebFile, Error> {
         let (mut tries, mut pause, mut waited) = (0, FIRST_PAUSE, Duration::ZERO);
@@ -105,7 +124,7 @@ impl Web {
                 error.phase = sterna_proto::Phase::Prepare;
                 return Err(error);
             }
-            pause = (pause * 2).min(super::lanes::PAUSE_MAX);
+            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
@@ -261,14 +280,14 @@ fn number_of(words: &[&[u8]]) -> u64 {
 
 /// Count of file bytes that are held in memory.
 #[derive(Default)]
-pub(super) struct Held {
+struct Held {
     bytes: Mutex<u64>,
     freed: Condvar,
 }
 
 impl Held {
     /// Waits until there is room for more, or the session is over.
-    pub(super) fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
+    fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
         let mut bytes = lock(&self.bytes);
         while *bytes >= HELD_BYTES_MAX && !is_over() {
             bytes = self.freed.wait_timeout(bytes, ROOM_NAP).unwrap_or_else(PoisonError::into_inner).0;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::session::LaneId;
 
-use crate::session::lock;
+use crate::sync::lock;
 
 /// First wait after a server reported overload without a time; doubled each time.
 const PAUSE_MIN: Duration = Duration::from_secs(1);

@@ -1,23 +1,22 @@
 //! Reads of a lane: one answer after the other, each as long as the lane's run, resumed where it was cut.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
-use sterna_proto::{Error, ErrorKind};
+use sterna_proto::{Error, ErrorKind, FileEntry, Setting};
 
-use super::Web;
-use super::exchange::{Answer, Ask, Body, Fault};
-use super::file::WebFile;
-use crate::session::lock;
+use super::exchange::{Answer, Ask, Body, Exchange, Fault};
+use super::file::{PAUSE_MAX, WebFile};
+use crate::source::{Extent, FileReader, OfferedFile, Then};
+use crate::sync::lock;
 
-/// Wait before a failed request is repeated, doubled after each failure. Reason: a cut connection is replaced at
-/// once, and a server that restarts takes seconds.
+/// Wait before a failed request is repeated, doubled after each failure up to [`PAUSE_MAX`]. Reason: a cut connection
+/// is replaced at once, and a server that restarts takes seconds.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
-
-/// Longest such wait. Reason: the end of an outage is noticed within this time.
-pub(super) const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Bytes that are read and dropped instead of a new request. Reason: on any path this costs about as much as a new
 /// connection, or less.
@@ -31,37 +30,94 @@ pub(super) struct OpenRun {
     body: Body,
 }
 
-/// Reads one file for one lane.
-pub(crate) struct WebReader<'a> {
-    web: &'a Web,
-    lane: LaneId,
+/// Answers that lanes are reading.
+pub(super) struct Runs {
+    exchange: Arc<Exchange>,
+    /// Time for which a failed request is retried.
+    patience: Duration,
+    by_lane: Mutex<HashMap<LaneId, OpenRun>>,
+}
+
+impl Runs {
+    pub(super) fn new(exchange: &Arc<Exchange>, patience: Duration) -> Arc<Self> {
+        Arc::new(Self { exchange: Arc::clone(exchange), patience, by_lane: Mutex::default() })
+    }
+
+    /// Drops the rest of the answer that `lane` reads.
+    pub(super) fn end(&self, lane: LaneId) {
+        // Dropped after the lock is released.
+        let _open = lock(&self.by_lane).remove(&lane);
+    }
+
+    /// Returns the number of lanes that are reading an answer.
+    pub(super) fn count(&self) -> usize {
+        lock(&self.by_lane).len()
+    }
+}
+
+/// File of a session, with the answers that its lanes are reading.
+pub(super) struct OfferedWebFile {
+    runs: Arc<Runs>,
     file: Arc<WebFile>,
-    /// End of the range that the lane will read without a gap.
+}
+
+impl OfferedWebFile {
+    pub(super) fn new(runs: &Arc<Runs>, file: WebFile) -> Self {
+        Self { runs: Arc::clone(runs), file: Arc::new(file) }
+    }
+}
+
+impl fmt::Display for OfferedWebFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.file.named, f)
+    }
+}
+
+impl OfferedFile for OfferedWebFile {
+    fn open(&self, lane: Option<LaneId>, extent: Extent) -> Result<Box<dyn FileReader>, Error> {
+        let run_end = match extent {
+            Extent::Whole => self.file.entry().size,
+            Extent::Run { until, is_start_wanted } => {
+                if !is_start_wanted {
+                    self.file.drop_first_answer();
+                }
+                until
+            }
+        };
+        let (runs, file) = (Arc::clone(&self.runs), Arc::clone(&self.file));
+        let open = lane.and_then(|lane| lock(&runs.by_lane).remove(&lane));
+        Ok(Box::new(WebReader { runs, lane, file, run_end, open }))
+    }
+
+    fn settle(&self, _then: &Then, _entry: &FileEntry) -> Result<(), Error> {
+        let text = format!("{self} has arrived and stays where it is: files on web servers are not deleted or moved");
+        Err(Error::usage(&[Setting::Then], text))
+    }
+}
+
+/// Reads one file for one lane.
+struct WebReader {
+    runs: Arc<Runs>,
+    lane: Option<LaneId>,
+    file: Arc<WebFile>,
+    /// End of the range that the lane will most likely read without a gap.
     run_end: u64,
     open: Option<OpenRun>,
 }
 
-impl Web {
-    /// Returns the reader of `file` for `lane`, which will most likely read up to `run_end`.
-    pub(crate) fn reader(&self, lane: LaneId, file: Arc<WebFile>, run_end: u64) -> WebReader<'_> {
-        let open = lock(&self.runs).remove(&lane);
-        WebReader { web: self, lane, file, run_end, open }
-    }
-}
-
-impl Drop for WebReader<'_> {
+impl Drop for WebReader {
     fn drop(&mut self) {
-        if let Some(open) = self.open.take() {
-            lock(&self.web.runs).insert(self.lane, open);
+        if let (Some(open), Some(lane)) = (self.open.take(), self.lane) {
+            lock(&self.runs.by_lane).insert(lane, open);
         }
     }
 }
 
-impl WebReader<'_> {
-    /// Fills `buffer` with the bytes at `offset`; retries after a cut.
+impl FileReader for WebReader {
+    /// Retries after a cut.
     ///
     /// Errors: the file changed, the server refuses it, or no byte arrived for the `patience` time.
-    pub(crate) fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
+    fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
         // A wait for other requests to the same server does not count. A wait for this request does.
         let (mut done, mut waited, mut pause) = (0, Duration::ZERO, PAUSE_MIN);
         while done < buffer.len() {
@@ -72,14 +128,14 @@ impl WebReader<'_> {
                 }
                 Err(fault) => {
                     self.open = None;
-                    if self.web.is_over(self.lane) {
+                    if self.runs.exchange.hosts.is_over(self.lane) {
                         return Err(Fault::stopped().error);
                     }
                     waited += pause + fault.wait + fault.tried;
-                    if !fault.again || waited > self.web.patience {
+                    if !fault.again || waited > self.runs.patience {
                         return Err(fault.error);
                     }
-                    self.web.exchange.hosts.wait(pause, Some(self.lane));
+                    self.runs.exchange.hosts.wait(pause, self.lane);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
             }
@@ -87,6 +143,13 @@ impl WebReader<'_> {
         Ok(())
     }
 
+    /// Every answer was checked when it came.
+    fn check_unchanged(&self, _entry: &FileEntry) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl WebReader {
     fn read_some(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, Fault> {
         let head = self.file.head.bytes.get(offset as usize..).unwrap_or_default();
         if !head.is_empty() {
@@ -141,11 +204,11 @@ impl WebReader<'_> {
         let at = lock(&file.at).clone();
         let end = self.run_end.clamp(offset + 1, file.entry().size);
         let range = file.has_ranges().then_some((offset, Some(end)));
-        let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version), lane: Some(self.lane) };
-        let answer = match self.web.exchange.get(&ask) {
+        let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version), lane: self.lane };
+        let answer = match self.runs.exchange.get(&ask) {
             // The target of a redirect is valid for a while only.
             Err(fault) if at != file.named && is_stale(&fault) => {
-                self.web.exchange.get(&Ask { at: &file.named, ..ask })?
+                self.runs.exchange.get(&Ask { at: &file.named, ..ask })?
             }
             answer => answer?,
         };

@@ -10,20 +10,19 @@ mod exchange;
 mod file;
 mod hosts;
 mod lanes;
+mod options;
 mod reply;
 mod secrets;
 mod socket;
 
 pub(crate) use exchange::fuzz_redirect;
-pub(crate) use file::WebFile;
-pub(crate) use lanes::WebReader;
+pub use options::WebOptions;
 pub(crate) use reply::fuzz as fuzz_reply;
 pub use secrets::TokenSource;
 
-use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -33,38 +32,22 @@ use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use self::exchange::Exchange;
-use self::file::{Held, ProbeKind};
-use self::lanes::OpenRun;
-use crate::session::{Observer, lock};
+use self::file::{ProbeKind, Prober, WebFile};
+use self::lanes::{OfferedWebFile, Runs};
+use crate::observer::Observer;
+use crate::source::{LaneChange, Offers, Source};
 
 /// Most files that are probed at once. Reason: at most as many as there are connections. With sixteen, a thousand
 /// files over 150 ms are probed in 10 s, while lanes are busy with the first.
 const PROBES_MAX: usize = 16;
 
-/// Settings for web servers.
-#[derive(Clone, Debug)]
-pub struct WebOptions {
-    /// Source of a bearer token.
-    pub token: Option<TokenSource>,
-    /// File with certificates of authorities that are trusted in addition to those of this host.
-    pub authority: Option<PathBuf>,
-    /// Most requests that each server gets at once.
-    pub connections: u32,
-    /// Time for which a failed request is retried.
-    pub patience: Duration,
-    /// True if the user gave a digest that the file must have.
-    pub is_expected: bool,
-}
-
 /// Web servers of one session.
 pub struct Web {
-    exchange: Exchange,
+    exchange: Arc<Exchange>,
     locations: Vec<WebLocation>,
     connections: u32,
-    patience: Duration,
-    held: Arc<Held>,
-    /// Answer that each lane is reading.
-    runs: Mutex<HashMap<LaneId, OpenRun>>,
+    prober: Prober,
+    runs: Arc<Runs>,
     /// Lane that carries control frames and no blocks.
     control: Option<LaneId>,
 }
@@ -80,30 +63,30 @@ impl Web {
         control: Option<LaneId>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
+        let exchange = Arc::new(Exchange::new(options, &locations, observer)?);
         Ok(Self {
-            exchange: Exchange::new(options, &locations, observer)?,
             locations,
             connections: options.connections,
-            patience: options.patience,
-            held: Arc::default(),
-            runs: Mutex::default(),
+            prober: Prober::new(&exchange, options.patience),
+            runs: Runs::new(&exchange, options.patience),
+            exchange,
             control,
         })
     }
 
     /// Probes every file, several at once, and passes each to `found` when it is known. Ends early when `is_over`
     /// is true.
-    pub(crate) fn list(&self, found: &(dyn Fn(Result<WebFile, Error>) + Sync), is_over: &(dyn Fn() -> bool + Sync)) {
+    fn probe_all(&self, found: &(dyn Fn(Result<WebFile, Error>) + Sync), is_over: &(dyn Fn() -> bool + Sync)) {
         let wanted = self.named(found);
         let kind = if wanted.len() == 1 { ProbeKind::ReadOn } else { ProbeKind::Head };
         let next = AtomicUsize::new(0);
         let probe_all = || {
             while let Some(location) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.held.wait_for_room(is_over);
+                self.prober.wait_for_room(is_over);
                 if is_over() {
                     return;
                 }
-                found(self.probe(location, kind));
+                found(self.prober.probe(location, kind));
             }
         };
         let count = wanted.len().min(PROBES_MAX).min(self.connections as usize);
@@ -136,43 +119,6 @@ impl Web {
         wanted
     }
 
-    /// Reports a message to the user.
-    pub(crate) fn notice(&self, text: String) {
-        self.exchange.notice(text);
-    }
-
-    /// Returns true if `lane` may take blocks.
-    pub(crate) fn takes_blocks(&self, lane: LaneId) -> bool {
-        self.control != Some(lane)
-    }
-
-    /// Returns the largest number of lanes that take blocks.
-    pub(crate) fn connections(&self) -> u32 {
-        self.connections
-    }
-
-    /// Drops the rest of the answer that `lane` reads, because the lane has nothing to read now.
-    pub(crate) fn rest(&self, lane: LaneId) {
-        // Dropped after the lock is released.
-        let _open = lock(&self.runs).remove(&lane);
-    }
-
-    /// Records that `lane` is down, and ends every wait for it.
-    pub(crate) fn lane_down(&self, lane: LaneId) {
-        self.exchange.hosts.lane_down(lane);
-    }
-
-    /// Records that the feeder of `lane` has ended. Its answer and the permit for its connection become free.
-    pub(crate) fn lane_fed(&self, lane: LaneId) {
-        self.exchange.hosts.lane_fed(lane);
-        self.rest(lane);
-    }
-
-    /// Returns true if a read for `lane` failed because the lane is down or the session is over.
-    pub(crate) fn is_over(&self, lane: LaneId) -> bool {
-        self.exchange.hosts.is_over(Some(lane))
-    }
-
     /// Ends every request and every wait, because the session is over.
     pub fn stop(&self) {
         self.exchange.stop();
@@ -183,18 +129,63 @@ impl Web {
         self.exchange.received_bytes()
     }
 
-    /// Returns the measurements of all connections together.
-    pub(crate) fn measured(&self) -> WebSample {
-        self.exchange.measured()
-    }
-
-    /// Returns the smallest round trip to a server; zero where it is not measured.
-    pub(crate) fn round_trip(&self) -> Duration {
-        self.exchange.round_trip()
-    }
-
     /// Returns the number of lanes that are reading an answer.
     pub fn reading(&self) -> usize {
-        lock(&self.runs).len()
+        self.runs.count()
+    }
+}
+
+impl Source for Web {
+    fn list(self: Arc<Self>, offers: &Arc<dyn Offers>) {
+        let found = |found: Result<WebFile, Error>| match found {
+            Ok(file) if offers.has_settled(file.entry()) => {}
+            Ok(file) => {
+                if let Some(text) = file.notice() {
+                    self.exchange.notice(text.to_owned());
+                }
+                let (entry, order) = (file.entry().clone(), file.order());
+                offers.offer(entry, order, Arc::new(OfferedWebFile::new(&self.runs, file)));
+            }
+            // The request was cancelled because the session is over: its error does not concern the file.
+            Err(_) if offers.is_closed() => {}
+            Err(error) => offers.unreadable(error),
+        };
+        self.probe_all(&found, &|| offers.is_closed());
+    }
+
+    fn lanes_max(&self) -> Option<u32> {
+        Some(self.connections)
+    }
+
+    fn takes_blocks(&self, lane: LaneId) -> bool {
+        self.control != Some(lane)
+    }
+
+    /// A connection would lose its read position through samples out of order.
+    fn is_sequential(&self) -> bool {
+        true
+    }
+
+    fn handle_lane(&self, lane: LaneId, change: LaneChange) {
+        match change {
+            LaneChange::Idle => self.runs.end(lane),
+            LaneChange::Down => self.exchange.hosts.lane_down(lane),
+            LaneChange::Ended => {
+                self.exchange.hosts.lane_fed(lane);
+                self.runs.end(lane);
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.exchange.stop();
+    }
+
+    fn measured(&self) -> Option<WebSample> {
+        Some(self.exchange.measured())
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        Some(self.exchange.round_trip())
     }
 }

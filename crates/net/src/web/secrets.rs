@@ -17,7 +17,7 @@ use serde::Deserialize;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::session::lock;
+use crate::sync::lock;
 
 /// Longest token, in bytes. Reason: servers accept about 8,000 bytes in all headers together.
 const TOKEN_BYTES_MAX: usize = 16 << 10;

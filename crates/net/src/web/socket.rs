@@ -17,7 +17,7 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Error, Timeout};
 
-use crate::session::lock;
+use crate::sync::lock;
 use crate::sys::{self, TcpInfo};
 
 /// Interval at which a connection is measured while bytes are awaited. Reason: the same as for sterna lanes.

@@ -22,8 +22,8 @@ use sterna_proto::session::{Frame, LaneId};
 use sterna_proto::{BitRate, ByteCount, Error};
 
 use self::meter::Reading;
-use super::lock;
 use crate::lane::{LaneHandle, tcp};
+use crate::sync::lock;
 
 pub(in crate::session) use self::meter::MeteredTx;
 pub use self::meter::{Meter, Wait};

@@ -1,21 +1,31 @@
 //! Handles files with an outcome for a sender, and the digests and reads that sources to be removed need.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{BlockHasher, Error, FileEntry, RelPath};
 
-use super::super::origin::OpenSource;
-use super::super::then::{Arrived, Sweeper, Then};
-use super::super::{SessionEvent, lock};
-use super::{OutgoingBlock, Sender};
+use super::super::SessionEvent;
+use super::super::sweep::{Arrived, Sweeper};
+use super::{OutgoingBlock, READ_BYTES, Sender};
 use crate::lane::LaneTx;
+use crate::source::{FileReader, Then};
+use crate::sync::lock;
 
 impl Sender {
     /// Sets the action on sources that have arrived. To be called before the first lane. Errors: the host cannot
     /// start the thread.
     pub fn set_then(self: &Arc<Self>, then: Then) -> Result<(), Error> {
-        let sweeper = Sweeper::start(then, self)?;
+        let sender = Arc::downgrade(self);
+        let sweeper = Sweeper::start(then, move |arrived| {
+            let Some(sender) = sender.upgrade() else { return false };
+            let name = arrived.entry.path.clone();
+            if catch_unwind(AssertUnwindSafe(|| sender.sweep(arrived))).is_err() {
+                sender.handle_sweep_panic(&name);
+            }
+            true
+        })?;
         // Set once: a copy has one action.
         let _ = self.sweeper.set(sweeper);
         Ok(())
@@ -24,8 +34,7 @@ impl Sender {
     /// Handles the outcome of a file at the receiver. Returns the event to report; `None` if [`Sender::sweep`]
     /// reports it later.
     pub(super) fn handle_settled(&self, file: FileId, entry: FileEntry, outcome: FileOutcome) -> Option<SessionEvent> {
-        let origin = lock(&self.names).remove(&file);
-        lock(&self.open).files.remove(&file);
+        let origin = lock(&self.files).remove(&file);
         self.holes.settle(file, &outcome);
         self.encoding.forget(file);
         if let Some(sweeper) = self.sweeper.get() {
@@ -35,19 +44,13 @@ impl Sender {
             }
             sweeper.forget(file);
         }
-        self.tell_follow(file, &outcome);
+        self.source.handle_settled(file, &outcome);
         Some(SessionEvent::Settled { entry, outcome })
-    }
-
-    fn tell_follow(&self, file: FileId, outcome: &FileOutcome) {
-        if let Some((follow, session)) = &self.follow {
-            follow.handle_settled(*session, file, outcome);
-        }
     }
 
     /// Compares the received file with the data that was read, then deletes or moves its source. Runs on the sweep
     /// thread only.
-    pub(in crate::session) fn sweep(&self, arrived: Arrived) {
+    fn sweep(&self, arrived: Arrived) {
         let Some(sweeper) = self.sweeper.get() else { return };
         let compared = sweeper.compare(&arrived);
         let Arrived { file, origin, entry, digests, .. } = arrived;
@@ -56,16 +59,16 @@ impl Sender {
             Err(error) => FileOutcome::Failed(error),
         };
         let left = match outcome {
-            FileOutcome::Done(_) => sweeper.sweep(&origin, &entry, self.follow.is_some()).err(),
+            FileOutcome::Done(_) => sweeper.sweep(&*origin, &entry).err(),
             _ => None,
         };
         match left {
             Some(error) => {
                 // A source that should be gone but remains is sent again once it may be removed.
-                self.tell_follow(file, &FileOutcome::Failed(error.clone()));
+                self.source.handle_settled(file, &FileOutcome::Failed(error.clone()));
                 self.observer.session_event(SessionEvent::Left(error));
             }
-            None => self.tell_follow(file, &outcome),
+            None => self.source.handle_settled(file, &outcome),
         }
         self.observer.session_event(SessionEvent::Settled { entry, outcome });
         sweeper.handle_swept();
@@ -73,7 +76,7 @@ impl Sender {
 
     /// Handles a panic of the sweep thread on a file: its source remains, and the thread continues with the next
     /// file.
-    pub(in crate::session) fn handle_sweep_panic(&self, name: &RelPath) {
+    fn handle_sweep_panic(&self, name: &RelPath) {
         let text = format!("{name} has arrived and stays where it is: comparing it or taking it away ended by a panic");
         self.observer.session_event(SessionEvent::Left(crate::internal(&text)));
         self.sweeper.get().into_iter().for_each(Sweeper::handle_swept);
@@ -83,8 +86,8 @@ impl Sender {
     pub(super) fn record(&self, file: FileId, record: impl FnOnce(&Sweeper)) {
         let Some(sweeper) = self.sweeper.get() else { return };
         // The lock is held here: a file that has settled in the meantime is no longer recorded.
-        let names = lock(&self.names);
-        if names.contains_key(&file) {
+        let files = lock(&self.files);
+        if files.contains_key(&file) {
             record(sweeper);
         }
     }
@@ -103,7 +106,23 @@ impl Sender {
 
     /// True if these bytes of a source are zeros that need not travel. Some file systems report data as holes: if the
     /// source is removed afterwards, the holes are read and checked.
-    pub(super) fn is_hole(&self, source: &mut OpenSource<'_>, offset: u64, length: u64) -> Result<bool, Error> {
-        Ok(source.is_hole(offset, length)? && (self.sweeper.get().is_none() || source.is_zero(offset, length)?))
+    pub(super) fn is_hole(&self, source: &mut dyn FileReader, offset: u64, length: u64) -> Result<bool, Error> {
+        Ok(source.is_hole(offset, length)? && (self.sweeper.get().is_none() || is_zero(source, offset, length)?))
     }
+}
+
+/// Reads the bytes `[offset, offset + length)`; true if all of them are zero.
+fn is_zero(source: &mut dyn FileReader, offset: u64, length: u64) -> Result<bool, Error> {
+    let mut buffer = vec![0; READ_BYTES.min(length as usize)];
+    let end = offset + length;
+    let mut at = offset;
+    while at < end {
+        let piece = &mut buffer[..READ_BYTES.min((end - at) as usize)];
+        source.read_at(at, piece)?;
+        if piece.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += piece.len() as u64;
+    }
+    Ok(true)
 }

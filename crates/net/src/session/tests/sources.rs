@@ -9,6 +9,7 @@ use sterna_proto::FileDigests;
 use sterna_proto::session::{BlockTask, FileOutcome};
 
 use super::*;
+use crate::source::{SourcePlace, Then};
 use crate::sys;
 
 const LANE: LaneId = LaneId(1);
@@ -74,7 +75,7 @@ impl OneFile {
 
     fn of(directory: TempDir, then: Option<Then>) -> Self {
         let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
-        let sources = vec![Source { root, pattern: b"source".to_vec(), name: None }];
+        let sources = Roots::new(vec![SourcePlace { root, pattern: b"source".to_vec(), name: None }]);
         let reported = Arc::<Reported>::default();
         let observer = Arc::clone(&reported) as Arc<dyn Observer>;
         let pool = BufferPool::new();

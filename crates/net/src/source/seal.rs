@@ -12,9 +12,9 @@ use std::time::Duration;
 use sterna_proto::session::FileId;
 use sterna_proto::{Error, FileEntry, RelPath};
 
-use super::sender::Sender;
-use super::{End, lock};
+use super::Offers;
 use crate::disk::{Root, SourceFile};
+use crate::sync::lock;
 
 /// Number of threads that compute final digests. Reason: a small file does not wait behind a file of a terabyte that
 /// ended earlier.
@@ -54,11 +54,11 @@ struct Waiting {
 
 impl SealQueue {
     /// Starts the threads. Errors: the host cannot start a thread.
-    pub(super) fn start(sender: &Arc<Sender>) -> Result<Self, Error> {
+    pub(super) fn start(offers: &Arc<dyn Offers>) -> Result<Self, Error> {
         let queue = Self(Arc::default());
         for _ in 0..SEALERS {
-            let (sender, jobs) = (Arc::clone(sender), Arc::clone(&queue.0));
-            let spawned = thread::Builder::new().name("seal".to_owned()).spawn(move || run(&sender, &jobs));
+            let (offers, jobs) = (Arc::clone(offers), Arc::clone(&queue.0));
+            let spawned = thread::Builder::new().name("seal".to_owned()).spawn(move || run(&*offers, &jobs));
             spawned.map_err(|e| crate::internal("start a thread that reads followed files").caused_by(e))?;
         }
         Ok(queue)
@@ -84,13 +84,13 @@ impl Jobs {
     }
 
     /// Waits for the first job that can run, and returns it. `None` if no job is left or the session is over.
-    fn next(&self, sender: &Sender) -> Option<Job> {
+    fn next(&self, offers: &dyn Offers) -> Option<Job> {
         let mut waiting = lock(&self.waiting);
         loop {
-            if sender.is_over() || waiting.is_closed && waiting.jobs.is_empty() {
+            if offers.is_closed() || waiting.is_closed && waiting.jobs.is_empty() {
                 return None;
             }
-            if let Some(at) = waiting.jobs.iter().position(|job| !job.is_held || sender.has_arrived(job.id)) {
+            if let Some(at) = waiting.jobs.iter().position(|job| !job.is_held || offers.has_arrived(job.id)) {
                 return waiting.jobs.remove(at);
             }
             let waited = self.wake.wait_timeout(waiting, ARRIVAL_NAP);
@@ -99,14 +99,17 @@ impl Jobs {
     }
 }
 
-fn run(sender: &Sender, jobs: &Jobs) {
-    while let Some(job) = jobs.next(sender) {
+fn run(offers: &dyn Offers, jobs: &Jobs) {
+    while let Some(job) = jobs.next(offers) {
         let (root, path) = &job.source;
-        match root.open_source(path).and_then(|open| seal(sender, &job, &open)) {
-            Ok(Sealed::Whole(blake3)) => sender.seal(job.id, blake3),
+        match root.open_source(path).and_then(|open| seal(offers, &job, &open)) {
+            Ok(Sealed::Whole(blake3)) => offers.seal(job.id, blake3),
             Ok(Sealed::Held) => jobs.push(Job { is_held: true, ..job }),
             Ok(Sealed::Unwanted) => {}
-            Err(error) => sender.withdraw(job.id, error),
+            Err(error) => {
+                offers.withdraw(job.id, error);
+                offers.deliver();
+            }
         }
     }
 }
@@ -122,9 +125,9 @@ enum Sealed {
 }
 
 /// Reads a whole file. Errors: the file cannot be read, or has changed.
-fn seal(sender: &Sender, job: &Job, source: &SourceFile) -> Result<Sealed, Error> {
+fn seal(offers: &dyn Offers, job: &Job, source: &SourceFile) -> Result<Sealed, Error> {
     // The order of these two checks matters: blocks that have arrived were read before the check for a writer.
-    let is_complete = sender.has_arrived(job.id);
+    let is_complete = offers.has_arrived(job.id);
     if !is_complete && source.is_being_written() {
         return Ok(Sealed::Held);
     }
@@ -132,7 +135,7 @@ fn seal(sender: &Sender, job: &Job, source: &SourceFile) -> Result<Sealed, Error
     let mut buffer = vec![0; SEAL_BYTES.min(job.entry.size as usize)];
     let mut at = 0;
     while at < job.entry.size {
-        if sender.is_over() || !sender.is_unsettled(job.id) {
+        if offers.is_closed() || !offers.is_unsettled(job.id) {
             return Ok(Sealed::Unwanted);
         }
         let piece = &mut buffer[..SEAL_BYTES.min((job.entry.size - at) as usize)];

@@ -4,13 +4,14 @@
 //! over all sessions of a copy. Refuses to decide when a file has ended (`proto::follow` does), and to decide
 //! anything about blocks.
 //!
-//! The loop is [`Sender::scan_followed`], on the thread that reads directories. It waits for events for at most
+//! The loop is [`FollowSession::list`], on the thread that reads directories. It waits for events for at most
 //! [`TURN`]. One turn lists some names, looks at each file that has not ended, and reports to the session. The loop
 //! ends with the session, or when only named files were followed and all of them have their outcome.
 //!
 //! Memory: a file that is followed or in transfer takes about 500 bytes at this end, for at most [`FOLLOWED_MAX`]
 //! files. A settled file takes 28 bytes of a table while it remains at the source, and none after its removal.
 
+mod active;
 mod offer;
 
 use std::collections::{HashMap, VecDeque};
@@ -18,16 +19,18 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use sterna_proto::follow::{EndRule, FileEnd, FollowStep, Followed, Found, Look};
+use sterna_proto::follow::{EndRule, FileEnd, FollowStep, Followed, Found};
 use sterna_proto::session::{FileId, FileOutcome};
-use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, Scope};
+use sterna_proto::{EntryKind, Error, ErrorKind, Growth, Phase, RelPath, Retry, Scope};
 
-use self::offer::{end, grow};
+use self::active::{Active, Sent, version_of, version_of_entry};
+use self::offer::Report;
+use super::file::{MARKER_ENDING, OpenFiles};
 use super::names::{PathHash, hash_of};
 use super::seal::SealQueue;
-use super::sender::Sender;
-use super::{End, lock};
+use super::{Offers, Source};
 use crate::disk::{Expansion, HIDDEN_PREFIX, Happened, Noticed, Root, Watch, wait};
+use crate::sync::lock;
 
 /// Interval between looks at files that have not ended. Reason: a tenth of the one-second budget for the last byte.
 const TURN: Duration = Duration::from_millis(100);
@@ -51,21 +54,6 @@ const FOLLOWED_MAX: usize = 65_536;
 /// Maximum of settled files that are remembered. Reason: as many as one directory may have names; files beyond it are
 /// offered again.
 const REMEMBERED_MAX: usize = 4_000_000;
-
-/// First pause before a failed file of a spool is tried again; doubled up to [`AGAIN_AFTER_MAX`]. Guess: a full disk
-/// does not become free faster.
-const AGAIN_AFTER: Duration = Duration::from_secs(10);
-
-/// Longest pause before the next attempt. Reason: a repair takes effect within this time, and there are few notices
-/// until then.
-const AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
-
-/// Pause before the next attempt for a file of a spool that changed during its transfer. Guess: its writer may still
-/// be active.
-const CHANGED_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-/// Suffix of the name of a marker. A marker reports that the file without this suffix has ended.
-pub(super) const MARKER_ENDING: &[u8] = b".done";
 
 /// Rules for followed sources.
 #[derive(Clone, Debug)]
@@ -105,38 +93,6 @@ struct Key {
     path: RelPath,
 }
 
-/// File that is followed or in transfer.
-struct Active {
-    target: RelPath,
-    followed: Followed,
-    sent: Sent,
-    /// True for a file that the user named; false for a file of a spool.
-    is_named: bool,
-    not_before: Instant,
-    /// Number of failed attempts.
-    failures: u32,
-}
-
-impl Active {
-    /// Counts a failed attempt and returns the pause before the next one.
-    fn pause_after(&mut self, error: &Error) -> Duration {
-        if error.kind == ErrorKind::Changed {
-            return CHANGED_AGAIN_AFTER;
-        }
-        self.failures += 1;
-        AGAIN_AFTER_MAX.min(AGAIN_AFTER * 2u32.saturating_pow(self.failures - 1))
-    }
-}
-
-/// State of a file in the session.
-enum Sent {
-    Nothing,
-    /// The file was offered while it grows.
-    Growing(FileId, FileEntry),
-    /// The file was offered as ended, or its end was reported, in this version. Its outcome is pending.
-    Whole(FileId, u64),
-}
-
 /// Record of a settled file: its version, and the last listing that contained it.
 struct Remembered {
     version: u64,
@@ -169,6 +125,7 @@ struct State {
     /// Number of sessions up to now. Outcomes from earlier sessions are ignored.
     session: u32,
     is_spool: bool,
+    open_files: Arc<OpenFiles>,
     /// Errors that are not reported yet. A report may wait for room in the manifest, and under this lock there would
     /// never be room.
     untold: Vec<Error>,
@@ -189,30 +146,21 @@ impl Follow {
             listed_at: None,
             session: 0,
             is_spool: false,
+            open_files: Arc::default(),
             untold: Vec::new(),
         };
         Ok(Self { rules, state: Mutex::new(state) })
     }
 
-    /// Begins a session, which offers files without an outcome again. Returns the number of the session.
-    pub(super) fn begin_session(&self) -> u32 {
+    /// Begins a session, which offers files without an outcome again. Earlier sessions stop to offer files.
+    pub fn session(self: &Arc<Self>) -> Arc<FollowSession> {
         let mut state = lock(&self.state);
         state.session += 1;
         state.by_id.clear();
         for active in state.active.values_mut() {
             active.sent = Sent::Nothing;
         }
-        state.session
-    }
-
-    /// Handles the outcome of a file of session `session`.
-    pub(super) fn handle_settled(&self, session: u32, id: FileId, outcome: &FileOutcome) {
-        let mut state = lock(&self.state);
-        if state.session == session
-            && let Some(key) = state.by_id.remove(&id)
-        {
-            state.settle(key, outcome);
-        }
+        Arc::new(FollowSession { follow: Arc::clone(self), number: state.session })
     }
 }
 
@@ -278,7 +226,7 @@ impl State {
     }
 
     /// Begins to list every source. The end of the listing forgets files that have disappeared.
-    fn begin_listing(&mut self, sender: &Sender) {
+    fn begin_listing(&mut self, offers: &dyn Offers) {
         let is_first = self.listing == 0;
         self.listed_at = Some(Instant::now());
         self.listing += 1;
@@ -293,13 +241,13 @@ impl State {
                 Err(_) => continue,
             };
             if pattern == b"." {
-                self.watch_place(sender, Place { source, path: Vec::new(), target: Vec::new(), only: None });
+                self.watch_place(offers, Place { source, path: Vec::new(), target: Vec::new(), only: None });
             }
             self.listings.push_back(Listing { source, target: Vec::new(), items, is_news: false, is_first });
         }
     }
 
-    fn watch_place(&mut self, sender: &Sender, place: Place) {
+    fn watch_place(&mut self, offers: &dyn Offers, place: Place) {
         self.is_spool |= place.only.is_none();
         let known = (place.source, place.path.clone());
         if place.only.is_none() && self.places.contains_key(&known) {
@@ -308,7 +256,7 @@ impl State {
         if let Err(error) = self.watch.add(&self.roots[place.source].0, &place.path, place.clone())
             && error.kind != ErrorKind::NotFound
         {
-            sender.notice(error.chain());
+            offers.notice(error.chain());
         }
         if place.only.is_none() {
             self.places.insert(known, place);
@@ -326,7 +274,7 @@ impl State {
     }
 
     /// Lists at most [`LISTED_A_TURN`] names.
-    fn list(&mut self, sender: &Sender) {
+    fn list(&mut self, offers: &dyn Offers) {
         for _ in 0..LISTED_A_TURN {
             if self.active.len() >= FOLLOWED_MAX {
                 return;
@@ -346,9 +294,9 @@ impl State {
             match item.and_then(|item| Ok((beneath(&listing.target, item.entry.path.as_bytes())?, item))) {
                 Ok((target, item)) if item.entry.kind == EntryKind::Directory => {
                     let (path, target) = (item.source.as_bytes().to_vec(), target.as_bytes().to_vec());
-                    self.watch_place(sender, Place { source, path, target, only: None });
+                    self.watch_place(offers, Place { source, path, target, only: None });
                 }
-                Ok((target, item)) => self.found(sender, Key { source, path: item.source }, target, is_news),
+                Ok((target, item)) => self.found(offers, Key { source, path: item.source }, target, is_news),
                 Err(error) if is_first => self.untold.push(error),
                 Err(_) => {}
             }
@@ -356,7 +304,7 @@ impl State {
     }
 
     /// Handles a listed file.
-    fn found(&mut self, sender: &Sender, key: Key, target: RelPath, is_news: bool) {
+    fn found(&mut self, offers: &dyn Offers, key: Key, target: RelPath, is_news: bool) {
         let parent = key.path.parent().map_or(Vec::new(), |parent| parent.as_bytes().to_vec());
         let is_named = !self.places.contains_key(&(key.source, parent.clone()));
         if is_named && self.listing > 1 {
@@ -371,7 +319,7 @@ impl State {
         }
         if is_named {
             let only = Some(key.path.name().to_vec());
-            self.watch_place(sender, Place { source: key.source, path: parent, target: Vec::new(), only });
+            self.watch_place(offers, Place { source: key.source, path: parent, target: Vec::new(), only });
         }
         let age = || {
             let look = self.roots[key.source].0.look(&key.path).ok().flatten()?;
@@ -393,7 +341,7 @@ impl State {
     }
 
     /// Handles the events of the watched directories.
-    fn hear(&mut self, sender: &Sender) -> Result<(), Error> {
+    fn hear(&mut self, offers: &dyn Offers) -> Result<(), Error> {
         for seen in self.watch.take()? {
             match seen {
                 Noticed::Overflow => self.listed_at = None,
@@ -402,7 +350,7 @@ impl State {
                     // A name that cannot be copied is reported when it is listed.
                     let path = beneath(&place.path, &name);
                     if let (Ok(path), Ok(target)) = (path, beneath(&place.target, &name)) {
-                        self.heard(sender, &place, (path, target), happened);
+                        self.heard(offers, &place, (path, target), happened);
                     }
                 }
             }
@@ -410,7 +358,7 @@ impl State {
         Ok(())
     }
 
-    fn heard(&mut self, sender: &Sender, place: &Place, (path, target): (RelPath, RelPath), happened: Happened) {
+    fn heard(&mut self, offers: &dyn Offers, place: &Place, (path, target): (RelPath, RelPath), happened: Happened) {
         let marked = path.as_bytes().strip_suffix(MARKER_ENDING).and_then(|base| RelPath::new(base).ok());
         let file = marked.clone().unwrap_or_else(|| path.clone());
         let is_ours = place.only.as_ref().is_none_or(|only| only == file.name());
@@ -428,7 +376,7 @@ impl State {
             Happened::Directory if place.only.is_none() => {
                 let root = self.roots[place.source].0.clone();
                 self.watch_place(
-                    sender,
+                    offers,
                     Place {
                         source: place.source,
                         path: path.as_bytes().to_vec(),
@@ -491,7 +439,7 @@ impl State {
     }
 
     /// Looks at every file that has not ended, and reports to the session.
-    fn advance(&mut self, sender: &Sender, rules: &FollowRules, seals: &SealQueue) {
+    fn advance(&mut self, offers: &dyn Offers, rules: &FollowRules, seals: &SealQueue) {
         let now = Instant::now();
         let open = |active: &&Active| !matches!(active.sent, Sent::Whole(..)) && active.not_before <= now;
         let keys: Vec<Key> = self.active.iter().filter(|(_, a)| open(a)).map(|(key, _)| key.clone()).collect();
@@ -499,13 +447,13 @@ impl State {
             // A file that cannot be offered now is not looked at either. Reason: there may be many such files.
             let waits = |active: &Active| {
                 let is_untold = matches!(active.sent, Sent::Nothing);
-                is_untold && (active.followed.step(now, rules.end) == FollowStep::Wait || !sender.has_room())
+                is_untold && (active.followed.step(now, rules.end) == FollowStep::Wait || !offers.has_room())
             };
             if self.active.get(&key).is_none_or(waits) {
                 continue;
             }
             if !self.look_at(&key) {
-                self.lose(sender, &key);
+                self.lose(offers, &key);
                 continue;
             }
             let Some(active) = self.active.get_mut(&key) else { continue };
@@ -522,21 +470,22 @@ impl State {
                 FollowStep::End(FileEnd::Idle) if rules.takes_away && is_open() => step = FollowStep::Pause,
                 _ => {}
             }
+            let report = Report { offers, root, path: &key.path, open_files: &self.open_files };
             let grown = match step {
                 FollowStep::Wait => continue,
-                FollowStep::Grow | FollowStep::Pause => grow(sender, root, &key.path, active, rules.growth, step),
-                FollowStep::End(_) => end(sender, root, &key.path, active, rules.growth, seals),
+                FollowStep::Grow | FollowStep::Pause => report.grow(active, rules.growth, step),
+                FollowStep::End(_) => report.end(active, rules.growth, seals),
             };
             match grown {
                 Ok(Some(id)) => drop(self.by_id.insert(id, key)),
                 Ok(None) => {}
-                Err(error) => self.fail(sender, &key, error),
+                Err(error) => self.fail(offers, &key, error),
             }
         }
     }
 
     /// Handles the loss of a followed file.
-    fn lose(&mut self, sender: &Sender, key: &Key) {
+    fn lose(&mut self, offers: &dyn Offers, key: &Key) {
         let Some(active) = self.active.get(key) else { return };
         if matches!(active.sent, Sent::Nothing) && !active.is_named {
             // The session does not have this file yet.
@@ -544,21 +493,21 @@ impl State {
             return;
         }
         let text = format!("{} was removed or renamed while it was followed; nothing of it is published", key.path);
-        self.fail(sender, key, Error::new(ErrorKind::NotFound, Scope::Source, Phase::Transfer, text));
+        self.fail(offers, key, Error::new(ErrorKind::NotFound, Scope::Source, Phase::Transfer, text));
     }
 
     /// Handles a file that cannot be sent.
-    fn fail(&mut self, sender: &Sender, key: &Key, error: Error) {
+    fn fail(&mut self, offers: &dyn Offers, key: &Key, error: Error) {
         let Some(active) = self.active.get_mut(key) else { return };
         match std::mem::replace(&mut active.sent, Sent::Nothing) {
             Sent::Growing(id, entry) => {
                 // The outcome follows when the receiver has handled the withdrawal.
                 active.sent = Sent::Whole(id, version_of_entry(&entry));
-                sender.withdraw_now(id, error);
+                offers.withdraw(id, error);
             }
             Sent::Whole(id, version) => {
                 active.sent = Sent::Whole(id, version);
-                sender.withdraw_now(id, error);
+                offers.withdraw(id, error);
             }
             Sent::Nothing => {
                 let outcome = FileOutcome::Failed(error.clone());
@@ -591,58 +540,56 @@ fn hash_of_key(key: &Key) -> PathHash {
     hash_of(&[&key.source.to_le_bytes(), key.path.as_bytes()].concat())
 }
 
-/// Returns the version of a file, which changes with the file.
-fn version_of(active: &Active) -> u64 {
-    version(active.followed.look())
+/// Followed sources, as the source of one session.
+pub struct FollowSession {
+    follow: Arc<Follow>,
+    /// Number of the session.
+    number: u32,
 }
 
-/// Returns the version of a file that was sent, from its entry.
-fn version_of_entry(entry: &FileEntry) -> u64 {
-    version(Look { size: entry.size, mtime: entry.mtime, inode: entry.inode })
-}
-
-fn version(look: Look) -> u64 {
-    let parts = [look.size, look.mtime.seconds as u64, look.mtime.nanoseconds.into(), look.inode];
-    let hash = hash_of(&parts.map(u64::to_le_bytes).concat());
-    u64::from_le_bytes(std::array::from_fn(|index| hash[index]))
-}
-
-impl Sender {
+impl Source for FollowSession {
     /// Follows the sources until the session is over or every named file has its outcome.
-    pub(super) fn scan_followed(self: &Arc<Self>, follow: &Follow) {
-        let (events, session) = {
-            let state = lock(&follow.state);
-            (state.watch.events(), state.session)
-        };
-        let (events, seals) = match events.and_then(|events| Ok((events, SealQueue::start(self)?))) {
+    fn list(self: Arc<Self>, offers: &Arc<dyn Offers>) {
+        let Follow { state, rules } = &*self.follow;
+        let events = lock(state).watch.events();
+        let (events, seals) = match events.and_then(|events| Ok((events, SealQueue::start(offers)?))) {
             Ok(ready) => ready,
-            Err(error) => return self.abort(error),
+            Err(error) => return offers.fail(error),
         };
-        while !self.is_over() {
-            let mut state = lock(&follow.state);
+        while !offers.is_closed() {
+            let mut state = lock(state);
             // A takeover session now follows the sources.
-            if state.session != session {
+            if state.session != self.number {
                 return;
             }
             if state.listed_at.is_none_or(|at| at.elapsed() >= LIST_EVERY) && state.listings.is_empty() {
-                state.begin_listing(self);
+                state.begin_listing(&**offers);
             }
-            state.list(self);
-            if let Err(error) = state.hear(self) {
+            state.list(&**offers);
+            if let Err(error) = state.hear(&**offers) {
                 drop(state);
-                return self.abort(error);
+                return offers.fail(error);
             }
-            state.advance(self, &follow.rules, &seals);
+            state.advance(&**offers, rules, &seals);
             let untold = std::mem::take(&mut state.untold);
             let is_done = !state.is_spool && state.active.is_empty() && state.listings.is_empty();
             drop(state);
-            untold.into_iter().for_each(|error| self.unreadable(error));
-            self.after_change();
+            untold.into_iter().for_each(|error| offers.unreadable(error));
+            offers.deliver();
             if is_done {
                 return;
             }
             thread::sleep(GATHERED);
             wait(&events, TURN - GATHERED);
+        }
+    }
+
+    fn handle_settled(&self, file: FileId, outcome: &FileOutcome) {
+        let mut state = lock(&self.follow.state);
+        if state.session == self.number
+            && let Some(key) = state.by_id.remove(&file)
+        {
+            state.settle(key, outcome);
         }
     }
 }
