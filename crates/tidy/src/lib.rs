@@ -9,6 +9,7 @@
 use std::fmt;
 
 pub mod calls;
+pub mod circles;
 pub mod comments;
 pub mod layering;
 pub mod names;

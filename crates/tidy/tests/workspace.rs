@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use sterna_tidy::tree::Tree;
-use sterna_tidy::{Finding, calls, comments, layering, names, prose, sizes};
+use sterna_tidy::{Finding, calls, circles, comments, layering, names, prose, sizes};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
@@ -34,6 +34,12 @@ fn the_tree_is_read() {
 #[test]
 fn crates_depend_downwards_only() {
     assert_none(&layering::layers(&layering::metadata(&root()).unwrap()));
+}
+
+#[test]
+fn modules_have_no_circles_and_exceptions_only_shrink() {
+    let exceptions = std::fs::read_to_string(root().join(circles::EXCEPTIONS_PATH)).unwrap();
+    assert_none(&circles::circles(&tree(), &exceptions));
 }
 
 #[test]
