@@ -152,8 +152,8 @@ impl CopySpec {
         self.rate_together(|path| path.contract.target)
     }
 
-    /// Returns the sum of the rates of the paths, or of the standby paths if theirs is higher: these are used only while
-    /// no other path is up. `None` if one of the paths has no rate.
+    /// Returns the sum of the rates of the paths, or of the standby paths if theirs is higher: these are used only
+    /// while no other path is up. `None` if one of the paths has no rate.
     fn rate_together(&self, rate: impl Fn(&PathOptions) -> Option<BitRate>) -> Option<BitRate> {
         let sum = |is_standby| BitRate::sum(self.paths.iter().filter(|path| path.standby == is_standby).map(&rate));
         Some(sum(false)?.max(sum(true)?))

@@ -1,8 +1,8 @@
 //! Front door of the crate: the copies of a process, and what they share.
 //!
-//! [`Engine::start`] checks a copy, starts it on a thread and returns a [`CopyHandle`]. The handle gives events, snapshots and the
-//! outcome, and cancels the copy. The engine dials and moves bytes; it asks nobody a question except through [`Trust`]. Each copy reads
-//! the clock itself.
+//! [`Engine::start`] checks a copy, starts it on a thread and returns a [`CopyHandle`]. The handle gives events,
+//! snapshots and the outcome, and cancels the copy. The engine dials and moves bytes; it asks nobody a question except
+//! through [`Trust`]. Each copy reads the clock itself.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -44,8 +44,8 @@ use crate::client::{self, CopyObserver, Initiator};
 use crate::identity::{Fingerprint, Identity};
 use crate::session::lock;
 
-/// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files settles some
-/// thousand files in that time and waits for the rest.
+/// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files
+/// settles some thousand files in that time and waits for the rest.
 const EVENTS_MAX: usize = 1024;
 
 /// Interval at which a copy whose reader is behind checks if it is cancelled.
@@ -56,12 +56,12 @@ const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
 /// Decides which agents a process connects to. Called from threads of copies; may block, for example to ask a person.
 pub trait Trust: Send + Sync {
-    /// Returns normally if the agent at `remote` may have the key `peer`. `is_cancelled` tells that the copy no longer waits for the
-    /// answer. Errors: the agent is not trusted, with the reason for the user.
+    /// Returns normally if the agent at `remote` may have the key `peer`. `is_cancelled` tells that the copy no longer
+    /// waits for the answer. Errors: the agent is not trusted, with the reason for the user.
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error>;
 
-    /// Returns the keys that the agent at `remote` may have, as far as they are known without asking. `beside` is the key of the other
-    /// agent of the copy. Errors: the list of known agents cannot be read.
+    /// Returns the keys that the agent at `remote` may have, as far as they are known without asking. `beside` is the
+    /// key of the other agent of the copy. Errors: the list of known agents cannot be read.
     fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error>;
 }
 
@@ -94,7 +94,8 @@ impl Engine {
 
     /// Starts a copy on a thread of its own (`copy`).
     ///
-    /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of [`CopyHandle::wait`].
+    /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of
+    /// [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
         let running = Arc::new(Running {
@@ -168,8 +169,8 @@ pub enum Next {
 
 /// A copy that runs, or has ended. Dropped, it lets the copy run on without a reader of its events.
 ///
-/// The copy waits for a reader that is [`EVENTS_MAX`] events behind: call [`CopyHandle::next`] until it returns [`Next::Ended`], or
-/// [`CopyHandle::wait`], which discards events.
+/// The copy waits for a reader that is [`EVENTS_MAX`] events behind: call [`CopyHandle::next`] until it returns
+/// [`Next::Ended`], or [`CopyHandle::wait`], which discards events.
 pub struct CopyHandle {
     reader: Reader,
     thread: JoinHandle<Result<CopySummary, Error>>,
@@ -197,7 +198,8 @@ impl CopyHandle {
         }
     }
 
-    /// Returns the latest progress; `None` before the first session begins. The copy updates it about 20 times a second.
+    /// Returns the latest progress; `None` before the first session begins. The copy updates it about 20 times a
+    /// second.
     pub fn snapshot(&self) -> Option<CopyProgress> {
         lock(&self.reader.0.progress).clone()
     }
@@ -209,8 +211,8 @@ impl CopyHandle {
 
     /// Waits for the end of the copy and discards the events that were not read.
     ///
-    /// Errors: nothing was copied (no agent, not trusted), the copy was cancelled, or the session ended early. Files that failed by
-    /// themselves are in the summary.
+    /// Errors: nothing was copied (no agent, not trusted), the copy was cancelled, or the session ended early. Files
+    /// that failed by themselves are in the summary.
     pub fn wait(self) -> Result<CopySummary, CopyFailure> {
         while !matches!(self.next(FOREVER), Next::Ended) {}
         let outcome = self.thread.join().unwrap_or_else(|_| Err(crate::internal("the thread of a copy panicked")));
@@ -218,7 +220,7 @@ impl CopyHandle {
     }
 }
 
-/// What a copy and its handle share.
+/// State that a copy and its handle share.
 struct Running {
     events: Mutex<Events>,
     /// Notified at each change of the events.
@@ -262,8 +264,8 @@ impl Drop for Ending {
 }
 
 impl CopyObserver for Running {
-    /// Waits while the reader is [`EVENTS_MAX`] events behind, unless the copy is cancelled: a copy ends although nobody
-    /// reads.
+    /// Waits while the reader is [`EVENTS_MAX`] events behind, unless the copy is cancelled: a copy ends although
+    /// nobody reads.
     fn event(&self, event: CopyEvent) {
         let mut events = lock(&self.events);
         while events.queue.len() >= EVENTS_MAX && !events.are_unread && !self.stopped() {

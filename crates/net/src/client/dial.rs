@@ -33,8 +33,9 @@ const BETTER_GRACE: Duration = Duration::from_millis(500);
 /// (`handshakes`).
 const DIAL_TRIES_MAX: u32 = 4;
 
-/// Time that the chosen transport has to connect before the other one is dialled too. Reason: a handshake over a path of
-/// 660 ms whose first packet is lost takes 1.7 s over QUIC and 3 s over TCP; a blocked port costs each copy this time.
+/// Time that the chosen transport has to connect before the other one is dialled too. Reason: a handshake over a path
+/// of 660 ms whose first packet is lost takes 1.7 s over QUIC and 3 s over TCP; a blocked port costs each copy this
+/// time.
 const HEAD_START: Duration = Duration::from_secs(3);
 
 /// Maximum wait before the second try; doubles before each later try. Reason: three waits take at most 3.5 s, and
@@ -292,8 +293,8 @@ impl PathDialling<'_> {
         self.prefer(via, addr, remembered)
     }
 
-    /// Dials by `via`, and by the other transport too if `via` fails or does not answer within [`HEAD_START`]. Takes the
-    /// first one that connects. Errors: one for each transport.
+    /// Dials by `via`, and by the other transport too if `via` fails or does not answer within [`HEAD_START`]. Takes
+    /// the first one that connects. Errors: one for each transport.
     fn prefer(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Vec<Error>> {
         let (tell, answers) = channel();
         self.start_dial(via, addr, remembered, tell.clone()).map_err(|error| vec![error])?;

@@ -55,8 +55,8 @@ pub(crate) use crate::sync::lock;
 /// Bytes that are read and hashed in one step.
 const READ_BYTES: usize = crate::lane::PIECE_BYTES;
 
-/// Longest sleep of a feeder of blocks that nothing wakes. Reason: timeouts of the state machine are seconds; reports are
-/// due every 25 ms.
+/// Longest sleep of a feeder of blocks that nothing wakes. Reason: timeouts of the state machine are seconds; reports
+/// are due every 25 ms.
 const FEEDER_NAP: Duration = Duration::from_millis(25);
 
 /// Interval of the keep-alive frames of an end. Reason: the same as the keep-alive of QUIC lanes. After three
