@@ -9,6 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::web::WebLocation;
 
@@ -17,6 +19,26 @@ pub const DEFAULT_PORT: u16 = 7373;
 
 /// Maximum length of a location, in bytes: a path of Linux's PATH_MAX with every byte percent-encoded, and a host.
 pub const LOCATION_BYTES_MAX: usize = 4096 * 3 + 512;
+
+/// Bytes that are shown percent-encoded in the path of an agent. Wildcards are not: users copy what they see.
+const NEVER_IN_A_PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/')
+    .remove(b'*')
+    .remove(b'?')
+    .remove(b'[')
+    .remove(b']')
+    .remove(b'{')
+    .remove(b'}')
+    .remove(b'!')
+    .remove(b',')
+    .remove(b'+')
+    .remove(b'=')
+    .remove(b'@')
+    .remove(b':');
 
 /// Source or destination of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,21 +187,11 @@ fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
+/// Decodes percent escapes; `None` if a `%` has no two hexadecimal digits.
 pub(crate) fn percent_decode(bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((&first, tail)) = rest.split_first() {
-        rest = tail;
-        if first != b'%' {
-            out.push(first);
-            continue;
-        }
-        let (high, low) = (tail.first()?, tail.get(1)?);
-        let digit = |b: &u8| (*b as char).to_digit(16);
-        out.push((digit(high)? * 16 + digit(low)?) as u8);
-        rest = &tail[2..];
-    }
-    Some(out)
+    let is_whole = |rest: &[u8]| rest.get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+    let is_valid = bytes.split(|&b| b == b'%').skip(1).all(is_whole);
+    is_valid.then(|| percent_encoding::percent_decode(bytes).collect())
 }
 
 fn usage(text: String) -> Error {
@@ -196,15 +208,7 @@ impl fmt::Display for RemoteLocation {
         if self.port != DEFAULT_PORT {
             write!(f, ":{}", self.port)?;
         }
-        f.write_str("/")?;
-        for &byte in &self.path {
-            if byte.is_ascii_alphanumeric() || b"-._~/*?[]{}!,+=@:".contains(&byte) {
-                write!(f, "{}", byte as char)?;
-            } else {
-                write!(f, "%{byte:02X}")?;
-            }
-        }
-        Ok(())
+        write!(f, "/{}", percent_encode(&self.path, NEVER_IN_A_PATH))
     }
 }
 

@@ -3,29 +3,32 @@
 //! What it does: reads URLs, resolves redirects, and derives file names. What it refuses to do: send a request, or show
 //! a signed query in full. There is no clock.
 
+use std::cell::Cell;
 use std::fmt;
 
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use url::{Host, ParseError, Position, SyntaxViolation, Url};
+
 use crate::error::{Error, ErrorKind, Phase, Scope};
-use crate::file::{RelPath, drives_terminal};
+use crate::file::RelPath;
 use crate::location::percent_decode;
 
-/// Maximum length of a URL, in bytes. Reason: signed URLs have about 2,000 bytes; servers accept at most 8,000.
+/// Maximum length of a URL as sent, in bytes. Reason: signed URLs have about 2,000 bytes; servers accept at most 8,000.
 pub const URL_BYTES_MAX: usize = 8192;
 
 /// Number of query characters shown to users. Reason: a signed URL is a secret; this prefix of a query is not.
 const QUERY_SHOWN: usize = 6;
 
+/// ASCII characters that no URL contains (RFC 3986, section 2). They are sent percent-encoded, because users write
+/// names with blanks, and servers such as Tomcat refuse a request with one of them.
+const NEVER_IN_A_URL: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'\\').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
+
 /// A file on a web server.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct WebLocation {
-    /// True for `https`.
-    pub is_encrypted: bool,
-    /// Host name or address, in lower case; an IPv6 address in brackets.
-    pub host: String,
-    /// Port.
-    pub port: u16,
-    /// Path and query as sent, from the first slash.
-    pub target: String,
+    /// Scheme `http` or `https`; a host; no user and no fragment.
+    url: Url,
 }
 
 impl WebLocation {
@@ -38,47 +41,53 @@ impl WebLocation {
     /// Reads a URL. Errors: `Usage` if the URL is malformed or contains a user. Reason: everybody on the host can read
     /// credentials on a command line.
     pub fn parse(text: &str) -> Result<Self, Error> {
+        Self::read(None, text)
+    }
+
+    /// Resolves the `Location:` header of a response from this location (RFC 3986, section 5). Errors: as
+    /// [`WebLocation::parse`].
+    pub fn join(&self, reference: &str) -> Result<Self, Error> {
+        Self::read(Some(&self.url), reference)
+    }
+
+    fn read(base: Option<&Url>, text: &str) -> Result<Self, Error> {
+        let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let wrong = |why: &str| {
             let shown: String = text.chars().take(100).take_while(|c| !matches!(c, '?' | '#')).collect();
-            let text = format!("{shown}: {why}; expected https://host[:port]/path");
-            Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+            usage(format!("{shown}: {why}; expected https://host[:port]/path"))
         };
-        let Some((scheme, rest)) = text.split_once("://") else { return wrong("no scheme in front") };
-        let is_encrypted = scheme.eq_ignore_ascii_case("https");
-        if !is_encrypted && !scheme.eq_ignore_ascii_case("http") {
+        let (has_user, has_slashes) = (Cell::new(false), Cell::new(true));
+        let note = |violation| match violation {
+            SyntaxViolation::EmbeddedCredentials => has_user.set(true),
+            SyntaxViolation::ExpectedDoubleSlash => has_slashes.set(false),
+            _ => {}
+        };
+        let encoded = utf8_percent_encode(text, NEVER_IN_A_URL).to_string();
+        let parsed = Url::options().base_url(base).syntax_violation_callback(Some(&note)).parse(&encoded);
+        if has_user.get() {
+            // The text omits the URL, because the part before the @ is a secret.
+            return usage("a URL with a user in it: give the password in ~/.netrc, or a token".to_owned());
+        }
+        let mut url = match parsed {
+            Ok(url) => url,
+            Err(ParseError::RelativeUrlWithoutBase) => return wrong("no scheme in front"),
+            Err(ParseError::InvalidPort) => return wrong(BAD_PORT),
+            Err(_) => return wrong(BAD_HOST),
+        };
+        if !matches!(url.scheme(), "http" | "https") {
             return wrong("neither http nor https");
         }
-        let rest = rest.split('#').next().unwrap_or_default();
-        let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-        if authority.contains('@') {
-            // The text omits the URL, because the part before the @ is a secret.
-            let text = "a URL with a user in it: give the password in ~/.netrc, or a token";
-            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        if !has_slashes.get() || !url.host().is_some_and(|host| is_well_formed(&host)) {
+            return wrong(BAD_HOST);
         }
-        if text.len() > URL_BYTES_MAX {
+        if url.port() == Some(0) {
+            return wrong(BAD_PORT);
+        }
+        url.set_fragment(None);
+        if url.as_str().len() > URL_BYTES_MAX {
             return wrong("longer than any server takes");
         }
-        let bracket = authority.rfind(']').unwrap_or(0);
-        let (host, port) = match authority[bracket..].rfind(':') {
-            Some(colon) => (&authority[..bracket + colon], Some(&authority[bracket + colon + 1..])),
-            None => (authority, None),
-        };
-        let is_host = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
-        let is_address = host.starts_with('[') && host.ends_with(']') && host[1..].parse_address();
-        if host.is_empty() || !is_address && !host.bytes().all(is_host) {
-            return wrong("the host is not well formed");
-        }
-        let default = if is_encrypted { 443 } else { 80 };
-        let port = match port {
-            None | Some("") => default,
-            Some(digits) => match digits.parse::<u16>() {
-                Ok(port) if port != 0 && digits.bytes().all(|b| b.is_ascii_digit()) => port,
-                _ => return wrong("the port is not a number from 1 to 65535"),
-            },
-        };
-        let slash = if target.starts_with('/') { "" } else { "/" };
-        let target = format!("{slash}{}", encoded(target));
-        Ok(Self { is_encrypted, host: host.to_ascii_lowercase(), port, target })
+        Ok(Self { url })
     }
 
     /// Returns the name for the file: the last name of the path, percent-decoded.
@@ -89,8 +98,7 @@ impl WebLocation {
             let text = format!("{self}: {why}; name a file at the destination (DIR/NAME), or another URL");
             Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
         };
-        let path = self.target.split('?').next().unwrap_or_default();
-        let last = path.rsplit('/').next().unwrap_or_default();
+        let last = self.path().rsplit('/').next().unwrap_or_default();
         let name = percent_decode(last.as_bytes()).ok_or_else(|| wrong("a % without two hexadecimal digits"))?;
         if name.is_empty() {
             return Err(wrong(
@@ -103,63 +111,72 @@ impl WebLocation {
         RelPath::new(&name).map_err(|_| wrong("its last name is none that a file can have"))
     }
 
-    /// Resolves the `Location:` header of a response from this location (RFC 3986, section 5). Errors: as
-    /// [`WebLocation::parse`].
-    pub fn join(&self, reference: &str) -> Result<Self, Error> {
-        if has_scheme(reference) {
-            return Self::parse(reference);
-        }
-        if let Some(rest) = reference.strip_prefix("//") {
-            return Self::parse(&format!("{}://{rest}", self.scheme()));
-        }
-        let reference = reference.split('#').next().unwrap_or_default();
-        let path = self.target.split('?').next().unwrap_or_default();
-        let joined = match reference.as_bytes().first() {
-            Some(b'/') => reference.to_owned(),
-            Some(b'?') => format!("{path}{reference}"),
-            None => self.target.clone(),
-            Some(_) => {
-                let directory = path.rfind('/').map_or("/", |slash| &path[..=slash]);
-                format!("{directory}{reference}")
-            }
-        };
-        Ok(Self { target: without_dots(&encoded(&joined)), ..self.clone() })
-    }
-
     /// Returns the URL for requests. A signed URL is a secret: for users, use [`fmt::Display`].
-    pub fn url(&self) -> String {
-        format!("{}{}", self.origin(), self.target)
+    pub fn url(&self) -> &str {
+        self.url.as_str()
     }
 
     /// Returns scheme, host and port: the origin to which credentials belong (RFC 6454).
-    pub fn origin(&self) -> String {
-        format!("{}://{}{}", self.scheme(), self.host, self.shown_port())
+    pub fn origin(&self) -> &str {
+        &self.url[..Position::BeforePath]
     }
 
     /// Returns the path without the query: the part that stays the same if a URL is signed again.
     pub fn path(&self) -> &str {
-        self.target.split('?').next().unwrap_or_default()
+        self.url.path()
     }
 
-    fn scheme(&self) -> &'static str {
-        if self.is_encrypted { "https" } else { "http" }
+    /// Returns true for `https`.
+    pub fn is_encrypted(&self) -> bool {
+        self.url.scheme() == "https"
     }
 
-    fn shown_port(&self) -> String {
-        match (self.is_encrypted, self.port) {
-            (true, 443) | (false, 80) => String::new(),
-            (_, port) => format!(":{port}"),
+    /// Returns the host name or address, in lower case; an IPv6 address without its brackets.
+    pub fn host(&self) -> &str {
+        self.url.host_str().unwrap_or_default().trim_matches(['[', ']'])
+    }
+
+    /// Returns true if the server runs on this host: it has a loopback address, or the name `localhost` (RFC 6761,
+    /// section 6.3).
+    pub fn is_this_host(&self) -> bool {
+        match self.url.host() {
+            Some(Host::Domain(name)) => name == "localhost",
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            None => false,
         }
     }
+}
+
+const BAD_HOST: &str = "the host is not well formed";
+
+const BAD_PORT: &str = "the port is not a number from 1 to 65535";
+
+/// Returns true if a host is an address or a name that DNS can hold.
+fn is_well_formed(host: &Host<&str>) -> bool {
+    let is_plain = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
+    match host {
+        Host::Domain(name) => !name.is_empty() && name.bytes().all(is_plain),
+        Host::Ipv4(_) | Host::Ipv6(_) => true,
+    }
+}
+
+/// Returns the name or address of a host as [`WebLocation::host`] does: with one spelling for each address and each
+/// international name. Returns other text in lower case.
+pub fn canonical_host(text: &str) -> String {
+    let bracketed = if text.contains(':') { format!("[{text}]") } else { text.to_owned() };
+    let host = Host::parse(&bracketed).map(|host| host.to_string());
+    host.map_or_else(|_| text.to_ascii_lowercase(), |host| host.trim_matches(['[', ']']).to_owned())
 }
 
 impl fmt::Display for WebLocation {
     /// Writes the URL for users: the query is cut, because it may be a signature.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.origin(), self.path())?;
-        match self.target.split_once('?') {
-            Some((_, query)) if query.len() > QUERY_SHOWN => write!(f, "?{}…", &query[..QUERY_SHOWN]),
-            Some((_, query)) => write!(f, "?{query}"),
+        match self.url.query() {
+            // A query is ASCII: all else is percent-encoded.
+            Some(query) if query.len() > QUERY_SHOWN => write!(f, "?{}…", &query[..QUERY_SHOWN]),
+            Some(query) => write!(f, "?{query}"),
             None => Ok(()),
         }
     }
@@ -170,62 +187,6 @@ impl fmt::Debug for WebLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
-}
-
-trait AddressText {
-    fn parse_address(&self) -> bool;
-}
-
-impl AddressText for str {
-    /// Returns true if the text is an IPv6 address followed by a closing bracket.
-    fn parse_address(&self) -> bool {
-        self.strip_suffix(']').is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok())
-    }
-}
-
-/// Percent-encodes characters of path and query that are invalid in a request: users write names with blanks and
-/// accents.
-fn encoded(target: &str) -> String {
-    let mut out = String::with_capacity(target.len());
-    for c in target.chars() {
-        let is_plain = c.is_ascii_graphic() && !matches!(c, '"' | '<' | '>' | '\\' | '^' | '`' | '{' | '|' | '}');
-        if is_plain && !drives_terminal(c) {
-            out.push(c);
-        } else {
-            let mut bytes = [0; 4];
-            c.encode_utf8(&mut bytes).bytes().for_each(|byte| out.push_str(&format!("%{byte:02X}")));
-        }
-    }
-    out
-}
-
-/// Removes `.` and `..` from a path (RFC 3986, section 5.2.4); keeps the part after a `?`.
-fn without_dots(target: &str) -> String {
-    let (path, query) = match target.split_once('?') {
-        Some((path, query)) => (path, Some(query)),
-        None => (target, None),
-    };
-    let mut names: Vec<&str> = Vec::new();
-    for name in path.split('/').skip(1) {
-        match name {
-            "." => {}
-            ".." => drop(names.pop()),
-            name => names.push(name),
-        }
-    }
-    let mut out = format!("/{}", names.join("/"));
-    if let Some(query) = query {
-        out.push('?');
-        out.push_str(query);
-    }
-    out
-}
-
-/// Returns true if a reference starts with a scheme (RFC 3986, section 3.1) and is therefore absolute.
-fn has_scheme(reference: &str) -> bool {
-    let Some((scheme, _)) = reference.split_once(':') else { return false };
-    let is_allowed = |c: u8| c.is_ascii_alphanumeric() || b"+-.".contains(&c);
-    scheme.as_bytes().first().is_some_and(u8::is_ascii_alphabetic) && scheme.bytes().all(is_allowed)
 }
 
 #[cfg(test)]
@@ -244,11 +205,19 @@ mod tests {
             ("https://h:443/f", "https://h/f", b"f"),
             ("http://[::1]:80/a b", "http://[::1]/a%20b", b"a b"),
             ("https://h/d%C3%A9", "https://h/d%C3%A9", "dé".as_bytes()),
+            (
+                "https://h/dé{1}|\\\t\u{202e}",
+                "https://h/d%C3%A9%7B1%7D%7C%5C%09%E2%80%AE",
+                "dé{1}|\\\t\u{202e}".as_bytes(),
+            ),
+            ("https://münchen.example/f", "https://xn--mnchen-3ya.example/f", b"f"),
+            ("http://[0:0:0:0:0:0:0:1]/f", "http://[::1]/f", b"f"),
+            ("https://h/a/./b/../c", "https://h/a/c", b"c"),
         ] {
             let read = web(text);
             assert_eq!(read.url(), url, "{text}");
             assert_eq!(read.name().unwrap().as_bytes(), name, "{text}");
-            assert_eq!(web(&read.url()), read);
+            assert_eq!(web(read.url()), read);
         }
     }
 
@@ -280,11 +249,21 @@ mod tests {
             "https://[::1/x",
             "ftp://h/x",
             "https://::1/x",
+            "https:/h/x",
+            "https:h/x",
+            "https://a!b/x",
+            "https://h\\evil/x",
+            "https://h\t/x",
+            "\thttps://h/x",
+            "https://@h/x",
         ] {
             assert!(WebLocation::parse(text).is_err(), "{text}");
         }
-        let error = WebLocation::parse("https://user:hunter2@h/x").unwrap_err();
-        assert!(!error.chain().contains("hunter2"));
+        for text in ["https://user:hunter2@h/x", "https://u@hunter2@h:x/", "ftp://user:hunter2@h/x", "http://:hunter2@"]
+        {
+            let error = WebLocation::parse(text).unwrap_err();
+            assert!(error.chain().starts_with("a URL with a user") && !error.chain().contains("hunter2"), "{text}");
+        }
         assert_eq!(web("https://h/f?X-Signature=0123456789").to_string(), "https://h/f?X-Sign…");
         assert_eq!(format!("{:?}", web("https://h/f?a=1")), "https://h/f?a=1");
     }
@@ -299,12 +278,33 @@ mod tests {
             ("c", "https://h/a/c"),
             ("../c", "https://h/c"),
             ("?z", "https://h/a/b?z"),
+            ("", "https://h/a/b?q=1"),
+            ("../../../c#f", "https://h/c"),
+            ("/\\evil/x", "https://h/%5Cevil/x"),
         ] {
             assert_eq!(from.join(reference).unwrap().url(), to, "{reference}");
         }
-        for reference in ["file:///etc/passwd", "ftp://h/x", "data:text/plain,x", "x:y"] {
+        for reference in ["file:///etc/passwd", "ftp://h/x", "data:text/plain,x", "x:y", "//u:p@h/x", "///h/x"] {
             assert!(from.join(reference).is_err(), "{reference}");
         }
         assert_eq!(from.join("./x:y").unwrap().url(), "https://h/a/x:y");
+    }
+
+    #[test]
+    fn this_host_has_several_spellings() {
+        for text in
+            ["http://localhost/", "http://LOCALHOST:8080/", "http://127.0.0.1/", "http://127.1/", "http://[0::1]/"]
+        {
+            assert!(web(text).is_this_host(), "{text}");
+        }
+        for text in ["http://localhost.example/", "http://128.0.0.1/", "http://[::2]/", "http://h/"] {
+            assert!(!web(text).is_this_host(), "{text}");
+        }
+        for (text, host) in
+            [("H.example", "h.example"), ("0:0::1", "::1"), ("bücher.de", "xn--bcher-kva.de"), ("a b", "a b")]
+        {
+            assert_eq!(canonical_host(text), host);
+        }
+        assert_eq!(web("https://[0::1]:8080/x").host(), canonical_host("::1"));
     }
 }

@@ -20,7 +20,7 @@ use super::WebOptions;
 use super::certificates;
 use super::hosts::{Hosts, Permit};
 use super::reply::{Reply, Version};
-use super::secrets::{Secrets, is_this_host};
+use super::secrets::Secrets;
 use super::socket::{Measured, WatchedConnector};
 use crate::observer::{Observer, SessionEvent};
 
@@ -155,13 +155,13 @@ impl Exchange {
         locations: &[WebLocation],
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
-        let tls = if locations.iter().any(|location| location.is_encrypted) { Some(roots(options)?) } else { None };
+        let tls = if locations.iter().any(|location| location.is_encrypted()) { Some(roots(options)?) } else { None };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = TlsConfig::builder()
             .unversioned_rustls_crypto_provider(provider)
             .root_certs(RootCerts::from(tls.unwrap_or_default()))
             .build();
-        let is_elsewhere = locations.iter().any(|location| !is_this_host(location));
+        let is_elsewhere = locations.iter().any(|location| !location.is_this_host());
         let silence = options.patience.clamp(SILENCE_MIN, SILENCE_MAX);
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -235,7 +235,7 @@ impl Exchange {
         let mut at = ask.at.clone();
         let mut is_renewed = false;
         for _ in 0..=REDIRECTS_MAX {
-            let permit = self.hosts.enter(&at.origin(), ask.lane).ok_or_else(Fault::stopped)?;
+            let permit = self.hosts.enter(at.origin(), ask.lane).ok_or_else(Fault::stopped)?;
             let authorization = self.secrets.authorization(&at)?;
             let began = Instant::now();
             let response = self
@@ -255,11 +255,11 @@ impl Exchange {
             match reply.status {
                 // The body of this answer does not belong to the file, and is not read as such.
                 416 if ask.range.is_some() => {
-                    self.hosts.answered(&at.origin());
+                    self.hosts.answered(at.origin());
                     return Ok(Answer { reply, at, body });
                 }
                 200 | 206 => {
-                    self.hosts.answered(&at.origin());
+                    self.hosts.answered(at.origin());
                     self.refuse_other_than_data(ask.named, &at, &reply)?;
                     return Ok(Answer { reply, at, body });
                 }
@@ -298,7 +298,7 @@ impl Exchange {
         if let Some(authorization) = authorization {
             request = request.header(header::AUTHORIZATION, authorization);
         }
-        if is_this_host(at) {
+        if at.is_this_host() {
             // Plain-text requests carry credentials to this host only, and a proxy is another host.
             request = request.config().proxy(None).build();
         }
@@ -361,7 +361,7 @@ impl Exchange {
         let mut random = [0; 1];
         // Without random numbers all connections come back at once, which is only inefficient.
         let _ = getrandom::fill(&mut random);
-        let paused = self.hosts.pause(&at.origin(), retry_after, f64::from(random[0]) / 256.0);
+        let paused = self.hosts.pause(at.origin(), retry_after, f64::from(random[0]) / 256.0);
         if let Some((wait, connections)) = paused {
             let seconds = wait.as_secs_f64();
             let plural = if connections == 1 { "" } else { "s" };
@@ -462,7 +462,7 @@ fn redirected(at: &WebLocation, reply: &Reply) -> Result<WebLocation, Fault> {
     let refused = |text: String| Fault::never(ErrorKind::Protocol, format!("GET {at}: {status}, a redirect {text}"));
     let Some(location) = &reply.location else { return Err(refused("without a Location".to_owned())) };
     let to = at.join(location).map_err(|error| refused(format!("to {}", error.text())))?;
-    if at.is_encrypted && !to.is_encrypted {
+    if at.is_encrypted() && !to.is_encrypted() {
         return Err(refused(format!("from https to {to}, which is not followed")));
     }
     Ok(to)
@@ -473,8 +473,8 @@ pub(crate) fn fuzz_redirect(location: &str) {
     let Ok(at) = WebLocation::parse("https://host.example:8443/dir/file?query") else { return };
     let reply = Reply { status: 302, location: Some(location.to_owned()), ..Reply::default() };
     let Ok(to) = redirected(&at, &reply) else { return };
-    assert!(to.is_encrypted, "{location:?} leads to {to}");
-    assert_eq!(WebLocation::parse(&to.url()).ok().map(|again| again.url()), Some(to.url()), "{location:?}");
+    assert!(to.is_encrypted(), "{location:?} leads to {to}");
+    assert_eq!(WebLocation::parse(to.url()).ok().as_ref().map(WebLocation::url), Some(to.url()), "{location:?}");
 }
 
 /// Returns the text of a library error, without the prefix of the library.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde::Deserialize;
-use sterna_proto::web::WebLocation;
+use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::sync::lock;
@@ -63,7 +63,7 @@ impl Secrets {
     /// Errors: `Usage`, when a token would have to go to several servers, or in clear text to another host.
     pub(super) fn new(source: Option<TokenSource>, locations: &[WebLocation]) -> Result<Self, Error> {
         let usage = |text: String| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-        let origins: HashSet<String> = locations.iter().map(WebLocation::origin).collect();
+        let origins: HashSet<String> = locations.iter().map(|location| location.origin().to_owned()).collect();
         if source.is_some() {
             if origins.len() > 1 {
                 return usage("a token is for one server: copy from one at a time".to_owned());
@@ -87,11 +87,11 @@ impl Secrets {
 
     /// Returns the `Authorization` of a request to `at`, if there is one. Errors: the token cannot be read.
     pub(super) fn authorization(&self, at: &WebLocation) -> Result<Option<String>, Error> {
-        if !self.origins.contains(&at.origin()) || !is_private(at) {
+        if !self.origins.contains(at.origin()) || !is_private(at) {
             return Ok(None);
         }
         let Some(source) = &self.source else {
-            return Ok(self.passwords.get(at.host.trim_matches(['[', ']'])).cloned());
+            return Ok(self.passwords.get(at.host()).cloned());
         };
         let mut token = lock(&self.token);
         let is_fresh = |token: &Token| token.expires.is_none_or(|expires| expires > SystemTime::now() + RENEWED_BEFORE);
@@ -117,14 +117,7 @@ impl Secrets {
 /// Returns true if no host on the path can read a request to this server. For this host that requires a direct
 /// connection, without a proxy.
 fn is_private(at: &WebLocation) -> bool {
-    at.is_encrypted || is_this_host(at)
-}
-
-/// Returns true if a server runs on this host: it has a loopback address, or the name `localhost` (RFC 6761,
-/// section 6.3).
-pub(super) fn is_this_host(at: &WebLocation) -> bool {
-    let address = at.host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    at.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    at.is_encrypted() || at.is_this_host()
 }
 
 fn read_token(source: &TokenSource) -> Result<String, Error> {
@@ -238,7 +231,7 @@ fn passwords(text: &str) -> HashMap<String, String> {
             "password" => {
                 if let (Some(host), Some(login)) = (host, login) {
                     let basic = STANDARD.encode(format!("{login}:{}", pair[1]));
-                    found.entry(host.to_ascii_lowercase()).or_insert(format!("Basic {basic}"));
+                    found.entry(canonical_host(host)).or_insert(format!("Basic {basic}"));
                 }
             }
             _ => {}
