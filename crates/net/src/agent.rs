@@ -3,6 +3,8 @@
 //! Threads: one accepts TCP connections, one takes accepted QUIC lanes, and each lane has two. [`Agent::run`] ticks the
 //! sessions and removes those that are over. A crash loses no received data: the journals beneath the roots record it.
 
+#[cfg(test)]
+mod captured;
 mod limiter;
 mod log;
 mod revocation;
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope, Setting};
+use tracing::{Level, Span, error_span};
 
 use crate::arrivals::{ARRIVALS_MAX, Arrivals, Arrived};
 use crate::buffer::BufferPool;
@@ -31,8 +34,7 @@ use crate::session::{
 };
 use crate::source::{Roots, SourcePlace};
 
-use self::limiter::{Cause, Kind, Limiter, cut};
-pub use self::log::AgentLog;
+use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::SessionLog;
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
@@ -102,8 +104,10 @@ pub struct Agent {
 impl Agent {
     /// Binds the port and starts to accept lanes.
     ///
+    /// Logs events of `tracing`. The parent of an event of a session is a span with the session, its peer and its path.
+    ///
     /// Errors: the port is in use, or the process has no permission to use it.
-    pub fn start(options: AgentOptions, identity: Identity, log: Arc<dyn AgentLog>) -> Result<Self, Error> {
+    pub fn start(options: AgentOptions, identity: Identity) -> Result<Self, Error> {
         let AgentOptions { roots, listen, admission, linger, third_party } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
@@ -122,7 +126,7 @@ impl Agent {
             identity: identity.clone(),
             sessions: Sessions::default(),
             pool: BufferPool::new(),
-            log: Limiter::new(log),
+            log: Arc::default(),
             stopping: AtomicBool::new(false),
             // Each handshake has two descriptors. Handshakes and arrivals use half of the descriptors; the other half
             // is for sessions.
@@ -228,6 +232,12 @@ fn why_not_listening(error: &std::io::Error) -> &'static str {
     }
 }
 
+/// Returns the span of lines about a peer outside a session. Its level is that of errors, so that warnings have its
+/// fields too.
+fn peer_span(peer: &Fingerprint, from: SocketAddr) -> Span {
+    error_span!("peer", peer = peer.short(), from = %from)
+}
+
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
     spawned.map(drop).map_err(|e| crate::internal("start a thread of the agent").caused_by(e))
@@ -283,11 +293,11 @@ impl Shared {
     }
 
     fn log_stranger(&self, line: &str) {
-        self.log.line(Cause::Strangers, Kind::Refusals, line, Instant::now());
+        self.log.line(&Origin::strangers(), (Kind::Refusals, Level::WARN), line, Instant::now());
     }
 
     fn log_stranger_detail(&self, line: &str) {
-        self.log.detail(Cause::Strangers, line, Instant::now());
+        self.log.detail(&Origin::strangers(), line, Instant::now());
     }
 
     /// Sends keep-alives to clients, and ends lanes that send no hello in time. Runs in a separate thread: a session
@@ -370,7 +380,10 @@ impl Shared {
         // normal.
         match (error.kind, slot.is_none_or(|slot| slot.stays())) {
             (ErrorKind::Protocol, true) if is_stranger => self.log_stranger(&line),
-            (ErrorKind::Protocol, true) => self.log.line(Cause::Peer(peer), Kind::Sessions, &line, Instant::now()),
+            (ErrorKind::Protocol, true) => {
+                let origin = Origin { cause: Cause::Peer(peer), span: peer_span(&peer, handle.peer_addr()) };
+                self.log.line(&origin, (Kind::Sessions, Level::WARN), &line, Instant::now());
+            }
             (_, true) if is_stranger => self.log_stranger_detail(&line),
             _ => {}
         }
@@ -382,7 +395,7 @@ impl Shared {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
             Admission::Listed(list) => {
                 let Answer { grant, damage } = list.ask(peer);
-                damage.iter().for_each(|text| self.log.own(text));
+                damage.iter().for_each(|text| warn_operator(text));
                 grant
             }
         };
@@ -651,7 +664,11 @@ impl AgentSink<'_> {
         match error.kind {
             // After a restart of the agent, the session that takes over logs its own lines.
             ErrorKind::SessionLost => self.shared.log_stranger_detail(&line),
-            _ => self.shared.log.refusal(self.peer, (reason, &line), Instant::now()),
+            _ => {
+                let span = peer_span(&self.peer, self.handle.peer_addr());
+                let origin = Origin { cause: Cause::Strangers, span };
+                self.shared.log.refusal(&origin, self.peer, (reason, &line), Instant::now());
+            }
         }
         let mut tx = self.tx.take().ok_or_else(|| crate::internal("a lane that is refused twice"))?;
         self.refused = true;

@@ -7,20 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use sterna_net::agent::{Admission, Agent, AgentLog, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
+use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
 use sterna_net::disk::{Access, Root};
 use sterna_net::engine::{CopyEvent, CopyKind, CopySpec, Engine, Next, Trust};
 use sterna_net::identity::{Fingerprint, Identity};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, Error, ErrorKind, Location, Phase, Scope};
-
-struct Silent;
-
-impl AgentLog for Silent {
-    fn line(&self, _: &str) {}
-    fn detail(&self, _: &str) {}
-}
 
 struct OneKey(Fingerprint);
 
@@ -56,7 +49,7 @@ impl Served {
             linger: Duration::from_secs(60),
             third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
         };
-        let agent = Agent::start(options, identity, Arc::new(Silent)).unwrap();
+        let agent = Agent::start(options, identity).unwrap();
         let (addr, stop) = (agent.local_addr(), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         let thread = Some(thread::spawn(move || agent.run(|| stopped.load(Ordering::Relaxed))));

@@ -1,4 +1,4 @@
-//! Runs `sterna agent`: checks its flags, opens the roots, and serves until a signal arrives. Logs to stderr.
+//! Runs `sterna agent`: checks its flags, opens the roots, and serves until a signal arrives. Its log goes to stderr.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sterna_net::agent::{Admission, Agent, AgentLog, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
+use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
 use sterna_net::disk::{Access, Root};
 use sterna_net::identity::Authorized;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::flags::{AgentFlags, ThirdPartyFlag};
-use crate::{print_line, say, state};
+use crate::{agent_log, print_line, say, state};
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn run(flags: AgentFlags) -> Result<u8, Error> {
@@ -37,13 +37,14 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
         path_cache: state::directory(flags.state.as_deref()).ok(),
     };
     let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party };
+    agent_log::start(flags.log_format, flags.log_level())?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| {
             Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
         })?;
     }
-    let agent = Agent::start(options, identity, Arc::new(StderrLog { verbose: flags.verbose }))?;
+    let agent = Agent::start(options, identity)?;
     let listening = format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr());
     if let Err(error) = print_line(listening.as_bytes()) {
         say(&format!("{listening}; {}", error.chain()));
@@ -104,21 +105,4 @@ fn check_names(roots: &[NamedRoot]) -> Result<(), Error> {
 
 fn usage(text: &str) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
-}
-
-/// Log of an agent on stderr, for the journal of the service manager.
-struct StderrLog {
-    verbose: bool,
-}
-
-impl AgentLog for StderrLog {
-    fn line(&self, line: &str) {
-        say(line);
-    }
-
-    fn detail(&self, line: &str) {
-        if self.verbose {
-            say(line);
-        }
-    }
 }

@@ -10,6 +10,7 @@ use sterna_net::report::Event;
 use sterna_net::source::Then;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
+use tracing::level_filters::LevelFilter;
 
 use crate::paths::PathFlag;
 
@@ -130,12 +131,50 @@ pub struct AgentFlags {
     /// Wait this long for a client that has lost all connections; received data stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
-    /// Log every connection (lane) too, beside sessions and files
+    /// Format of the log on stderr
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Least level of the lines in the log
+    #[arg(long, value_name = "LEVEL", default_value = "info", conflicts_with = "verbose")]
+    pub log_level: LogLevel,
+    /// Log every connection (lane) too, beside sessions and files: --log-level debug
     #[arg(short, long)]
     pub verbose: bool,
     /// Where this host keeps its identity (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
+}
+
+impl AgentFlags {
+    /// Returns the least level of the lines in the log.
+    pub fn log_level(&self) -> LevelFilter {
+        match self.log_level {
+            _ if self.verbose => LevelFilter::DEBUG,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+        }
+    }
+}
+
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// a line for people
+    Text,
+    /// a JSON object per line, with the time, the level, and the session, its peer and its path
+    Json,
+}
+
+/// `--log-level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// refused peers, files that failed, and sessions that ended early
+    Warn,
+    /// sessions and files too
+    Info,
+    /// connections (lanes) and decisions too
+    Debug,
 }
 
 /// Flags of `sterna id`.

@@ -1,6 +1,7 @@
 //! The `sterna` binary: parses flags, runs one command, prints its messages, and sets the exit code.
 
 mod agent;
+mod agent_log;
 mod brevity;
 mod copy;
 #[cfg(test)]

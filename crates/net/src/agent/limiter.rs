@@ -1,15 +1,15 @@
 //! Rate limiter of the agent's log: escapes lines, shortens them, and applies a budget for each peer and kind.
 //!
 //! Counts lines by cause and kind, one minute at a time. Leaves out lines above the budget, and logs their number. Does
-//! not interpret the lines. Time is an argument.
+//! not interpret the lines. Time is an argument. Lines that the budgets allow leave as events of `tracing`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sterna_proto::file::plain;
+use tracing::{Level, Span, debug, info, warn};
 
-use super::log::AgentLog;
 use crate::identity::Fingerprint;
 use crate::session::lock;
 
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Files,
     /// Files that failed.
     Failures,
-    /// Lanes, decisions, and lines above the budget of other kinds. Only `-v` shows them.
+    /// Lanes, decisions, and lines above the budget of other kinds, all at the level of debugging.
     Details,
 }
 
@@ -79,9 +79,23 @@ impl Kind {
     }
 }
 
-/// Writes the lines that budgets allow.
+/// Origin of a line: the peer that pays for it, and the span with the fields that it gets.
+#[derive(Clone, Debug)]
+pub(super) struct Origin {
+    pub(super) cause: Cause,
+    pub(super) span: Span,
+}
+
+impl Origin {
+    /// Returns the origin of lines about unidentified peers.
+    pub(super) fn strangers() -> Self {
+        Self { cause: Cause::Strangers, span: Span::none() }
+    }
+}
+
+/// Logs the lines that budgets allow.
+#[derive(Default)]
 pub(super) struct Limiter {
-    log: Arc<dyn AgentLog>,
     state: Mutex<State>,
 }
 
@@ -101,32 +115,28 @@ struct Counts {
 }
 
 impl Limiter {
-    pub(super) fn new(log: Arc<dyn AgentLog>) -> Arc<Self> {
-        Arc::new(Self { log, state: Mutex::default() })
-    }
-
     /// Logs a line for every operator. Above the budget the line becomes a detail, which counts in the budget of
     /// details.
-    pub(super) fn line(&self, cause: Cause, kind: Kind, line: &str, now: Instant) {
+    pub(super) fn line(&self, of: &Origin, (kind, level): (Kind, Level), line: &str, now: Instant) {
         self.tick(now);
-        let is_within = lock(&self.state).takes(cause, kind);
+        let is_within = lock(&self.state).takes(of.cause, kind);
         match is_within {
-            true => self.log.line(&shown(line)),
-            false => self.detail(cause, line, now),
+            true => emit(&of.span, kind, level, line),
+            false => self.detail(of, line, now),
         }
     }
 
-    /// Logs a line that only `-v` shows.
-    pub(super) fn detail(&self, cause: Cause, line: &str, now: Instant) {
+    /// Logs a line for the search of a problem.
+    pub(super) fn detail(&self, of: &Origin, line: &str, now: Instant) {
         self.tick(now);
-        let is_within = lock(&self.state).takes(cause, Kind::Details);
+        let is_within = lock(&self.state).takes(of.cause, Kind::Details);
         if is_within {
-            self.log.detail(&shown(line));
+            emit(&of.span, Kind::Details, Level::DEBUG, line);
         }
     }
 
     /// Logs a refusal of `peer`; as a detail, if the same refusal was just logged.
-    pub(super) fn refusal(&self, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
+    pub(super) fn refusal(&self, of: &Origin, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
         let mut state = lock(&self.state);
         let is_known = state.refusal.as_ref().is_some_and(|(who, why, at)| {
             (*who, why) == (peer, &reason) && now.saturating_duration_since(*at) < REFUSAL_LASTS
@@ -136,14 +146,9 @@ impl Limiter {
         }
         drop(state);
         match is_known {
-            true => self.detail(Cause::Strangers, line, now),
-            false => self.line(Cause::Strangers, Kind::Refusals, line, now),
+            true => self.detail(of, line, now),
+            false => self.line(of, (Kind::Refusals, Level::WARN), line, now),
         }
-    }
-
-    /// Logs a line that no peer can cause, without a budget.
-    pub(super) fn own(&self, line: &str) {
-        self.log.line(&shown(line));
     }
 
     /// Logs the number of lines that the last minute left out, once.
@@ -155,11 +160,27 @@ impl Limiter {
         state.minute = Some(now);
         let counts = std::mem::take(&mut state.counts);
         drop(state);
-        let mut lines: Vec<(bool, String)> = counts.iter().filter_map(|(of, counts)| summary(*of, counts)).collect();
-        lines.sort_unstable();
-        for (is_detail, line) in &lines {
-            if *is_detail { self.log.detail(line) } else { self.log.line(line) }
+        let mut lines: Vec<(Kind, String)> = counts.iter().filter_map(|(of, counts)| summary(*of, counts)).collect();
+        lines.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+        for (kind, line) in &lines {
+            let level = if *kind == Kind::Details { Level::DEBUG } else { Level::WARN };
+            emit(&Span::none(), *kind, level, line);
         }
+    }
+}
+
+/// Logs a line that no peer can cause, without a budget.
+pub(super) fn warn_operator(line: &str) {
+    emit(&Span::none(), Kind::Refusals, Level::WARN, line);
+}
+
+/// Sends a line to the log of the process. Escapes and shortens it, so that no subscriber has to.
+fn emit(span: &Span, kind: Kind, level: Level, line: &str) {
+    let (kind, line) = (kind.name(), shown(line));
+    match level {
+        Level::ERROR | Level::WARN => warn!(parent: span, kind, "{line}"),
+        Level::INFO => info!(parent: span, kind, "{line}"),
+        Level::DEBUG | Level::TRACE => debug!(parent: span, kind, "{line}"),
     }
 }
 
@@ -179,16 +200,15 @@ impl State {
     }
 }
 
-/// Returns the line about lines that were left out, and true if they were details.
-fn summary((cause, kind): (Cause, Kind), counts: &Counts) -> Option<(bool, String)> {
+/// Returns the line about lines that were left out, with their kind.
+fn summary((cause, kind): (Cause, Kind), counts: &Counts) -> Option<(Kind, String)> {
     let about = match cause {
         Cause::Strangers => "strangers".to_owned(),
         Cause::Peer(peer) => peer.short(),
         Cause::OtherPeers => "other peers".to_owned(),
     };
     let more = counts.left_out;
-    (more > 0)
-        .then(|| (kind == Kind::Details, format!("{more} more lines of {about} ({}) were not shown", kind.name())))
+    (more > 0).then(|| (kind, format!("{more} more lines of {about} ({}) were not shown", kind.name())))
 }
 
 /// Shortens a text that a peer chose: keeps the beginning and the end of a long one.
@@ -207,49 +227,38 @@ fn cut_to(chars_max: usize, text: &str) -> String {
     format!("{start} … {end}")
 }
 
-fn shown(line: &str) -> String {
+/// Returns a line as it may appear in a log: on one line, without control characters, and not long.
+pub(super) fn shown(line: &str) -> String {
     cut_to(LINE_CHARS_MAX, &plain(line))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::captured::Captured;
 
-    #[derive(Default)]
-    struct Lines(Mutex<Vec<String>>);
+    const REFUSALS: (Kind, Level) = (Kind::Refusals, Level::WARN);
+    const SESSIONS: (Kind, Level) = (Kind::Sessions, Level::INFO);
+    const FILES: (Kind, Level) = (Kind::Files, Level::INFO);
+    const FAILURES: (Kind, Level) = (Kind::Failures, Level::WARN);
 
-    impl AgentLog for Lines {
-        fn line(&self, line: &str) {
-            lock(&self.0).push(line.to_owned());
-        }
-        fn detail(&self, line: &str) {
-            lock(&self.0).push(format!("({line})"));
-        }
-    }
-
-    fn limiter() -> (Arc<Lines>, Arc<Limiter>, Instant) {
-        let lines = Arc::new(Lines::default());
-        let limiter = Limiter::new(Arc::clone(&lines) as Arc<dyn AgentLog>);
-        (lines, limiter, Instant::now())
-    }
-
-    fn peer(number: u16) -> Cause {
+    fn peer(number: u16) -> Origin {
         let mut key = [0; 32];
         key[..2].copy_from_slice(&number.to_be_bytes());
-        Cause::Peer(Fingerprint(key))
+        Origin { cause: Cause::Peer(Fingerprint(key)), span: Span::none() }
     }
 
-    fn told(lines: &Lines) -> Vec<String> {
-        lock(&lines.0).iter().filter(|line| !line.starts_with('(')).cloned().collect()
+    fn told(lines: &Captured) -> Vec<String> {
+        lines.all().into_iter().filter(|line| !line.starts_with('(')).collect()
     }
 
     #[test]
     fn the_refusal_of_every_lane_of_a_session_is_one_line() {
-        let (lines, limiter, now) = limiter();
+        let (lines, limiter, now) = (Captured::start(), Limiter::default(), Instant::now());
         let (one, other) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
         let refuse = |peer, reason: &str, after| {
-            limiter.refusal(peer, (reason.to_owned(), reason), now + after);
-            lock(&lines.0).pop().unwrap()
+            limiter.refusal(&Origin::strangers(), peer, (reason.to_owned(), reason), now + after);
+            lines.all().pop().unwrap()
         };
         assert_eq!([refuse(one, "x", Duration::ZERO), refuse(one, "x", REFUSAL_LASTS / 2)], ["x", "(x)"]);
         assert_eq!(refuse(one, "x", REFUSAL_LASTS), "x", "it is still so, and reported again");
@@ -258,14 +267,14 @@ mod tests {
 
     #[test]
     fn strangers_and_peers_fill_their_own_budgets_and_how_much_was_left_out_is_reported() {
-        let (lines, limiter, now) = limiter();
+        let (lines, limiter, now) = (Captured::start(), Limiter::default(), Instant::now());
         for line in 0..1000 {
             let now = now + Duration::from_millis(line);
-            limiter.line(Cause::Strangers, Kind::Refusals, "garbage", now);
-            limiter.line(peer(1), Kind::Failures, "failed", now);
+            limiter.line(&Origin::strangers(), REFUSALS, "garbage", now);
+            limiter.line(&peer(1), FAILURES, "failed", now);
         }
         assert_eq!(told(&lines).len(), 20 + 600);
-        limiter.line(peer(2), Kind::Failures, "another peer", now + Duration::from_secs(2));
+        limiter.line(&peer(2), FAILURES, "another peer", now + Duration::from_secs(2));
         assert_eq!(told(&lines).last().unwrap(), "another peer");
         // The summary is also logged when no more lines arrive.
         limiter.tick(now + MINUTE);
@@ -279,27 +288,27 @@ mod tests {
 
     #[test]
     fn details_have_a_budget_too_and_keys_that_are_made_at_will_share_one() {
-        let (lines, limiter, now) = limiter();
+        let (lines, limiter, now) = (Captured::start(), Limiter::default(), Instant::now());
         for number in 0..1000 {
             for _ in 0..30 {
-                limiter.line(peer(number), Kind::Sessions, "begins", now);
+                limiter.line(&peer(number), SESSIONS, "begins", now);
             }
         }
         assert_eq!(told(&lines).len(), PEERS_MAX * 30 + 200, "the last 744 are others");
         for _ in 0..20_000 {
-            limiter.detail(Cause::Strangers, "knocked", now);
+            limiter.detail(&Origin::strangers(), "knocked", now);
         }
-        let knocks = lock(&lines.0).iter().filter(|line| *line == "(knocked)").count();
+        let knocks = lines.all().iter().filter(|line| *line == "(knocked)").count();
         assert_eq!(knocks, 6000);
     }
 
     #[test]
     fn a_line_holds_nothing_that_drives_a_terminal_and_is_not_long() {
-        let (lines, limiter, now) = limiter();
-        limiter.line(peer(1), Kind::Files, "a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J", now);
+        let (lines, limiter, now) = (Captured::start(), Limiter::default(), Instant::now());
+        limiter.line(&peer(1), FILES, "a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J", now);
         let said = told(&lines).pop().unwrap();
         assert_eq!(said, r"a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J");
-        limiter.line(peer(1), Kind::Files, &"x".repeat(100_000), now);
+        limiter.line(&peer(1), FILES, &"x".repeat(100_000), now);
         assert!(told(&lines).pop().unwrap().chars().count() <= LINE_CHARS_MAX + 3);
         let text = format!("failed {}: no space left", "x".repeat(4000));
         assert!(cut(&text).starts_with("failed xxx") && cut(&text).ends_with("xxx: no space left"));

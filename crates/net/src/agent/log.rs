@@ -1,7 +1,7 @@
 //! Log of an agent: start of each session, each file, and the outcome.
 //!
-//! Does not write to a file or terminal: the implementation of [`AgentLog`] does. Reads the clock itself: a session
-//! lasts from its start to its last event.
+//! The lines are events of `tracing`, in the span of their session. Does not write to a file or terminal: the
+//! subscriber of the process does. Reads the clock itself: a session lasts from its start to its last event.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use sterna_proto::quantity::readable_time;
 use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Request, SessionId};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
+use tracing::{Level, error_span};
 
 use super::ONLY_ROOT;
-use super::limiter::{Cause, Kind, Limiter, cut};
+use super::limiter::{Cause, Kind, Limiter, Origin, cut, shown};
 use crate::identity::Fingerprint;
 use crate::session::{Observer, Progress, SessionEvent, lock};
 
@@ -21,20 +22,11 @@ use crate::session::{Observer, Progress, SessionEvent, lock};
 /// line later.
 const SOURCES_NAMED: usize = 3;
 
-/// Receives the lines of the log of an agent.
-pub trait AgentLog: Send + Sync {
-    /// Logs a line about a session, a file or an unidentified peer, for the daily use of operators. `line` is text for
-    /// people.
-    fn line(&self, line: &str);
-    /// Logs a line about a single lane, for the search of a problem.
-    fn detail(&self, line: &str);
-}
-
 /// Logs the events of a session, and counts them for the last line.
 pub(super) struct SessionLog {
     log: Arc<Limiter>,
-    peer: Cause,
-    name: String,
+    /// Peer of the session, and the span whose fields all its lines get.
+    origin: Origin,
     is_dry_run: bool,
     linger: Duration,
     started: Instant,
@@ -73,17 +65,27 @@ impl SessionLog {
     ) -> Self {
         let request = &hello.request;
         let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = format!("session {name}");
-        let behind = hello.on_behalf_of.map(|key| format!(" for {}", Fingerprint(key).short())).unwrap_or_default();
-        let (cause, line) =
-            (Cause::Peer(*peer), format!("{name}: {}, by {}{behind} at {from}", described(request), peer.short()));
-        log.line(cause, Kind::Sessions, &line, Instant::now());
+        let on_behalf_of = hello.on_behalf_of.map(|key| Fingerprint(key).short());
+        // The level of errors: a subscriber that shows only warnings needs the fields too.
+        let span = error_span!(
+            "session",
+            session = name,
+            peer = peer.short(),
+            on_behalf_of,
+            from = %from,
+            request = request_name(request),
+            path = shown(&place(request)),
+        );
+        let origin = Origin { cause: Cause::Peer(*peer), span };
+        let behind = on_behalf_of.map(|key| format!(" for {key}")).unwrap_or_default();
+        let line = format!("{}, by {}{behind} at {from}", described(request), peer.short());
+        log.line(&origin, (Kind::Sessions, Level::INFO), &line, Instant::now());
         let is_dry_run = match request {
             Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
             Request::ThirdParty(copy) => copy.dry_run,
         };
         let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
-        Self { log, peer: cause, name, is_dry_run, linger, started, tally }
+        Self { log, origin, is_dry_run, linger, started, tally }
     }
 
     /// Logs that a lane has joined.
@@ -100,7 +102,7 @@ impl SessionLog {
 
     /// Logs a detail of this session.
     pub(super) fn detail(&self, text: &str) {
-        self.log.detail(self.peer, &format!("{}: {text}", self.name), Instant::now());
+        self.log.detail(&self.origin, text, Instant::now());
     }
 
     /// Records the number of lanes at a tick. Logs an outage once, and its end once.
@@ -111,16 +113,16 @@ impl SessionLog {
                 tally.ticks_alone = ticks.saturating_add(1);
                 (tally.ticks_alone == TICKS_ALONE).then(|| {
                     let (reason, patience) = (&tally.last_down, readable_time(self.linger));
-                    format!("no lane is left ({reason}); waiting up to {patience} for its client")
+                    (Level::WARN, format!("no lane is left ({reason}); waiting up to {patience} for its client"))
                 })
             }
             (_, ticks) => {
                 tally.ticks_alone = 0;
-                (ticks >= TICKS_ALONE).then(|| "its client is back".to_owned())
+                (ticks >= TICKS_ALONE).then(|| (Level::INFO, "its client is back".to_owned()))
             }
         };
         drop(tally);
-        line.iter().for_each(|line| self.line(Kind::Sessions, line));
+        line.iter().for_each(|(level, line)| self.line(Kind::Sessions, *level, line));
     }
 
     /// Writes the last line, once. `cut` is the reason if the agent ends a session that is not over.
@@ -136,11 +138,12 @@ impl SessionLog {
         let goodput = BitRate::mean(ByteCount(brought), tally.elapsed);
         // A client may leave before its last message arrives.
         let is_whole = progress.manifest_complete && progress.counters.bytes_done >= progress.counters.bytes_known;
-        let (mut line, unfinished) = match tally.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
-            None => ("over: ".to_owned(), 0),
+        let (level, mut line, unfinished) = match tally.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
+            None => (Level::INFO, "over: ".to_owned(), 0),
             Some(reason) => {
                 let whole = tally.copied_bytes + progress.counters.bytes_up_to_date;
-                (format!("ended early: {reason}; until then "), progress.counters.bytes_done.saturating_sub(whole))
+                let unfinished = progress.counters.bytes_done.saturating_sub(whole);
+                (Level::WARN, format!("ended early: {reason}; until then "), unfinished)
             }
         };
         let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
@@ -161,11 +164,11 @@ impl SessionLog {
         if unfinished > 0 {
             let _ = write!(line, ", and {} of files that are not whole yet", ByteCount(unfinished));
         }
-        self.line(Kind::Sessions, &line);
+        self.line(Kind::Sessions, level, &line);
     }
 
-    fn line(&self, kind: Kind, line: &str) {
-        self.log.line(self.peer, kind, &format!("{}: {line}", self.name), Instant::now());
+    fn line(&self, kind: Kind, level: Level, line: &str) {
+        self.log.line(&self.origin, (kind, level), line, Instant::now());
     }
 }
 
@@ -214,19 +217,20 @@ impl Observer for SessionLog {
             }
         };
         drop(tally);
-        self.line(kind, &line);
+        let level = if kind == Kind::Failures { Level::WARN } else { Level::INFO };
+        self.line(kind, level, &line);
     }
 }
 
-fn shown(path: &[u8]) -> String {
+fn quoted(path: &[u8]) -> String {
     match path.iter().all(|&b| b == b'/') {
         true => ONLY_ROOT.to_owned(),
         false => cut(&format!("{:?}", String::from_utf8_lossy(path))),
     }
 }
 
-fn shown_sources(sources: &[Vec<u8>]) -> String {
-    let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| shown(source)).collect();
+fn first_of(sources: &[Vec<u8>], name: fn(&[u8]) -> String) -> String {
+    let first: Vec<_> = sources.iter().take(SOURCES_NAMED).map(|source| name(source)).collect();
     let rest = match sources.len().saturating_sub(SOURCES_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -234,19 +238,39 @@ fn shown_sources(sources: &[Vec<u8>]) -> String {
     format!("{}{rest}", first.join(", "))
 }
 
+/// Returns the request in one word for the field of a span.
+fn request_name(request: &Request) -> &'static str {
+    match request {
+        Request::Push { .. } => "push",
+        Request::Pull { .. } => "pull",
+        Request::ThirdParty(_) => "third-party",
+    }
+}
+
+/// Returns the place at this agent that a request is about.
+fn place(request: &Request) -> String {
+    let bare = |path: &[u8]| cut(&String::from_utf8_lossy(path));
+    match request {
+        Request::Push { destination, .. } => bare(destination),
+        Request::Pull { sources, .. } => first_of(sources, bare),
+        Request::ThirdParty(copy) => match copy.active {
+            ActiveEnd::Source => first_of(&copy.sources, bare),
+            ActiveEnd::Destination => bare(&copy.destination),
+        },
+    }
+}
+
 fn described(request: &Request) -> String {
     let (words, dry_run) = match request {
-        Request::Push { destination, dry_run, .. } => (format!("push to {}", shown(destination)), dry_run),
-        Request::Pull { sources, dry_run, .. } => (format!("pull of {}", shown_sources(sources)), dry_run),
+        Request::Push { destination, dry_run, .. } => (format!("push to {}", quoted(destination)), dry_run),
+        Request::Pull { sources, dry_run, .. } => (format!("pull of {}", first_of(sources, quoted)), dry_run),
         Request::ThirdParty(copy) => {
             let PassiveAgent { host, port, .. } = &copy.passive;
+            let sources = first_of(&copy.sources, quoted);
             let words = match copy.active {
-                ActiveEnd::Source => {
-                    format!("third-party push of {} to {host}:{port}", shown_sources(&copy.sources))
-                }
+                ActiveEnd::Source => format!("third-party push of {sources} to {host}:{port}"),
                 ActiveEnd::Destination => {
-                    let sources = shown_sources(&copy.sources);
-                    format!("third-party pull of {sources} from {host}:{port} to {}", shown(&copy.destination))
+                    format!("third-party pull of {sources} from {host}:{port} to {}", quoted(&copy.destination))
                 }
             };
             (words, &copy.dry_run)
@@ -261,21 +285,10 @@ mod tests {
     use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
 
     use super::*;
+    use crate::agent::captured::Captured;
 
-    #[derive(Default)]
-    struct Lines(Mutex<Vec<String>>);
-
-    impl AgentLog for Lines {
-        fn line(&self, line: &str) {
-            lock(&self.0).push(line.to_owned());
-        }
-        fn detail(&self, line: &str) {
-            lock(&self.0).push(format!("({line})"));
-        }
-    }
-
-    fn started(lines: &Arc<Lines>) -> SessionLog {
-        let log = Limiter::new(Arc::clone(lines) as Arc<dyn AgentLog>);
+    fn started() -> SessionLog {
+        let log = Arc::new(Limiter::default());
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
         let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
@@ -293,15 +306,15 @@ mod tests {
 
     #[test]
     fn a_session_has_a_first_and_a_last_line_and_its_lanes_are_details() {
-        let lines = Arc::new(Lines::default());
-        let session = started(&lines);
+        let lines = Captured::start();
+        let session = started();
         session.lane_up(LaneId(0), "tcp");
         session.session_event(settled("f", FileOutcome::Done(FileDigests::of(b"", Checks::NONE))));
         session.session_event(settled("g", FileOutcome::Skipped));
         session.lane_down(LaneId(0), "reset".to_owned());
         session.end(&Progress::default(), None);
         session.end(&Progress::default(), None);
-        let said = lock(&lines.0).clone();
+        let said = lines.all();
         let expected = [
             "session a5a5a5a5: pull of \"a/x\", \"b\", \"c\" and 2 more, by SHA256:AAAAAAAAAAAA for SHA256://////////// at 127.0.0.1:5",
             "(session a5a5a5a5: lane 0 is up: tcp)",
@@ -312,18 +325,28 @@ mod tests {
         assert_eq!(said[..5], expected);
         assert!(said[5].starts_with("session a5a5a5a5: over: 1 file, 3.00 kB in "), "{said:?}");
         assert!(said[5].ends_with(" goodput), 1 up to date") && said.len() == 6, "{said:?}");
+        let fields = lines.spans()[0].clone().into_iter().collect::<Vec<_>>();
+        let expected = [
+            ("from", "127.0.0.1:5"),
+            ("on_behalf_of", "SHA256:////////////"),
+            ("path", "a/x, b, c and 2 more"),
+            ("peer", "SHA256:AAAAAAAAAAAA"),
+            ("request", "pull"),
+            ("session", "a5a5a5a5"),
+        ];
+        assert_eq!(fields, expected.map(|(name, value)| (name, value.to_owned())));
     }
 
     #[test]
     fn a_session_that_is_cut_says_why_and_how_far_it_came() {
-        let lines = Arc::new(Lines::default());
-        let session = started(&lines);
+        let lines = Captured::start();
+        let session = started();
         let stopped = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped");
         session.session_event(SessionEvent::Unreadable(Error::protocol("x")));
         session.session_event(SessionEvent::Aborted(stopped));
         let counters = sterna_proto::Counters { bytes_done: 7000, ..Default::default() };
         session.end(&Progress { counters, ..Progress::default() }, None);
-        let said = lock(&lines.0).clone();
+        let said = lines.all();
         assert_eq!((said.len(), &*said[1]), (3, "session a5a5a5a5: x"));
         assert!(
             said[2].starts_with("session a5a5a5a5: ended early: stopped; until then nothing copied in "),
@@ -331,33 +354,33 @@ mod tests {
         );
         assert!(said[2].ends_with(" s, 1 failed, and 7.00 kB of files that are not whole yet"), "{said:?}");
 
-        let lines = Arc::new(Lines::default());
-        started(&lines).end(&Progress::default(), Some("the agent is stopping"));
-        let said = lock(&lines.0).clone();
+        let lines = Captured::start();
+        started().end(&Progress::default(), Some("the agent is stopping"));
+        let said = lines.all();
         assert!(said[1].starts_with("session a5a5a5a5: ended early: the agent is stopping; until then "), "{said:?}");
     }
 
     #[test]
     fn a_peer_that_fails_every_file_with_many_words_fills_no_log() {
-        let lines = Arc::new(Lines::default());
-        let session = started(&lines);
+        let lines = Captured::start();
+        let session = started();
         for index in 0..5000 {
             let words = Error::new(ErrorKind::Io, Scope::Destination, Phase::Transfer, "x".repeat(10_000));
             session.session_event(settled(&format!("{index}{}", "d/".repeat(1000) + "f"), FileOutcome::Failed(words)));
         }
-        let bytes: usize = lock(&lines.0).iter().filter(|line| !line.starts_with('(')).map(String::len).sum();
+        let bytes: usize = lines.all().iter().filter(|line| !line.starts_with('(')).map(String::len).sum();
         assert!(bytes < 600 * 500, "{bytes} bytes");
     }
 
     #[test]
     fn an_outage_is_told_once_and_so_is_its_end() {
-        let lines = Arc::new(Lines::default());
-        let session = started(&lines);
+        let lines = Captured::start();
+        let session = started();
         session.lane_down(LaneId(3), "reset".to_owned());
         for lanes in [1, 0, 0, 1, 0, 0, 0, 0, 0, 2, 2] {
             session.handle_lanes(lanes);
         }
-        let said = lock(&lines.0).clone();
+        let said = lines.all();
         let outage = "session a5a5a5a5: no lane is left (reset); waiting up to 10 min for its client";
         assert_eq!(said[2..], [outage, "session a5a5a5a5: its client is back"]);
     }

@@ -288,17 +288,9 @@ mod tests {
 
     use super::*;
     use crate::agent::limiter::Limiter;
-    use crate::agent::log::AgentLog;
     use crate::buffer::BufferPool;
     use crate::session::{Observer, Sender};
     use crate::source::Roots;
-
-    struct Deaf;
-
-    impl AgentLog for Deaf {
-        fn line(&self, _: &str) {}
-        fn detail(&self, _: &str) {}
-    }
 
     fn hello(number: u8) -> Hello {
         let request = Request::Pull { sources: Vec::new(), dry_run: true, compress: Wish::Never, on_demand: false };
@@ -311,8 +303,8 @@ mod tests {
 
     fn started() -> Result<Started, Error> {
         let (key, from) = (key(1, 1), "127.0.0.1:1".parse().unwrap());
-        let deaf = Limiter::new(Arc::new(Deaf) as Arc<dyn AgentLog>);
-        let log = Arc::new(SessionLog::start(&deaf, (&key.0, &key.1), from, &hello(1), Duration::MAX));
+        let limiter = Arc::new(Limiter::default());
+        let log = Arc::new(SessionLog::start(&limiter, (&key.0, &key.1), from, &hello(1), Duration::MAX));
         let observer = Arc::clone(&log) as Arc<dyn Observer>;
         let end = Sender::start(
             Roots::new(Vec::new()),

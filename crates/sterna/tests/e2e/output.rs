@@ -154,6 +154,30 @@ fn the_log_of_an_agent_names_its_session_and_its_lanes_only_when_asked() {
 }
 
 #[test]
+fn every_json_line_of_a_session_has_its_peer_and_its_path() {
+    let site = Site::new();
+    write(&site.local().join("f"), b"bytes");
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+    let more = ["--log-format=json".as_ref(), "--log-level=debug".as_ref()];
+    let agent = site.agent_with("127.0.0.1:0", &[&flags[..], &more].concat());
+    site.copy(&agent).arg("f").arg(agent.url("to/")).succeed();
+    agent.wait_for_log("over: 1 file");
+    let log = fs::read_to_string(&agent.log).unwrap();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_session: Vec<_> = lines.iter().filter(|line| !line["session"].is_null()).collect();
+    for line in &of_session {
+        let fields = (&line["session"], &line["peer"], line["path"].as_str(), line["request"].as_str());
+        assert_eq!(fields, (&of_session[0]["session"], &of_session[0]["peer"], Some("to/"), Some("push")), "{log}");
+        assert!(line["time"].as_str().unwrap().ends_with('Z'), "{log}");
+    }
+    let found = |level: &str, message: &str| {
+        of_session.iter().any(|line| line["level"] == level && line["message"].as_str().unwrap().starts_with(message))
+    };
+    assert!(found("info", "done f") && found("debug", "lane 0 is up") && found("info", "over: 1 file"), "{log}");
+}
+
+#[test]
 fn a_command_in_the_lab_has_both_outputs_for_itself() {
     if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
         println!("skipped: the lab needs root and /dev/net/tun");
