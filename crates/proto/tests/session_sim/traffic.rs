@@ -233,18 +233,23 @@ impl World {
         }
     }
 
-    /// Ends a lane that one end closed at the other end, after all items have arrived there.
-    pub fn close_drained_lanes(&mut self) {
+    /// Ends a lane that one end closed at the other end, after all items have arrived there. Returns true if there was
+    /// such a lane.
+    pub fn close_drained_lanes(&mut self) -> bool {
+        let mut any = false;
         for index in 0..self.session.lanes.len() {
             let lane = &self.session.lanes[index];
             if lane.closed_by_sender && lane.receiver_up && lane.to_receiver.load() == 0 && lane.inbox.is_empty() {
                 self.lane_down(index, Side::Receiver);
+                any = true;
             }
             let lane = &self.session.lanes[index];
             if lane.closed_by_receiver && lane.sender_up && lane.to_sender.load() == 0 {
                 self.lane_down(index, Side::Sender);
+                any = true;
             }
         }
+        any
     }
 
     /// Receives the items that have arrived on all lanes.

@@ -352,7 +352,10 @@ impl World {
             }
         }
         self.feed();
-        self.close_drained_lanes();
+        // An end that notices a dead lane has its blocks to send again.
+        while self.close_drained_lanes() {
+            self.feed();
+        }
         self.check();
         self.end_session_if_over();
     }
