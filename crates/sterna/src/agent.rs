@@ -12,7 +12,8 @@ use sterna_net::identity::Authorized;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::flags::{AgentFlags, ThirdPartyFlag};
-use crate::{agent_log, print_line, say, state};
+use crate::output::{print_line, say};
+use crate::{agent_log, state};
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn run(flags: AgentFlags) -> Result<u8, Error> {

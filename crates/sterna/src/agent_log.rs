@@ -18,7 +18,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::flags::LogFormat;
-use crate::say;
+use crate::output::say;
 
 /// Sends the log of this process to stderr, from now on. Errors: it has a log already, which is our bug.
 pub fn start(format: LogFormat, level: LevelFilter) -> Result<(), Error> {

@@ -31,9 +31,10 @@ use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Pha
 use crate::brevity::{AlikeFailures, LanesDown};
 use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag, worded, worded_event};
 use crate::log::SampleLog;
+use crate::output::{print_line, say};
 use crate::paths::PathFlag;
 use crate::progress::{Display, compression_ratio};
-use crate::{limits, plan, print_line, say, state};
+use crate::{limits, plan, state};
 
 /// Runs one copy and returns its exit code.
 pub fn run(flags: &CopyFlags) -> Result<u8, Error> {

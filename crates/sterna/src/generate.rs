@@ -10,7 +10,7 @@ use crate::flags::{Flags, Shell};
 
 /// Prints the completion script of `shell`.
 pub fn completions(shell: Shell) -> Result<u8, Error> {
-    crate::print_line(script(shell).trim_end().as_bytes())?;
+    crate::output::print_line(script(shell).trim_end().as_bytes())?;
     Ok(0)
 }
 

@@ -12,6 +12,7 @@ mod generate;
 mod golden;
 mod limits;
 mod log;
+mod output;
 mod page;
 mod paths;
 mod plan;
@@ -21,10 +22,10 @@ mod state;
 use std::process::ExitCode;
 
 use clap::Parser;
-use sterna_proto::file::plain;
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::Error;
 
 use flags::{Command, Flags};
+use output::{print_line, say};
 
 /// Signal for a write beyond RLIMIT_FSIZE, on every architecture that Rust runs on with Linux.
 const SIGXFSZ: i32 = 25;
@@ -72,23 +73,4 @@ fn show_id(flags: &flags::IdFlags) -> Result<u8, Error> {
     let identity = state::identity(flags.state.as_deref())?;
     print_line(identity.fingerprint().to_string().as_bytes())?;
     Ok(0)
-}
-
-/// Writes a message for users to stderr; parts of it can be texts from peers. Ignores write errors, so that the work
-/// continues without a reader. Keeps the line breaks of an error with several lines.
-pub(crate) fn say(line: &str) {
-    use std::io::Write;
-    // One write, so that lines of several processes in one log do not mix.
-    let lines: Vec<_> = line.split('\n').map(plain).collect();
-    let _ = std::io::stderr().lock().write_all(format!("{}\n", lines.join("\n")).as_bytes());
-}
-
-/// Writes a line of output to stdout. Errors: the write fails, for example because the reader has closed the pipe.
-pub(crate) fn print_line(line: &[u8]) -> Result<(), Error> {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    out.write_all(line)
-        .and_then(|()| out.write_all(b"\n"))
-        .and_then(|()| out.flush())
-        .map_err(|e| Error::new(ErrorKind::Io, Scope::Client, Phase::Finalise, "write to standard output").caused_by(e))
 }

@@ -9,7 +9,8 @@ use sterna_net::report;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
 
-use crate::{limits, say};
+use crate::limits;
+use crate::output::say;
 
 /// Time between two drawings of the display. Reason: short enough to look live, long enough to read.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
