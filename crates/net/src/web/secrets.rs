@@ -4,6 +4,7 @@
 //! refuses to do: send them to any other server, send them in clear text to another host, or show them.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io::{PipeReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,12 @@ use crate::sync::lock;
 
 /// Longest token, in bytes. Reason: servers accept about 8,000 bytes in all headers together.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// Maximum bytes that are read of the file of a token. Reason: room for white space around a token.
+const TOKEN_FILE_BYTES_MAX: u64 = 2 * TOKEN_BYTES_MAX as u64;
+
+/// Maximum bytes that are read of a `.netrc` file. Reason: ten thousand entries.
+const NETRC_BYTES_MAX: u64 = 1 << 20;
 
 /// Time limit for a command to print a token. Reason: a command that queries a server over a slow path takes
 /// seconds.
@@ -75,7 +82,10 @@ impl Secrets {
         }
         let netrc = std::env::var_os("NETRC").map(PathBuf::from);
         let netrc = netrc.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".netrc")));
-        let text = netrc.filter(|_| source.is_none()).and_then(|path| std::fs::read_to_string(path).ok());
+        let text = netrc.filter(|_| source.is_none()).and_then(|path| {
+            let bytes = read_up_to(&path, NETRC_BYTES_MAX).ok()?;
+            String::from_utf8(bytes).ok()
+        });
         let passwords = text.map(|text| passwords(&text)).unwrap_or_default();
         Ok(Self { source, token: Mutex::default(), origins, passwords })
     }
@@ -120,13 +130,20 @@ fn is_private(at: &WebLocation) -> bool {
     at.is_encrypted() || at.is_this_host()
 }
 
+/// Reads a file, or its first `bytes_max` bytes.
+fn read_up_to(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn read_token(source: &TokenSource) -> Result<String, Error> {
     let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
     let (bytes, from) = match source {
         TokenSource::File(path) => {
             let from = format!("the token file {}", path.display());
-            let bytes = std::fs::read(path).map_err(|e| wrong(format!("read {from}")).caused_by(e))?;
-            (bytes, from)
+            let bytes = read_up_to(path, TOKEN_FILE_BYTES_MAX);
+            (bytes.map_err(|e| wrong(format!("read {from}")).caused_by(e))?, from)
         }
         TokenSource::Command(line) => (run_command(line)?, "what --http-token-command prints".to_owned()),
     };
