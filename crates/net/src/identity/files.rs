@@ -71,7 +71,8 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
-            fs::remove_file(&temporary)?;
+            // The first error is the reason; a file that stays is found by its name.
+            let _ = fs::remove_file(&temporary);
         }
         written.and_then(|()| sync_dir_of(path))
     };
