@@ -240,7 +240,7 @@ fn peer_span(peer: &Fingerprint, from: SocketAddr) -> Span {
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
-    spawned.map(drop).map_err(|e| crate::internal("start a thread of the agent").caused_by(e))
+    spawned.map(drop).map_err(|e| crate::no_thread("start a thread of the agent", e))
 }
 
 impl Shared {

@@ -113,7 +113,7 @@ impl Engine {
             drop(ending);
             outcome
         });
-        let thread = thread.map_err(|e| crate::internal("start the thread of a copy").caused_by(e))?;
+        let thread = thread.map_err(|e| crate::no_thread("start the thread of a copy", e))?;
         Ok(CopyHandle { reader: Reader(running), thread })
     }
 }

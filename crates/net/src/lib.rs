@@ -27,9 +27,14 @@ mod thread_clock;
 mod wake;
 pub mod web;
 
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 /// A bug of ours, or the operating system refusing what it always gives (a thread).
 pub(crate) fn internal(text: &str) -> Error {
     Error::new(ErrorKind::Internal, Scope::Service, Phase::Transfer, text)
+}
+
+/// Error of a host that gives no more threads, while it was `tried` to start one. Another attempt may succeed.
+pub(crate) fn no_thread(tried: &str, error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, tried).retry(Retry::After).caused_by(error)
 }

@@ -161,7 +161,7 @@ pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result
         let running = Running(running);
         running.0.run(&assignment, spec, &log);
     });
-    spawned.map_err(|e| crate::internal("start the thread of a copy between agents").caused_by(e))?;
+    spawned.map_err(|e| crate::no_thread("start the thread of a copy between agents", e))?;
     Ok((watch, runner))
 }
 

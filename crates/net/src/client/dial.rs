@@ -172,7 +172,7 @@ impl Dialling {
             // If nobody waits any more, the lane ends here.
             let _ = report.send(dialling.reach_path(path));
         });
-        spawned.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
+        spawned.map_err(|e| crate::no_thread("start a thread that dials", e))?;
         Ok(DialledPath(Some(outcome)))
     }
 
@@ -349,7 +349,7 @@ impl PathDialling<'_> {
             // If nobody waits any more, the lane ends here.
             let _ = tell.send(on.dial(via, addr, &remembered));
         });
-        dialled.map(drop).map_err(|e| crate::internal("start a thread that dials").caused_by(e))
+        dialled.map(drop).map_err(|e| crate::no_thread("start a thread that dials", e))
     }
 
     fn say(&self, rationale: &str) {

@@ -244,7 +244,7 @@ fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<th
         }
     };
     let spawned = thread::Builder::new().name(format!("feed-{}", lane.0)).spawn(run);
-    spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
+    spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))
 }
 
 /// Takes a lane down when its feeder ends, also by a panic. Other lanes send its blocks.

@@ -125,7 +125,7 @@ pub(super) fn run_session(
     others.into_iter().try_for_each(|(number, dialled)| keeper.start_path(&keeper.paths[number], dialled))?;
     let alive = Arc::clone(&keeper);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
-    spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
+    spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
     // A spool may have nothing to send for days. A replica may have nothing to send while others are faster.
     let stall = (options.follow.is_none() && !options.same).then(StallWatch::of_lanes);
     drive(&keeper, &**observer, started, stall);
@@ -233,7 +233,7 @@ impl Keeper {
         let (keeper, path) = (Arc::clone(self), Arc::clone(path));
         let spawned =
             thread::Builder::new().name("keep-path".to_owned()).spawn(move || keeper.reach_path(&path, dialled));
-        spawned.map(drop).map_err(|e| crate::internal("start the thread of a path").caused_by(e))
+        spawned.map(drop).map_err(|e| crate::no_thread("start the thread of a path", e))
     }
 
     /// Tries until the agent is reached on a path, or the session is over.
@@ -307,7 +307,7 @@ impl Keeper {
         let (keeper, on) = (Arc::clone(self), Arc::clone(path));
         let run = move || keeper.keep(&on, via, connected);
         let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(run);
-        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+        spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))?;
         path.lanes_wanted(via).fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

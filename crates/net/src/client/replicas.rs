@@ -139,11 +139,9 @@ impl ReplicaCopy {
             let source = source.clone();
             let spawned =
                 thread::Builder::new().name("replica".to_owned()).spawn(move || Arc::new(member).keep(&source));
-            spawned.map_err(|e| crate::internal("start the thread of a replica").caused_by(e)).inspect_err(
-                |error| {
-                    replicas.abort(error.clone());
-                },
-            )?;
+            spawned.map_err(|e| crate::no_thread("start the thread of a replica", e)).inspect_err(|error| {
+                replicas.abort(error.clone());
+            })?;
         }
         drive(&*crew, &**observer, started, Some(StallWatch::of_lanes()));
         crew.part();

@@ -398,7 +398,7 @@ pub(crate) fn spawn_feeder(
             }
             fed
         })
-        .map_err(|e| crate::internal("start the thread of a lane").caused_by(e))
+        .map_err(|e| crate::no_thread("start the thread of a lane", e))
 }
 
 /// Reports the end of the feeding of a lane, also after a panic.

@@ -628,7 +628,7 @@ impl Receiver {
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, Error> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
-    spawned.map_err(|e| crate::internal("start a thread of a session").caused_by(e))
+    spawned.map_err(|e| crate::no_thread("start a thread of a session", e))
 }
 
 impl End for Receiver {

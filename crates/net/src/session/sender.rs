@@ -110,7 +110,7 @@ impl Sender {
         thread::Builder::new()
             .name("scan".to_owned())
             .spawn(move || scanner.scan())
-            .map_err(|e| crate::internal("start the thread that reads directories").caused_by(e))?;
+            .map_err(|e| crate::no_thread("start the thread that reads directories", e))?;
         Ok(sender)
     }
 

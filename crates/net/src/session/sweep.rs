@@ -60,7 +60,7 @@ impl Sweeper {
     pub(super) fn start(then: Then, sweep: impl Fn(Arrived) -> bool + Send + 'static) -> Result<Self, Error> {
         let (queue, arrived) = sync_channel(ARRIVED_MAX);
         let spawned = thread::Builder::new().name("sweep".to_owned()).spawn(move || arrived.into_iter().all(sweep));
-        spawned.map_err(|e| crate::internal("start the thread that takes sources away").caused_by(e))?;
+        spawned.map_err(|e| crate::no_thread("start the thread that takes sources away", e))?;
         Ok(Self {
             then,
             sent: Mutex::default(),

@@ -59,7 +59,7 @@ impl SealQueue {
         for _ in 0..SEALERS {
             let (offers, jobs) = (Arc::clone(offers), Arc::clone(&queue.0));
             let spawned = thread::Builder::new().name("seal".to_owned()).spawn(move || run(&*offers, &jobs));
-            spawned.map_err(|e| crate::internal("start a thread that reads followed files").caused_by(e))?;
+            spawned.map_err(|e| crate::no_thread("start a thread that reads followed files", e))?;
         }
         Ok(queue)
     }

@@ -168,7 +168,7 @@ impl LimitWatch {
                 thread::sleep(SAMPLE_EVERY * (1 + lanes as u32 / LANES_SAMPLED));
             }
         });
-        spawned.map_err(|e| crate::internal("start the thread that samples lanes").caused_by(e))?;
+        spawned.map_err(|e| crate::no_thread("start the thread that samples lanes", e))?;
         Ok(watch)
     }
 
