@@ -45,7 +45,7 @@ use self::keeper::run_session;
 pub use self::path::{PathOptions, PathPlan, UnreachedPath};
 use self::replicas::ReplicaCopy;
 pub use self::replicas::ReplicaSummary;
-use self::run::{Again, BACKOFF_MIN, Restarts};
+use self::run::{Again, Restarts};
 use self::tally::{AskedDigests, Tally};
 use self::third_party::ThirdPartyCopy;
 
@@ -365,16 +365,17 @@ pub(crate) fn run(
 fn copy_job(options: &CopySpec, job: &Job, initiator: &Initiator, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
     let observer = &tally.observer;
-    let mut restarts = Restarts::new(options.linger);
+    let mut restarts = Restarts::new(options.linger, started);
     loop {
         let outcome = run_session(options, job, initiator, tally, &mut started);
         let again = outcome.as_ref().err().filter(|_| !observer.stopped());
         match again.and_then(|error| restarts.after(error, Instant::now())) {
-            Some(Again::Restarted) => {
+            Some(Again::Restarted(wait)) => {
                 lock(&tally.state).start_over();
                 observer.event(CopyEvent::Restarted);
+                thread::sleep(wait);
             }
-            Some(Again::NotYetBack) => thread::sleep(BACKOFF_MIN),
+            Some(Again::NotYetBack(wait)) => thread::sleep(wait),
             None => {
                 let outcome = outcome.map_err(|error| error.named(job.remote.host_port()));
                 return tally.conclude(outcome, started.elapsed());

@@ -20,6 +20,9 @@ pub(super) const BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// Maximum wait before a dead lane is dialled again. Reason: the end of an outage is detected within this time.
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
+/// Maximum wait before the session after a lost one. Reason: a user who stops the copy waits this long.
+const RESTART_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// Minimum life of a lane or session that resets the backoff to its minimum.
 const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 
@@ -79,6 +82,9 @@ pub(super) fn drive(
 /// Rules for the session after a lost one.
 pub(super) struct Restarts {
     linger: Duration,
+    backoff: Backoff,
+    /// Start of the current session.
+    begun: Instant,
     /// Time of the last loss of the session by the agent; the agent is dialled again since then.
     lost_since: Option<Instant>,
 }
@@ -86,27 +92,30 @@ pub(super) struct Restarts {
 /// Reason for one more session.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Again {
-    /// The agent was restarted and has lost the session.
-    Restarted,
-    /// The agent was restarted, and cannot be reached yet.
-    NotYetBack,
+    /// The agent was restarted and has lost the session. The new one starts after this wait.
+    Restarted(Duration),
+    /// The agent was restarted, and cannot be reached yet. The next attempt starts after this wait.
+    NotYetBack(Duration),
 }
 
 impl Restarts {
-    pub(super) fn new(linger: Duration) -> Self {
-        Self { linger, lost_since: None }
+    pub(super) fn new(linger: Duration, now: Instant) -> Self {
+        Self { linger, backoff: Backoff::new(), begun: now, lost_since: None }
     }
 
     /// Returns the reason for one more session after one that ended with `error`; `None`: the copy ends.
     pub(super) fn after(&mut self, error: &Error, now: Instant) -> Option<Again> {
+        let life = now.saturating_duration_since(self.begun);
+        self.begun = now;
         if error.kind == ErrorKind::SessionLost {
             self.lost_since = Some(now);
-            return Some(Again::Restarted);
+            // An agent that loses every session at once does not keep its client busy.
+            return Some(Again::Restarted(self.backoff.after(life).min(RESTART_WAIT_MAX)));
         }
         // The agent may restart again before the new session has a lane.
         let since = self.lost_since?;
         let may_come_back = error.phase == Phase::Prepare && error.retry == Retry::After;
-        (may_come_back && now.saturating_duration_since(since) < self.linger).then_some(Again::NotYetBack)
+        (may_come_back && now.saturating_duration_since(since) < self.linger).then_some(Again::NotYetBack(BACKOFF_MIN))
     }
 
     /// Returns true if the agent has lost no session of this copy.
@@ -217,15 +226,20 @@ mod tests {
     #[test]
     fn only_a_restarted_agent_gets_another_session() {
         let now = Instant::now();
-        let mut restarts = Restarts::new(Duration::from_secs(60));
+        let mut restarts = Restarts::new(Duration::from_secs(60), now);
         let lost = Error::new(ErrorKind::SessionLost, Scope::Service, Phase::Transfer, "gone");
         let refused = Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, "refused").retry(Retry::After);
         assert_eq!(restarts.after(&refused, now), None, "an agent that was never there is an error");
-        assert_eq!(restarts.after(&lost, now), Some(Again::Restarted));
-        assert_eq!(restarts.after(&refused, now + Duration::from_secs(59)), Some(Again::NotYetBack));
+        assert_eq!(restarts.after(&lost, now), Some(Again::Restarted(BACKOFF_MIN)));
+        let still_down = Some(Again::NotYetBack(BACKOFF_MIN));
+        assert_eq!(restarts.after(&refused, now + Duration::from_secs(59)), still_down);
         assert_eq!(restarts.after(&refused, now + Duration::from_secs(60)), None);
         assert_eq!(restarts.after(&refused.clone().retry(Retry::Never), now), None);
         assert!(!restarts.is_first());
+        // Sessions that are lost at once begin again more and more slowly.
+        let mut restarts = Restarts::new(Duration::from_secs(60), now);
+        let waits: Vec<_> = (0..4).map(|_| restarts.after(&lost, now)).collect();
+        assert_eq!(waits, [500, 1000, 2000, 2000].map(|ms| Some(Again::Restarted(Duration::from_millis(ms)))));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Retry, Scope, Set
 use super::dial::{Target, dial_first, resolve};
 use super::keeper::{depart, ends_session, random_session};
 use super::path::PathOptions;
-use super::run::{Again, BACKOFF_MIN, Backoff, Driven, Restarts, drive};
+use super::run::{Again, Backoff, Driven, Restarts, drive};
 use super::tally::TallyState;
 use super::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
@@ -170,7 +170,7 @@ impl Asking<'_> {
         started += questions.elapsed();
         let heard = Arc::new(Heard::new(Arc::clone(self.observer), self.options, started));
         let mut first = Some(first);
-        let mut restarts = Restarts::new(self.options.linger);
+        let mut restarts = Restarts::new(self.options.linger, started);
         loop {
             let lane = match first.take() {
                 Some(lane) => Ok(lane),
@@ -184,8 +184,11 @@ impl Asking<'_> {
             let is_first = restarts.is_first();
             let again = if self.observer.stopped() { None } else { restarts.after(&error, Instant::now()) };
             match again {
-                Some(Again::Restarted) => heard.start_over()?,
-                Some(Again::NotYetBack) => thread::sleep(BACKOFF_MIN),
+                Some(Again::Restarted(wait)) => {
+                    heard.start_over()?;
+                    thread::sleep(wait);
+                }
+                Some(Again::NotYetBack(wait)) => thread::sleep(wait),
                 None => {
                     let may_ask_other = is_first && heard.may_ask_other(&error);
                     return Err(Failed { error: error.named(asked.host_port()), may_ask_other });
@@ -204,7 +207,7 @@ impl Asking<'_> {
             // If nobody waits any more, the lane ends here.
             let _ = tell.send(dial_any(&remote, &options, &initiator, &observer));
         });
-        dialled.map_err(|e| crate::internal("start a thread that dials").caused_by(e))?;
+        dialled.map_err(|e| crate::no_thread("start a thread that dials", e))?;
         loop {
             match answer.recv_timeout(LOOK) {
                 Ok(lane) => return lane,
@@ -305,9 +308,9 @@ impl Asking<'_> {
         });
         let (lane_keeper, alive) = (Arc::clone(&keeper), Arc::clone(&keeper));
         let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || lane_keeper.keep(first));
-        spawned.map_err(|e| crate::internal("start the thread of a lane").caused_by(e))?;
+        spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))?;
         let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
-        spawned.map_err(|e| crate::internal("start the thread that keeps lanes alive").caused_by(e))?;
+        spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
         drive(&Watched { watch: &watch, heard }, &**self.observer, heard.started, None);
         depart(&keeper.over, lock(&keeper.handle).take().into_iter().collect());
         heard.take_outcome()
