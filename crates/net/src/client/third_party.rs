@@ -568,7 +568,12 @@ impl Heard {
             let (done, bytes) = (summary.done, summary.bytes);
             let settled = bytes.saturating_sub(state.before.bytes).saturating_add(last.bytes_up_to_date);
             let unsettled_bytes = last.bytes_done.saturating_sub(settled);
-            let earlier = Earlier { counters: state.before.earlier.and(&last), unsettled_bytes };
+            let earlier = Earlier {
+                counters: state.before.earlier.and(&last),
+                unsettled_bytes,
+                copied_bytes: bytes,
+                are_found_again: self.overwrite == Overwrite::IfChanged,
+            };
             state.before = Before { done, bytes, earlier };
         }
         drop(state);
