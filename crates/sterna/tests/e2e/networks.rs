@@ -119,7 +119,7 @@ fn paths_that_cannot_be_meant_are_wrong_usage() {
     for (flags, said) in [
         (&["--path=eth0"][..], "local=ADDR"),
         (&["--path=via=tcp", "--rate=5Mbit"], "--rate"),
-        (&["--path=standby", "--path=via=tcp,standby"], "one at least"),
+        (&["--path=standby", "--path=via=tcp,standby"], "at least one"),
         (&nine, "at most 8"),
     ] {
         site.copy(&agent).args(flags).arg("f").arg(agent.url("f")).run().expect(2).says(said);
