@@ -223,7 +223,7 @@ fn blocks_that_were_never_offered_or_cannot_be_end_the_lane_or_are_read_past() {
             }
             tx.block_end(&[0; 32])?;
             // Ends the lane in any case.
-            tx.control(b"\xff\xff")
+            tx.control(b"\x7f\xff")
         });
     };
     claim(u64::MAX, entry(b"far", 2 * MIB as u64), 0, MIB as u64);
@@ -254,7 +254,7 @@ fn slabs_that_lie_write_no_more_than_their_block() {
                 }
                 tx.block_end(&[0; 32])?;
             }
-            tx.control(b"\xff\xff")
+            tx.control(b"\x7f\xff")
         });
         assert!(!victim.site.root().join(std::str::from_utf8(name).unwrap()).exists());
     };
@@ -279,7 +279,7 @@ fn slabs_that_lie_write_no_more_than_their_block() {
         tx.block_begin(&packed.encode(), u64::from(bomb.length))?;
         tx.block_data(Bytes::copy_from_slice(frame))?;
         tx.block_end(&[0; 32])?;
-        tx.control(b"\xff\xff")
+        tx.control(b"\x7f\xff")
     });
     assert!(!victim.site.root().join("packed").exists());
     victim.check();
@@ -324,7 +324,7 @@ fn entries_that_would_leave_the_root_are_refused() {
         tx.block_begin(&hidden, 10)?;
         tx.block_data(vec![7; 10].into())?;
         tx.block_end(blake3::hash(&[7; 10]).as_bytes())?;
-        tx.control(b"\xff\xff")
+        tx.control(b"\x7f\xff")
     });
     assert_eq!(std::fs::read_dir(victim.site.root()).unwrap().count(), 0);
     assert!(!std::path::Path::new("/tmp/sterna-e2e-lie").exists());
@@ -367,7 +367,7 @@ fn a_flood_of_offers_is_cut_off_before_it_fills_memory() {
             let path = format!("{long}/{long}/{long}/{long}/{long}/{long}/{long}/{long}/{file}");
             tx.control(&offer(file, entry(path.as_bytes(), 1 << 40)))?;
             if file == 299_999 {
-                tx.control(b"\xff\xff")?;
+                tx.control(b"\x7f\xff")?;
             }
         }
         Ok(())
@@ -383,7 +383,7 @@ fn a_flood_of_small_frames_is_taken_one_by_one() {
         for _ in 0..200_000 {
             tx.control(&frame)?;
         }
-        tx.control(b"\xff\xff")
+        tx.control(b"\x7f\xff")
     });
     victim.check();
 }
