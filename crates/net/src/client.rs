@@ -110,7 +110,7 @@ pub struct CopySpec {
     pub on_behalf_of: Option<Fingerprint>,
     /// Files that are left out: an earlier run of the copy has settled them.
     pub settled: SettledPaths,
-    /// Ends the copy from outside.
+    /// Ends this copy, and all copies of clones of this specification, from outside.
     pub cancel: Cancel,
 }
 

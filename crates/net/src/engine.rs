@@ -103,7 +103,8 @@ impl Engine {
             changed: Condvar::new(),
             progress: Mutex::default(),
             cut_short: Mutex::default(),
-            cancel: spec.cancel.clone(),
+            cancel: Cancel::default(),
+            cancel_outside: spec.cancel.clone(),
             trust: Arc::clone(&self.trust),
         });
         let (initiator, observed) = (self.initiator.clone(), Arc::clone(&running));
@@ -227,7 +228,10 @@ struct Running {
     changed: Condvar,
     progress: Mutex<Option<CopyProgress>>,
     cut_short: Mutex<Option<CopySummary>>,
+    /// Set by the handle.
     cancel: Cancel,
+    /// Set by the owner of the specification.
+    cancel_outside: Cancel,
     trust: Arc<dyn Trust>,
 }
 
@@ -294,6 +298,6 @@ impl CopyObserver for Running {
     }
 
     fn stopped(&self) -> bool {
-        self.cancel.is_cancelled()
+        self.cancel.is_cancelled() || self.cancel_outside.is_cancelled()
     }
 }

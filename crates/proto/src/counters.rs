@@ -46,9 +46,10 @@ pub struct Earlier {
 }
 
 impl Earlier {
-    /// Returns the counters of a session that follows, with those of the sessions before it. [`Counters::bytes_brought`]
-    /// of the result is the sum over all sessions. The manifest starts anew with each session: `files_known` is that of
-    /// the session, and `bytes_known` is at least `bytes_done`.
+    /// Returns the counters of a session that follows, with those of the sessions before it.
+    ///
+    /// [`Counters::bytes_brought`] of the result is the sum over all sessions. The manifest starts anew with each
+    /// session: `files_known` is that of the session, and `bytes_known` is at least `bytes_done`.
     pub fn and(&self, now: &Counters) -> Counters {
         let Self { counters: earlier, unsettled_bytes, copied_bytes, are_found_again } = self;
         let brought = earlier.bytes_brought().saturating_add(now.bytes_brought());

@@ -87,13 +87,7 @@ pub(super) fn run_session(
     let (earlier, limits_before) = {
         let mut state = lock(&tally.state);
         state.aborted = None;
-        let earlier = Earlier {
-            counters: state.summary.counters,
-            unsettled_bytes: state.unsettled_bytes,
-            copied_bytes: state.summary.bytes,
-            are_found_again: way == Way::In,
-        };
-        (earlier, state.summary.limits.total)
+        (state.earlier(way == Way::In), state.summary.limits.total)
     };
     let paths = kept_paths(options);
     let first_path = Arc::clone(&paths[on]);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna_proto::session::FileOutcome;
-use sterna_proto::{Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
+use sterna_proto::{Checks, Digest, Earlier, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
 
 use super::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
 use crate::session::{Observer, SessionEvent, SettledPaths, lock};
@@ -116,6 +116,16 @@ impl Observer for Tally {
 }
 
 impl TallyState {
+    /// Returns the counters of the sessions up to now. `are_found_again`: the next session offers settled files again.
+    pub(super) fn earlier(&self, are_found_again: bool) -> Earlier {
+        Earlier {
+            counters: self.summary.counters,
+            unsettled_bytes: self.unsettled_bytes,
+            copied_bytes: self.summary.bytes,
+            are_found_again,
+        }
+    }
+
     pub(super) fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome) {
         match outcome {
             FileOutcome::Failed(error) => self.fail(error),
