@@ -1,34 +1,29 @@
 //! Flag that one thread sets and others wait for.
 
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::sync::lock;
+use crate::wake::Wake;
 
 /// Flag that is set once and ends the waits of other threads.
-#[derive(Default)]
-pub(crate) struct Latch(Mutex<bool>, Condvar);
+#[derive(Debug, Default)]
+pub(crate) struct Latch {
+    is_set: AtomicBool,
+    wake: Wake,
+}
 
 impl Latch {
     pub(crate) fn set(&self) {
-        *lock(&self.0) = true;
-        self.1.notify_all();
+        self.is_set.store(true, Ordering::Release);
+        self.wake.notify();
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        *lock(&self.0)
+        self.is_set.load(Ordering::Acquire)
     }
 
     /// Waits for `time`, or until the flag is set.
     pub(crate) fn wait(&self, time: Duration) {
-        let until = Instant::now() + time;
-        let mut is_set = lock(&self.0);
-        while !*is_set {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            is_set = self.1.wait_timeout(is_set, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.wake.wait_until(time, || self.is_set());
     }
 }

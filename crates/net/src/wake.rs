@@ -34,6 +34,19 @@ impl Wake {
         self.changed.notify_all();
     }
 
+    /// Waits for `time`, or until `is_done` returns true. Looks again after each change.
+    pub fn wait_until(&self, time: Duration, is_done: impl Fn() -> bool) {
+        let until = Instant::now() + time;
+        loop {
+            let seen = self.seen();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || is_done() {
+                return;
+            }
+            self.wait(seen, left);
+        }
+    }
+
     /// Waits for a change after `seen`, at most for `time`.
     pub fn wait(&self, seen: Seen, time: Duration) {
         let until = Instant::now() + time;

@@ -177,16 +177,8 @@ impl Driven for Ends {
 
     /// Waits for `time`, or until both ends are over. Reason: a copy that is done does not wait for the next tick.
     fn wait(&self, time: Duration) {
-        let until = Instant::now() + time;
-        loop {
-            // The receiver is over last, and wakes its waiters at each change.
-            let seen = self.receiver.wake().seen();
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_over() {
-                return;
-            }
-            self.receiver.wake().wait(seen, left);
-        }
+        // The receiver is over last, and wakes its waiters at each change.
+        self.receiver.wake().wait_until(time, || self.is_over());
     }
 
     fn tick(&self) {

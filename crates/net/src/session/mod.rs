@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::session::{ActiveFile, Frame, LaneId};
@@ -122,15 +122,7 @@ pub trait End: Send + Sync + 'static {
     /// Waits for `time`, or until the session and its follow-up work are done. Reason: a finished copy ends at once,
     /// not at the next tick.
     fn wait_until_over(&self, time: Duration) {
-        let until = Instant::now() + time;
-        loop {
-            let seen = self.wake().seen();
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_over() && self.has_followed_up() {
-                return;
-            }
-            self.wake().wait(seen, left);
-        }
+        self.wake().wait_until(time, || self.is_over() && self.has_followed_up());
     }
     /// True if the follow-up work is done: the observer has received all events, and sources are deleted or moved.
     /// Only valid once the session is over.
