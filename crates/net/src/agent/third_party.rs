@@ -16,8 +16,8 @@ use sterna_proto::location::HostPort;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, FileOutcome, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty,
-    Told, WatchEvent, WatchSide,
+    ActiveEnd, Conclusion, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty, Told,
+    WatchEvent, WatchSide,
 };
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
@@ -65,8 +65,8 @@ impl ThirdPartyRules {
             Reachable::These(hosts) if hosts.is_empty() => ("start it with", "runs no copies with other agents"),
             Reachable::These(_) => ("add to its flags", "runs no copies with that agent"),
         };
-        let name = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-        let text = format!("this agent {what}: its operator can allow it ({flag} --third-party {name}:{port})");
+        let name = HostPort { host: host.clone(), port: *port };
+        let text = format!("this agent {what}: its operator can allow it ({flag} --third-party {name})");
         Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
     }
 }
@@ -322,12 +322,7 @@ fn told_of(event: &CopyEvent) -> Option<Told> {
         }
         CopyEvent::Restarted => Told::Restarted,
         CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
-            let outcome = match outcome {
-                FileOutcome::Done(digests) => FileOutcome::Done(*digests),
-                FileOutcome::Skipped => FileOutcome::Skipped,
-                FileOutcome::Failed(error) => FileOutcome::Failed(error.clone()),
-            };
-            Told::Settled { entry: entry.clone(), outcome }
+            Told::Settled { entry: entry.clone(), outcome: outcome.clone() }
         }
         CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
         CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => {

@@ -99,7 +99,7 @@ impl ThirdPartyCopy {
         observer: &Arc<dyn CopyObserver>,
     ) -> Result<CopySummary, Error> {
         let asking = Asking { copy: self, options, initiator, observer };
-        let (source, destination) = (place_of(&self.sources[0]), place_of(&self.destination));
+        let (source, destination) = (self.sources[0].host_port(), self.destination.host_port());
         let say = |rationale: String| observer.event(CopyEvent::Decision { subject: "agent", rationale });
         say(format!("{source} is asked to run the copy: it has the sources, and pushes to {destination}"));
         let first = match asking.run(ActiveEnd::Source) {
@@ -133,15 +133,6 @@ pub(super) fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a Remote
         return usage("the sources are at several agents: copy from one at a time");
     }
     Ok(first)
-}
-
-/// Returns host and port of an agent as text for users.
-fn place_of(remote: &RemoteLocation) -> String {
-    if remote.host.contains(':') {
-        format!("[{}]:{}", remote.host, remote.port)
-    } else {
-        format!("{}:{}", remote.host, remote.port)
-    }
 }
 
 struct Asking<'a> {
@@ -243,7 +234,7 @@ impl Asking<'_> {
             Err(error) if error.kind == ErrorKind::Unreachable => {
                 let text = format!(
                     "{} is not known here, and does not answer here ({}): give its fingerprint too, as in {SHOWN_AT_AGENT}",
-                    place_of(passive),
+                    passive.host_port(),
                     error.chain()
                 );
                 Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).about(&[Setting::Trust]))

@@ -1,8 +1,7 @@
 //! The sending end of a session: the pool of blocks that lanes pull from, and the state of each file.
 //!
-//! What it does: offers files, assigns blocks to lanes, and takes back the blocks of a lane that is down. What it
-//! refuses to do: read files or send bytes. Time is an argument; frames and events come in by `handle_*` and leave by
-//! `poll_*`.
+//! Offers files, assigns blocks to lanes, and takes back the blocks of a lane that is down. Refuses to read files or
+//! send bytes. Time is an argument; frames and events come in by `handle_*` and leave by `poll_*`.
 
 mod growing;
 mod shared;
@@ -57,7 +56,7 @@ pub enum BlockTask {
 }
 
 /// Outcome of a file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum FileOutcome {
     /// The file is verified, durable and in place.
     Done(FileDigests),
