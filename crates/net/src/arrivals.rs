@@ -1,9 +1,9 @@
 //! TCP connections that have not sent their ClientHello yet: one thread accepts and watches all of them.
 //!
-//! What it does: accepts connections, and waits for the first bytes of many sockets at once with epoll. Reads them with
-//! `MSG_PEEK`, which leaves the bytes in the socket. Hands a socket on when its whole first record is there. When all
-//! places are taken, [`Crowd`] chooses the socket that is reset. What it refuses to do: take bytes out of a socket,
-//! answer, or start a thread. A place costs a socket and about 200 bytes.
+//! Accepts connections, and waits for the first bytes of many sockets at once with epoll. Reads them with `MSG_PEEK`,
+//! which leaves the bytes in the socket. Hands a socket on when its whole first record is there. When all places are
+//! taken, [`Crowd`] chooses the socket that is reset. Refuses to take bytes out of a socket, answer, or start a thread.
+//! A place costs a socket and about 200 bytes.
 //!
 //! The arithmetic: a client sends its ClientHello together with the acknowledgement that opens the connection. So an
 //! honest client is here for a few milliseconds, whatever its round-trip time. Assume 2,000 bare connections per second

@@ -1,8 +1,8 @@
 //! Places for unknown peers, limited in number. When one more peer arrives, a random one of the most crowded networks
 //! is evicted.
 //!
-//! What it does: counts entries by the prefixes of their addresses (IPv4 /24 and /32, IPv6 /48, /56 and /64), and
-//! chooses the entry that is evicted. What it refuses to do: know what an entry is, or read a clock.
+//! Counts entries by the prefixes of their addresses (IPv4 /24 and /32, IPv6 /48, /56 and /64), and chooses the entry
+//! that is evicted. Refuses to know what an entry is, or read a clock.
 //!
 //! The choice: two entries are drawn at random, and the one of the more crowded prefix is evicted. With `n` places and
 //! `r` newcomers per second, an entry that needs `t` seconds stays with a probability of `exp(-c r t / n)`:

@@ -1,10 +1,10 @@
 //! Lanes between their ClientHello and their hello: limited in number and time, with random eviction when the table is
 //! full.
 //!
-//! What it does: counts lanes until their hello is admitted. TCP lanes count from the ClientHello. QUIC lanes count
-//! from the first bytes of the control stream, and before that in a separate table for each socket. When one lane more
-//! than the limit begins, [`Crowd`] chooses the lane that ends. A lane that takes too long is ended too. What it
-//! refuses to do: shake hands, read a clock, or know who a peer is.
+//! Counts lanes until their hello is admitted. TCP lanes count from the ClientHello. QUIC lanes count from the first
+//! bytes of the control stream, and before that in a separate table for each socket. When one lane more than the limit
+//! begins, [`Crowd`] chooses the lane that ends. A lane that takes too long is ended too. Refuses to shake hands, read
+//! a clock, or know who a peer is.
 //!
 //! The arithmetic: an honest lane needs one round trip here, 0.7 s at an RTT of 660 ms with its computing. Assume `r`
 //! strangers per second, from any number of prefixes, which send a ClientHello and then nothing. The lane then stays

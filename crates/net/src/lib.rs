@@ -1,7 +1,7 @@
 //! Sockets, TLS, lanes, disk and the session driver.
 //!
-//! What it does: everything that touches the operating system on behalf of a session; `sterna-proto` decides, this crate does.
-//! What it refuses to do: decide. Where time enters: each driver loop reads the clock once a turn and hands it down.
+//! Does everything that touches the operating system on behalf of a session. `sterna-proto` decides. Each driver loop
+//! reads the clock once a turn and hands it down.
 
 pub mod agent;
 mod arrivals;

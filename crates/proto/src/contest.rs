@@ -1,9 +1,8 @@
 //! Comparison of the two transports during a session: TCP lanes run beside QUIC's, to measure which carries more.
 //!
-//! What it does: finds a long session that QUIC limits, by a processor or by a device that drops packets above a rate.
-//! It requests TCP lanes beside QUIC's, and decides by the bytes that both have carried.
-//! What it refuses to do: dial, close, read a clock.
-//! Where time and bytes enter and leave: time and byte counts come in as [`ContestFacts`], a [`ContestStep`] leaves.
+//! Finds a long session that QUIC limits, by a processor or by a device that drops packets above a rate. It requests
+//! TCP lanes beside QUIC's, and decides by the bytes that both have carried. Refuses to dial, close or read a clock.
+//! Time and byte counts come in as [`ContestFacts`], a [`ContestStep`] leaves.
 //!
 //! A path that is full with any transport needs no contest. A QUIC lane that replaces TCP's in an outage starts none.
 //! The result is stored with the path, so that it is measured once.

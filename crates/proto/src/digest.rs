@@ -1,9 +1,9 @@
 //! Digests of blocks that combine into digests of files.
 //!
-//! What it does: hashes each block separately, in any order and on any thread. Merges the results into the ordinary
-//! digest of the whole file. These are the BLAKE3 that `b3sum` prints, the Adler-32 of zlib and RFC 1950, and the
-//! CRC-32C of RFC 3720. MD5 and SHA-256 do not combine; [`InOrder`] computes them in one pass over a finished file when
-//! a caller asks. What it refuses to do: read files. Bytes come in as slices; there is no clock.
+//! Hashes each block separately, in any order and on any thread. Merges the results into the ordinary digest of the
+//! whole file. These are the BLAKE3 that `b3sum` prints, the Adler-32 of zlib and RFC 1950, and the CRC-32C of RFC
+//! 3720. MD5 and SHA-256 do not combine; [`InOrder`] computes them in one pass over a finished file when a caller asks.
+//! Refuses to read files. Bytes come in as slices; there is no clock.
 //!
 //! BLAKE3 is a binary tree over chunks of 1024 bytes. A block is an aligned group of chunks, their number a power of
 //! two, so its subtree is a subtree of the file. Merging the chaining values of all blocks pairwise gives the root. A

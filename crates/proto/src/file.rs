@@ -1,7 +1,7 @@
 //! Description of a file in a session: its path beneath the destination, its size and times, and its cut into blocks.
 //!
-//! What it does: checks paths and texts, and computes blocks. What it refuses to do: open a file, or accept a path that
-//! could leave its root. Values come in as arguments; there is no clock.
+//! Checks paths and texts, and computes blocks. Refuses to open a file, or accept a path that could leave its root.
+//! Values come in as arguments; there is no clock.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,8 +1,7 @@
 //! Decisions for a followed file: when to send it, and when it has ended.
 //!
-//! What it does: turns observations of a file into a [`FollowStep`]. One [`Followed`] is kept for each file that has
-//! not ended. What it refuses to do: look at a file or read a clock. Observations, events and time come in as
-//! arguments.
+//! Turns observations of a file into a [`FollowStep`]. One [`Followed`] is kept for each file that has not ended.
+//! Refuses to look at a file or read a clock. Observations, events and time come in as arguments.
 
 use std::time::{Duration, Instant};
 

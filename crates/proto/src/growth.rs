@@ -2,7 +2,7 @@
 //!
 //! The blocks of a growing file appear when they are complete. Its block size is fixed at the first offer, because its
 //! size is unknown then. Its entry contains the size of the complete blocks; the last entry contains the final size.
-//! What it refuses to do: read a file or a clock. Sizes and rates come in as arguments.
+//! Refuses to read a file or a clock. Sizes and rates come in as arguments.
 
 use crate::error::Error;
 use crate::file::{BlockMap, FileEntry};

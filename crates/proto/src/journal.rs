@@ -1,8 +1,8 @@
 //! The journal: the blocks of a file that a receiver holds durably. After a crash, at most the blocks in flight are
 //! sent again.
 //!
-//! What it does: encodes and decodes the bytes of a journal file. What it refuses to do: read or write files, or trust
-//! what it reads. The decoder never panics, needs no memory beyond one record, and accepts any bytes.
+//! Encodes and decodes the bytes of a journal file. Refuses to read or write files, or trust what it reads. The decoder
+//! never panics, needs no memory beyond one record, and accepts any bytes.
 //!
 //! A journal is one header, then records in the order in which blocks became durable. All numbers are little-endian.
 //!

@@ -1,8 +1,8 @@
 //! The sans-IO core of Sterna.
 //!
-//! What it does: quantities, locations, frames, both ends of a session, digests, the journal format, rate control.
-//! What it refuses to do: read a clock, open a socket or a file, start a thread, log. Time is an argument, `now`. Bytes
-//! enter as slices and leave as values. Every state machine here can run in virtual time.
+//! Quantities, locations, frames, both ends of a session, digests, the journal format, rate control. Refuses to read a
+//! clock, open a socket or a file, start a thread or log. Time is an argument, `now`. Bytes enter as slices and leave
+//! as values. Every state machine here can run in virtual time.
 
 mod by_name;
 pub mod compress;

@@ -1,7 +1,6 @@
 //! Locations of files: a local path, `sterna://host[:port]/path`, or a URL of a web server.
 //!
-//! What it does: reads and writes locations as text. What it refuses to do: resolve a name or open a file. There is no
-//! clock.
+//! Reads and writes locations as text. Refuses to resolve a name or open a file. There is no clock.
 
 use std::ffi::OsStr;
 use std::fmt;

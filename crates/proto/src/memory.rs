@@ -1,8 +1,7 @@
 //! Path records of earlier sessions: a few lines of text, with an age limit.
 //!
-//! What it does: reads, writes and ages records.
-//! What it refuses to do: access the file that contains them, read a clock.
-//! Where time and bytes enter and leave: time comes in as seconds since 1970, records come in and leave as text.
+//! Reads, writes and ages records. Refuses to access the file that contains them, or read a clock. Time comes in as
+//! seconds since 1970, records come in and leave as text.
 //!
 //! A record is a hint and never a promise. A session that begins near a remembered rate first tests whether the path
 //! still carries that rate.

@@ -1,7 +1,7 @@
 //! Sets of `u64` with mostly long ranges: blocks held, blocks wanted, bytes covered.
 //!
-//! What it does: inserts and removes half-open ranges, finds gaps. What it refuses to do: grow without limit on input
-//! from a peer; use [`RangeSet::insert_from_peer`] there. It reads no clock and does no I/O.
+//! Inserts and removes half-open ranges, finds gaps. Refuses to grow without limit on input from a peer; use
+//! [`RangeSet::insert_from_peer`] there. It reads no clock and does no I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Location of a file on a web server: `http://` or `https://host[:port]/path[?query]`.
 //!
-//! What it does: reads URLs, resolves redirects, and derives file names. What it refuses to do: send a request, or show
-//! a signed query in full. There is no clock.
+//! Reads URLs, resolves redirects, and derives file names. Refuses to send a request, or show a signed query in full.
+//! There is no clock.
 
 use std::cell::Cell;
 use std::fmt;

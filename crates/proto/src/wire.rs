@@ -1,8 +1,8 @@
 //! Encoding of values on the wire: variable-length integers, byte strings, and entries of a manifest.
 //!
 //! Integers are unsigned LEB128 (7 bits per byte, lowest first, at most 10 bytes). A byte string is its length, then
-//! its bytes. What it refuses to do: read beyond the frame that contains the value, so a peer cannot cause an
-//! allocation larger than the data it has sent. There is no clock.
+//! its bytes. Refuses to read beyond the frame that contains the value, so a peer cannot cause an allocation larger
+//! than the data it has sent. There is no clock.
 //!
 //! Numbers of types and fields from [`OPTIONAL_FROM`] on are optional: a reader that does not know one skips what it
 //! names. A *field* is a number (one byte) and a byte string. Fields stand at the end of a frame, message or header,

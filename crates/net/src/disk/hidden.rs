@@ -1,6 +1,6 @@
 //! Hidden files beside a final name: their names, their lock, and the rename of a part file to its final name.
 //!
-//! What it refuses to do: read or write the content of the hidden files.
+//! Refuses to read or write the content of the hidden files.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,9 +1,9 @@
 //! Storage on a POSIX file system: reads sources; writes, resumes and publishes destinations.
 //!
-//! What it does: resolves every path beneath a [`Root`], and lists sources under the names that `cp -r` gives them. It
-//! reads and writes blocks at their offsets, and makes files durable before they get their final names. What it refuses
-//! to do: decide what is sent, hash or verify blocks, start threads, or read a clock. All calls are synchronous and may
-//! come from many threads.
+//! Resolves every path beneath a [`Root`], and lists sources under the names that `cp -r` gives them. It reads and
+//! writes blocks at their offsets, and makes files durable before they get their final names. Refuses to decide what is
+//! sent, hash or verify blocks, start threads, or read a clock. All calls are synchronous and may come from many
+//! threads.
 //!
 //! # What a crash leaves behind
 //!

@@ -1,7 +1,7 @@
 //! Shell wildcards for names of arbitrary bytes.
 //!
-//! What it does: matches one name against `*`, `?`, `[a-z]`, `[!a-z]` and `\`, as a shell does. What it refuses to do:
-//! cross a `/`, so `**` is the same as `*`; or match a leading dot with a wildcard.
+//! Matches one name against `*`, `?`, `[a-z]`, `[!a-z]` and `\`, as a shell does. Refuses to cross a `/`, so `**` is
+//! the same as `*`; or match a leading dot with a wildcard.
 
 /// Returns true if `pattern` contains a character with a special meaning in patterns.
 pub(crate) fn has_wildcards(pattern: &[u8]) -> bool {

@@ -1,8 +1,8 @@
 //! Watches directories for new names and for changes, with inotify.
 //!
-//! What it does: reports what happened in the directories that it was given. What it refuses to do: read files, or
-//! remember them. No kernel reports the changes that another host makes to a network file system. A caller that needs
-//! them must list the directories again.
+//! Reports what happened in the directories that it was given. Refuses to read files, or remember them. No kernel
+//! reports the changes that another host makes to a network file system. A caller that needs them must list the
+//! directories again.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;

@@ -1,9 +1,8 @@
 //! Identity of this host and trust in other hosts: keys, fingerprints, known hosts and authorized peers.
 //!
-//! What it does: creates and loads the key of this host, and builds the TLS settings of both transports. Keeps the two
-//! files in which people record their trust. What it refuses to do: trust anybody. The handshake proves that the peer
-//! holds the key of its certificate. The caller decides from [`peer_fingerprint`], before any byte is sent, if this key
-//! is trusted.
+//! Creates and loads the key of this host, and builds the TLS settings of both transports. Keeps the two files in which
+//! people record their trust. Refuses to trust anybody. The handshake proves that the peer holds the key of its
+//! certificate. The caller decides from [`peer_fingerprint`], before any byte is sent, if this key is trusted.
 
 mod authorized;
 pub(crate) mod files;

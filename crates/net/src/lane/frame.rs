@@ -1,8 +1,8 @@
 //! Frames of a TCP lane: they carry control frames and blocks in one stream of bytes.
 //!
-//! What it does: builds the heads of frames for the sender, and decodes frames for the receiver with a sans-IO
-//! [`FrameDecoder`]. What it refuses to do: read control frames, headers and trailers, or hold the data of a block.
-//! Data leaves in the slices in which it arrived.
+//! Builds the heads of frames for the sender, and decodes frames for the receiver with a sans-IO [`FrameDecoder`].
+//! Refuses to read control frames, headers and trailers, or hold the data of a block. Data leaves in the slices in
+//! which it arrived.
 //!
 //! A frame is a head of 5 bytes and a payload. The head is the kind (1 byte) and the length of the payload in bytes
 //! (unsigned 32 bits). All integers of the lane are little-endian.

@@ -1,7 +1,7 @@
 //! Safe calls for the few system calls that no other crate wraps safely.
 //!
-//! What it does: `getsockopt` and `setsockopt` of options that neither rustix nor socket2 has, a watch on a socket for
-//! one direction, and leases on files. This is the only place of this crate where `unsafe` is allowed.
+//! Provides `getsockopt` and `setsockopt` of options that neither rustix nor socket2 has, a watch on a socket for one
+//! direction, and leases on files. This is the only place of this crate where `unsafe` is allowed.
 
 #[cfg(test)]
 mod holes;

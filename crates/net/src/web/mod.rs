@@ -1,9 +1,9 @@
 //! Files on web servers, as sources of a session.
 //!
-//! What it does: requests the size and version of each file and reads ranges of it, with at most one request per
-//! lane. An interrupted read continues from where it stopped. A server that reports overload gets no request for
-//! the time that it requests. What it refuses to do: accept anything else as the file: another version, a short
-//! body, a login page. It decides nothing about blocks, and reads the clock to wait.
+//! Requests the size and version of each file and reads ranges of it, with at most one request per lane. An interrupted
+//! read continues from where it stopped. A server that reports overload gets no request for the time that it requests.
+//! Refuses to accept anything else as the file: another version, a short body, a login page. It decides nothing about
+//! blocks, and reads the clock to wait.
 
 mod certificates;
 mod exchange;

@@ -1,7 +1,7 @@
 //! Credentials: a bearer token from a file or a command, or a name and password from `~/.netrc`.
 //!
-//! What it does: decides which servers get them, and reads a token again when it expires or was refused. What it
-//! refuses to do: send them to any other server, send them in clear text to another host, or show them.
+//! Decides which servers get them, and reads a token again when it expires or was refused. Refuses to send them to any
+//! other server, send them in clear text to another host, or show them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

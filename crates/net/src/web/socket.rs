@@ -1,9 +1,8 @@
 //! Connections to web servers that measure their limits.
 //!
-//! What it does: opens a connection for the HTTP library. While bytes are awaited, it reads the kernel's state ten
-//! times a second. It checks if a round trip brought as much as the local window allows, and if packets arrived out
-//! of order. What it refuses to do: decide anything, or identify a lane. All connections of a copy share one set of
-//! measurements.
+//! Opens a connection for the HTTP library. While bytes are awaited, it reads the kernel's state ten times a second. It
+//! checks if a round trip brought as much as the local window allows, and if packets arrived out of order. Refuses to
+//! decide anything, or identify a lane. All connections of a copy share one set of measurements.
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -4,8 +4,7 @@
 //! The two are separate. The result of samples holds for about 256 MB of a file, and for later files of its kind. The
 //! choice among methods is arithmetic and is repeated for every block, because paths change faster than data.
 //!
-//! What it refuses to do: read a clock or a file. Costs, samples and path figures come in as arguments; plans and
-//! decisions leave.
+//! Refuses to read a clock or a file. Costs, samples and path figures come in as arguments; plans and decisions leave.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

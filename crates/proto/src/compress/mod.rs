@@ -5,8 +5,7 @@
 //! block contains the encoding and the encoded length of each slab. The decoded length follows from the file's entry,
 //! so that no peer can make this host write or hold more than that.
 //!
-//! What it refuses to do: read the clock (costs are arguments), or keep what it has encoded. Bytes go from slice to
-//! slice.
+//! Refuses to read the clock (costs are arguments), or keep what it has encoded. Bytes go from slice to slice.
 
 mod choose;
 mod path;

@@ -5,7 +5,7 @@
 //! the bytes they carry give the rate of the path. Otherwise the cores or the disk are the bottleneck, and the carried
 //! rate is a lower bound of the path's rate.
 //!
-//! What it refuses to do: read a clock. Times and work reports come in as arguments; [`PathFacts`] leave.
+//! Refuses to read a clock. Times and work reports come in as arguments; [`PathFacts`] leave.
 
 use std::time::{Duration, Instant};
 

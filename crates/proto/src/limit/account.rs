@@ -1,14 +1,13 @@
 //! Decides for each interval which limit applied to each lane, and adds up the times.
 //!
-//! What it does: judges samples of lanes, of their source and of the receiver, in the order from source to sink. If a
-//! lane's feeder hardly waited for the transport, its own work is the limit: waits for storage, computing, or nothing
-//! to send. If nothing comes back on a lane, silence is the limit, whatever the feeder does. If the feeder waited for
-//! the transport, the first match is the limit: receiver that does not read, receive window, send buffer, given rate.
-//! The threads of a receiver that does not read report whether storage or processors delay them. If none of these
-//! matches, the congestion window is the limit, and the path shows the cause. A lane within one process has one thread
-//! that reads and writes in turn: the limit follows from the times of that thread.
-//! What it refuses to do: read a clock, query a kernel.
-//! Where time and bytes enter and leave: samples and reports come in with `now`, a [`LimitReport`] leaves.
+//! Judges samples of lanes, of their source and of the receiver, in the order from source to sink. If a lane's feeder
+//! hardly waited for the transport, its own work is the limit: waits for storage, computing, or nothing to send. If
+//! nothing comes back on a lane, silence is the limit, whatever the feeder does. If the feeder waited for the
+//! transport, the first match is the limit: receiver that does not read, receive window, send buffer, given rate. The
+//! threads of a receiver that does not read report whether storage or processors delay them. If none of these matches,
+//! the congestion window is the limit, and the path shows the cause. A lane within one process has one thread that
+//! reads and writes in turn: the limit follows from the times of that thread. Refuses to read a clock or query a
+//! kernel. Samples and reports come in with `now`, a [`LimitReport`] leaves.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

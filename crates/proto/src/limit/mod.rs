@@ -1,9 +1,8 @@
 //! Limits of a transfer, and the time in which each limit applied.
 //!
-//! What it does: names limits ([`Limit`]) and adds up time by limit ([`LimitTimes`]). It decides for each tenth of a
-//! second from samples of the kernel, the QUIC engine and our own threads ([`Accountant`]). It proposes a [`remedy`].
-//! What it refuses to do: read a clock, query a kernel, change anything.
-//! Where time and bytes enter and leave: samples come in with their time, shares of time leave.
+//! Names limits ([`Limit`]) and adds up time by limit ([`LimitTimes`]). It decides for each tenth of a second from
+//! samples of the kernel, the QUIC engine and our own threads ([`Accountant`]). It proposes a [`remedy`]. Refuses to
+//! read a clock, query a kernel or change anything. Samples come in with their time, shares of time leave.
 //!
 //! The sending end decides, since only it sees what delays the next byte. Where the sender is a web server, the
 //! requesting end decides what delayed itself. The receiver reports the waits of its own threads ([`ReceiverReport`]).

@@ -1,8 +1,7 @@
 //! Recorded inputs of an [`Accountant`], one line of text each: tests replay measurements of a kernel in virtual time.
 //!
-//! What it does: writes an [`Input`] as a line and reads a file of such lines.
-//! What it refuses to do: judge, read a clock, open files.
-//! Where time and bytes enter and leave: as text, with times since the start of the recording.
+//! Writes an [`Input`] as a line and reads a file of such lines. Refuses to judge, read a clock or open files. Time and
+//! bytes enter and leave as text, with times since the start of the recording.
 //!
 //! A line has the time in µs since the start, the kind of input, and `name=number` for each field that is not zero.
 //! Times are in µs, rates in bit/s, sizes in bytes. The lanes of a sample come first, one line each. The line of the

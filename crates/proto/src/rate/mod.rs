@@ -1,10 +1,9 @@
 //! Rate control of QUIC lanes: the send rate of a session's lanes on one path.
 //!
-//! What it does: one [`PathControl`] serves all lanes of a path. It derives the rate from acknowledgements and losses
+//! One [`PathControl`] serves all lanes of a path. It derives the rate from acknowledgements and losses
 //! ([`RateControl`]). It divides the rate among the lanes that have data to send; each lane keeps a [`LaneControl`].
-//! What it refuses to do: read a clock, pace packets, call a QUIC engine.
-//! Where time and bytes enter and leave: time comes in as `now`. Bytes are bytes on the wire (IP packets). So the
-//! operator, the router and this module count the same rate.
+//! Refuses to read a clock, pace packets or call a QUIC engine. Time comes in as `now`. Bytes are bytes on the wire (IP
+//! packets). So the operator, the router and this module count the same rate.
 //!
 //! Why not a window that halves on loss: 1 % of random loss limits such a window to 1 % of a path of 660 ms and 50
 //! Mbit/s. Here the operator *gives* the rate (like MaxBW of UDT), or packet trains find it. Loss up to a ceiling

@@ -1,7 +1,7 @@
 //! Life of a session at one end: its states, the edges between them, and the limits of each state.
 //!
-//! What it does: keeps the control log, the state and the events of one end. Both ends of a copy, both ends of the
-//! control session of a third-party copy, and the replica ends share it. What it refuses to do: know files or reports.
+//! Keeps the control log, the state and the events of one end. Both ends of a copy, both ends of the control session of
+//! a third-party copy, and the replica ends share it. Refuses to know files or reports.
 //!
 //! [`Life::after`] is the table of edges. An event without an edge from the current state changes nothing: a second
 //! abort, for example. The first [`Ending`] counts.

@@ -7,8 +7,8 @@
 //! unacknowledged is sent again on it. Both ends drop messages that they have already received. So each message is
 //! accepted exactly once and in order, whenever lanes come up or go down.
 //!
-//! What it refuses to do: interpret a message, or limit a producer that ignores [`ControlLog::has_room`]. Time comes in
-//! as an argument; frames come in by `handle_*` and leave by `poll_*`.
+//! Refuses to interpret a message, or limit a producer that ignores [`ControlLog::has_room`]. Time comes in as an
+//! argument; frames come in by `handle_*` and leave by `poll_*`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;

@@ -3,8 +3,8 @@
 //! A *frame* belongs to one lane: hello, welcome, a batch of the control log. A *message* belongs to the session and
 //! travels in the control log. The header and the trailer of a block travel with its data. See `docs/protocol.md`.
 //!
-//! What it does: encodes values to bytes and decodes bytes to values. What it refuses to do: trust a length, a count or
-//! a code that the peer sent. It holds no state and needs no time.
+//! Encodes values to bytes and decodes bytes to values. Refuses to trust a length, a count or a code that the peer
+//! sent. It holds no state and needs no time.
 
 use super::FileId;
 use super::hello::{Capabilities, Hello};

@@ -1,9 +1,9 @@
 //! The receiving end of a session: the blocks that have arrived, the claims of lanes on blocks, and the reports to the
 //! sender.
 //!
-//! What it does: decides which blocks a lane may write, requests missing blocks, and asks the driver to look up,
-//! publish and discard files. What it refuses to do: read or write files, hash, or read a clock. Time is an argument;
-//! frames, entries and results come in by `handle_*`; frames and events leave by `poll_*`.
+//! Decides which blocks a lane may write, requests missing blocks, and asks the driver to look up, publish and discard
+//! files. Refuses to read or write files, hash, or read a clock. Time is an argument; frames, entries and results come
+//! in by `handle_*`; frames and events leave by `poll_*`.
 
 mod growing;
 mod replicas;

@@ -8,7 +8,7 @@
 //! far. Blocks that a lane has already requested move only when no others are left. The gain in time must then exceed
 //! the cost of cancelling the request.
 //!
-//! What it refuses to do: read a clock or send a request. Times come in as arguments.
+//! Refuses to read a clock or send a request. Times come in as arguments.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,10 +1,10 @@
 //! QUIC lanes: blocks over UDP at a given rate, for paths that lose packets.
 //!
-//! What it does: [`connect`] and [`Listener`] make [`Lane`]s from QUIC connections of the crate `noq`, with the
-//! rate control of this project. What it refuses to do: choose rates or the number of lanes. Where time enters: the
-//! engine reads the clock and passes it to [`sterna_proto::rate`]. Each client lane has a separate UDP socket and
-//! thread. Reason: lanes spread over cores. The engine's duplicate window (129 packets) also covers one lane only,
-//! so that it spans more time than a path reorders. A listener has a socket and a thread per core.
+//! [`connect`] and [`Listener`] make [`Lane`]s from QUIC connections of the crate `noq`, with the rate control of this
+//! project. Refuses to choose rates or the number of lanes. The engine reads the clock and passes it to
+//! [`sterna_proto::rate`]. Each client lane has a separate UDP socket and thread. Reason: lanes spread over cores. The
+//! engine's duplicate window (129 packets) also covers one lane only, so that it spans more time than a path reorders.
+//! A listener has a socket and a thread per core.
 //!
 //! # On the wire
 //! All numbers are big-endian. QUIC version 1, TLS 1.3, the ALPN of every lane, certificates in both directions.

@@ -1,9 +1,8 @@
 //! TCP lanes: TLS 1.3 over one TCP connection, on plain blocking threads.
 //!
-//! What it does: connects and accepts, runs the handshake (rustls), and moves frames ([`super::frame`]) in TLS
-//! records. It encrypts and decrypts records in place ([`record`]). A byte of a block is copied once on its way to
-//! the kernel. It is not copied on its way from the kernel to the sink. What it refuses to do: trust a peer, or
-//! choose the number of lanes.
+//! Connects and accepts, runs the handshake (rustls), and moves frames ([`super::frame`]) in TLS records. It encrypts
+//! and decrypts records in place ([`record`]). A byte of a block is copied once on its way to the kernel. It is not
+//! copied on its way from the kernel to the sink. Refuses to trust a peer, or choose the number of lanes.
 //!
 //! Where time enters: handshake and close have deadlines, and the reading thread checks the path while no data
 //! arrives. Where bytes enter and leave: [`writer`] and [`reader`]. Both block in the kernel, which is the

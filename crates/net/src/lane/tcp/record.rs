@@ -1,8 +1,7 @@
 //! Record layer of TLS 1.3 (RFC 8446, section 5) with buffers that are reused.
 //!
-//! What it does: encrypts plaintext into records in place, and decrypts runs of records in place so that their
-//! plaintext is contiguous. What it refuses to do: handshakes, key derivation (rustls does both) and input or
-//! output.
+//! Encrypts plaintext into records in place, and decrypts runs of records in place so that their plaintext is
+//! contiguous. Does no handshake, no key derivation (rustls does both), and no input or output.
 //!
 //! Reason for not using the record layer of rustls: its unbuffered interface (0.23) allocates and copies each
 //! record of 16 KiB once at each end. It also needs one lock for both directions. The `kernel` interface of rustls

@@ -1,16 +1,16 @@
 //! Several replicas of one file for one receiver: which blocks to request from each replica, and which replica to
 //! trust.
 //!
-//! What it does: to the receiver it is an ordinary sender of one file, and its pool of blocks has a lane for each
-//! replica. To the sender of each replica it is an ordinary receiver: it reports *have* for every block, then *want*
-//! for the blocks to send.
+//! To the receiver it is an ordinary sender of one file, and its pool of blocks has a lane for each replica. To the
+//! sender of each replica it is an ordinary receiver: it reports *have* for every block, then *want* for the blocks to
+//! send.
 //!
 //! A replica works through a run (`runs`); its outstanding requests cover about two seconds of delivery. When its run
 //! is done, it takes half of the largest remaining run. At the end it also takes blocks that were requested from a
 //! slower replica. Some blocks are requested from every replica and compared.
 //!
-//! What it refuses to do: write, hash, or depend on the kind of a replica. Time comes in as an argument; frames and
-//! events leave by `poll_*`.
+//! Refuses to write, hash, or depend on the kind of a replica. Time comes in as an argument; frames and events leave by
+//! `poll_*`.
 
 mod decide;
 mod peer;

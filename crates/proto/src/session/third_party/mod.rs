@@ -5,8 +5,7 @@
 //! progress ([`Snapshot`]) and the result ([`Conclusion`]) come back. Events and result travel in the control log, so
 //! they survive the loss of lanes. [`WatchSession`] is either end of this exchange.
 //!
-//! What it refuses to do: open a connection, or trust a count or a length that the peer sent. Bytes and time come in as
-//! arguments.
+//! Refuses to open a connection, or trust a count or a length that the peer sent. Bytes and time come in as arguments.
 
 mod told;
 mod watch;

@@ -1,7 +1,7 @@
 //! Either end of the exchange between a command and its active agent: the control log, and the end of the session.
 //!
-//! What it does: delivers reports in order and exactly once, and keeps the result for a command that reconnects. What
-//! it refuses to do: read a clock. Time and frames come in by `handle_*`; frames and events leave by `poll_*`.
+//! Delivers reports in order and exactly once, and keeps the result for a command that reconnects. Refuses to read a
+//! clock. Time and frames come in by `handle_*`; frames and events leave by `poll_*`.
 
 use std::time::{Duration, Instant};
 
