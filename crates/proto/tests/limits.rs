@@ -344,10 +344,10 @@ fn losses_before_a_policer_is_known_are_its_losses() {
     assert!(policer > total / 2 && policer > loss * 4, "{loss:?} {policer:?} of {total:?}");
 }
 
-/// Returns the first limits of a QUIC lane and of a TCP lane. Both have data in flight and receive nothing during
-/// `away`.
-fn first_of_away(away: Range<u32>) -> [Option<Limit>; 2] {
-    [false, true].map(|is_tcp| {
+/// Returns the first limits of a QUIC lane, of a TCP lane, and of a TCP lane whose host has no route during `away`. All
+/// have data on its way and receive nothing during `away`.
+fn first_of_away(away: Range<u32>) -> [Option<Limit>; 3] {
+    [(false, true), (true, true), (true, false)].map(|(is_tcp, has_route)| {
         let mut accountant = Accountant::default();
         let start = Instant::now();
         for step in 0..200u32 {
@@ -355,7 +355,13 @@ fn first_of_away(away: Range<u32>) -> [Option<Limit>; 2] {
             let (rtt, rtt_min, window, in_flight) = (RTT, RTT, ByteCount(1_000_000), ByteCount(950_000));
             let transport = if is_tcp {
                 let delivered = heard * 1_000_000;
-                TransportSample::Tcp(TcpSample { delivered, rtt, rtt_min, window, in_flight, ..TcpSample::default() })
+                // Without a route, the kernel counts all data as unsent.
+                let (in_flight, unsent) = match has_route || !away.contains(&step) {
+                    true => (in_flight, ByteCount(0)),
+                    false => (ByteCount(0), in_flight),
+                };
+                let sample = TcpSample { delivered, rtt, rtt_min, window, in_flight, unsent, ..TcpSample::default() };
+                TransportSample::Tcp(sample)
             } else {
                 TransportSample::Quic(QuicSample {
                     engine: Duration::ZERO,
@@ -384,9 +390,9 @@ fn first_of_away(away: Range<u32>) -> [Option<Limit>; 2] {
 
 #[test]
 fn a_lane_of_which_nothing_comes_back_is_held_by_silence() {
-    assert_eq!(first_of_away(20..190), [Some(Limit::Silence); 2]);
-    assert_eq!(first_of_away(20..28), [Some(Limit::CongestionWindow); 2], "a host that stalls for less than a second");
-    assert_eq!(first_of_away(0..0), [Some(Limit::CongestionWindow); 2]);
+    assert_eq!(first_of_away(20..190), [Some(Limit::Silence); 3]);
+    assert_eq!(first_of_away(20..28), [Some(Limit::CongestionWindow); 3], "a host that stalls for less than a second");
+    assert_eq!(first_of_away(0..0), [Some(Limit::CongestionWindow); 3]);
 }
 
 /// Returns the remedy for the congestion window of a QUIC lane over 50 Mbit/s and 660 ms, and the report.

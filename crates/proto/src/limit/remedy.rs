@@ -289,6 +289,8 @@ mod tests {
         let unscaled = Facts { is_unscaled: true, rtt: Duration::from_millis(200), ..facts };
         let said = remedy(Limit::ReceiveWindow, &unscaled).unwrap();
         assert!(said.starts_with("no window scaling: 64 KiB in flight on a lane, 2.62 Mbit/s at 200 ms; "), "{said}");
+        let growing = Facts { receive_buffer: ByteCount(500_000), ..facts };
+        assert_eq!(remedy(Limit::ReceiveWindow, &growing).unwrap(), "still growing; peer rmem max 6.29 MB");
         let asked = Facts { rate_cap: BitRate::megabits(10_000), rtt: Duration::from_millis(148), ..facts };
         let said = remedy(Limit::ReceiveWindow, &asked).unwrap();
         assert_eq!(said, "peer rmem max 6.29 MB; 537 MB would allow 14.5 Gbit/s at 148 ms");
