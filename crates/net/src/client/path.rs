@@ -66,7 +66,7 @@ pub(super) struct KeptPath {
     /// Number of lanes that the agent has accepted and that have not ended.
     pub(super) up: AtomicUsize,
     /// Bytes received on the lanes, and the time of the last change of that number.
-    pub(super) heard: Mutex<(Option<u64>, Instant)>,
+    pub(super) heard: Mutex<Heard>,
     /// Number of lanes to keep for each transport; grows if they turn out to be too few.
     lanes_wanted: [AtomicU32; 2],
     /// Bytes and rates of the lanes of each transport.
@@ -135,6 +135,26 @@ pub struct UnreachedPath {
     pub standby: bool,
 }
 
+/// Last data that the lanes of a path received.
+#[derive(Debug)]
+pub(super) struct Heard {
+    /// Sum over the live lanes; `None` while a lane still processes earlier data.
+    bytes: Option<u64>,
+    /// Time of the last data.
+    at: Instant,
+}
+
+impl Heard {
+    /// Records how many bytes the live lanes have received.
+    fn observe(&mut self, bytes: Option<u64>, now: Instant) {
+        // The sum falls when a dead lane leaves, which is no received data.
+        if bytes.is_none() || bytes > self.bytes {
+            self.at = now;
+        }
+        self.bytes = bytes;
+    }
+}
+
 impl KeptPath {
     pub(super) fn new(number: PathNumber, options: &PathOptions, name: Option<String>) -> Self {
         Self {
@@ -144,7 +164,7 @@ impl KeptPath {
             reached: OnceLock::new(),
             live: Lanes::default(),
             up: AtomicUsize::new(0),
-            heard: Mutex::new((None, Instant::now())),
+            heard: Mutex::new(Heard { bytes: None, at: Instant::now() }),
             lanes_wanted: Default::default(),
             carried: Mutex::default(),
             contest: Mutex::default(),
@@ -157,19 +177,14 @@ impl KeptPath {
 
     /// Returns true if data was received on the path lately. Lanes on a path that was cut stay up for a long time.
     pub(super) fn is_heard(&self) -> bool {
-        lock(&self.heard).1.elapsed() < SILENT_AFTER
+        lock(&self.heard).at.elapsed() < SILENT_AFTER
     }
 
     /// Records how many bytes the lanes have received.
     pub(super) fn listen(&self) {
         // `None` from a lane counts as received data: the lane does not read, because it still processes earlier data.
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
-        let mut heard = lock(&self.heard);
-        // The sum falls when a dead lane leaves, which is no received data.
-        if bytes.is_none() || bytes > heard.0 {
-            heard.1 = Instant::now();
-        }
-        heard.0 = bytes;
+        lock(&self.heard).observe(bytes, Instant::now());
     }
 
     /// Returns `text`, after the name of the path if there are several paths.
@@ -309,5 +324,25 @@ pub(super) fn named(name: Option<&str>, text: String) -> String {
     match name {
         Some(name) => format!("{name}: {text}"),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn only_more_bytes_or_a_busy_lane_are_received_data() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut heard = Heard { bytes: None, at: start };
+        for (second, bytes, at) in
+            [(1, Some(100), 1), (2, Some(100), 1), (3, Some(60), 1), (4, Some(61), 4), (5, None, 5), (6, Some(61), 6)]
+        {
+            heard.observe(bytes, after(second));
+            assert_eq!(heard.at, after(at), "second {second}");
+        }
     }
 }
