@@ -314,9 +314,11 @@ impl PathDialling<'_> {
         while let Some(answer) = self.next_answer(&answers, None).map_err(|error| vec![error])? {
             match answer {
                 Ok(reached) if reached.via == other => {
+                    let port = if via == Via::Quic { "UDP" } else { "TCP" };
                     let reason = failed.pop().map_or("no answer".to_owned(), |error| error.chain());
-                    let text =
-                        format!("no {via} to {addr} ({reason}), so that {other} is used; does a firewall block it?");
+                    let text = format!(
+                        "no {via} to {addr} ({reason}), so that {other} is used; does a firewall block {port}?"
+                    );
                     let text = named(self.name.as_deref(), text);
                     self.dialling.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
                     return Ok(reached);
