@@ -177,6 +177,22 @@ impl Drop for SmallDisk {
 }
 
 #[test]
+fn a_file_above_the_size_limit_of_the_agent_fails_alone() {
+    let site = site_with(5, 2 * MIB);
+    std::fs::write(site.local().join("small"), b"small").unwrap();
+    let mut limited = Command::new("prlimit");
+    limited.args(["--fsize=1000000", BINARY]);
+    let root = site.root();
+    let agent =
+        site.agent_by(limited, "127.0.0.1:0", &["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()]);
+    // The kernel's signal for such a write would end the agent with all its sessions.
+    let outcome = site.copy(&agent).args(["--overwrite", "always", "f", "small"]).arg(agent.url("")).run();
+    outcome.says("File too large");
+    assert_same_file(&site.local().join("small"), &site.root().join("small"));
+    assert!(!site.root().join("f").exists());
+}
+
+#[test]
 fn a_full_disk_is_said_before_a_byte_is_sent() {
     let site = site_with(6, 12 * MIB);
     let Some(_disk) = SmallDisk::mount(site.root(), 8) else { return };
