@@ -104,6 +104,17 @@ impl Lab {
         self.router.counters()
     }
 
+    /// Cuts both directions of network `network` (0 is the first) until [`Lab::connect`]. Packets that are in flight
+    /// still arrive. Panics if there is no such network.
+    pub fn cut(&self, network: usize) {
+        self.router.set_cut(network, true);
+    }
+
+    /// Ends the outage of [`Lab::cut`]. Outages of the model keep their times.
+    pub fn connect(&self, network: usize) {
+        self.router.set_cut(network, false);
+    }
+
     /// Ends the programs on the hosts, stops the router and returns the final counters.
     ///
     /// Errors: the cause, if the router ended early because a device failed.

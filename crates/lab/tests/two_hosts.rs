@@ -159,6 +159,24 @@ fn an_outage_of_the_model_cuts_real_packets() {
 }
 
 #[test]
+fn a_network_that_is_cut_drops_packets_until_it_is_connected_again() {
+    let Some(lab) = start("cut", &path()) else { return };
+    let receiver = lab.host_b().inside(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
+    let address = (lab.host_b().address(), receiver.local_addr().unwrap().port());
+    let sender = lab.host_a().inside(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
+    lab.cut(0);
+    sender.send_to(b"lost", address).unwrap();
+    while lab.counters().networks.first().is_none_or(|network| network.forward.dropped.outage == 0) {
+        std::thread::yield_now();
+    }
+    lab.connect(0);
+    sender.send_to(b"kept", address).unwrap();
+    let mut received = [0; 8];
+    let len = receiver.recv(&mut received).unwrap();
+    assert_eq!(&received[..len], b"kept");
+}
+
+#[test]
 fn a_path_that_no_memory_holds_is_refused_in_words() {
     let model = LinkModel::clean(BitRate::megabits(1_000_000), Duration::from_secs(60));
     let error = Lab::start(&model, &LabOptions::default()).err().unwrap();

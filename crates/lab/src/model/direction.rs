@@ -65,6 +65,8 @@ pub struct Direction {
     queue_ns: u64,
     policer: Option<Bucket>,
     outages: Vec<Outage>,
+    /// An outage that lasts until it is ended by [`Direction::set_cut`].
+    cut: bool,
     loss: Chance,
     burst: Option<Burst>,
     /// Delay of each equal-cost path, and the latest arrival on it.
@@ -139,6 +141,7 @@ impl Direction {
             queue_ns: nanos(direction.rate.time_for(direction.queue_bytes(model.rtt))),
             policer: direction.policer.map(Bucket::full),
             outages: model.outages.clone(),
+            cut: false,
             loss: Chance::new(direction.loss, random(PURPOSE_LOSS)),
             burst: direction.burst_loss.map(|model| Burst { model, bad: false, random: random(PURPOSE_BURST) }),
             ways: extra.iter().map(|e| Way { delay_ns: half_ns + nanos(*e), latest_ns: 0 }).collect(),
@@ -184,7 +187,7 @@ impl Direction {
         }
         let sent_ns = self.transmit(now_ns, len).ok_or(DropCause::Queue)?;
         let sent = Duration::from_nanos(sent_ns);
-        if self.outages.iter().any(|outage| outage.covers(sent)) {
+        if self.cut || self.outages.iter().any(|outage| outage.covers(sent)) {
             return Err(DropCause::Outage);
         }
         if self.burst.as_mut().is_some_and(Burst::lost) {
@@ -234,6 +237,11 @@ impl Direction {
         way.latest_ns = way.latest_ns.max(arrival_ns);
         let at = Duration::from_nanos(way.latest_ns);
         Delivery { at, order: Order::InOrder(index), copy_at: copy_at.map(|_| at) }
+    }
+
+    /// Starts an outage (`true`) or ends it. It applies to all packets that are offered from now on.
+    pub fn set_cut(&mut self, cut: bool) {
+        self.cut = cut;
     }
 
     /// Returns the most bytes that can be in flight: a full queue, plus the longest delay including jitter and

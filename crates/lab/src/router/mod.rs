@@ -15,6 +15,7 @@ mod ring;
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -94,26 +95,35 @@ pub(crate) struct RouterHandle {
     /// Write end of the stop pipe; closing it stops the router.
     stop: Option<OwnedFd>,
     counters: Arc<Mutex<Counters>>,
+    /// One switch for each network. True while the network is cut.
+    cut: Arc<[AtomicBool]>,
 }
 
 /// Starts the router's thread.
 pub(crate) fn spawn(attachments: Vec<Attachment>) -> io::Result<RouterHandle> {
     let (watched, stop) = rustix::pipe::pipe()?;
     let counters = Arc::new(Mutex::new(Counters::default()));
-    let mut router = Router::new(attachments, watched, Arc::clone(&counters));
+    let cut: Arc<[AtomicBool]> = attachments.iter().map(|_| AtomicBool::new(false)).collect();
+    let mut router = Router::new(attachments, watched, Arc::clone(&counters), Arc::clone(&cut));
     let thread = std::thread::Builder::new().name("lab-router".into()).spawn(move || {
         sys::make_thread_prompt();
         // On machines that do not permit pinning, only precision suffers.
         drop(crate::cpus::keep_to_one());
         router.run()
     })?;
-    Ok(RouterHandle { thread: Some(thread), stop: Some(stop), counters })
+    Ok(RouterHandle { thread: Some(thread), stop: Some(stop), counters, cut })
 }
 
 impl RouterHandle {
     /// Returns counters that are at most [`PUBLISH_EVERY`] old.
     pub(crate) fn counters(&self) -> Counters {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Cuts both directions of network `network`, or connects them again. Packets that are in flight still arrive.
+    pub(crate) fn set_cut(&self, network: usize, cut: bool) {
+        // The router reads the switch when it reads the next packet. No other data depends on the order.
+        self.cut[network].store(cut, Ordering::Relaxed);
     }
 
     /// Stops the router and returns the final counters.
@@ -141,9 +151,13 @@ struct Router {
     start: Instant,
     quantum: Duration,
     published: Duration,
+    /// True after packets moved since the counters were published.
+    unpublished: bool,
     figures: RouterCounters,
     late_ns_total: u64,
     shared: Arc<Mutex<Counters>>,
+    /// One switch for each network. True while the network is cut.
+    cut: Arc<[AtomicBool]>,
     /// Accepted segments of the current packet. The buffer is reused to avoid an allocation per packet.
     accepted: Vec<(u16, Delivery)>,
     /// Buffer for a packet that is split, or that no ring has room for.
@@ -178,7 +192,12 @@ struct Run {
 }
 
 impl Router {
-    fn new(attachments: Vec<Attachment>, watched: OwnedFd, shared: Arc<Mutex<Counters>>) -> Self {
+    fn new(
+        attachments: Vec<Attachment>,
+        watched: OwnedFd,
+        shared: Arc<Mutex<Counters>>,
+        cut: Arc<[AtomicBool]>,
+    ) -> Self {
         let shortest = attachments.iter().map(|n| n.model.rtt).min().unwrap_or_default();
         let mut legs = Vec::new();
         let mut devices = Vec::new();
@@ -195,9 +214,11 @@ impl Router {
             start: Instant::now(),
             quantum: (shortest / QUANTA_PER_RTT).clamp(QUANTUM_MIN, QUANTUM_MAX),
             published: Duration::ZERO,
+            unpublished: false,
             figures: RouterCounters::default(),
             late_ns_total: 0,
             shared,
+            cut,
             accepted: Vec::new(),
             scratch: vec![0; RECORD_BYTES_MAX],
         }
@@ -216,10 +237,11 @@ impl Router {
             for leg in 0..self.legs.len() {
                 self.hand_on(leg, now);
             }
+            let busy = self.figures.reads != reads || self.figures.writes != writes;
+            self.unpublished |= busy;
             if now.saturating_sub(self.published) >= PUBLISH_EVERY {
                 self.publish(now);
             }
-            let busy = self.figures.reads != reads || self.figures.writes != writes;
             if self.sleep(busy.then_some(began + self.quantum))? {
                 // Packets sent before the end are still counted.
                 for leg in 0..self.legs.len() {
@@ -233,8 +255,11 @@ impl Router {
 
     /// Reads the packets sent by the host at the start of this leg, at most [`READS_PER_TURN`].
     fn take_in(&mut self, leg: usize) -> io::Result<()> {
+        // `legs` holds both directions of each network, in order.
+        let cut = self.cut[leg / 2].load(Ordering::Relaxed);
         for _ in 0..READS_PER_TURN {
             let leg = &mut self.legs[leg];
+            leg.direction.set_cut(cut);
             let device = &self.devices[leg.from];
             let spare = leg.ring.spare();
             let has_room = spare.is_some();
@@ -284,7 +309,8 @@ impl Router {
     fn sleep(&self, busy_until: Option<Duration>) -> io::Result<bool> {
         let now = self.start.elapsed();
         let due = self.legs.iter().filter_map(|leg| leg.flight.poll_timeout()).min();
-        let wake = busy_until.or(due);
+        let publish = self.unpublished.then_some(self.published + PUBLISH_EVERY);
+        let wake = busy_until.or_else(|| due.into_iter().chain(publish).min());
         let timeout = wake.map(|at| timespec(at.saturating_sub(now)));
         let mut watched = vec![PollFd::new(&self.watched, PollFlags::IN)];
         if busy_until.is_none() {
@@ -298,6 +324,7 @@ impl Router {
 
     fn publish(&mut self, now: Duration) {
         self.published = now;
+        self.unpublished = false;
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         self.figures.cpu_s = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
         self.figures.late_mean_us = self.late_ns_total as f64 / 1000.0 / self.figures.delivered_packets.max(1) as f64;
