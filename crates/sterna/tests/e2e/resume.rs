@@ -19,6 +19,10 @@ const BYTES: usize = 24 * MIB;
 /// lanes between the two ends. The sender also sends data before it receives the state of the receiver.
 const IN_FLIGHT_BYTES: u64 = 8 * MIB as u64;
 
+/// Rate of a copy that resumes. Reason: the sender sends data before it receives the state of the receiver. At this rate
+/// a receiver on a busy host has 1.6 s before that data exceeds [`IN_FLIGHT_BYTES`].
+const RESUME_RATE: [&str; 2] = ["--rate", "40Mbit"];
+
 /// Copy of one file through a proxy, with the paths of source and target.
 struct Crossing {
     site: Site,
@@ -133,7 +137,7 @@ fn a_second_run_sends_only_what_no_journal_names() {
             crossing.stop_half_way();
             let kept = journaled_bytes(&crossing.hidden(".journal"));
             let before = crossing.passed();
-            crossing.copy().succeed();
+            crossing.copy().args(RESUME_RATE).succeed();
             let sent = crossing.passed() - before;
             let most = BYTES as u64 - kept + IN_FLIGHT_BYTES;
             assert!(sent <= most, "push {push}: {sent} bytes passed, with {kept} of {BYTES} in the journal");
@@ -345,7 +349,7 @@ fn ctrl_c_ends_with_130_and_the_next_run_goes_on() {
         copying.finish().expect(130).says("go on from here");
         assert!(!crossing.target.exists());
         let before = crossing.passed();
-        crossing.copy().succeed();
+        crossing.copy().args(RESUME_RATE).succeed();
         let sent = crossing.passed() - before;
         assert!(sent <= BYTES as u64 / 2 + IN_FLIGHT_BYTES, "push {push}: {sent} bytes passed again");
         crossing.check_arrival();
