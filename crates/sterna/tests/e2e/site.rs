@@ -171,6 +171,12 @@ impl Agent {
         let what = format!("{words:?} in the log of the agent");
         wait_until(&what, || fs::read_to_string(&self.log).unwrap().contains(words));
     }
+
+    /// Waits until `count` lines of the log have `words`.
+    pub fn wait_for_lines(&self, words: &str, count: usize) {
+        let lines = || fs::read_to_string(&self.log).unwrap().lines().filter(|line| line.contains(words)).count();
+        wait_until(&format!("{count} lines with {words:?} in the log of the agent"), || lines() >= count);
+    }
 }
 
 impl Drop for Agent {
