@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -14,6 +15,7 @@ use super::claims::Claims;
 use super::durable::SyncRound;
 use super::expand::Sources;
 use super::fault::{FINALISING, PREPARING};
+use super::history::{SessionHistory, version_of};
 use super::incoming::IncomingFile;
 use super::is_hidden_name;
 use super::metadata::{parent_of, time_from, times};
@@ -89,6 +91,8 @@ struct Shared {
     /// Locked while directories are synced.
     settling: Mutex<()>,
     claims: Claims,
+    /// History of the agent; unset at other hosts.
+    history: OnceLock<SessionHistory>,
 }
 
 /// Directories that are not finished.
@@ -148,8 +152,9 @@ impl Destination {
             }
         };
         let (renamed, made, settling) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        let claims = Claims::default();
-        Ok(Self { shared: Arc::new(Shared { root: root.clone(), base, rename, renamed, made, settling, claims }) })
+        let (claims, history) = (Claims::default(), OnceLock::new());
+        let root = root.clone();
+        Ok(Self { shared: Arc::new(Shared { root, base, rename, renamed, made, settling, claims, history }) })
     }
 
     /// Returns the path beneath the root for an entry named `path`.
@@ -327,6 +332,21 @@ impl Destination {
         }
     }
 
+    /// Sets the part of this session in the history of its agent, once.
+    pub fn set_history(&self, history: SessionHistory) {
+        // There is one session for each destination.
+        let _ = self.shared.history.set(history);
+    }
+
+    /// Records the version of a complete part file that is about to get its name. Best effort.
+    pub(super) fn record_version(&self, part: &File, version: Option<u64>) {
+        if let (Some(history), Some(version)) = (self.shared.history.get(), version)
+            && let Ok(stat) = rustix::fs::fstat(part)
+        {
+            history.record(&stat, version);
+        }
+    }
+
     /// Returns the names that this session has given to its files.
     pub(super) fn claims(&self) -> &Claims {
         &self.shared.claims
@@ -365,7 +385,16 @@ impl Destination {
                 self.shared.claims.lock().insert(&stat, path);
                 Ok((Verdict::UpToDate, Seen::of(&stat)))
             }
-            Overwrite::IfChanged | Overwrite::Always => Ok((Verdict::Wanted, Seen::of(&stat))),
+            Overwrite::IfChanged | Overwrite::Always => {
+                let superseded = |version| Some(self.shared.history.get()?.is_superseded(&stat, version));
+                if version_of(entry).and_then(superseded) == Some(true) {
+                    let text = format!(
+                        "write {path}: a copy that the same client began later has written a newer version of it, which stays"
+                    );
+                    return Err(PREPARING.refused(ErrorKind::Exists, text));
+                }
+                Ok((Verdict::Wanted, Seen::of(&stat)))
+            }
         }
     }
 

@@ -28,6 +28,7 @@ use super::hidden::{
     Finished, HIDDEN_MODE, HiddenNames, LockedPart, is_private, lock_part, make_private, refuse_foreign,
     rename_into_place, unlink, unlink_ours,
 };
+use super::history::version_of;
 use super::metadata::times;
 
 /// File that accepts blocks in any order. The threads of all lanes share it.
@@ -363,6 +364,7 @@ impl IncomingFile {
             *journal = Journal::Closed("a write was lost");
             return Err(failed("sync", errno));
         }
+        self.destination.record_version(&self.part, version_of(&self.entry()));
         let part = Finished { name: &self.names.part, file: &self.part, size };
         let renamed =
             rename_into_place(self.directory.as_fd(), part, &self.path, (self.overwrite, self.destination.claims()));

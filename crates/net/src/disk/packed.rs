@@ -24,6 +24,7 @@ use super::destination::{Destination, Seen, Verdict};
 use super::durable::SyncRound;
 use super::fault::{At, FINALISING, WRITING};
 use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
+use super::history::version_of;
 use super::metadata::{parent_of, times};
 use crate::descriptors;
 
@@ -74,6 +75,7 @@ struct Written {
     mode: u16,
     mtime: FileTime,
     digests: FileDigests,
+    version: Option<u64>,
     /// Index in `outcomes`.
     place: usize,
 }
@@ -186,7 +188,8 @@ impl PackedBatch {
             ));
         }
         let FileEntry { size, mode, mtime, .. } = *entry;
-        Ok(Some(Written { directory, part, part_name: names.part, path, size, mode, mtime, digests, place }))
+        let version = version_of(entry);
+        Ok(Some(Written { directory, part, part_name: names.part, path, size, mode, mtime, digests, version, place }))
     }
 
     fn directory(&mut self, path: &RelPath) -> Result<Arc<OwnedFd>, Error> {
@@ -225,6 +228,7 @@ impl PackedBatch {
                 let _ = unlink(file.directory.as_fd(), &file.part_name);
                 continue;
             }
+            destination.record_version(&file.part, file.version);
             let part = Finished { name: &file.part_name, file: &file.part, size: file.size };
             let renamed = rename_into_place(file.directory.as_fd(), part, &file.path, terms);
             if let Err(error) = renamed {

@@ -4,6 +4,7 @@ mod destination;
 mod forgetting;
 mod full_disk;
 mod growing;
+mod history;
 mod incoming;
 mod intruders;
 mod packed;
