@@ -74,6 +74,12 @@ impl Writer {
         self.bytes.extend_from_slice(value);
     }
 
+    /// Writes a timestamp.
+    pub fn time(&mut self, time: FileTime) {
+        self.integer(zigzag(time.seconds));
+        self.integer(u64::from(time.nanoseconds));
+    }
+
     /// Writes an entry of a manifest.
     pub fn entry(&mut self, entry: &FileEntry) {
         self.byte(match entry.kind {
@@ -82,8 +88,7 @@ impl Writer {
         });
         self.bytes(entry.path.as_bytes());
         self.integer(entry.size);
-        self.integer(zigzag(entry.mtime.seconds));
-        self.integer(u64::from(entry.mtime.nanoseconds));
+        self.time(entry.mtime);
         self.integer(u64::from(entry.mode));
         self.integer(entry.allocated);
         self.integer(entry.inode);
@@ -251,6 +256,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Reads a timestamp.
+    pub fn time(&mut self) -> Result<FileTime, Error> {
+        let seconds = unzigzag(self.integer()?);
+        let nanoseconds = self.integer_up_to(999_999_999)? as u32;
+        Ok(FileTime { seconds, nanoseconds })
+    }
+
     /// Reads an entry of a manifest.
     pub fn entry(&mut self) -> Result<FileEntry, Error> {
         let kind = match self.byte()? {
@@ -264,15 +276,13 @@ impl<'a> Reader<'a> {
         if kind == EntryKind::Directory && size != 0 {
             return Err(Error::protocol(format!("manifest from the peer: directory {path} of {size} bytes")));
         }
-        let seconds = unzigzag(self.integer()?);
-        let nanoseconds = self.integer_up_to(999_999_999)? as u32;
+        let mtime = self.time()?;
         let mode = self.mode(&path)?;
         let allocated = self.integer()?;
         let inode = self.integer()?;
         let version = self.integer()?;
         let growth = self.growth(kind, size)?;
         self.skip_area()?;
-        let mtime = FileTime { seconds, nanoseconds };
         Ok(FileEntry { path, kind, size, mtime, mode, allocated, inode, version, growth })
     }
 

@@ -1,10 +1,10 @@
 //! The hello: the capabilities of an end, the session that a lane belongs to, its request, and the path of the lane.
 
 use super::SessionId;
-use super::message::{Request, read_flag};
+use super::message::Request;
 use crate::error::Error;
-use crate::quantity::BitRate;
-use crate::rate::{Manner, RateContract};
+use crate::rate::RateContract;
+use crate::session::values::{read_contract, read_flag, write_contract};
 use crate::wire::{Reader, Writer};
 
 /// Versions of the protocol and features of one end. A client sends them at the start of its hello, and an agent in its
@@ -23,6 +23,11 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u64);
 
+impl Features {
+    /// Requests of kind *query*, and their answers.
+    pub const QUERIES: Self = Self(1);
+}
+
 /// Version and features that both ends of a session use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
@@ -33,8 +38,8 @@ pub struct Agreed {
 }
 
 impl Capabilities {
-    /// Capabilities of this build. There are no features yet.
-    pub const OURS: Self = Self { lowest: 1, highest: 1, features: Features(0) };
+    /// Capabilities of this build.
+    pub const OURS: Self = Self { lowest: 1, highest: 1, features: Features::QUERIES };
 
     /// Returns the version and the features that ends with `self` and `other` use; `None` without a common version.
     pub fn agree(&self, other: &Self) -> Option<Agreed> {
@@ -108,9 +113,6 @@ pub struct PathNumber(pub u8);
 /// at both ends.
 pub const PATHS_MAX: u8 = 8;
 
-/// Maximum loss that a contract may call noise: one half (see [`RateContract`]).
-const LOSS_CEILING_PPM_MAX: u64 = 500_000;
-
 impl Hello {
     /// Returns a first hello of this build, on the only path, with the default contract.
     pub fn new(session: SessionId, request: Request) -> Self {
@@ -144,26 +146,6 @@ impl Hello {
         };
         Ok(Self { capabilities, session, rejoin, on_behalf_of, request, path, contract: read_contract(r)? })
     }
-}
-
-/// Writes a rate contract without `expected_rtt`, which stays local.
-pub(super) fn write_contract(w: &mut Writer, contract: &RateContract) {
-    let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt: _ } = *contract;
-    for rate in [ceiling, minimum, target, remembered] {
-        w.integer(rate.map_or(0, |rate| rate.0));
-    }
-    w.integer(u64::from(loss_ceiling_ppm));
-    w.byte(u8::from(manner == Manner::Polite));
-}
-
-/// Reads a rate contract; `expected_rtt` is `None`.
-pub(super) fn read_contract(r: &mut Reader<'_>) -> Result<RateContract, Error> {
-    let mut rate = || Ok::<_, Error>(Some(BitRate(r.integer()?)).filter(|rate| rate.0 > 0));
-    let (ceiling, minimum, target, remembered) = (rate()?, rate()?, rate()?, rate()?);
-    let loss_ceiling_ppm = r.integer_up_to(LOSS_CEILING_PPM_MAX)? as u32;
-    let manner = if read_flag(r)? { Manner::Polite } else { Manner::Fair };
-    let expected_rtt = None;
-    Ok(RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt })
 }
 
 #[cfg(test)]

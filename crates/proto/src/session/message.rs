@@ -8,23 +8,22 @@
 
 use super::FileId;
 use super::hello::{Capabilities, Hello};
+use super::query::{Answer, Query};
 use super::third_party::{Conclusion, Snapshot, ThirdParty, Told};
 use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, Wish, encoded_length, slab_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
-use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX, drives_terminal};
+use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX};
 use crate::limit::{LimitReport, ReceiverReport};
+use crate::session::values::{
+    Overwrite, SOURCES_MAX, read_checks, read_digests, read_expect, read_flag, read_overwrite, read_text, read_wish,
+    write_checks, write_digests, write_expect, write_overwrite, write_wish,
+};
 use crate::wire::{OPTIONAL_FROM, Reader, Writer};
-
-/// Maximum number of sources in one request. Reason: they fit in one control frame with room to spare.
-pub const SOURCES_MAX: usize = 4096;
 
 /// Maximum number of ranges in one message. Reason: keeps a message near the size of one frame; more ranges take more
 /// messages.
 const RANGES_MAX: usize = 1024;
-
-/// Maximum length of a text for users in a message, in characters. Reason: room for a path and a sentence.
-const TEXT_CHARS_MAX: usize = 4096;
 
 /// Maximum number of small files in one packed block. Reason: their entries, typically 100 bytes each, stay below the
 /// header limit.
@@ -39,17 +38,6 @@ pub(super) const PACK_HEADER_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of an incomplete block that travel in one tail. Reason: the receiver holds a tail in memory until it
 /// is verified, as it does a packed block.
 pub const TAIL_BYTES_MAX: u64 = 1 << 20;
-
-/// Policy of a receiver for a file that exists at the destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overwrite {
-    /// Keeps the existing file and reports an error.
-    Never,
-    /// Replaces the existing file.
-    Always,
-    /// Replaces the existing file if size or modification time differ. Otherwise the file counts as done.
-    IfChanged,
-}
 
 /// Request of a client to an agent. Paths are written as in a location: beneath the agent's root, with wildcards in
 /// sources.
@@ -84,6 +72,9 @@ pub enum Request {
     },
     /// The agent runs a session with another agent and reports its events. No block travels on this lane.
     ThirdParty(Box<ThirdParty>),
+    /// The agent answers a question about its files, or changes names. No block travels on this lane. Only agents with
+    /// [`super::Features::QUERIES`].
+    Query(Query),
 }
 
 /// Control frame of a lane.
@@ -217,8 +208,10 @@ pub enum Message {
     },
     /// Active agent: an event of the copy that it runs.
     Told(Box<Told>),
-    /// Active agent: the copy has ended.
+    /// Agent of a control session: its work has ended.
     Concluded(Box<Conclusion>),
+    /// Agent: an answer to a query.
+    Answer(Answer),
 }
 
 /// Header in front of the data of a block.
@@ -358,6 +351,10 @@ impl Request {
                 w.byte(3);
                 copy.write(w);
             }
+            Self::Query(query) => {
+                w.byte(4);
+                query.write(w);
+            }
         }
         w.empty_area();
     }
@@ -382,66 +379,12 @@ impl Request {
                 Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)? }
             }
             3 => Self::ThirdParty(Box::new(ThirdParty::read(r)?)),
+            4 => Self::Query(Query::read(r)?),
             code => return Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
         };
         r.skip_area()?;
         Ok(request)
     }
-}
-
-pub(super) fn write_overwrite(w: &mut Writer, overwrite: Overwrite) {
-    w.byte(match overwrite {
-        Overwrite::Never => 1,
-        Overwrite::Always => 2,
-        Overwrite::IfChanged => 3,
-    });
-}
-
-pub(super) fn read_overwrite(r: &mut Reader<'_>) -> Result<Overwrite, Error> {
-    match r.byte()? {
-        1 => Ok(Overwrite::Never),
-        2 => Ok(Overwrite::Always),
-        3 => Ok(Overwrite::IfChanged),
-        code => Err(Error::protocol(format!("request from the peer: overwrite rule {code}"))),
-    }
-}
-
-pub(super) fn write_expect(w: &mut Writer, expect: Option<Digest>) {
-    w.bytes(expect.map_or(String::new(), |digest| digest.to_string()).as_bytes());
-}
-
-pub(super) fn read_expect(r: &mut Reader<'_>) -> Result<Option<Digest>, Error> {
-    match r.bytes()? {
-        b"" => Ok(None),
-        text => String::from_utf8_lossy(text).parse().map(Some),
-    }
-}
-
-pub(super) fn write_wish(w: &mut Writer, wish: Wish) {
-    w.byte(match wish {
-        Wish::Auto => 1,
-        Wish::Never => 2,
-        Wish::Always => 3,
-    });
-}
-
-pub(super) fn read_wish(r: &mut Reader<'_>) -> Result<Wish, Error> {
-    match r.byte()? {
-        1 => Ok(Wish::Auto),
-        2 => Ok(Wish::Never),
-        3 => Ok(Wish::Always),
-        code => Err(Error::protocol(format!("request from the peer: compression {code}"))),
-    }
-}
-
-/// Reads a text for users. Drops characters that would control a terminal, and everything beyond [`TEXT_CHARS_MAX`].
-pub(super) fn read_text(r: &mut Reader<'_>) -> Result<String, Error> {
-    let text = String::from_utf8_lossy(r.bytes()?);
-    Ok(text.chars().filter(|c| !drives_terminal(*c)).take(TEXT_CHARS_MAX).collect())
-}
-
-pub(super) fn read_flag(r: &mut Reader<'_>) -> Result<bool, Error> {
-    Ok(r.integer_up_to(1)? == 1)
 }
 
 impl Message {
@@ -476,6 +419,7 @@ impl Message {
             Self::Concluded(_) => 16,
             Self::Ended { .. } => 17,
             Self::Sealed { .. } => 18,
+            Self::Answer(_) => 19,
         }
     }
 
@@ -506,6 +450,7 @@ impl Message {
                 w.bytes(text.as_bytes());
             }
             Self::Told(told) => told.write(w),
+            Self::Answer(answer) => answer.write(w),
             Self::Concluded(conclusion) => conclusion.write(w),
             Self::Sealed { file, blake3 } => {
                 w.integer(file.0);
@@ -565,6 +510,7 @@ impl Message {
             16 => Self::Concluded(Box::new(Conclusion::read(r)?)),
             17 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
             18 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },
+            19 => Self::Answer(Answer::read(r)?),
             OPTIONAL_FROM.. => return Ok(None),
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         }))
@@ -596,49 +542,6 @@ fn read_ranges(r: &mut Reader<'_>) -> Result<(FileId, Vec<(u64, u64)>), Error> {
 /// Splits `blocks` into lists that each fit in one message.
 pub(super) fn ranges_per_message(blocks: &[(u64, u64)]) -> impl Iterator<Item = Vec<(u64, u64)>> + '_ {
     blocks.chunks(RANGES_MAX).map(<[(u64, u64)]>::to_vec)
-}
-
-pub(super) fn write_checks(w: &mut Writer, checks: Checks) {
-    w.byte(check_bits(checks));
-}
-
-fn check_bits(checks: Checks) -> u8 {
-    let kinds = [checks.adler32, checks.crc32c, checks.md5, checks.sha256];
-    kinds.iter().enumerate().fold(0, |bits, (bit, wanted)| bits | u8::from(*wanted) << bit)
-}
-
-pub(super) fn read_checks(r: &mut Reader<'_>) -> Result<Checks, Error> {
-    let bits = r.byte()?;
-    if bits > 0b1111 {
-        return Err(Error::protocol(format!("digests from the peer: unknown kinds {bits:#b}")));
-    }
-    let wanted = |bit: u8| bits >> bit & 1 == 1;
-    Ok(Checks { adler32: wanted(0), crc32c: wanted(1), md5: wanted(2), sha256: wanted(3) })
-}
-
-pub(super) fn write_digests(w: &mut Writer, digests: &FileDigests) {
-    let FileDigests { blake3, adler32, crc32c, md5, sha256 } = digests;
-    w.byte(check_bits(Checks {
-        adler32: adler32.is_some(),
-        crc32c: crc32c.is_some(),
-        md5: md5.is_some(),
-        sha256: sha256.is_some(),
-    }));
-    w.raw(blake3);
-    adler32.iter().chain(crc32c).for_each(|sum| w.raw(&sum.to_be_bytes()));
-    md5.iter().for_each(|sum| w.raw(sum));
-    sha256.iter().for_each(|sum| w.raw(sum));
-}
-
-pub(super) fn read_digests(r: &mut Reader<'_>) -> Result<FileDigests, Error> {
-    let checks = read_checks(r)?;
-    Ok(FileDigests {
-        blake3: r.array()?,
-        adler32: checks.adler32.then(|| r.array().map(u32::from_be_bytes)).transpose()?,
-        crc32c: checks.crc32c.then(|| r.array().map(u32::from_be_bytes)).transpose()?,
-        md5: checks.md5.then(|| r.array()).transpose()?,
-        sha256: checks.sha256.then(|| r.array()).transpose()?,
-    })
 }
 
 impl BlockHeader {

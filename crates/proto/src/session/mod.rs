@@ -11,16 +11,20 @@ mod hello;
 mod life;
 mod log;
 mod message;
+mod query;
 mod receive;
 mod replicas;
 mod runs;
 mod send;
 mod third_party;
+mod values;
 
 pub use hello::{Agreed, Capabilities, Features, Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
-pub use message::{
-    BlockData, BlockHeader, Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, Request, SOURCES_MAX,
+pub use message::{BlockData, BlockHeader, Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, Request};
+pub use query::{
+    Answer, Attributes, DeleteDirectories, Details, DigestQuery, FILTER_NAMES_MAX, Filter, ListOptions, Listed,
+    ListedKind, Owner, Query, Symlinks, XATTRS_BYTES_MAX, XATTRS_MAX, Xattr,
 };
 pub use receive::{BlockClaim, PrepareOutcome, RecvEvent, RecvSession, corrupt_block};
 pub use replicas::{
@@ -33,6 +37,7 @@ pub use third_party::{
     ActiveEnd, Conclusion, IpBytes, KEYS_MAX, LaneFigures, PassiveAgent, PeerAddress, SETTLED_TOLD_MAX, Snapshot,
     Subject, ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
 };
+pub use values::{Overwrite, SOURCES_MAX};
 
 use std::time::Duration;
 

@@ -618,6 +618,7 @@ impl RecvSession {
             | Message::Wait { .. }
             | Message::Finished
             | Message::Notice { .. }
+            | Message::Answer(_)
             | Message::Told(_)
             | Message::Concluded(_) => Err(Error::protocol("a sender sent a message that senders do not send")),
         }

@@ -292,6 +292,7 @@ impl SendSession {
             | Message::Ended { .. }
             | Message::Sealed { .. }
             | Message::Bye
+            | Message::Answer(_)
             | Message::Told(_)
             | Message::Concluded(_) => Err(Error::protocol("a receiver sent a message that receivers do not send")),
         }

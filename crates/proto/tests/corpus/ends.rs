@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::compress::{Slab, SlabEncoding};
 use sterna_proto::session::{
-    BlockClaim, BlockData, BlockHeader, BlockTask, Conclusion, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId,
-    PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, Told, WatchEvent, WatchSession, WatchSide,
-    corrupt_block,
+    Answer, Attributes, BlockClaim, BlockData, BlockHeader, BlockTask, Conclusion, FileId, FileOutcome, Frame,
+    LINGER_DEFAULT, LaneId, PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, Told, WatchEvent,
+    WatchSession, WatchSide, corrupt_block,
 };
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Growth, Phase, RangeSet, Retry, Scope, Setting,
 };
 
 use crate::recording::Item;
-use crate::samples::{MIB, conclusion, directory, entry, limit_report, receiver_report, snapshot, told};
+use crate::samples::{MIB, answers, conclusion, directory, entry, limit_report, receiver_report, snapshot, told};
 
 /// One end of a session and its driver.
 pub trait End {
@@ -370,6 +370,8 @@ impl End for Receiver {
 pub struct Watch {
     session: WatchSession,
     side: WatchSide,
+    /// True for the answer to a query, false for a third-party copy.
+    answers: bool,
     turn: u32,
     report: bool,
     outcomes: Vec<String>,
@@ -378,7 +380,11 @@ pub struct Watch {
 impl Watch {
     pub fn new(side: WatchSide) -> Self {
         let session = WatchSession::new(side, LINGER_DEFAULT);
-        Self { session, side, turn: 0, report: false, outcomes: Vec::new() }
+        Self { session, side, answers: false, turn: 0, report: false, outcomes: Vec::new() }
+    }
+
+    pub fn of_query(side: WatchSide) -> Self {
+        Self { answers: true, ..Self::new(side) }
     }
 }
 
@@ -409,8 +415,14 @@ impl End for Watch {
         if self.side == WatchSide::Command {
             return;
         }
-        self.report = self.turn == 1;
+        self.report = self.turn == 1 && !self.answers;
         match self.turn {
+            1 if self.answers => answers().into_iter().for_each(|answer| {
+                let is_long = matches!(&answer, Answer::Failed(error) if error.text().len() > 1000);
+                if !is_long {
+                    assert!(self.session.answer(answer).is_none(), "the log has room");
+                }
+            }),
             // Errors with long texts would fill the recording.
             1 => told().into_iter().filter(|told| !matches!(told, Told::Unreadable(_))).for_each(|told| {
                 let is_long = matches!(&told, Told::Settled { outcome: FileOutcome::Failed(error), .. }
@@ -439,11 +451,31 @@ impl End for Watch {
         while let Some(event) = self.session.poll_event() {
             self.outcomes.push(match event {
                 WatchEvent::Told(told) => told_text(&told),
+                WatchEvent::Answered(answer) => answer_text(&answer),
                 WatchEvent::Concluded(conclusion) => conclusion_text(&conclusion),
                 WatchEvent::Aborted(error) => format!("aborted {}", error_text(&error)),
             });
         }
         self.outcomes.clone()
+    }
+}
+
+fn answer_text(answer: &Answer) -> String {
+    match answer {
+        Answer::Listed(listed) => {
+            let path = listed.path.as_ref().map_or("the root".to_owned(), ToString::to_string);
+            let Attributes { target, owner, xattrs, hard_link } = &listed.attributes;
+            let owner = owner.as_ref().map(|owner| (owner.user, owner.group, &owner.user_name, &owner.group_name));
+            let xattrs: Vec<_> = xattrs.iter().map(|xattr| (&xattr.name, &xattr.value)).collect();
+            let digests: Vec<String> =
+                listed.digests.iter().flat_map(FileDigests::iter).map(|digest| digest.to_string()).collect();
+            format!(
+                "{path}: {}, {} bytes, {:o}, {target:?} {owner:?} {xattrs:?} {hard_link:?} {digests:?}",
+                listed.kind as u8, listed.size, listed.mode
+            )
+        }
+        Answer::Deleted { path } => format!("deleted {path}"),
+        Answer::Failed(error) => format!("failed {}", error_text(error)),
     }
 }
 

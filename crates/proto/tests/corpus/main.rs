@@ -60,6 +60,12 @@ fn scenarios() -> Vec<Scenario> {
         pull("pull-grows", Story::Grows, 1),
         pull("pull-aborted", Story::Aborted, 1),
         Scenario { name: "third-party", request: third_party, story: Story::Files, lanes: 1 },
+        Scenario {
+            name: "query",
+            request: Request::Query(samples::queries()[0].clone()),
+            story: Story::Files,
+            lanes: 1,
+        },
     ]
 }
 
@@ -68,6 +74,8 @@ impl Scenario {
         match (&self.request, side) {
             (Request::ThirdParty(_), Side::Client) => Box::new(Watch::new(WatchSide::Command)),
             (Request::ThirdParty(_), Side::Agent) => Box::new(Watch::new(WatchSide::Agent)),
+            (Request::Query(_), Side::Client) => Box::new(Watch::of_query(WatchSide::Command)),
+            (Request::Query(_), Side::Agent) => Box::new(Watch::of_query(WatchSide::Agent)),
             (Request::Push { .. }, Side::Client) | (Request::Pull { .. }, Side::Agent) => {
                 Box::new(Sender::new(self.story))
             }

@@ -7,9 +7,11 @@ use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Manner, RateContract};
 use sterna_proto::session::{
-    ActiveEnd, ActiveFile, BlockData, BlockHeader, Capabilities, Conclusion, Features, FileId, FileOutcome, Frame,
-    Hello, IpBytes, KEYS_MAX, LINGER_DEFAULT, LaneFigures, Message, Overwrite, PACK_FILES_MAX, PATHS_MAX, PassiveAgent,
-    PathNumber, PeerAddress, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SessionId, Snapshot, Subject, ThirdParty, Told,
+    ActiveEnd, ActiveFile, Answer, Attributes, BlockData, BlockHeader, Capabilities, Conclusion, DeleteDirectories,
+    Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Hello, IpBytes, KEYS_MAX, LINGER_DEFAULT,
+    LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner, PACK_FILES_MAX, PATHS_MAX, PassiveAgent,
+    PathNumber, PeerAddress, Query, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SessionId, Snapshot, Subject, Symlinks,
+    ThirdParty, Told, Xattr,
 };
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,
@@ -85,6 +87,77 @@ pub fn requests() -> Vec<Request> {
         third_party(ActiveEnd::Source, "hub.example.org", 1),
         third_party(ActiveEnd::Destination, "::1", KEYS_MAX),
     ]
+    .into_iter()
+    .chain(queries().into_iter().map(Request::Query))
+    .collect()
+}
+
+pub fn queries() -> Vec<Query> {
+    let path = |name: &[u8]| vec![name.to_vec()];
+    let list = |paths, options| Query::List { paths, options: Box::new(options) };
+    let time = |seconds| Some(FileTime { seconds, nanoseconds: 999_999_999 });
+    let everything = ListOptions {
+        symlinks: Symlinks::Followed,
+        filter: Filter {
+            names: vec![b"*.h5".to_vec(), b"\xff?".to_vec()],
+            size_min: Some(1),
+            size_max: Some(u64::MAX),
+            modified_from: time(-7),
+            modified_before: time(i64::MAX),
+        },
+        details: Details { owner: true, xattrs: true },
+        digest: Some(DigestQuery {
+            checks: Checks { md5: true, ..Checks::NONE },
+            range: Some((1 << 61, (1 << 62) - (1 << 61))),
+        }),
+        ..ListOptions::new(Some(u32::MAX))
+    };
+    let digest = Some(DigestQuery { checks: Checks::NONE, range: None });
+    vec![
+        list(path(b"data/*/"), everything),
+        list(path(b""), ListOptions { digest, ..ListOptions::new(None) }),
+        list(vec![b"a".to_vec(); SOURCES_MAX], ListOptions::new(Some(0))),
+        Query::Delete { paths: path(b"old"), directories: DeleteDirectories::WithContents },
+        Query::Delete { paths: path(b"empty/"), directories: DeleteDirectories::Empty },
+        Query::Rename { from: b"a".to_vec(), to: b"b/\xff".to_vec(), overwrite: Overwrite::Never },
+    ]
+}
+
+pub fn answers() -> Vec<Answer> {
+    let path = |bytes: &[u8]| RelPath::new(bytes).unwrap();
+    let listed = |kind, attributes, digests| Listed {
+        path: Some(path(b"data/\xff")),
+        kind,
+        size: 1 << 62,
+        mtime: FileTime { seconds: -1, nanoseconds: 0 },
+        mode: 0o7777,
+        allocated: u64::MAX,
+        attributes,
+        digests,
+    };
+    let attributes = Attributes {
+        target: Some(b"../x".to_vec()),
+        owner: Some(Owner { user: u32::MAX, group: 0, user_name: b"pi".to_vec(), group_name: Vec::new() }),
+        xattrs: vec![
+            Xattr { name: b"user.mission".to_vec(), value: b"S1A".to_vec() },
+            Xattr { name: b"user.empty".to_vec(), value: Vec::new() },
+        ],
+        hard_link: Some((u64::MAX, 7)),
+    };
+    let kinds = [ListedKind::File, ListedKind::Directory, ListedKind::Symlink, ListedKind::Other];
+    let mut all: Vec<Answer> = kinds
+        .map(|kind| Answer::Listed(Box::new(listed(kind, Attributes::default(), None))))
+        .into_iter()
+        .chain(digests().into_iter().map(|digests| {
+            Answer::Listed(Box::new(Listed {
+                path: None,
+                ..listed(ListedKind::File, attributes.clone(), Some(digests))
+            }))
+        }))
+        .collect();
+    all.push(Answer::Deleted { path: path(b"a/b") });
+    all.extend(errors().into_iter().map(Answer::Failed));
+    all
 }
 
 pub fn third_party(active: ActiveEnd, host: &str, count: usize) -> Request {
@@ -195,6 +268,7 @@ pub fn messages() -> Vec<Message> {
     all.extend(errors().into_iter().map(|error| Message::Unreadable { error }));
     all.extend(errors().into_iter().map(|error| Message::Failed { file, error }));
     all.extend(errors().into_iter().map(|error| Message::Abort { error }));
+    all.extend(answers().into_iter().map(Message::Answer));
     all
 }
 

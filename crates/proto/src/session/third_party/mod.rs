@@ -13,13 +13,12 @@ mod watch;
 pub use told::{Conclusion, IpBytes, LaneFigures, PeerAddress, Snapshot, Subject, Told};
 pub use watch::{WatchEvent, WatchSession, WatchSide};
 
+use crate::session::values::{
+    Overwrite, SOURCES_MAX, read_checks, read_contract, read_expect, read_flag, read_many, read_overwrite, read_wish,
+    write_checks, write_contract, write_expect, write_overwrite, write_wish,
+};
 use std::time::Duration;
 
-use super::hello::{read_contract, write_contract};
-use super::message::{
-    Overwrite, SOURCES_MAX, read_checks, read_expect, read_flag, read_overwrite, read_wish, write_checks, write_expect,
-    write_overwrite, write_wish,
-};
 use crate::compress::Wish;
 use crate::digest::{Checks, Digest};
 use crate::error::Error;
@@ -182,17 +181,6 @@ fn read_congestion(r: &mut Reader<'_>) -> Result<Option<String>, Error> {
         }
         _ => Err(malformed(format_args!("name of a congestion control"))),
     }
-}
-
-/// Reads a count of at most `most`, then that many values.
-fn read_many<'a, T>(
-    r: &mut Reader<'a>,
-    most: usize,
-    mut read: impl FnMut(&mut Reader<'a>) -> Result<T, Error>,
-) -> Result<Vec<T>, Error> {
-    let count = r.integer_up_to(most as u64)?;
-    // No memory is reserved: a count without data must not cost memory.
-    (0..count).map(|_| read(r)).collect()
 }
 
 fn malformed(what: std::fmt::Arguments<'_>) -> Error {

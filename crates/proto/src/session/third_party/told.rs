@@ -1,14 +1,14 @@
 //! Reports of the active agent to the command, and their encoding.
 
+use crate::session::values::{read_digests, read_flag, read_many, read_text, write_digests};
 use std::time::Duration;
 
-use super::read_many;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::file::{FILE_BYTES_MAX, FileEntry, RelPath};
 use crate::limit::{LimitReport, read_time, write_time};
 use crate::plan::{LANES_MAX, Via};
-use crate::session::message::{read_digests, read_flag, read_text, write_digests};
+
 use crate::session::{ActiveFile, FileOutcome};
 use crate::wire::{OPTIONAL_FROM, Reader, Writer};
 

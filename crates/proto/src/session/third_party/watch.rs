@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::session::LaneId;
 use crate::session::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use crate::session::message::{Frame, Message};
+use crate::session::query::Answer;
 
 /// End of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,9 @@ pub enum WatchSide {
 pub enum WatchEvent {
     /// Command: an event of the copy.
     Told(Told),
-    /// Command: the copy has ended.
+    /// Command: an answer to its query.
+    Answered(Answer),
+    /// Command: the work of the agent has ended.
     Concluded(Box<Conclusion>),
     /// The session ended early. At the command, the copy has failed; at the agent, the copy must be stopped.
     Aborted(Error),
@@ -90,12 +93,13 @@ impl WatchSession {
             // A result waits for the command even if the command gives up at the same time.
             (Message::Abort { .. }, _) => {}
             (Message::Told(told), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Told(*told)),
+            (Message::Answer(answer), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Answered(answer)),
             (Message::Concluded(conclusion), WatchSide::Command) if is_active => {
                 self.core.turn(LifeEvent::Leave(Ending::Complete));
                 self.core.emit(WatchEvent::Concluded(conclusion));
             }
             // The agent sent these before it received our abort.
-            (Message::Told(_) | Message::Concluded(_), WatchSide::Command) => {}
+            (Message::Told(_) | Message::Answer(_) | Message::Concluded(_), WatchSide::Command) => {}
             _ => return Err(Error::protocol("a message from the peer that has no place in a third-party copy")),
         }
         Ok(())
@@ -113,6 +117,18 @@ impl WatchSession {
             true => self.core.log.push(&Message::Told(Box::new(told))),
             false => self.untold += u64::from(matches!(told, Told::Settled { .. } | Told::Unreadable(_))),
         }
+    }
+
+    /// Agent: sends an answer to the query of the command. Returns it if the log has no room: the caller waits for an
+    /// acknowledgement and tries again. An answer after the end of the session is dropped.
+    pub fn answer(&mut self, answer: Answer) -> Option<Answer> {
+        if self.core.is_active() && !self.core.log.has_room() {
+            return Some(answer);
+        }
+        if self.core.is_active() {
+            self.core.log.push(&Message::Answer(answer));
+        }
+        None
     }
 
     /// Agent: ends the exchange with the result of the copy.
