@@ -7,7 +7,9 @@
 mod captured;
 mod limiter;
 mod log;
+mod query;
 mod revocation;
+mod runner;
 mod sessions;
 mod third_party;
 
@@ -17,14 +19,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Request};
+use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Query, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope, Setting};
 use tracing::{Level, Span, error_span};
 
 use crate::arrivals::{ARRIVALS_MAX, Arrivals, Arrived};
 use crate::buffer::BufferPool;
 use crate::descriptors;
-use crate::disk::{Access, Destination, Root, Sources, last_name};
+use crate::disk::{Access, Destination, History, Root, Sources, last_name};
 use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
@@ -35,7 +37,7 @@ use crate::session::{
 use crate::source::{Roots, SourcePlace};
 
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
-use self::log::SessionLog;
+use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};
@@ -46,10 +48,6 @@ const TICK: Duration = Duration::from_millis(250);
 /// Maximum time that a stop waits for journals. Reason: service managers kill after 90 s, and lanes are closed after
 /// the wait.
 const CHECKPOINTS_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// Name of a root without a name. Reason: only the operator may see its directory, and `/` would look like the root of
-/// the file system.
-const ONLY_ROOT: &str = "the agent's root";
 
 /// Storage root, as peers name it.
 pub struct NamedRoot {
@@ -92,6 +90,7 @@ struct Shared {
     log: Arc<Limiter>,
     stopping: AtomicBool,
     handshakes: Arc<Handshakes>,
+    history: Arc<History>,
 }
 
 /// Running agent.
@@ -128,6 +127,7 @@ impl Agent {
             pool: BufferPool::new(),
             log: Arc::default(),
             stopping: AtomicBool::new(false),
+            history: Arc::default(),
             // Each handshake has two descriptors. Handshakes and arrivals use half of the descriptors; the other half
             // is for sessions.
             handshakes: Handshakes::new(HANDSHAKES_MAX.min(descriptors::limit() / 8).max(1)),
@@ -156,6 +156,11 @@ impl Agent {
     /// Returns the address that the agent listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Returns the number of sessions, with those that have ended within the last tick.
+    pub fn session_count(&self) -> usize {
+        self.shared.sessions.all().len()
     }
 
     /// Ticks the sessions until `stop` returns true, then ends them. Received data is made durable.
@@ -478,6 +483,7 @@ impl Shared {
                 let sources = if *several { Sources::Many } else { Sources::One };
                 // A refused request logs the line of the refusal, and no session.
                 let destination = Destination::resolve(&place.root, &place.pattern, sources)?;
+                destination.set_history(self.history.begin(peer));
                 let (agent, log) = (Arc::downgrade(self), log());
                 let receiver = Receiver::start(
                     ReceiverOptions {
@@ -517,8 +523,13 @@ impl Shared {
                     linger: self.linger,
                     deserted: self.sessions.deserted_copies(&peer, copy),
                 };
-                let (watch, runner) = third_party::start(assignment, &log)?;
-                Ok(Started { end: watch, receiver: None, log, runner: Some(runner) })
+                let runner = third_party::start(assignment, &log)?;
+                Ok(Started { end: Arc::clone(runner.watch()) as _, receiver: None, log, runner: Some(runner) })
+            }
+            Request::Query(query) => {
+                let log = log();
+                let runner = query::start(query.clone(), places, self.linger, &log)?;
+                Ok(Started { end: Arc::clone(runner.watch()) as _, receiver: None, log, runner: Some(runner) })
             }
         }
     }
@@ -531,7 +542,7 @@ impl Shared {
             // A request for a whole named root uses the name of the root as the name of the directory.
             let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
             let name = whole.map(RelPath::new).transpose()?;
-            Ok(SourcePlace { root, pattern: rest.to_vec(), name })
+            Ok(SourcePlace { root, pattern: rest.to_vec(), name, levels_above: 0 })
         };
         match request {
             Request::Push { destination, .. } => Ok(vec![place(destination, Access::ReadWrite)?]),
@@ -540,7 +551,30 @@ impl Shared {
                 ActiveEnd::Source => copy.sources.iter().map(|source| place(source, Access::ReadOnly)).collect(),
                 ActiveEnd::Destination => Ok(vec![place(&copy.destination, Access::ReadWrite)?]),
             },
+            Request::Query(query) => self.places_of_query(query, grant),
         }
+    }
+
+    /// Returns the places of a query. The name of each is the name of its root, with which its answers begin.
+    fn places_of_query(&self, query: &Query, grant: &Grant) -> Result<Vec<SourcePlace>, Error> {
+        let access = if matches!(query, Query::List { .. }) { Access::ReadOnly } else { Access::Manage };
+        let mut places = Vec::new();
+        for path in query.paths() {
+            let is_above_roots = path.iter().all(|&b| b == b'/') && self.roots.iter().all(|root| root.name.is_some());
+            if is_above_roots && access == Access::ReadOnly {
+                let named = self.roots.iter().filter_map(|named| Some((named.name.as_deref()?, &named.root)));
+                for (name, root) in named.filter(|(name, _)| grant.rights(name).may_read()) {
+                    let name = Some(RelPath::new(name.as_bytes())?);
+                    places.push(SourcePlace { root: root.clone(), pattern: Vec::new(), name, levels_above: 1 });
+                }
+                continue;
+            }
+            let (root, rest) = self.root_of(path, grant, access)?;
+            let behind = path.len() - rest.len();
+            let name = (behind > 0).then(|| RelPath::new(path[..behind].strip_suffix(b"/").unwrap_or(&path[..behind])));
+            places.push(SourcePlace { root, pattern: rest.to_vec(), name: name.transpose()?, levels_above: 0 });
+        }
+        Ok(places)
     }
 
     /// Returns the root that `path` starts in, and the rest of `path`.
@@ -566,11 +600,16 @@ impl Shared {
         match (access, rights) {
             (Access::ReadOnly, rights) if rights.may_read() => {}
             (Access::ReadWrite, rights) if rights.may_write() => {}
+            (Access::Manage, rights) if rights.may_manage() && shown.access() != Access::ReadOnly => {}
             (Access::ReadOnly, _) => {
                 return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you; {GRANTED_BY}"));
             }
             (Access::ReadWrite, _) => {
                 return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you; {GRANTED_BY}"));
+            }
+            (Access::Manage, _) => {
+                let text = format!("delete or rename in {shown}: not allowed to you; {GRANTED_BY}");
+                return refused(ErrorKind::Denied, text);
             }
         }
         Ok((named.root.clone(), rest))

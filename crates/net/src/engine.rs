@@ -27,20 +27,22 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use sterna_proto::Error;
 use sterna_proto::location::RemoteLocation;
+use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, Query};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
-pub use crate::client::{
-    CopyEvent, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan, ReplicaSummary,
-    UnreachedPath, ViaChoice,
+pub use crate::client::query::Answers;
+pub use crate::client::spec::{
+    Cancel, CopyEvent, CopyKind, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan,
+    ReplicaSummary, Trust, UnreachedPath, ViaChoice,
 };
 
-use crate::client::{self, CopyObserver, Initiator};
+use crate::client::spec::{CopyObserver, Initiator};
+use crate::client::{self, query};
 use crate::identity::{Fingerprint, Identity};
 use crate::session::lock;
 
@@ -53,17 +55,6 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Longest wait for an event: as good as forever, and no clock overflows.
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
-
-/// Decides which agents a process connects to. Called from threads of copies; may block, for example to ask a person.
-pub trait Trust: Send + Sync {
-    /// Returns normally if the agent at `remote` may have the key `peer`. `is_cancelled` tells that the copy no longer
-    /// waits for the answer. Errors: the agent is not trusted, with the reason for the user.
-    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error>;
-
-    /// Returns the keys that the agent at `remote` may have, as far as they are known without asking. `beside` is the
-    /// key of the other agent of the copy. Errors: the list of known agents cannot be read.
-    fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error>;
-}
 
 /// Copies of a process, and what they share: its key, its trust in agents, its path cache. Clones share all of it.
 #[derive(Clone)]
@@ -92,6 +83,57 @@ impl Engine {
         client::plan(spec).map(|copy| copy.kind())
     }
 
+    /// Lists names: those of `locations` and those below them, as far as `options` want them. All locations are at one
+    /// agent, or all on this host.
+    ///
+    /// A path of an answer begins with the name of the agent's root, as in a location. For this host it is the path
+    /// beneath the directory that holds the named file. Errors: `Usage`; the host gives no thread. All other failures
+    /// are the last item of the iterator.
+    pub fn list(&self, locations: &[Location], options: &ListOptions) -> Result<Answers, Error> {
+        query::list(locations, options, &self.initiator, &self.trust)
+    }
+
+    /// Returns the description of one name, with its owner.
+    ///
+    /// Errors: as [`Engine::list`]; the name does not exist, or several match its wildcards (`Usage`).
+    pub fn stat(&self, location: &Location) -> Result<Listed, Error> {
+        let details = Details { owner: true, ..Details::default() };
+        let mut answers =
+            self.list(std::slice::from_ref(location), &ListOptions { details, ..ListOptions::new(Some(0)) })?;
+        let usage = || {
+            let text = format!("{location} matches several names: name one");
+            Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+        };
+        match (answers.next(), answers.next()) {
+            (Some(Ok(Answer::Listed(listed))), None) => Ok(*listed),
+            (Some(Ok(Answer::Failed(error)) | Err(error)), _) | (_, Some(Err(error))) => Err(error),
+            (Some(Ok(Answer::Listed(_))), Some(_)) => Err(usage()),
+            (None | Some(Ok(Answer::Deleted { .. })), _) => Err(crate::internal("a list without an answer")),
+        }
+    }
+
+    /// Deletes names at one agent, which must grant the right to manage. Answers name each deleted name; they are
+    /// durable.
+    ///
+    /// Errors: as [`Engine::list`]. Paths have no wildcards.
+    pub fn delete(&self, locations: &[Location], directories: DeleteDirectories) -> Result<Answers, Error> {
+        let (agent, paths) = query::at_one_agent(locations)?;
+        query::start(&agent, Query::Delete { paths, directories }, &self.initiator, &self.trust)
+    }
+
+    /// Renames a file or directory within a root of one agent, which must grant the right to manage. Waits for the end.
+    ///
+    /// Errors: as [`Engine::list`]; `NotFound`, `Exists`, `Denied`.
+    pub fn rename(&self, from: &Location, to: &Location, overwrite: Overwrite) -> Result<(), Error> {
+        let (agent, paths) = query::at_one_agent(&[from.clone(), to.clone()])?;
+        let [from, to] = <[Vec<u8>; 2]>::try_from(paths).map_err(|_| crate::internal("a rename without two paths"))?;
+        let query = Query::Rename { from, to, overwrite };
+        match query::start(&agent, query, &self.initiator, &self.trust)?.next() {
+            Some(Err(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Starts a copy on a thread of its own (`copy`).
     ///
     /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of
@@ -117,35 +159,6 @@ impl Engine {
         let thread = thread.map_err(|e| crate::no_thread("start the thread of a copy", e))?;
         Ok(CopyHandle { reader: Reader(running), thread })
     }
-}
-
-/// Ends a copy from outside. Clones end the same copy.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Stops the copy, also one that starts later.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns true if the copy must end.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Kind of a copy, by its ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyKind {
-    /// Between this host, or web servers, and one agent.
-    Agent,
-    /// From web servers to this host.
-    Direct,
-    /// From one agent to another; no file data passes this host.
-    ThirdParty,
-    /// From several replicas of one file to this host.
-    Replicas,
 }
 
 /// A copy that ended with an error.

@@ -17,6 +17,7 @@ mod handshakes;
 pub mod identity;
 pub mod lane;
 mod latch;
+mod lister;
 mod observer;
 pub mod report;
 pub mod session;

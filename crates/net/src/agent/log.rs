@@ -9,14 +9,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::quantity::readable_time;
-use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Request, SessionId};
+use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Query, Request, SessionId};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 use tracing::{Level, error_span};
 
-use super::ONLY_ROOT;
 use super::limiter::{Cause, Kind, Limiter, Origin, cut, shown};
 use crate::identity::Fingerprint;
 use crate::session::{Observer, Progress, SessionEvent, lock};
+
+/// Name of a root without a name. Reason: only the operator may see its directory, and `/` would look like the root of
+/// the file system.
+pub(super) const ONLY_ROOT: &str = "the agent's root";
 
 /// Maximum number of sources in the first line of a pull. Reason: the line stays readable, and each file has its own
 /// line later.
@@ -83,6 +86,7 @@ impl SessionLog {
         let is_dry_run = match request {
             Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
             Request::ThirdParty(copy) => copy.dry_run,
+            Request::Query(_) => false,
         };
         let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
         Self { log, origin, is_dry_run, linger, started, tally }
@@ -244,6 +248,9 @@ fn request_name(request: &Request) -> &'static str {
         Request::Push { .. } => "push",
         Request::Pull { .. } => "pull",
         Request::ThirdParty(_) => "third-party",
+        Request::Query(Query::List { .. }) => "list",
+        Request::Query(Query::Delete { .. }) => "delete",
+        Request::Query(Query::Rename { .. }) => "rename",
     }
 }
 
@@ -257,6 +264,8 @@ fn place(request: &Request) -> String {
             ActiveEnd::Source => first_of(&copy.sources, bare),
             ActiveEnd::Destination => bare(&copy.destination),
         },
+        Request::Query(Query::List { paths, .. } | Query::Delete { paths, .. }) => first_of(paths, bare),
+        Request::Query(Query::Rename { from, .. }) => bare(from),
     }
 }
 
@@ -274,6 +283,14 @@ fn described(request: &Request) -> String {
                 }
             };
             (words, &copy.dry_run)
+        }
+        Request::Query(query) => {
+            let words = match query {
+                Query::List { paths, .. } => format!("list of {}", first_of(paths, quoted)),
+                Query::Delete { paths, .. } => format!("deletion of {}", first_of(paths, quoted)),
+                Query::Rename { from, to, .. } => format!("rename of {} to {}", quoted(from), quoted(to)),
+            };
+            (words, &false)
         }
     };
     if *dry_run { format!("dry run of a {words}") } else { words }

@@ -14,7 +14,7 @@ use sterna_proto::session::{Hello, PathNumber, Request, SessionId, ThirdParty};
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::log::SessionLog;
-use super::third_party::Runner;
+use super::runner::Runner;
 use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::session::{End, LaneIds, Lanes, Receiver, lock};
@@ -39,7 +39,7 @@ pub(super) struct Started {
     /// The same end, if the session receives.
     pub(super) receiver: Option<Arc<Receiver>>,
     pub(super) log: Arc<SessionLog>,
-    /// Third-party copy, if the client of the session is the command of one.
+    /// Work for the client, if the session is a control session.
     pub(super) runner: Option<Arc<Runner>>,
 }
 

@@ -8,8 +8,6 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::location::HostPort;
@@ -17,19 +15,18 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
     ActiveEnd, Conclusion, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty, Told,
-    WatchEvent, WatchSide,
 };
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::log::SessionLog;
+use super::runner::Runner;
 use crate::engine::{
-    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next,
-    PathOptions, Trust, ViaChoice,
+    CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, PathOptions, Trust,
+    ViaChoice,
 };
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
-use crate::latch::Latch;
-use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths, Watch};
+use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths};
 use crate::source::SourcePlace;
 
 /// Maximum time that a new copy waits for an older copy of the same command to the same place, whose command is gone.
@@ -69,16 +66,6 @@ impl ThirdPartyRules {
         let text = format!("this agent {what}: its operator can allow it ({flag} --third-party {name})");
         Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
     }
-}
-
-/// One copy that runs at this agent.
-pub(super) struct Runner {
-    watch: Arc<Watch>,
-    cancel: Cancel,
-    /// True if this agent is stopping. The copy then reports no end, because the command continues at the restarted
-    /// agent.
-    leaving: AtomicBool,
-    ended: Latch,
 }
 
 /// Input of the thread of a copy.
@@ -142,96 +129,49 @@ impl Assignment {
 }
 
 /// Starts a copy in a separate thread. Errors: the host refuses a thread.
-pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result<(Arc<Watch>, Arc<Runner>), Error> {
+pub(super) fn start(mut assignment: Assignment, log: &Arc<SessionLog>) -> Result<Arc<Runner>, Error> {
     let spec = assignment.spec()?;
-    let cancel = spec.cancel.clone();
-    let (stopped, heard) = (cancel.clone(), Arc::clone(log));
-    let hear = move |event| {
-        // The agent sends all other kinds of events, and receives none of them.
-        if let WatchEvent::Aborted(error) = event {
-            heard.session_event(SessionEvent::Aborted(error));
-            stopped.cancel();
-        }
+    let (cancel, running_log) = (spec.cancel.clone(), Arc::clone(log));
+    Runner::start("third-party", assignment.linger, cancel, log, move |runner| {
+        run(runner, &assignment, spec, &running_log);
+    })
+}
+
+fn run(runner: &Runner, assignment: &Assignment, spec: CopySpec, log: &SessionLog) {
+    assignment.deserted.iter().for_each(|other| other.end_within(TAKEOVER_TIME_MAX));
+    let passive = assignment.request.passive.clone();
+    let trust = Arc::new(PassiveKeys(passive.clone()));
+    let mut engine = Engine::new(assignment.identity.clone(), trust);
+    if let Some(directory) = &assignment.path_cache {
+        engine = engine.with_path_cache(directory.clone());
+    }
+    let outcome = match engine.start(spec) {
+        Ok(copy) => relay(runner, copy, log).map_err(|failure| failure.error),
+        Err(error) => Err(error),
     };
-    let watch = Watch::new(WatchSide::Agent, assignment.linger, Box::new(hear));
-    let (leaving, ended) = (AtomicBool::new(false), Latch::default());
-    let runner = Arc::new(Runner { watch: Arc::clone(&watch), cancel, leaving, ended });
-    let (running, log) = (Arc::clone(&runner), Arc::clone(log));
-    let spawned = thread::Builder::new().name("third-party".to_owned()).spawn(move || {
-        let running = Running(running);
-        running.0.run(&assignment, spec, &log);
-    });
-    spawned.map_err(|e| crate::no_thread("start the thread of a copy between agents", e))?;
-    Ok((watch, runner))
-}
-
-/// Records that a copy has ended, also by a panic.
-struct Running(Arc<Runner>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Has no effect if the copy has already reported its end.
-        if thread::panicking() {
-            self.0.watch.fail(crate::internal("the thread of a copy between agents ended by a panic"));
-        }
-        self.0.ended.set();
+    match outcome {
+        _ if runner.is_leaving() => {}
+        Ok(summary) => runner.watch().conclude(conclusion_of(&summary)),
+        Err(error) => runner.watch().fail(as_told(&error, &passive)),
     }
 }
 
-impl Runner {
-    fn run(&self, assignment: &Assignment, spec: CopySpec, log: &SessionLog) {
-        assignment.deserted.iter().for_each(|other| other.end_within(TAKEOVER_TIME_MAX));
-        let passive = assignment.request.passive.clone();
-        let trust = Arc::new(PassiveKeys(passive.clone()));
-        let mut engine = Engine::new(assignment.identity.clone(), trust);
-        if let Some(directory) = &assignment.path_cache {
-            engine = engine.with_path_cache(directory.clone());
-        }
-        let outcome = match engine.start(spec) {
-            Ok(copy) => self.relay(copy, log).map_err(|failure| failure.error),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            _ if self.leaving.load(Ordering::Relaxed) => {}
-            Ok(summary) => self.watch.conclude(conclusion_of(&summary)),
-            Err(error) => self.watch.fail(as_told(&error, &passive)),
-        }
-    }
-
-    /// Forwards the events and the progress of a copy to the command, and its events to the log of this agent.
-    fn relay(&self, copy: CopyHandle, log: &SessionLog) -> Result<CopySummary, CopyFailure> {
-        let mut shown = Instant::now();
-        loop {
-            match copy.next(SNAPSHOT_EVERY) {
-                Next::Event(event) => {
-                    told_of(&event).into_iter().for_each(|told| self.watch.tell(told));
-                    record(log, event);
-                }
-                Next::Nothing => {}
-                Next::Ended => return copy.wait(),
+/// Forwards the events and the progress of a copy to the command, and its events to the log of this agent.
+fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySummary, CopyFailure> {
+    let mut shown = Instant::now();
+    loop {
+        match copy.next(SNAPSHOT_EVERY) {
+            Next::Event(event) => {
+                told_of(&event).into_iter().for_each(|told| runner.watch().tell(told));
+                record(log, event);
             }
-            if shown.elapsed() >= SNAPSHOT_EVERY {
-                copy.snapshot().iter().for_each(|progress| self.watch.show(snapshot_of(progress)));
-                shown = Instant::now();
-            }
+            Next::Nothing => {}
+            Next::Ended => return copy.wait(),
         }
-    }
-
-    /// Stops the copy without a report of its end, because this agent is stopping.
-    pub(super) fn leave(&self, time_max: Duration) {
-        self.leaving.store(true, Ordering::Relaxed);
-        self.end_within(time_max);
-    }
-
-    /// Returns true if the copy has ended at this agent, which may be later than the end for the command.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.is_set()
-    }
-
-    /// Stops the copy and waits for its end, at most for `time_max`.
-    pub(super) fn end_within(&self, time_max: Duration) {
-        self.cancel.cancel();
-        self.ended.wait(time_max);
+        if shown.elapsed() >= SNAPSHOT_EVERY {
+            copy.snapshot().iter().for_each(|progress| runner.watch().show(snapshot_of(progress)));
+            shown = Instant::now();
+        }
     }
 }
 
@@ -288,7 +228,7 @@ impl Trust for PassiveKeys {
 /// Records an event of a copy in the log of this agent.
 fn record(log: &SessionLog, event: CopyEvent) {
     match event {
-        // [`Runner`] reports the end of the copy.
+        // [`run`] reports the end of the copy.
         CopyEvent::Session(SessionEvent::Aborted(_)) => {}
         CopyEvent::Session(event) => log.session_event(event),
         CopyEvent::Decision { subject, rationale } => log.detail(&format!("{subject}: {rationale}")),

@@ -17,8 +17,8 @@ use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope, Setting};
 
 use super::memory::{PathFile, key_of, unix_time};
-use super::path::{PathOptions, STANDBY_AFTER, named};
-use super::{CopyEvent, CopyObserver, CopySpec, Initiator, ViaChoice};
+use super::path::{STANDBY_AFTER, named};
+use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions, ViaChoice};
 use crate::identity::Fingerprint;
 use crate::lane::quic::{self, SharedRate};
 use crate::lane::{Lane, tcp};

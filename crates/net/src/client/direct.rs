@@ -18,21 +18,20 @@ use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
 
-use super::job::receiver_options;
-use super::path::PathOptions;
 use super::run::{Driven, drive};
+use super::spec::{
+    ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, PathOptions, ViaChoice,
+};
 use super::stall::StallWatch;
 use super::tally::Tally;
-use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, ViaChoice};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
 use crate::lane::inside::InsideTx;
-use crate::session::{AskedNames, End, Observer, Receiver, Sender, SessionEvent, SessionSink, feed, lock};
+use crate::session::{
+    AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed, lock,
+};
 use crate::web::{Web, WebOptions};
-
-/// Error text for sources of two kinds.
-pub(super) const TWO_KINDS: &str = "the sources are of two kinds, URLs and others: copy each kind by itself";
 
 /// Settings that only apply to hosts that send.
 const OF_SENDERS: &[Setting] = &[
@@ -46,19 +45,11 @@ const OF_SENDERS: &[Setting] = &[
     Setting::Congestion,
 ];
 
+/// Error text for sources of two kinds.
+pub(super) const URLS_AND_OTHERS: &str = "the sources are of two kinds, URLs and others: copy each kind by itself";
+
 /// Lane of control frames.
 pub(super) const CONTROL: LaneId = LaneId(0);
-
-/// Returns the options for connections to web servers.
-pub(super) fn web_options(options: &CopySpec) -> WebOptions {
-    WebOptions {
-        token: options.web_token.clone(),
-        authority: options.web_authority.clone(),
-        connections: lane_count(options).value,
-        patience: options.linger,
-        is_expected: options.expect.is_some(),
-    }
-}
 
 fn lane_count(options: &CopySpec) -> Decision<u32> {
     match options.lanes() {
@@ -91,7 +82,7 @@ impl Direct {
             })
             .collect();
         if locations.len() < options.sources.len() {
-            return usage(TWO_KINDS);
+            return usage(URLS_AND_OTHERS);
         }
         let is_said = |path: &PathOptions| {
             path.contract.ceiling.is_some()
@@ -265,4 +256,36 @@ pub(super) struct Silent;
 
 impl Observer for Silent {
     fn session_event(&self, _event: SessionEvent) {}
+}
+
+/// Returns the options for connections to web servers.
+pub(super) fn web_options(options: &CopySpec) -> WebOptions {
+    WebOptions {
+        token: options.web_token.clone(),
+        authority: options.web_authority.clone(),
+        connections: lane_count(options).value,
+        patience: options.linger,
+        is_expected: options.expect.is_some(),
+    }
+}
+
+/// Returns the options of a receiver on this host. The receiver waits until its sender has received the outcomes.
+pub(super) fn receiver_options(
+    options: &CopySpec,
+    destination: Destination,
+    asked: AskedNames,
+    tally: &Tally,
+) -> ReceiverOptions {
+    ReceiverOptions {
+        destination,
+        overwrite: options.overwrite,
+        checks: options.checks,
+        expect: options.expect,
+        dry_run: options.dry_run,
+        linger: options.linger,
+        leaves_first: false,
+        asked,
+        settled: tally.settled(),
+        on_busy: Box::new(|_, _| {}),
+    }
 }

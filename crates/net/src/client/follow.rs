@@ -9,7 +9,7 @@ use sterna_proto::follow::EndRule;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{Error, Growth, Location, Setting};
 
-use super::CopySpec;
+use super::spec::CopySpec;
 use crate::disk::{Root, has_wildcards, last_name};
 use crate::source::{Follow, FollowRules};
 

@@ -1,6 +1,5 @@
 //! Job of a copy, derived from its locations; start of the local end of its session.
 
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +9,12 @@ use sterna_proto::session::{Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
+use super::direct::{URLS_AND_OTHERS, receiver_options, web_options};
+use super::follow;
 use super::replicas::Member;
+use super::spec::{CopySpec, Granted};
 use super::tally::Tally;
 use super::third_party::{TWO_KINDS, one_agent};
-use super::{CopySpec, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
@@ -65,25 +66,6 @@ impl PullPlace {
     }
 }
 
-/// End of a copy at this host, beneath roots that it has granted. Both locations of the copy then name the other end's
-/// agent, as the request did.
-#[derive(Clone)]
-pub enum Granted {
-    /// Sources that this host pushes.
-    Sources(Vec<SourcePlace>),
-    /// File path beneath this root, to which this host pulls.
-    Destination(Root, Vec<u8>),
-}
-
-impl fmt::Debug for Granted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Sources(places) => write!(f, "{} granted sources", places.len()),
-            Self::Destination(..) => f.write_str("a granted destination"),
-        }
-    }
-}
-
 pub(super) enum PushSources {
     Local(Vec<PathBuf>),
     Web(Vec<WebLocation>),
@@ -109,7 +91,7 @@ impl PushSources {
         match (local.is_empty(), web.is_empty()) {
             (_, true) => Ok(Self::Local(local)),
             (true, false) => Ok(Self::Web(web)),
-            (false, false) => usage(direct::TWO_KINDS),
+            (false, false) => usage(URLS_AND_OTHERS),
         }
     }
 
@@ -154,7 +136,7 @@ impl Job {
                             return usage(text);
                         }
                         Location::Remote(remote) => remotes.push(remote),
-                        Location::Web(_) => return usage(direct::TWO_KINDS),
+                        Location::Web(_) => return usage(URLS_AND_OTHERS),
                     }
                 }
                 let first = one_agent(&remotes)?.clone();
@@ -231,7 +213,7 @@ impl Job {
         let mut missing = Vec::new();
         let source: Arc<dyn Source> = match from {
             PushSources::Web(locations) => {
-                let options = direct::web_options(options);
+                let options = web_options(options);
                 Arc::new(Web::new(&options, locations.clone(), None, Arc::clone(&observer))?)
             }
             PushSources::Places { places, .. } => Roots::new(places.clone()),
@@ -274,30 +256,9 @@ fn start_receiver(
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
 
-/// Returns the options of a receiver on this host. The receiver waits until its sender has received the outcomes.
-pub(super) fn receiver_options(
-    options: &CopySpec,
-    destination: Destination,
-    asked: AskedNames,
-    tally: &Tally,
-) -> ReceiverOptions {
-    ReceiverOptions {
-        destination,
-        overwrite: options.overwrite,
-        checks: options.checks,
-        expect: options.expect,
-        dry_run: options.dry_run,
-        linger: options.linger,
-        leaves_first: false,
-        asked,
-        settled: tally.settled(),
-        on_busy: Box::new(|_, _| {}),
-    }
-}
-
 pub(super) fn local_source(path: &Path) -> Result<SourcePlace, Error> {
     let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
-    Ok(SourcePlace { root, pattern, name: None })
+    Ok(SourcePlace { root, pattern, name: None, levels_above: 0 })
 }
 
 /// Returns true if a local source can match several files, so that the destination must be a directory.

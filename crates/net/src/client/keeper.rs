@@ -14,7 +14,7 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::memory::Way;
 use sterna_proto::plan::{self, TcpPath, Via};
 use sterna_proto::rate::Manner;
-use sterna_proto::session::{Frame, Hello, LaneId, PathNumber, SessionId};
+use sterna_proto::session::{Frame, Hello, LaneId, PathNumber};
 use sterna_proto::{ByteCount, Earlier, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::dial::{
@@ -23,22 +23,14 @@ use super::dial::{
 use super::job::{Direction, Job};
 use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
-use super::run::{Backoff, Driven, TICK, drive};
+use super::run::{Backoff, Driven, TICK, depart, drive, ends_session, random_session};
+use super::spec::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, ViaChoice};
 use super::stall::StallWatch;
 use super::tally::{Tally, TallyState};
-use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, ViaChoice};
 use crate::identity::Fingerprint;
 use crate::lane::{Lane, LaneHandle};
 use crate::latch::Latch;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
-
-/// Time for the last packets of a session to leave this host. Reason: the thread of a lane wakes up within a few
-/// milliseconds, and paces its last packets within a few more.
-const DEPARTURE: Duration = Duration::from_millis(30);
-
-/// Time for the close of a lane to leave this host. Reason: the close waits for the thread of the lane only, not for a
-/// window or pacing.
-const LAST_PACKET: Duration = Duration::from_millis(10);
 
 /// Reason for the close of a lane whose transport carries less.
 const OTHER_TRANSPORT: &str = "the other transport carries more";
@@ -143,12 +135,6 @@ fn kept_paths(options: &CopySpec) -> Vec<Arc<KeptPath>> {
         Arc::new(KeptPath::new(PathNumber(number as u8), path, name))
     };
     options.paths.iter().enumerate().map(path_of).collect()
-}
-
-pub(super) fn random_session() -> Result<SessionId, Error> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
-    Ok(SessionId(id))
 }
 
 /// Minimum share of the limits of paths for a record that these paths carry no more. Reason: a copy with a slow source
@@ -604,21 +590,4 @@ impl Driven for Arc<Keeper> {
     fn abort(&self, error: Error) {
         self.end.abort(error);
     }
-}
-
-/// Sets `over` and ends every lane, after the last messages have left this host. Does not wait for their arrival: that
-/// would cost a round trip. An agent that does not receive them detects the end of the lane.
-pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
-    over.set();
-    close_all(lanes.iter().map(Arc::clone), "session over");
-    thread::sleep(DEPARTURE);
-    // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
-    // the agent takes the silence for an outage, and holds the files of the session for that time.
-    lanes.iter().for_each(|lane| lane.cut("session over"));
-    thread::sleep(LAST_PACKET);
-}
-
-/// Returns true if the failure of a lane would occur on every other lane too.
-pub(super) fn ends_session(error: &Error) -> bool {
-    error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
 }

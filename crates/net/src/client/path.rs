@@ -1,20 +1,19 @@
 //! One path of a copy: its options, its lanes and its measurements.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use sterna_proto::contest::{Contest, ContestFacts, ContestStep};
-use sterna_proto::location::HostPort;
 use sterna_proto::memory::{PathRecord, PeakRate, Way};
 use sterna_proto::plan::{FoundPath, MTU_USUAL, Via};
-use sterna_proto::rate::{Manner, RateContract};
+use sterna_proto::rate::Manner;
 use sterna_proto::session::PathNumber;
 use sterna_proto::{BitRate, ByteCount, Error};
 
 use super::memory::{self, PathFile};
-use super::{CopyProgress, ViaChoice};
+use super::spec::{CopyProgress, PathOptions, PathPlan, UnreachedPath};
 use crate::lane::LaneStats;
 use crate::lane::quic::SharedRate;
 use crate::session::{Lanes, SILENT_AFTER, lock};
@@ -22,37 +21,6 @@ use crate::session::{Lanes, SILENT_AFTER, lock};
 /// Time without another live path before a standby path is used. Reason: a lane that was cut is up again sooner if its
 /// path still carries data. Also, a new session has no lane for its first round trips.
 pub(super) const STANDBY_AFTER: Duration = Duration::from_secs(2);
-
-/// Options of one path of a copy.
-#[derive(Clone, Debug)]
-pub struct PathOptions {
-    /// Local address to send from; `None`: the kernel chooses.
-    pub local: Option<IpAddr>,
-    /// Address of the agent on this path; `None`: that of the location.
-    pub remote: Option<HostPort>,
-    /// Transport.
-    pub via: ViaChoice,
-    /// Number of lanes; `None`: Sterna decides.
-    pub lanes: Option<u32>,
-    /// Requirements for the rate of the path.
-    pub contract: RateContract,
-    /// True if the path is used only while no other path has a lane.
-    pub standby: bool,
-}
-
-impl Default for PathOptions {
-    /// Options of the only path of a copy, without any given value.
-    fn default() -> Self {
-        Self {
-            local: None,
-            remote: None,
-            via: ViaChoice::Auto,
-            lanes: None,
-            contract: RateContract::default(),
-            standby: false,
-        }
-    }
-}
 
 /// Path of a session, with its lanes.
 pub(super) struct KeptPath {
@@ -99,40 +67,6 @@ pub(super) struct ReachedPath {
     pub(super) expected: Option<BitRate>,
     /// True if the path may carry more than the expected rate.
     pub(super) is_least: bool,
-}
-
-/// Path on which the agent was reached, for the plan and the summary.
-#[derive(Clone, Copy, Debug)]
-pub struct PathPlan {
-    /// Number of the path.
-    pub path: PathNumber,
-    /// Transport.
-    pub via: Via,
-    /// Address of the agent on this path.
-    pub peer: SocketAddr,
-    /// RTT.
-    pub rtt: Duration,
-    /// Number of lanes at the start.
-    pub lanes: u32,
-    /// Expected rate on the wire: given, or from the path cache; `None`: to be measured.
-    pub rate: Option<BitRate>,
-    /// True if the rate was given.
-    pub is_given: bool,
-    /// True if the path may carry more: another limit bound the copy that recorded the rate.
-    pub is_least: bool,
-    /// Maximum data that the lanes hold at this end; `None`: the kernel decides (TCP).
-    pub memory: Option<ByteCount>,
-    /// True if the path is used only while no other path is up.
-    pub standby: bool,
-}
-
-/// Path on which the agent was not reached.
-#[derive(Clone, Copy, Debug)]
-pub struct UnreachedPath {
-    /// Number of the path.
-    pub path: PathNumber,
-    /// True if the path waits until no other path is up.
-    pub standby: bool,
 }
 
 /// Last data that the lanes of a path received.

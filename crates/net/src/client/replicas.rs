@@ -19,14 +19,17 @@ use sterna_proto::compress::Wish;
 use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope, Setting};
 
-use super::direct::{CONTROL, Silent, start_lanes, web_options};
-use super::job::{Direction, Job, local_source, may_mean_many, means_many, receiver_options};
+use super::direct::{CONTROL, Silent, receiver_options, start_lanes, web_options};
+use super::job::{Direction, Job, local_source, may_mean_many, means_many};
 use super::keeper::run_session;
-use super::path::{PathOptions, PathPlan};
+
 use super::run::{Backoff, Driven, TICK, drive};
+use super::spec::{
+    ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, PathOptions, PathPlan,
+    ReplicaSummary, ViaChoice,
+};
 use super::stall::StallWatch;
 use super::tally::Tally;
-use super::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::Fingerprint;
@@ -46,17 +49,6 @@ const FAREWELLS: Duration = Duration::from_secs(5);
 
 /// Lanes from a file path of this host. Guess: one reads while the other hashes.
 const LOCAL_LANES: u32 = 2;
-
-/// One replica, for the summary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplicaSummary {
-    /// Source, as it was given.
-    pub source: String,
-    /// Bytes of the file that came from this replica.
-    pub bytes: u64,
-    /// Reason why the replica was dropped before the end; `None` if it was not.
-    pub dropped: Option<String>,
-}
 
 /// Copy from several replicas to this host.
 pub(crate) struct ReplicaCopy {

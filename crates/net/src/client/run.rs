@@ -1,14 +1,20 @@
-//! Runner of a copy: the one loop that drives a session to its end, and the rules for the session after a lost one.
+//! Runner of a copy: the one loop that drives a session to its end, the end of its lanes, and the rules for the session
+//! after a lost one.
 //!
 //! A kind of copy is a [`Driven`] session. Does not dial, and does not know which ends a session has.
 
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna_proto::session::SessionId;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
+use super::spec::{CopyEvent, CopyObserver, CopyProgress};
 use super::stall::StallWatch;
-use super::{CopyEvent, CopyObserver, CopyProgress};
-use crate::session::SessionEvent;
+use crate::lane::LaneHandle;
+use crate::latch::Latch;
+use crate::session::{SessionEvent, close_all};
 
 /// Interval at which a session with lanes is ticked, measured and displayed.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -138,6 +144,38 @@ impl Backoff {
         self.0 = (wait * 2).min(BACKOFF_MAX);
         wait
     }
+}
+
+/// Returns a random number of a new session. Errors: the kernel gives no random bytes.
+pub(super) fn random_session() -> Result<SessionId, Error> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
+    Ok(SessionId(id))
+}
+
+/// Time for the last packets of a session to leave this host. Reason: the thread of a lane wakes up within a few
+/// milliseconds, and paces its last packets within a few more.
+const DEPARTURE: Duration = Duration::from_millis(30);
+
+/// Time for the close of a lane to leave this host. Reason: the close waits for the thread of the lane only, not for a
+/// window or pacing.
+const LAST_PACKET: Duration = Duration::from_millis(10);
+
+/// Sets `over` and ends every lane, after the last messages have left this host. Does not wait for their arrival: that
+/// would cost a round trip. An agent that does not receive them detects the end of the lane.
+pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
+    over.set();
+    close_all(lanes.iter().map(Arc::clone), "session over");
+    thread::sleep(DEPARTURE);
+    // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
+    // the agent takes the silence for an outage, and holds the files of the session for that time.
+    lanes.iter().for_each(|lane| lane.cut("session over"));
+    thread::sleep(LAST_PACKET);
+}
+
+/// Returns true if the failure of a lane would occur on every other lane too.
+pub(super) fn ends_session(error: &Error) -> bool {
+    error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
 }
 
 #[cfg(test)]

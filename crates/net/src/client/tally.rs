@@ -6,7 +6,7 @@ use std::time::Duration;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{Checks, Digest, Earlier, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
 
-use super::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
+use super::spec::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
 use crate::session::{Observer, SessionEvent, SettledPaths, lock};
 
 /// Counts outcomes over all sessions of one copy, and forwards events to the observer.

@@ -1,6 +1,6 @@
 //! Copy between two agents: this client asks one of them to run the copy, and receives its progress.
 //!
-//! Chooses the agent to ask, gets the key that the other agent must have, and keeps one lane of control frames alive.
+//! Chooses the agent to ask, and gets the key that the other agent must have. Module `control` keeps the session.
 //! Starts a new session when the agent was restarted. Carries no blocks.
 //!
 //! The agent of the sources is asked first: it can read them without a network, and a destination is often behind a
@@ -8,8 +8,6 @@
 //! asked to pull.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,30 +15,21 @@ use std::time::{Duration, Instant};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, Frame, Hello, IpBytes, KEYS_MAX, LaneId, Overwrite, PassiveAgent, PathNumber, Request,
-    SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
+    ActiveEnd, Conclusion, IpBytes, KEYS_MAX, Overwrite, PassiveAgent, PathNumber, Request, SETTLED_TOLD_MAX,
+    SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
 };
-use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Retry, Scope, Setting};
+use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Scope, Setting};
 
-use super::dial::{Target, dial_first, resolve};
-use super::keeper::{depart, ends_session, random_session};
-use super::path::PathOptions;
-use super::run::{Again, Backoff, Driven, Restarts, drive};
+use super::control::ControlClient;
+use super::run::{Again, Driven, Restarts, drive};
+use super::spec::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use super::tally::TallyState;
-use super::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
-use crate::lane::quic::SharedRate;
-use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
-use crate::latch::Latch;
-use crate::session::{
-    ALIVE_EVERY, End, LaneIds, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, attach, lock, progress_of,
-};
+use crate::lane::{Lane, LaneStats, Transport};
+use crate::session::{End, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, lock, progress_of};
 
 /// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";
-
-/// Interval at which a wait checks if the user wants to stop.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Copy from one agent to another.
 pub(crate) struct ThirdPartyCopy {
@@ -150,7 +139,7 @@ impl Asking<'_> {
             ActiveEnd::Destination => (&self.copy.destination, &self.copy.sources[0]),
         };
         let mut started = Instant::now();
-        let first = self.reach(asked).map_err(|error| {
+        let first = self.control(asked).reach().map_err(|error| {
             let may_ask_other = error.kind == ErrorKind::Unreachable;
             Failed { error, may_ask_other }
         })?;
@@ -165,7 +154,7 @@ impl Asking<'_> {
         loop {
             let lane = match first.take() {
                 Some(lane) => Ok(lane),
-                None => self.reach(asked),
+                None => self.control(asked).reach(),
             };
             let outcome = lane.and_then(|lane| self.run_session((active, asked, passive), &keys, lane, &heard));
             let error = match outcome {
@@ -188,34 +177,8 @@ impl Asking<'_> {
         }
     }
 
-    /// Connects a lane to the agent at `remote`: by TCP, since the lane needs no rate control, or by QUIC if TCP does
-    /// not connect.
-    fn reach(&self, remote: &RemoteLocation) -> Result<Lane, Error> {
-        let (tell, answer) = channel();
-        let (remote, options, initiator) = (remote.clone(), self.lane_options(), self.initiator.clone());
-        let observer = Arc::clone(self.observer);
-        let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
-            // If nobody waits any more, the lane ends here.
-            let _ = tell.send(dial_any(&remote, &options, &initiator, &observer));
-        });
-        dialled.map_err(|e| crate::no_thread("start a thread that dials", e))?;
-        loop {
-            match answer.recv_timeout(LOOK) {
-                Ok(lane) => return lane,
-                Err(RecvTimeoutError::Timeout) if !self.observer.stopped() => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped");
-                    return Err(error);
-                }
-                Err(RecvTimeoutError::Disconnected) => return Err(crate::internal("a thread that dials has ended")),
-            }
-        }
-    }
-
-    /// Returns the options of the lane of control frames.
-    fn lane_options(&self) -> CopySpec {
-        let paths = vec![PathOptions { lanes: Some(1), ..PathOptions::default() }];
-        CopySpec { paths, congestion: None, ..self.options.clone() }
+    fn control(&self, remote: &RemoteLocation) -> ControlClient {
+        ControlClient::new(remote, self.options, self.initiator, self.observer)
     }
 
     /// Returns the keys that the passive agent may have: the recorded keys, or the key that it presents to this client.
@@ -225,7 +188,7 @@ impl Asking<'_> {
             known.truncate(KEYS_MAX);
             return Ok(known);
         }
-        match self.reach(passive) {
+        match self.control(passive).reach() {
             Ok(lane) => {
                 lane.handle.close("only its key was asked for");
                 self.observer.trust(passive, &lane.peer)?;
@@ -284,131 +247,11 @@ impl Asking<'_> {
         let hear = Arc::clone(heard);
         let watch =
             Watch::new(WatchSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)));
-        let keeper = Arc::new(Keeper {
-            watch: Arc::clone(&watch),
-            lanes: LaneIds::default(),
-            hello: Hello::new(random_session()?, self.request(active, passive, keys, heard)),
-            welcomed: AtomicBool::new(false),
-            asked: asked.clone(),
-            key: Mutex::new(first.peer),
-            options: self.lane_options(),
-            initiator: self.initiator.clone(),
-            observer: Arc::clone(self.observer),
-            handle: Mutex::default(),
-            over: Latch::default(),
-        });
-        let (lane_keeper, alive) = (Arc::clone(&keeper), Arc::clone(&keeper));
-        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || lane_keeper.keep(first));
-        spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))?;
-        let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
-        spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
-        drive(&Watched { watch: &watch, heard }, &**self.observer, heard.started, None);
-        depart(&keeper.over, lock(&keeper.handle).take().into_iter().collect());
+        let request = self.request(active, passive, keys, heard);
+        self.control(asked).run(&watch, request, first, || {
+            drive(&Watched { watch: &watch, heard }, &**self.observer, heard.started, None);
+        })?;
         heard.take_outcome()
-    }
-}
-
-/// Connects a lane to an agent, by any of its addresses and either transport. Errors: those of all attempts.
-fn dial_any(
-    remote: &RemoteLocation,
-    options: &CopySpec,
-    initiator: &Initiator,
-    observer: &Arc<dyn CopyObserver>,
-) -> Result<Lane, Error> {
-    let say = |rationale: &str| {
-        observer.event(CopyEvent::Decision { subject: "transport", rationale: rationale.to_owned() });
-    };
-    let mut errors: Vec<Error> = Vec::new();
-    let path = PathOptions { lanes: Some(1), ..PathOptions::default() };
-    for addr in resolve(&remote.host_port(), None)? {
-        for via in [Via::Tcp, Via::Quic] {
-            let rate = SharedRate::new(path.contract);
-            let target = Target { via, addr, rate: &rate, lanes: 1 };
-            match dial_first((options, &path), &target, initiator, observer, say) {
-                Ok((lane, _)) => return Ok(lane),
-                Err(error) if error.kind != ErrorKind::Unreachable => return Err(error),
-                Err(error) => errors.push(error),
-            }
-        }
-    }
-    let text = errors.iter().map(Error::chain).collect::<Vec<_>>().join("; ");
-    Err(Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After))
-}
-
-/// Keeps the lane to the active agent alive.
-struct Keeper {
-    watch: Arc<Watch>,
-    lanes: LaneIds,
-    hello: Hello,
-    welcomed: AtomicBool,
-    asked: RemoteLocation,
-    /// Key of the agent, as presented on the last lane; at first, on the first lane.
-    key: Mutex<Fingerprint>,
-    options: CopySpec,
-    initiator: Initiator,
-    observer: Arc<dyn CopyObserver>,
-    handle: Mutex<Option<Arc<dyn LaneHandle>>>,
-    over: Latch,
-}
-
-impl Keeper {
-    fn keep(&self, first: Lane) {
-        let mut next = Some(first);
-        let mut backoff = Backoff::new();
-        let mut is_told = false;
-        while !self.watch.is_over() {
-            let born = Instant::now();
-            let lane = match next.take() {
-                Some(lane) => Ok(lane),
-                None => dial_any(&self.asked, &self.options, &self.initiator, &self.observer),
-            };
-            let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
-            if self.watch.is_over() || self.over.is_set() {
-                return;
-            }
-            let reason = match outcome {
-                Ok(()) => "closed by the agent".to_owned(),
-                Err(error) if ends_session(&error) => return self.watch.abort(error),
-                Err(error) => error.chain(),
-            };
-            if !std::mem::replace(&mut is_told, true) {
-                self.notice(format!("no connection to the agent ({reason}), which goes on; dialling again"));
-            }
-            self.over.wait(backoff.after(born.elapsed()));
-        }
-    }
-
-    fn run_lane(&self, id: LaneId, lane: Lane, is_told: &mut bool) -> Result<(), Error> {
-        if *lock(&self.key) != lane.peer {
-            self.observer.trust(&self.asked, &lane.peer)?;
-            *lock(&self.key) = lane.peer;
-        }
-        *lock(&self.handle) = Some(Arc::clone(&lane.handle));
-        let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
-        let was_told = std::mem::take(is_told);
-        let is_back = AtomicBool::new(false);
-        let on_welcome = || {
-            self.welcomed.store(true, Ordering::Relaxed);
-            if !is_back.swap(true, Ordering::Relaxed) && was_told {
-                self.notice("the agent is connected again".to_owned());
-            }
-        };
-        let end: Arc<dyn End> = Arc::clone(&self.watch) as _;
-        let outcome = attach(end, id, lane, Some(Frame::Hello(hello)), &on_welcome);
-        *is_told = was_told && !is_back.into_inner();
-        outcome
-    }
-
-    fn notice(&self, text: String) {
-        self.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
-    }
-
-    /// Sends keep-alives of the command to the agent. Runs in a separate thread, because the user interface may block.
-    fn keep_alive(&self) {
-        while !self.over.is_set() {
-            lock(&self.handle).iter().for_each(|handle| handle.say_alive());
-            self.over.wait(ALIVE_EVERY);
-        }
     }
 }
 
@@ -482,6 +325,8 @@ impl Heard {
     fn handle_event(&self, event: WatchEvent) {
         match event {
             WatchEvent::Told(told) => self.handle_told(told),
+            // Answers belong to queries.
+            WatchEvent::Answered(_) => {}
             WatchEvent::Concluded(conclusion) => lock(&self.state).outcome = Some(Ok(*conclusion)),
             WatchEvent::Aborted(error) => {
                 lock(&self.state).outcome.get_or_insert(Err(error));

@@ -67,21 +67,22 @@ enum Found {
 }
 
 /// Directory that is being listed.
-struct Frame {
+pub(super) struct Frame {
     /// Path of the directory; empty for the root.
-    directory: Vec<u8>,
-    stage: Stage,
-    names: Option<std::vec::IntoIter<Box<[u8]>>>,
+    pub(super) directory: Vec<u8>,
+    pub(super) stage: Stage,
+    pub(super) names: Option<std::vec::IntoIter<Box<[u8]>>>,
     /// Open while the directory is on top of the stack. It is reopened when the walk returns to it, so that depth costs
     /// no descriptors.
-    open: Option<OwnedFd>,
+    pub(super) open: Option<OwnedFd>,
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+pub(super) enum Stage {
     /// Names are compared with the wanted name of this index.
     Match(usize),
-    /// Everything is sent. This many leading bytes are removed from paths.
+    /// Every name is wanted. In an expansion: number of leading bytes that are removed from paths. In a listing: level
+    /// below the path that was asked for.
     Below(usize),
 }
 
@@ -109,11 +110,7 @@ impl Root {
     /// empty path, `.` or a final `/.` means the contents of the directory. Symlinks to files beneath the root are
     /// followed; other symlinks are reported. Errors: `NotFound`, `Denied`.
     pub fn expand(&self, path: &[u8]) -> Result<Expansion, Error> {
-        let mut wanted: Vec<Box<[u8]>> = Vec::new();
-        for name in path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")) {
-            // Checks the name for `..`, NUL and length.
-            wanted.push(RelPath::new(name)?.as_bytes().into());
-        }
+        let wanted = wanted_names(path)?;
         let top = if last_name(path).is_none() { Top::ContentsOnly } else { Top::Named };
         let plain = wanted.join(&b'/');
         let is_plain = match self.open_at(&plain, OFlags::PATH, Mode::empty()) {
@@ -308,12 +305,12 @@ impl fmt::Debug for Expansion {
 }
 
 impl Frame {
-    fn new(directory: Vec<u8>, stage: Stage) -> Self {
+    pub(super) fn new(directory: Vec<u8>, stage: Stage) -> Self {
         Self { directory, stage, names: None, open: None }
     }
 
     /// Returns the directory; opens it if it is not open.
-    fn directory(&mut self, root: &Root) -> rustix::io::Result<&OwnedFd> {
+    pub(super) fn directory(&mut self, root: &Root) -> rustix::io::Result<&OwnedFd> {
         match self.open.take() {
             Some(open) => Ok(self.open.insert(open)),
             None => Ok(self.open.insert(root.open_directory(&self.directory)?)),
@@ -338,8 +335,14 @@ fn look(root: &Root, frame: &mut Frame, path: &RelPath, name: &[u8]) -> rustix::
     Ok((rustix::fs::fstat(target)?, Via::Symlink))
 }
 
+/// Returns the names of `path`, without empty ones and `.`. Errors: `Usage` for `..`, a NUL byte, or excessive length.
+pub(super) fn wanted_names(path: &[u8]) -> Result<Vec<Box<[u8]>>, Error> {
+    let names = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    names.map(|name| Ok(RelPath::new(name)?.as_bytes().into())).collect()
+}
+
 /// Returns the names of a directory that its stage wants, sorted.
-fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
+pub(super) fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
     let wanted = match frame.stage {
         Stage::Match(index) if !has_wildcards(&wanted[index]) => return Ok(vec![wanted[index].clone()]),
         Stage::Match(index) => Some(&wanted[index]),
@@ -368,6 +371,6 @@ fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<
 }
 
 /// Formats a path for an error text, without bytes that could control a terminal.
-fn shown(path: &[u8]) -> String {
+pub(super) fn shown(path: &[u8]) -> String {
     plain(&String::from_utf8_lossy(path)).into_owned()
 }

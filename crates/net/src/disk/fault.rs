@@ -26,6 +26,9 @@ pub(super) const FINALISING: At = At(Scope::Destination, Phase::Finalise);
 /// Deleting or moving a source that has arrived.
 pub(super) const SWEEPING: At = At(Scope::Source, Phase::Finalise);
 
+/// Deleting and renaming names on request.
+pub(super) const MANAGING: At = At(Scope::Destination, Phase::Finalise);
+
 impl At {
     /// Creates the error for the action `tried` that the file system refused with `error`.
     pub(super) fn failed(self, error: impl Into<io::Error>, tried: impl fmt::Display) -> Error {

@@ -22,17 +22,24 @@ pub enum Rights {
     Read,
     /// Read, list, write and replace.
     ReadWrite,
+    /// Read, list, write, replace, delete and rename.
+    Manage,
 }
 
 impl Rights {
     /// Returns true if reading and listing are allowed.
     pub const fn may_read(self) -> bool {
-        matches!(self, Self::Read | Self::ReadWrite)
+        matches!(self, Self::Read | Self::ReadWrite | Self::Manage)
     }
 
     /// Returns true if writing is allowed.
     pub const fn may_write(self) -> bool {
-        matches!(self, Self::ReadWrite)
+        matches!(self, Self::ReadWrite | Self::Manage)
+    }
+
+    /// Returns true if deleting and renaming are allowed. Only a line that names this right grants it.
+    pub const fn may_manage(self) -> bool {
+        matches!(self, Self::Manage)
     }
 
     fn parse(word: &str) -> Option<Self> {
@@ -40,6 +47,7 @@ impl Rights {
             "none" => Some(Self::None),
             "ro" => Some(Self::Read),
             "rw" => Some(Self::ReadWrite),
+            "manage" => Some(Self::Manage),
             _ => None,
         }
     }
@@ -71,8 +79,8 @@ impl Grant {
         Self { other_roots: self.other_roots.min(other.other_roots), roots }
     }
 
-    /// Reads the words after the fingerprint. No words grant everything. If roots are named, only these roots are
-    /// granted, unless a bare `ro`, `rw` or `none` sets the rights on the others.
+    /// Reads the words after the fingerprint. No words grant `rw`. If roots are named, only these roots are
+    /// granted, unless a bare `ro`, `rw`, `manage` or `none` sets the rights on the others.
     fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, String> {
         let mut others = None;
         let mut roots = BTreeMap::new();
@@ -81,8 +89,8 @@ impl Grant {
                 Some((name, rights)) => (Some(name), rights),
                 None => (None, word),
             };
-            let rights =
-                Rights::parse(rights).ok_or_else(|| format!("\"{word}\" is not ro, rw, none or NAME=ro|rw|none"))?;
+            let rights = Rights::parse(rights)
+                .ok_or_else(|| format!("\"{word}\" is not ro, rw, manage, none or NAME=ro|rw|manage|none"))?;
             let twice = match name {
                 Some(name) => roots.insert(name.to_owned(), rights).is_some(),
                 None => others.replace(rights).is_some(),
@@ -96,7 +104,8 @@ impl Grant {
     }
 }
 
-/// File given by `sterna agent --authorize`: `SHA256:… [NAME=ro|rw|none]… [ro|rw|none] [# comment]`, one per line.
+/// File given by `sterna agent --authorize`. Each line is `SHA256:… [NAME=RIGHT]… [RIGHT] [# comment]`, with the rights
+/// `ro`, `rw`, `manage` and `none`.
 ///
 /// [`Authorized::ask`] reads the file at each call, so an edit counts for the next lane, without a signal or a timer.
 /// While the file cannot be read, usually in the middle of an edit, the last readable list stays in force. If a line

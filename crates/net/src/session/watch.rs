@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
 use sterna_proto::session::{
-    ActiveFile, BlockTask, Conclusion, Frame, LaneId, Snapshot, Told, WatchEvent, WatchSession, WatchSide,
+    ActiveFile, Answer, BlockTask, Conclusion, Frame, LaneId, Snapshot, Told, WatchEvent, WatchSession, WatchSide,
 };
 
 use super::limits::{LimitWatch, Role};
@@ -64,6 +64,25 @@ impl Watch {
     pub fn tell(&self, told: Told) {
         lock(&self.session).tell(told);
         self.wake.notify();
+    }
+
+    /// Agent: sends an answer to a query. Waits while the log is full. Returns false if the session is over.
+    pub fn answer(&self, answer: Answer) -> bool {
+        let mut waiting = Some(answer);
+        loop {
+            let seen = self.wake.seen();
+            let mut session = lock(&self.session);
+            if session.is_concluded() {
+                return false;
+            }
+            waiting = waiting.and_then(|answer| session.answer(answer));
+            drop(session);
+            if waiting.is_none() {
+                self.wake.notify();
+                return true;
+            }
+            self.wake.wait(seen, NAP);
+        }
     }
 
     /// Agent: sends the outcome of the copy.

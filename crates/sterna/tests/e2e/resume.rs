@@ -19,8 +19,8 @@ const BYTES: usize = 24 * MIB;
 /// lanes between the two ends. The sender also sends data before it receives the state of the receiver.
 const IN_FLIGHT_BYTES: u64 = 8 * MIB as u64;
 
-/// Rate of a copy that resumes. Reason: the sender sends data before it receives the state of the receiver. At this rate
-/// a receiver on a busy host has 1.6 s before that data exceeds [`IN_FLIGHT_BYTES`].
+/// Rate of a copy that resumes. Reason: the sender sends data before it receives the state of the receiver. At this
+/// rate a receiver on a busy host has 1.6 s before that data exceeds [`IN_FLIGHT_BYTES`].
 const RESUME_RATE: [&str; 2] = ["--rate", "40Mbit"];
 
 /// Copy of one file through a proxy, with the paths of source and target.

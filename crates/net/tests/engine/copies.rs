@@ -1,82 +1,16 @@
-//! The engine as a program of others uses it: against an agent in this process, over loopback.
+//! Copies of the engine.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
-use sterna_net::disk::{Access, Root};
-use sterna_net::engine::{CopyEvent, CopyKind, CopySpec, Engine, Next, Trust};
+use sterna_net::engine::{CopyEvent, CopyKind, CopySpec, Engine, Next};
 use sterna_net::identity::{Fingerprint, Identity};
-use sterna_proto::location::RemoteLocation;
 use sterna_proto::rate::RateContract;
-use sterna_proto::{BitRate, Error, ErrorKind, Location, Phase, Scope};
+use sterna_proto::{BitRate, ErrorKind, Scope};
 
-struct OneKey(Fingerprint);
-
-impl Trust for OneKey {
-    fn check(&self, _: &RemoteLocation, peer: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
-        if *peer == self.0 {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, "another key"))
-    }
-
-    fn expected_keys(&self, _: &RemoteLocation, _: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
-        Ok(vec![self.0])
-    }
-}
-
-/// An agent that serves a directory to everybody, until it is dropped.
-struct Served {
-    addr: SocketAddr,
-    key: Fingerprint,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Served {
-    fn start(directory: &Path) -> Self {
-        let identity = Identity::ephemeral().unwrap();
-        let key = identity.fingerprint();
-        let options = AgentOptions {
-            roots: vec![NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() }],
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
-            admission: Admission::Anybody,
-            linger: Duration::from_secs(60),
-            third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
-        };
-        let agent = Agent::start(options, identity).unwrap();
-        let (addr, stop) = (agent.local_addr(), Arc::new(AtomicBool::new(false)));
-        let stopped = Arc::clone(&stop);
-        let thread = Some(thread::spawn(move || agent.run(|| stopped.load(Ordering::Relaxed))));
-        Self { addr, key, stop, thread }
-    }
-
-    fn at(&self, path: &str) -> Location {
-        Location::parse(format!("sterna://{}/{path}", self.addr).as_ref()).unwrap()
-    }
-
-    fn engine(&self) -> Engine {
-        Engine::new(Identity::ephemeral().unwrap(), Arc::new(OneKey(self.key)))
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn local(path: &Path) -> Location {
-    Location::Local(path.to_owned())
-}
+use crate::served::{OneKey, Served, local};
 
 #[test]
 fn ten_copies_at_once_end_each_with_its_own_files() {

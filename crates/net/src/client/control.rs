@@ -1,0 +1,208 @@
+//! Client end of a control session: one lane of control frames to an agent, which is dialled again when it is lost.
+//!
+//! Third-party copies and queries share it. Does not know what the session reports.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::plan::Via;
+use sterna_proto::session::{Frame, Hello, LaneId, Request};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
+use super::dial::{Target, dial_first, resolve};
+use super::run::{Backoff, depart, ends_session, random_session};
+use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions};
+use crate::identity::Fingerprint;
+use crate::lane::quic::SharedRate;
+use crate::lane::{Lane, LaneHandle};
+use crate::latch::Latch;
+use crate::session::{ALIVE_EVERY, End, LaneIds, SessionEvent, Watch, attach, lock};
+
+/// Interval at which a wait checks if the user wants to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Agent with which control sessions are held, and the means to connect to it.
+pub(super) struct ControlClient {
+    remote: RemoteLocation,
+    /// Options of the lane.
+    options: CopySpec,
+    initiator: Initiator,
+    observer: Arc<dyn CopyObserver>,
+}
+
+impl ControlClient {
+    /// Returns a client that connects as copies with `options` do.
+    pub(super) fn new(
+        remote: &RemoteLocation,
+        options: &CopySpec,
+        initiator: &Initiator,
+        observer: &Arc<dyn CopyObserver>,
+    ) -> Self {
+        let paths = vec![PathOptions { lanes: Some(1), ..PathOptions::default() }];
+        Self {
+            remote: remote.clone(),
+            options: CopySpec { paths, congestion: None, ..options.clone() },
+            initiator: initiator.clone(),
+            observer: Arc::clone(observer),
+        }
+    }
+
+    /// Connects a lane to the agent: by TCP, since the lane needs no rate control, or by QUIC if TCP does not connect.
+    pub(super) fn reach(&self) -> Result<Lane, Error> {
+        let (tell, answer) = channel();
+        let (remote, options, initiator) = (self.remote.clone(), self.options.clone(), self.initiator.clone());
+        let observer = Arc::clone(&self.observer);
+        let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
+            // If nobody waits any more, the lane ends here.
+            let _ = tell.send(dial_any(&remote, &options, &initiator, &observer));
+        });
+        dialled.map_err(|e| crate::no_thread("start a thread that dials", e))?;
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(lane) => return lane,
+                Err(RecvTimeoutError::Timeout) if !self.observer.stopped() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped");
+                    return Err(error);
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(crate::internal("a thread that dials has ended")),
+            }
+        }
+    }
+
+    /// Runs one session with `request`, from its first lane to its end. `drive` waits for the end of `watch`.
+    ///
+    /// Errors: the host gives no thread.
+    pub(super) fn run(
+        self,
+        watch: &Arc<Watch>,
+        request: Request,
+        first: Lane,
+        drive: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let keeper = Arc::new(Keeper {
+            watch: Arc::clone(watch),
+            lanes: LaneIds::default(),
+            hello: Hello::new(random_session()?, request),
+            welcomed: AtomicBool::new(false),
+            key: Mutex::new(first.peer),
+            client: self,
+            handle: Mutex::default(),
+            over: Latch::default(),
+        });
+        let (lane_keeper, alive) = (Arc::clone(&keeper), Arc::clone(&keeper));
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || lane_keeper.keep(first));
+        spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))?;
+        let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
+        spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
+        drive();
+        depart(&keeper.over, lock(&keeper.handle).take().into_iter().collect());
+        Ok(())
+    }
+}
+
+/// Connects a lane to an agent, by any of its addresses and either transport. Errors: those of all attempts.
+fn dial_any(
+    remote: &RemoteLocation,
+    options: &CopySpec,
+    initiator: &Initiator,
+    observer: &Arc<dyn CopyObserver>,
+) -> Result<Lane, Error> {
+    let say = |rationale: &str| {
+        observer.event(CopyEvent::Decision { subject: "transport", rationale: rationale.to_owned() });
+    };
+    let mut errors: Vec<Error> = Vec::new();
+    let path = PathOptions { lanes: Some(1), ..PathOptions::default() };
+    for addr in resolve(&remote.host_port(), None)? {
+        for via in [Via::Tcp, Via::Quic] {
+            let rate = SharedRate::new(path.contract);
+            let target = Target { via, addr, rate: &rate, lanes: 1 };
+            match dial_first((options, &path), &target, initiator, observer, say) {
+                Ok((lane, _)) => return Ok(lane),
+                Err(error) if error.kind != ErrorKind::Unreachable => return Err(error),
+                Err(error) => errors.push(error),
+            }
+        }
+    }
+    let text = errors.iter().map(Error::chain).collect::<Vec<_>>().join("; ");
+    Err(Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After))
+}
+
+/// Keeps the lane to the agent alive.
+struct Keeper {
+    watch: Arc<Watch>,
+    lanes: LaneIds,
+    hello: Hello,
+    welcomed: AtomicBool,
+    /// Key of the agent, as presented on the last lane; at first, on the first lane.
+    key: Mutex<Fingerprint>,
+    client: ControlClient,
+    handle: Mutex<Option<Arc<dyn LaneHandle>>>,
+    over: Latch,
+}
+
+impl Keeper {
+    fn keep(&self, first: Lane) {
+        let ControlClient { remote, options, initiator, observer } = &self.client;
+        let mut next = Some(first);
+        let mut backoff = Backoff::new();
+        let mut is_told = false;
+        while !self.watch.is_over() {
+            let born = Instant::now();
+            let lane = match next.take() {
+                Some(lane) => Ok(lane),
+                None => dial_any(remote, options, initiator, observer),
+            };
+            let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
+            if self.watch.is_over() || self.over.is_set() {
+                return;
+            }
+            let reason = match outcome {
+                Ok(()) => "closed by the agent".to_owned(),
+                Err(error) if ends_session(&error) => return self.watch.abort(error),
+                Err(error) => error.chain(),
+            };
+            if !std::mem::replace(&mut is_told, true) {
+                self.notice(format!("no connection to the agent ({reason}), which goes on; dialling again"));
+            }
+            self.over.wait(backoff.after(born.elapsed()));
+        }
+    }
+
+    fn run_lane(&self, id: LaneId, lane: Lane, is_told: &mut bool) -> Result<(), Error> {
+        if *lock(&self.key) != lane.peer {
+            self.client.observer.trust(&self.client.remote, &lane.peer)?;
+            *lock(&self.key) = lane.peer;
+        }
+        *lock(&self.handle) = Some(Arc::clone(&lane.handle));
+        let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
+        let was_told = std::mem::take(is_told);
+        let is_back = AtomicBool::new(false);
+        let on_welcome = || {
+            self.welcomed.store(true, Ordering::Relaxed);
+            if !is_back.swap(true, Ordering::Relaxed) && was_told {
+                self.notice("the agent is connected again".to_owned());
+            }
+        };
+        let end: Arc<dyn End> = Arc::clone(&self.watch) as _;
+        let outcome = attach(end, id, lane, Some(Frame::Hello(hello)), &on_welcome);
+        *is_told = was_told && !is_back.into_inner();
+        outcome
+    }
+
+    fn notice(&self, text: String) {
+        self.client.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+    }
+
+    /// Sends keep-alives of the client to the agent. Runs in a separate thread, because the user interface may block.
+    fn keep_alive(&self) {
+        while !self.over.is_set() {
+            lock(&self.handle).iter().for_each(|handle| handle.say_alive());
+            self.over.wait(ALIVE_EVERY);
+        }
+    }
+}

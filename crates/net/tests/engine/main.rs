@@ -1,0 +1,5 @@
+//! The engine as a program of others uses it: against an agent in this process, over loopback.
+
+mod copies;
+mod queries;
+mod served;

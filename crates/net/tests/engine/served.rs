@@ -1,0 +1,112 @@
+//! An agent in this process, for the tests of the engine.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
+use sterna_net::disk::{Access, Root};
+use sterna_net::engine::{Engine, Trust};
+use sterna_net::identity::{Authorized, Fingerprint, Identity};
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
+use tempfile::TempDir;
+
+/// Trust in one key.
+pub struct OneKey(pub Fingerprint);
+
+impl Trust for OneKey {
+    fn check(&self, _: &RemoteLocation, peer: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
+        if *peer == self.0 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, "another key"))
+    }
+
+    fn expected_keys(&self, _: &RemoteLocation, _: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+        Ok(vec![self.0])
+    }
+}
+
+/// An agent that serves a directory to everybody, until it is dropped.
+pub struct Served {
+    addr: SocketAddr,
+    key: Fingerprint,
+    agent: Arc<Agent>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    /// Directory of the list of authorized keys.
+    keys: Option<TempDir>,
+}
+
+impl Served {
+    pub fn start(directory: &Path) -> Self {
+        let root = NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() };
+        Self::with(vec![root], Admission::Anybody)
+    }
+
+    fn with(roots: Vec<NamedRoot>, admission: Admission) -> Self {
+        let identity = Identity::ephemeral().unwrap();
+        let key = identity.fingerprint();
+        let options = AgentOptions {
+            roots,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            admission,
+            linger: Duration::from_secs(60),
+            third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
+        };
+        let agent = Arc::new(Agent::start(options, identity).unwrap());
+        let (addr, stop) = (agent.local_addr(), Arc::new(AtomicBool::new(false)));
+        let (stopped, running) = (Arc::clone(&stop), Arc::clone(&agent));
+        let thread = Some(thread::spawn(move || running.run(|| stopped.load(Ordering::Relaxed))));
+        Self { addr, key, agent, stop, thread, keys: None }
+    }
+
+    /// Starts an agent that grants `words` to `client`, as a line of its list of authorized keys.
+    pub fn with_rights(roots: Vec<(&str, Root)>, client: &Identity, words: &str) -> Self {
+        let keys = tempfile::tempdir().unwrap();
+        let list = keys.path().join("authorized");
+        std::fs::write(&list, format!("{} {words}\n", client.fingerprint())).unwrap();
+        let names = roots.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let listed = Admission::Listed(Authorized::open(&list, names).unwrap());
+        let named = |(name, root): (&str, Root)| NamedRoot { name: Some(name.to_owned()), root };
+        let mut served = Self::with(roots.into_iter().map(named).collect(), listed);
+        served.keys = Some(keys);
+        served
+    }
+
+    pub fn trust(&self) -> Arc<OneKey> {
+        Arc::new(OneKey(self.key))
+    }
+
+    /// Waits until the agent has no session.
+    pub fn wait_until_idle(&self) {
+        while self.agent.session_count() > 0 {
+            thread::yield_now();
+        }
+    }
+
+    pub fn at(&self, path: &str) -> Location {
+        Location::parse(format!("sterna://{}/{path}", self.addr).as_ref()).unwrap()
+    }
+
+    pub fn engine(&self) -> Engine {
+        Engine::new(Identity::ephemeral().unwrap(), self.trust())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn local(path: &Path) -> Location {
+    Location::Local(path.to_owned())
+}
