@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
+use super::notices::NoticeBudget;
 use super::runs::{BlockOrder, Runs};
 use super::{ActiveFile, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::digest::FileDigests;
@@ -78,7 +79,7 @@ pub enum SendEvent {
         /// Outcome of the file.
         outcome: FileOutcome,
     },
-    /// The receiver sent a notice about a file.
+    /// The receiver sent a notice about a file, or more notices than a user can read.
     Notice {
         /// The file.
         file: FileId,
@@ -175,6 +176,7 @@ pub struct SendSession {
     held_bytes: u64,
     up_to_date_bytes: u64,
     sent_again_blocks: u64,
+    notices: NoticeBudget,
 }
 
 impl SendSession {
@@ -197,6 +199,7 @@ impl SendSession {
             held_bytes: 0,
             up_to_date_bytes: 0,
             sent_again_blocks: 0,
+            notices: NoticeBudget::default(),
         }
     }
 
@@ -265,7 +268,17 @@ impl SendSession {
 
     /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        let line = self.notices.handle_timeout(now);
+        self.tell_left_out(line);
         self.core.handle_timeout(now);
+    }
+
+    /// Reports the notices that were left out, if any.
+    fn tell_left_out(&mut self, line: Option<String>) {
+        if let Some(text) = line {
+            // It is about no file alone; this is the last one that the receiver can know.
+            self.core.emit(SendEvent::Notice { file: FileId(self.offered.saturating_sub(1)), text });
+        }
     }
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
@@ -276,12 +289,16 @@ impl SendSession {
             Message::Done { file, digests } => self.settle(file, FileOutcome::Done(digests)),
             Message::Failed { file, error } => self.settle(file, FileOutcome::Failed(error)),
             Message::Notice { file, text } => {
-                self.core.emit(SendEvent::Notice { file, text });
+                if self.notices.admit() {
+                    self.core.emit(SendEvent::Notice { file, text });
+                }
                 Ok(())
             }
             Message::Wait { file } => self.handle_wait(file),
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
+                let line = self.notices.take_line();
+                self.tell_left_out(line);
                 self.core.handle_abort(error);
                 Ok(())
             }
@@ -345,6 +362,8 @@ impl SendSession {
         if !self.offers_ended || !self.files.is_empty() {
             return Err(Error::protocol("the receiver has finished before every file had its outcome"));
         }
+        let line = self.notices.take_line();
+        self.tell_left_out(line);
         if self.core.turn(LifeEvent::Leave(Ending::Complete)).is_some() {
             self.core.log.push(&Message::Bye);
         }
@@ -552,6 +571,8 @@ impl SendSession {
 
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
+        let line = self.notices.take_line();
+        self.tell_left_out(line);
         self.core.abort(error);
     }
 

@@ -282,6 +282,29 @@ fn a_sender_that_never_acknowledges_is_cut_off() {
 }
 
 #[test]
+fn notices_without_end_become_one_line() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    let notice = |number: u32| Message::Notice { file: FileId(0), text: number.to_string() };
+    let mut said = Vec::new();
+    let mut hear = |sender: &mut SendSession| {
+        while let Some(event) = sender.poll_event() {
+            if let SendEvent::Notice { text, .. } = event {
+                said.push(text);
+            }
+        }
+    };
+    for number in 0..10_000 {
+        liar.tell_sender(&mut sender, &notice(number)).unwrap();
+        hear(&mut sender);
+    }
+    liar.tell_sender(&mut sender, &Message::Abort { error: failure() }).unwrap();
+    hear(&mut sender);
+    assert!(said.len() < 1000, "{} lines", said.len());
+    let left_out = 10_000 - (said.len() - 1);
+    assert!(said.last().is_some_and(|line| line.contains(&format!("{left_out} of them"))), "{:?}", said.last());
+}
+
+#[test]
 fn a_storm_of_wants_and_haves_costs_no_more_than_its_ranges() {
     // 2^38 blocks: a state machine that iterates over them never returns.
     let mut sender = SendSession::new(LINGER_DEFAULT);
