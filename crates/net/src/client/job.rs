@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::session::{Request, SOURCES_MAX};
+use sterna_proto::session::{Overwrite, Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
@@ -249,6 +249,11 @@ impl Job {
         };
         let (settled, pool) = (tally.settled(), BufferPool::new());
         let sender = Sender::start(source, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
+        sender.set_overwrite(match (follow::overwrite(options), options.expect) {
+            // Only its bytes prove that a file has the expected digest, so the receiver copies it again.
+            (Overwrite::IfChanged, Some(_)) => Overwrite::Always,
+            (overwrite, _) => overwrite,
+        });
         // In a dry run, files that are reported as done have not arrived.
         if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
             sender.set_then(then)?;

@@ -11,13 +11,13 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
-use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
+use super::message::{Frame, Message, Overwrite, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
 use super::notices::NoticeBudget;
 use super::runs::{BlockOrder, Runs};
 use super::{ActiveFile, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::digest::FileDigests;
 use crate::error::Error;
-use crate::file::FileEntry;
+use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
 
 /// Maximum bytes of an entry in a header besides its path: eight integers including the file number, and a kind.
@@ -177,6 +177,8 @@ pub struct SendSession {
     up_to_date_bytes: u64,
     sent_again_blocks: u64,
     notices: NoticeBudget,
+    /// True if the receiver may report that files are up to date.
+    may_skip: bool,
 }
 
 impl SendSession {
@@ -200,7 +202,14 @@ impl SendSession {
             up_to_date_bytes: 0,
             sent_again_blocks: 0,
             notices: NoticeBudget::default(),
+            may_skip: true,
         }
+    }
+
+    /// Sets the treatment of existing files that this end has requested. Only [`Overwrite::IfChanged`] lets the
+    /// receiver leave files out.
+    pub fn set_overwrite(&mut self, overwrite: Overwrite) {
+        self.may_skip = overwrite == Overwrite::IfChanged;
     }
 
     // Input.
@@ -285,7 +294,7 @@ impl SendSession {
         match message {
             Message::Have { file, blocks } => self.handle_have(file, &blocks),
             Message::Want { file, blocks } => self.handle_want(file, &blocks),
-            Message::Skipped { file } => self.settle(file, FileOutcome::Skipped),
+            Message::Skipped { file } => self.handle_skipped(file),
             Message::Done { file, digests } => self.settle(file, FileOutcome::Done(digests)),
             Message::Failed { file, error } => self.settle(file, FileOutcome::Failed(error)),
             Message::Notice { file, text } => {
@@ -356,6 +365,21 @@ impl SendSession {
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
         Ok(())
+    }
+
+    /// Settles a file that the receiver reports as up to date. Errors: this end asked for its data in any case.
+    fn handle_skipped(&mut self, id: FileId) -> Result<(), Error> {
+        if !self.may_skip
+            && let Some(file) = known(&mut self.files, self.offered, id)?
+            && file.entry.kind == EntryKind::File
+        {
+            let text = format!(
+                "the receiver reports {} as up to date, and did not take its data; this copy has to write every file again",
+                file.entry.path
+            );
+            return Err(Error::protocol(text));
+        }
+        self.settle(id, FileOutcome::Skipped)
     }
 
     fn handle_finished(&mut self) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::session::{
     BlockClaim, BlockOrder, BlockTask, ControlLog, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId, Message,
-    PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
+    Overwrite, PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
 };
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Scope,
@@ -279,6 +279,23 @@ fn a_sender_that_never_acknowledges_is_cut_off() {
         assert!(receiver.log_bytes() < 65 << 20, "{} bytes wait", receiver.log_bytes());
     };
     assert_eq!(error.kind, ErrorKind::Limit);
+}
+
+/// A receiver that did not take the data of a file claims that it was there.
+#[test]
+fn a_file_that_must_be_written_again_is_not_up_to_date() {
+    let skipped = Message::Skipped { file: FileId(0) };
+    for overwrite in [Overwrite::Always, Overwrite::Never] {
+        let mut sender = sender();
+        sender.set_overwrite(overwrite);
+        let told = Liar { next: 0 }.tell_sender(&mut sender, &skipped).unwrap_err();
+        assert!(told.kind == ErrorKind::Protocol && told.text().contains("large"), "{overwrite:?}: {told}");
+        assert!(matches!(sender.poll_event(), Some(SendEvent::Aborted(_))), "{overwrite:?}");
+    }
+    let mut sender = sender();
+    sender.set_overwrite(Overwrite::IfChanged);
+    Liar { next: 0 }.tell_sender(&mut sender, &skipped).unwrap();
+    assert!(matches!(sender.poll_event(), Some(SendEvent::Settled { outcome: FileOutcome::Skipped, .. })));
 }
 
 #[test]
