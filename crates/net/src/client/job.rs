@@ -12,7 +12,7 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::replicas::Member;
 use super::tally::Tally;
-use super::third_party::{TWO_KINDS, one_agent};
+use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
 use super::{CopySpec, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
@@ -136,6 +136,7 @@ impl Job {
         match &options.destination {
             Location::Web(_) => usage("a web server is no destination: copy from one to this host or to an agent"),
             Location::Remote(remote) => {
+                refuse_upward(remote)?;
                 let sources = PushSources::of(&options.sources)?;
                 let follow = match &sources {
                     PushSources::Local(paths) => follow::prepare(options, paths)?,
@@ -254,6 +255,9 @@ impl Job {
             (Overwrite::IfChanged, Some(_)) => Overwrite::Always,
             (overwrite, _) => overwrite,
         });
+        if options.expect.is_some() {
+            sender.expect_one_file();
+        }
         // In a dry run, files that are reported as done have not arrived.
         if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
             sender.set_then(then)?;

@@ -120,6 +120,12 @@ impl Sender {
         lock(&self.session).set_overwrite(overwrite);
     }
 
+    /// Limits the source to one file, because a digest of one file was given. Another source ends the session.
+    pub fn expect_one_file(&self) {
+        lock(&self.session).expect_one_file();
+        self.after_change();
+    }
+
     /// Lists the source into the manifest. Waits while the manifest is far enough ahead.
     fn scan(self: &Arc<Self>) {
         let offers = Arc::clone(self) as Arc<dyn Offers>;

@@ -19,6 +19,7 @@ use crate::digest::FileDigests;
 use crate::error::Error;
 use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
+use crate::setting::Setting;
 
 /// Maximum bytes of an entry in a header besides its path: eight integers including the file number, and a kind.
 const ENTRY_FIXED_BYTES: usize = 80;
@@ -112,6 +113,8 @@ struct SendFile {
     orphaned: RangeSet,
     /// True if the file cannot be sent: its blocks stay pending until it settles.
     withdrawn: bool,
+    /// Reason of the withdrawal, which the receiver sends back as the outcome.
+    reason: Option<Error>,
     /// True while the receiver cannot accept the file: its blocks stay pending until the receiver asks for them.
     waits: bool,
     /// For [`BlockOrder::Shared`]: blocks that the receiver has requested since the last [`SendSession::take_wanted`].
@@ -179,6 +182,10 @@ pub struct SendSession {
     notices: NoticeBudget,
     /// True if the receiver may report that files are up to date.
     may_skip: bool,
+    /// True if the manifest must be one file.
+    is_for_one_file: bool,
+    /// True if the manifest has a directory, or more than one file.
+    has_several: bool,
 }
 
 impl SendSession {
@@ -203,6 +210,8 @@ impl SendSession {
             sent_again_blocks: 0,
             notices: NoticeBudget::default(),
             may_skip: true,
+            is_for_one_file: false,
+            has_several: false,
         }
     }
 
@@ -210,6 +219,20 @@ impl SendSession {
     /// receiver leave files out.
     pub fn set_overwrite(&mut self, overwrite: Overwrite) {
         self.may_skip = overwrite == Overwrite::IfChanged;
+    }
+
+    /// Limits the manifest to one file, because a digest of one file was given. Any other manifest ends the session as
+    /// wrong usage. The receiver refuses it too, but only this end knows that its own user is wrong.
+    pub fn expect_one_file(&mut self) {
+        self.is_for_one_file = true;
+        self.refuse_several();
+    }
+
+    fn refuse_several(&mut self) {
+        if self.is_for_one_file && self.has_several {
+            let text = "a digest was given, which is of one file: give one file as the source";
+            self.abort(Error::usage(&[Setting::Expect], text));
+        }
     }
 
     // Input.
@@ -296,7 +319,10 @@ impl SendSession {
             Message::Want { file, blocks } => self.handle_want(file, &blocks),
             Message::Skipped { file } => self.handle_skipped(file),
             Message::Done { file, digests } => self.settle(file, FileOutcome::Done(digests)),
-            Message::Failed { file, error } => self.settle(file, FileOutcome::Failed(error)),
+            Message::Failed { file, error } => {
+                let error = self.own_reason(file, &error).unwrap_or(error);
+                self.settle(file, FileOutcome::Failed(error))
+            }
             Message::Notice { file, text } => {
                 if self.notices.admit() {
                     self.core.emit(SendEvent::Notice { file, text });
@@ -365,6 +391,14 @@ impl SendSession {
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
         Ok(())
+    }
+
+    /// Returns the reason for which this end has withdrawn the file, if the receiver sends it back as `told`. It is an
+    /// error of this end, and not of the peer.
+    fn own_reason(&self, id: FileId, told: &Error) -> Option<Error> {
+        let own = self.files.get(&id)?.reason.as_ref()?;
+        let of = |error: &Error| (error.kind, error.scope, error.phase, error.retry);
+        (of(own) == of(told)).then(|| own.clone())
     }
 
     /// Settles a file that the receiver reports as up to date. Errors: this end asked for its data in any case.
@@ -462,6 +496,7 @@ impl SendSession {
     pub fn add_file_in(&mut self, entry: FileEntry, order: BlockOrder) -> FileId {
         assert!(!self.offers_ended, "the manifest has ended");
         let id = FileId(self.offered);
+        self.has_several |= self.offered > 0 || entry.kind == EntryKind::Directory;
         self.offered += 1;
         self.offered_bytes += entry.size;
         self.path_bytes += entry.path.as_bytes().len();
@@ -481,6 +516,7 @@ impl SendSession {
                 in_flight,
                 orphaned: RangeSet::default(),
                 withdrawn: false,
+                reason: None,
                 waits: false,
                 wanted: RangeSet::default(),
                 wants: VecDeque::new(),
@@ -490,6 +526,7 @@ impl SendSession {
         if !unasked {
             self.mark_ready(id, small);
         }
+        self.refuse_several();
         id
     }
 
@@ -508,6 +545,7 @@ impl SendSession {
     pub fn withdraw(&mut self, id: FileId, error: Error) {
         let Some(file) = self.files.get_mut(&id).filter(|file| !file.withdrawn) else { return };
         file.withdrawn = true;
+        file.reason = Some(error.clone());
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
         self.core.log.push(&Message::Withdraw { file: id, error });

@@ -299,6 +299,40 @@ fn a_file_that_must_be_written_again_is_not_up_to_date() {
 }
 
 #[test]
+fn an_error_that_the_receiver_sends_back_is_that_of_its_author() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    let own = Error::new(ErrorKind::Internal, Scope::Source, Phase::Transfer, "a bug at this end");
+    sender.withdraw(FileId(0), own.clone());
+    liar.tell_sender(&mut sender, &Message::Failed { file: FileId(0), error: own.clone() }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Failed { file: FileId(1), error: own }).unwrap();
+    let codes: Vec<u8> = std::iter::from_fn(|| sender.poll_event())
+        .map(|event| match event {
+            SendEvent::Settled { outcome: FileOutcome::Failed(error), .. } => error.exit_code(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(codes, [70, 5]);
+}
+
+#[test]
+fn several_files_for_one_digest_are_wrong_usage_at_the_end_that_offers_them() {
+    for is_early in [true, false] {
+        let mut sender = SendSession::new(LINGER_DEFAULT);
+        if is_early {
+            sender.expect_one_file();
+        }
+        sender.add_file(entry("one", 100));
+        assert!(sender.poll_event().is_none());
+        sender.add_file(entry("two", 100));
+        if !is_early {
+            sender.expect_one_file();
+        }
+        let Some(SendEvent::Aborted(error)) = sender.poll_event() else { panic!("the sender goes on") };
+        assert_eq!(error.exit_code(), 2);
+    }
+}
+
+#[test]
 fn notices_without_end_become_one_line() {
     let (mut sender, mut liar) = (sender(), Liar { next: 0 });
     let notice = |number: u32| Message::Notice { file: FileId(0), text: number.to_string() };
