@@ -173,15 +173,13 @@ impl Agent {
         self.quic.stop();
         let sessions = self.shared.sessions.all();
         let receivers = || sessions.iter().filter_map(|(_, session)| session.started()?.receiver.clone());
-        let checkpoints =
-            || all_within(CHECKPOINTS_TIME_MAX, receivers().map(|receiver| move || receiver.checkpoint()));
-        checkpoints();
+        all_within(CHECKPOINTS_TIME_MAX, receivers().map(|receiver| move || receiver.checkpoint()));
         let runners = sessions.iter().filter_map(|(_, session)| session.started()?.runner.clone());
         all_within(CHECKPOINTS_TIME_MAX, runners.map(|runner| move || runner.leave(CHECKPOINTS_TIME_MAX)));
         // Closes lanes, but does not abort sessions: clients connect to the restarted agent and resume there.
         close_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
-        // Makes data durable that arrived meanwhile.
-        checkpoints();
+        // Makes data durable that arrived meanwhile, and deletes part files that have none.
+        all_within(CHECKPOINTS_TIME_MAX, receivers().map(|receiver| move || receiver.end_files()));
         sessions.iter().for_each(|(_, session)| session.log_end(Some("the agent is stopping")));
     }
 

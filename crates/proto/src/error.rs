@@ -274,12 +274,20 @@ impl Error {
     }
 
     /// Exit code of a run that ends with this failure: see the list in `--help`.
+    ///
+    /// No peer can choose a code that describes this process: 2, 70, 74 and 130. Such a failure of a peer is a failure
+    /// of the agent.
     pub fn exit_code(&self) -> u8 {
         match (self.kind, self.scope) {
+            (ErrorKind::Untrusted, _) => 6,
+            (ErrorKind::Cancelled | ErrorKind::Internal | ErrorKind::Usage, _) | (_, Scope::Client)
+                if self.is_from_peer() =>
+            {
+                5
+            }
             (ErrorKind::Cancelled, _) => 130,
             (ErrorKind::Internal, _) => 70,
             (ErrorKind::Usage, _) => 2,
-            (ErrorKind::Untrusted, _) => 6,
             (_, Scope::Source) => 3,
             (_, Scope::Destination) => 4,
             (_, Scope::Path | Scope::Service) => 5,
@@ -349,5 +357,19 @@ mod tests {
             assert_eq!(code(kind, Scope::Client), 74);
         }
         assert_eq!(code(ErrorKind::Corrupt, Scope::Service), 5);
+    }
+
+    #[test]
+    fn no_peer_chooses_a_code_that_describes_this_process() {
+        for (kind, ours) in [(ErrorKind::Cancelled, 130), (ErrorKind::Internal, 70), (ErrorKind::Usage, 2)] {
+            let error = Error::new(kind, Scope::Client, Phase::Transfer, "");
+            assert_eq!((error.exit_code(), error.from_peer().exit_code()), (ours, 5), "{kind:?}");
+            let named = Error::new(kind, Scope::Source, Phase::Transfer, "").from_peer();
+            assert_eq!(named.named(HostPort { host: "hub".to_owned(), port: 7373 }).exit_code(), 5, "{kind:?}");
+        }
+        let error = Error::new(ErrorKind::Io, Scope::Client, Phase::Transfer, "");
+        assert_eq!((error.exit_code(), error.from_peer().exit_code()), (74, 5));
+        let refused = Error::new(ErrorKind::Denied, Scope::Destination, Phase::Prepare, "").from_peer();
+        assert_eq!(refused.exit_code(), 4, "the end of the copy that failed");
     }
 }

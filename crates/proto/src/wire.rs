@@ -338,7 +338,7 @@ impl<'a> Reader<'a> {
             }
             Ok(number == ERROR_SETTINGS)
         })?;
-        Ok(Error::new(kind, scope, phase, text).retry(retry).about(settings))
+        Ok(Error::new(kind, scope, phase, text).retry(retry).about(settings).from_peer())
     }
 
     /// Reads names of settings up to the end. Skips unknown names and repeated ones.
@@ -441,6 +441,7 @@ mod tests {
         let read = Reader::new(&bytes).error().unwrap();
         assert_eq!((read.kind, read.scope, read.retry), (ErrorKind::Other(99), Scope::Client, Retry::Never));
         assert_eq!((read.settings(), read.kind.code()), (settings, 99));
+        assert!(read.is_from_peer(), "no other end writes errors");
         for position in 1..4 {
             let mut bytes = bytes.clone();
             bytes[position] = 99;

@@ -90,6 +90,50 @@ fn a_sender_without_work_waits_for_the_storage_of_the_receiver_when_that_is_at_w
     assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
 }
 
+/// As between SIGSTOP and SIGCONT. The feeder counts that time as a wait for the transport, and nothing was lost.
+#[test]
+fn a_time_in_which_the_process_did_not_run_is_that_of_its_host() {
+    let mut accountant = Accountant::default();
+    let start = Instant::now();
+    let mut waits = Waits::default();
+    let mut now = start;
+    let mut sample = |accountant: &mut Accountant, after: Duration, delivered: u64| {
+        now += after;
+        waits.transport += after;
+        let tcp = TcpSample {
+            rtt: RTT,
+            rtt_min: RTT,
+            window: ByteCount(500_000),
+            in_flight: ByteCount(400_000),
+            unsent: ByteCount(300_000),
+            sent: delivered / 1000,
+            delivered,
+            yields_to_loss: true,
+            ..TcpSample::default()
+        };
+        let lane = LaneSample { feeder: waits, transport: TransportSample::Tcp(tcp) };
+        accountant.handle_samples(now, &[(LaneId(0), lane)], &SourceSample::default());
+    };
+    for step in 0..50 {
+        sample(&mut accountant, STEP, step * 1_000_000);
+    }
+    let before = accountant.report();
+    assert_eq!(before.total.first(), Some(Limit::CongestionWindow));
+    let stop = Duration::from_secs(7);
+    sample(&mut accountant, stop, 50_000_000);
+    let after = accountant.report();
+    assert_eq!(after.total.of(Limit::Cpu), stop);
+    assert_eq!(after.total.of(Limit::CongestionWindow), before.total.of(Limit::CongestionWindow));
+    assert_eq!((after.facts.reached, after.facts.cpu_at_receiver), (before.facts.reached, false));
+    // It goes on as before.
+    for step in 51..60 {
+        sample(&mut accountant, STEP, step * 1_000_000);
+    }
+    let last = accountant.report();
+    assert_eq!((last.total.of(Limit::Cpu), last.total.of(Limit::Silence)), (stop, Duration::ZERO));
+    assert!(last.total.of(Limit::CongestionWindow) > before.total.of(Limit::CongestionWindow));
+}
+
 #[test]
 fn a_closed_window_is_the_buffer_or_the_reader_behind_it() {
     let closed = |_, tcp: &mut TcpSample| tcp.rwnd_limited += STEP;

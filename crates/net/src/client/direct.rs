@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use sterna_proto::compress::Wish;
 use sterna_proto::plan::{self, Decision};
 use sterna_proto::rate::{Manner, RateContract};
-use sterna_proto::session::LaneId;
+use sterna_proto::session::{FileOutcome, LaneId};
 use sterna_proto::web::WebLocation;
-use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
+use sterna_proto::{Error, ErrorKind, Location, Phase, SaidBy, Scope, Setting};
 
 use super::run::{Driven, drive};
 use super::spec::{
@@ -131,7 +131,8 @@ impl Direct {
         let web = Arc::new(web);
         let destination = Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?;
         // The sender in this process names the files, by the URLs that were given.
-        let receiver = Receiver::start(receiver_options(options, destination, AskedNames::Any, tally), observer)?;
+        let options_of_receiver = receiver_options(options, destination, AskedNames::Any, tally);
+        let receiver = Receiver::start(options_of_receiver, Arc::new(InOneProcess(observer)))?;
         let (settled, pool) = (tally.settled(), BufferPool::new());
         // Reason: the receiver reports the same events.
         let silent = Arc::new(Silent);
@@ -141,6 +142,22 @@ impl Direct {
             sender.limits().record(Arc::clone(file));
         }
         Ok(Ends { sender, receiver, web })
+    }
+}
+
+/// Observer of a session with both ends in this process: no peer has reported its errors.
+struct InOneProcess(Arc<dyn Observer>);
+
+impl Observer for InOneProcess {
+    fn session_event(&self, mut event: SessionEvent) {
+        match &mut event {
+            SessionEvent::Settled { outcome: FileOutcome::Failed(error), .. }
+            | SessionEvent::Unreadable(error)
+            | SessionEvent::Left(error)
+            | SessionEvent::Aborted(error) => error.said_by = SaidBy::Us,
+            SessionEvent::Settled { .. } | SessionEvent::Notice(_) | SessionEvent::Decision { .. } => {}
+        }
+        self.0.session_event(event);
     }
 }
 

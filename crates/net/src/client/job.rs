@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::session::{Request, SOURCES_MAX};
+use sterna_proto::session::{Overwrite, Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
@@ -14,7 +14,7 @@ use super::follow;
 use super::replicas::Member;
 use super::spec::{CopySpec, Granted};
 use super::tally::Tally;
-use super::third_party::{TWO_KINDS, one_agent};
+use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
@@ -118,6 +118,7 @@ impl Job {
         match &options.destination {
             Location::Web(_) => usage("a web server is no destination: copy from one to this host or to an agent"),
             Location::Remote(remote) => {
+                refuse_upward(remote)?;
                 let sources = PushSources::of(&options.sources)?;
                 let follow = match &sources {
                     PushSources::Local(paths) => follow::prepare(options, paths)?,
@@ -231,6 +232,14 @@ impl Job {
         };
         let (settled, pool) = (tally.settled(), BufferPool::new());
         let sender = Sender::start(source, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
+        sender.set_overwrite(match (follow::overwrite(options), options.expect) {
+            // Only its bytes prove that a file has the expected digest, so the receiver copies it again.
+            (Overwrite::IfChanged, Some(_)) => Overwrite::Always,
+            (overwrite, _) => overwrite,
+        });
+        if options.expect.is_some() {
+            sender.expect_one_file();
+        }
         // In a dry run, files that are reported as done have not arrived.
         if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
             sender.set_then(then)?;

@@ -74,6 +74,7 @@ impl ThirdPartyCopy {
             return Err(Error::usage(&[Setting::Paths], text));
         }
         let first = one_agent(&sources.iter().collect::<Vec<_>>())?;
+        refuse_upward(destination)?;
         if (&first.host, first.port) == (&destination.host, destination.port) {
             return usage("both ends are at the same agent: use cp on its host");
         }
@@ -110,13 +111,19 @@ impl ThirdPartyCopy {
     }
 }
 
+/// Refuses a path with `..`, as its agent would. Errors: `Usage`, which is one of this end and not of a peer.
+pub(super) fn refuse_upward(remote: &RemoteLocation) -> Result<(), Error> {
+    if !remote.path.split(|&b| b == b'/').any(|name| name == b"..") {
+        return Ok(());
+    }
+    let text = format!("{remote} has a .. in its path, which agents do not follow: write the path without");
+    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+}
+
 /// Returns the first source; all sources must be at the same agent. Errors: `Usage`.
 pub(super) fn one_agent<'a>(remotes: &[&'a RemoteLocation]) -> Result<&'a RemoteLocation, Error> {
     let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-    let upward = |remote: &&&RemoteLocation| remote.path.split(|&b| b == b'/').any(|name| name == b"..");
-    if let Some(remote) = remotes.iter().find(upward) {
-        return usage(&format!("{remote} has a .. in its path, which agents do not follow: write the path without"));
-    }
+    remotes.iter().try_for_each(|remote| refuse_upward(remote))?;
     let first = remotes[0];
     if remotes.iter().any(|r| (&r.host, r.port) != (&first.host, first.port)) {
         return usage("the sources are at several agents: copy from one at a time");

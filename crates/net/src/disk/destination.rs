@@ -144,7 +144,7 @@ impl Destination {
                         let parent = parents.join(&b'/');
                         match root.open_at(&parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
                             Ok(_) | Err(Errno::NOENT) => {}
-                            Err(errno) => return Err(making(errno, &parent, root)),
+                            Err(errno) => return Err(root.not_made(errno, &parent, PREPARING)),
                         }
                         (parent, Some((*last).into()))
                     }
@@ -294,33 +294,9 @@ impl Destination {
 
     /// Opens the directory `path` (empty: the root). Creates this directory and its parents if they are missing.
     pub(super) fn make_directory(&self, path: &[u8]) -> Result<OwnedFd, Error> {
-        let root = &self.shared.root;
-        let mut missing: Vec<usize> = Vec::new();
-        let mut end = path.len();
-        let mut directory = loop {
-            match root.open_directory(&path[..end]) {
-                Ok(directory) => break directory,
-                Err(Errno::NOENT) if end > 0 => {
-                    missing.push(end);
-                    end = path[..end].iter().rposition(|&b| b == b'/').unwrap_or(0);
-                }
-                Err(errno) => return Err(making(errno, &path[..end], root)),
-            }
-        };
-        while let Some(next) = missing.pop() {
-            let name = &path[if end == 0 { 0 } else { end + 1 }..next];
-            match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
-                Ok(()) => {
-                    self.made().unsynced.insert(path[..end].to_vec());
-                }
-                // Another thread or session created it meanwhile.
-                Err(Errno::EXIST) => {}
-                Err(errno) => return Err(making(errno, &path[..next], root)),
-            }
-            directory = root.open_directory(&path[..next]).map_err(|errno| making(errno, &path[..next], root))?;
-            end = next;
-        }
-        Ok(directory)
+        self.shared.root.make_directory(path, PREPARING, &mut |parent| {
+            self.made().unsynced.insert(parent.to_vec());
+        })
     }
 
     /// Records that an earlier session of this copy has settled the file `entry`. Best effort. Cost: two system calls.
@@ -439,8 +415,4 @@ fn refuse_hidden(path: &RelPath) -> Result<(), Error> {
         }
         false => Ok(()),
     }
-}
-
-fn making(errno: Errno, path: &[u8], root: &Root) -> Error {
-    PREPARING.failed(errno, format_args!("make directory {:?} in {root}", String::from_utf8_lossy(path)))
 }

@@ -9,7 +9,7 @@ use sterna_proto::file::{FILE_BYTES_MAX, plain};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, RelPath};
 
 use super::fault::LISTING;
-use super::hidden::HiddenNames;
+use super::hidden::is_ours;
 use super::is_hidden_name;
 use super::metadata::{describe, entry_from};
 use super::pattern::{has_wildcards, is_meant};
@@ -355,7 +355,7 @@ pub(super) fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Resu
         let item = item.map_err(failed)?;
         let name = item.file_name().to_bytes();
         let is_wanted = wanted.is_none_or(|wanted| is_meant(wanted, name));
-        if matches!(name, b"." | b"..") || HiddenNames::that_have(name).is_some() || !is_wanted {
+        if matches!(name, b"." | b"..") || is_ours(name) || !is_wanted {
             continue;
         }
         if names.len() == DIRECTORY_NAMES_MAX {

@@ -54,6 +54,27 @@ impl HiddenNames {
     }
 }
 
+/// Ending of the hidden name that a source has while it is deleted or moved.
+const LEAVING_ENDING: &str = ".leaving";
+
+/// Returns a hidden name for a source that is deleted or moved. It is random, so that nobody can use it before.
+///
+/// Errors: the kernel gives no random bytes.
+pub(super) fn leaving_name() -> Result<String, getrandom::Error> {
+    let (high, low) = (getrandom::u64()?, getrandom::u64()?);
+    let prefix = String::from_utf8_lossy(HIDDEN_PREFIX);
+    Ok(format!("{prefix}{high:016x}{low:016x}{LEAVING_ENDING}"))
+}
+
+/// Returns true if `name` has the form of a hidden name of ours, which a listing skips.
+pub(super) fn is_ours(name: &[u8]) -> bool {
+    let is_leaving = name.strip_suffix(LEAVING_ENDING.as_bytes()).is_some_and(|stem| {
+        let hash = stem.strip_prefix(HIDDEN_PREFIX);
+        hash.is_some_and(|hash| hash.len() == HIDDEN_HASH_CHARS && hash.iter().all(u8::is_ascii_hexdigit))
+    });
+    is_leaving || HiddenNames::that_have(name).is_some()
+}
+
 /// Part file that is open, locked and owned by us.
 #[derive(Debug)]
 pub(super) struct LockedPart {

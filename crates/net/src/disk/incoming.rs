@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
@@ -49,6 +50,8 @@ pub struct IncomingFile {
     restarted: Option<String>,
     records: Mutex<Records>,
     journal: Mutex<Journal>,
+    /// True once a journal claims blocks. Can be read while `journal` is locked.
+    has_journal: AtomicBool,
 }
 
 /// State of the received blocks.
@@ -148,6 +151,7 @@ impl IncomingFile {
             checks: terms.checks,
             restarted,
             records: Mutex::new(records),
+            has_journal: AtomicBool::new(matches!(journal, Journal::Open { .. })),
             journal: Mutex::new(journal),
         }))
     }
@@ -381,6 +385,27 @@ impl IncomingFile {
         self.remove(&mut journal, "it was discarded")
     }
 
+    /// Ends the work on the file, because its session ends and the process may end before the file is dropped. Makes
+    /// all recorded blocks durable. Deletes the part file if there is none.
+    ///
+    /// A running [`IncomingFile::publish`] goes on, and later calls of it fail. Waits for it only if the file has no
+    /// journal, because the file is then too young to take long. Best effort: after an error, the blocks that are not
+    /// durable are sent again.
+    pub fn end(&self) {
+        let mut journal = match self.journal.try_lock() {
+            Ok(journal) => journal,
+            Err(_) if self.has_journal.load(Ordering::Relaxed) => return,
+            Err(_) => self.journal(),
+        };
+        let _ = self.save(&mut journal);
+        match *journal {
+            Journal::Closed(_) => return,
+            Journal::Open { .. } => {}
+            Journal::None => self.names.delete_locked(self.directory.as_fd(), &self.part),
+        }
+        *journal = Journal::Closed("its session has ended");
+    }
+
     /// Implements [`IncomingFile::checkpoint`].
     fn save(&self, journal: &mut Journal) -> Result<u64, Error> {
         self.refuse_closed(journal)?;
@@ -426,6 +451,7 @@ impl IncomingFile {
             if is_new {
                 // The names of both files must survive a power cut too.
                 rustix::fs::fsync(&self.directory)?;
+                self.has_journal.store(true, Ordering::Relaxed);
             }
         }
         Ok(())

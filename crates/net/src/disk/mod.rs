@@ -43,8 +43,8 @@
 //! size shows the truncation until something writes at its end. The size is checked before each write at the end, and
 //! again before step 5.
 //!
-//! A session that ends without a crash deletes its part files that have no journal. Small files have no journal: see
-//! [`PackedBatch`].
+//! A session that ends without a crash deletes its part files that have no journal ([`IncomingFile::end`]), also when a
+//! signal ends its process. Small files have no journal: see [`PackedBatch`].
 
 mod claims;
 mod destination;

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use sterna_proto::{Error, ErrorKind, RelPath};
 
-use super::fault::{LISTING, PREPARING};
+use super::fault::{At, LISTING, PREPARING};
 use super::pattern::has_wildcards;
 
 /// Access that is allowed beneath a root.
@@ -156,6 +156,42 @@ impl Root {
     /// Opens the directory `path` (empty: the root itself), to list it, to create files in it, and to sync it.
     pub(super) fn open_directory(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
         self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+    }
+
+    /// Opens the directory `path` (empty: the root). Creates this directory and its parents if they are missing, and
+    /// reports the parent of each new one to `made`.
+    ///
+    /// Errors: those of the system, as errors of `at`. `Denied` if a symlink on the way leads out of the root.
+    pub(super) fn make_directory(&self, path: &[u8], at: At, made: &mut dyn FnMut(&[u8])) -> Result<OwnedFd, Error> {
+        let mut missing: Vec<usize> = Vec::new();
+        let mut end = path.len();
+        let mut directory = loop {
+            match self.open_directory(&path[..end]) {
+                Ok(directory) => break directory,
+                Err(Errno::NOENT) if end > 0 => {
+                    missing.push(end);
+                    end = path[..end].iter().rposition(|&b| b == b'/').unwrap_or(0);
+                }
+                Err(errno) => return Err(self.not_made(errno, &path[..end], at)),
+            }
+        };
+        while let Some(next) = missing.pop() {
+            let name = &path[if end == 0 { 0 } else { end + 1 }..next];
+            match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) => made(&path[..end]),
+                // Another thread or session created it meanwhile.
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(self.not_made(errno, &path[..next], at)),
+            }
+            directory = self.open_directory(&path[..next]).map_err(|errno| self.not_made(errno, &path[..next], at))?;
+            end = next;
+        }
+        Ok(directory)
+    }
+
+    /// Returns the error for a directory that could not be created or opened.
+    pub(super) fn not_made(&self, errno: Errno, path: &[u8], at: At) -> Error {
+        at.failed(errno, format_args!("make directory {:?} in {self}", String::from_utf8_lossy(path)))
     }
 
     /// Opens the file `path` for reading. Does not wait for the other end of a FIFO.

@@ -121,6 +121,23 @@ impl SourceFile {
         difference(entry, &now).map_or(Ok(()), |what| Err(self.changed(what)))
     }
 
+    /// Compares the open file with the listed entry, except its change time, which a rename sets. `named`: what has the
+    /// name of the file now.
+    ///
+    /// Errors: `Changed`, also if `named` is another file.
+    pub(super) fn check_renamed(&self, entry: &FileEntry, named: &Stat) -> Result<(), Error> {
+        let stat = self.stat()?;
+        if (named.st_dev, named.st_ino) != (stat.st_dev, stat.st_ino) {
+            return Err(self.changed("another file has its name"));
+        }
+        let now = self.entry_of(&stat);
+        if entry.growth.is_some() {
+            return self.check_growing(entry, &now, &now);
+        }
+        let before = FileEntry { version: now.version, ..entry.clone() };
+        difference(&before, &now).map_or(Ok(()), |what| Err(self.changed(what)))
+    }
+
     /// Returns true if a process of this host has the file open or mapped for writing. Returns false if the kernel
     /// cannot report it.
     pub fn is_being_written(&self) -> bool {

@@ -6,6 +6,7 @@
 //! - some publish files, because publishing waits for the disk and lanes must not;
 //! - one makes journals durable about once a second.
 
+mod durable;
 mod replicas;
 mod tail;
 
@@ -159,6 +160,8 @@ pub struct Receiver {
     waiting: Mutex<Waiting>,
     job_done: Condvar,
     checkpointer: Mutex<Option<thread::JoinHandle<()>>>,
+    /// True once no file takes blocks any more. Set while `slots` is locked.
+    has_ended: AtomicBool,
     holes: HoleCount,
     limits: Arc<LimitWatch>,
     silence: Mutex<SilenceWatch>,
@@ -197,6 +200,7 @@ impl Receiver {
             waiting: Mutex::default(),
             job_done: Condvar::new(),
             checkpointer: Mutex::new(None),
+            has_ended: AtomicBool::new(false),
             holes: HoleCount::default(),
             limits: LimitWatch::start(Role::Receiver)?,
             silence: Mutex::default(),
@@ -294,6 +298,8 @@ impl Receiver {
             let job = lock(jobs).recv();
             let Ok(job) = job else { return };
             self.limits.storage_work(|| match &job {
+                // The next session receives these small files again. One more batch would delay the end of this one.
+                Job::Packed { .. } if self.has_ended.load(Ordering::Relaxed) => {}
                 Job::File(file) => self.publish_file(*file),
                 Job::Discard(file) => self.discard_file(*file),
                 Job::Packed { files, data } => self.publish_packed(files, data),
@@ -302,26 +308,6 @@ impl Receiver {
             *lock(&self.waiting).of(&job) -= 1;
             self.job_done.notify_all();
             self.after_change();
-        }
-    }
-
-    /// Makes received data durable about once a second. Ends with the session, after a last turn.
-    fn run_checkpoints(&self) {
-        loop {
-            let over = self.is_over();
-            self.limits.storage_work(|| self.checkpoint());
-            if over {
-                // Directories that miss some of their files keep their initial mode, so that the next session can
-                // write to them.
-                self.notice(self.options.destination.settle());
-                self.drop_queues();
-                lock(&self.slots).clear();
-                return;
-            }
-            let until = Instant::now() + CHECKPOINT_INTERVAL;
-            while Instant::now() < until && !self.is_over() {
-                self.wake.wait(self.wake.seen(), CHECKPOINT_INTERVAL / 4);
-            }
         }
     }
 
@@ -392,6 +378,9 @@ impl Receiver {
             return None;
         }
         let mut slots = lock(&self.slots);
+        if self.has_ended.load(Ordering::Relaxed) {
+            return None;
+        }
         Some(Arc::clone(slots.entry(file).or_insert_with(|| Arc::new(Slot::new(entry)))))
     }
 
@@ -402,29 +391,6 @@ impl Receiver {
         }
         let text = "a digest was given, which is of one file: give one file as the source";
         Err(Error::usage(&[Setting::Expect], text))
-    }
-
-    /// Makes all received data durable now.
-    pub fn checkpoint(&self) {
-        let slots: Vec<(FileId, Arc<Slot>)> =
-            lock(&self.slots).iter().map(|(id, slot)| (*id, Arc::clone(slot))).collect();
-        for (id, slot) in slots {
-            let Some(incoming) = slot.incoming() else { continue };
-            if !lock(&self.session).is_receiving(id) {
-                continue;
-            }
-            if let Err(error) = incoming.checkpoint() {
-                lock(&self.session).fail(id, error);
-                self.after_change();
-            }
-        }
-    }
-
-    /// Waits until the last journals are durable. To be called when the session is over.
-    pub fn join(&self) {
-        let checkpointer = lock(&self.checkpointer).take();
-        // The thread itself has reported its panic.
-        checkpointer.map(|thread| thread.join());
     }
 
     /// True if this receiver writes `path` beneath the root of `destination`. Asked for another session that wants
@@ -511,6 +477,10 @@ impl Receiver {
             },
             None => Err(crate::internal("publish a file that was never looked up")),
         };
+        // The file has not failed: the next session publishes it.
+        if outcome.is_err() && self.has_ended.load(Ordering::Relaxed) {
+            return;
+        }
         lock(&self.session).handle_published(id, outcome);
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sterna_proto::compress::{Method, Wish};
 use sterna_proto::session::{
-    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, SendEvent, SendSession,
+    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, Overwrite, SendEvent, SendSession,
 };
 use sterna_proto::{BitRate, BlockHasher, Checks, Counters, Error, ErrorKind, FileEntry};
 
@@ -112,6 +112,18 @@ impl Sender {
             .spawn(move || scanner.scan())
             .map_err(|e| crate::no_thread("start the thread that reads directories", e))?;
         Ok(sender)
+    }
+
+    /// Sets the treatment of existing files that this end has requested. To be called before the first lane: a receiver
+    /// that leaves a file out although its data was requested ends the session.
+    pub fn set_overwrite(&self, overwrite: Overwrite) {
+        lock(&self.session).set_overwrite(overwrite);
+    }
+
+    /// Limits the source to one file, because a digest of one file was given. Another source ends the session.
+    pub fn expect_one_file(&self) {
+        lock(&self.session).expect_one_file();
+        self.after_change();
     }
 
     /// Lists the source into the manifest. Waits while the manifest is far enough ahead.

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
 use sterna_proto::compress::Wish;
-use sterna_proto::session::{Capabilities, FileId, LINGER_DEFAULT, Message, Overwrite};
+use sterna_proto::session::{BlockData, BlockHeader, Capabilities, FileId, LINGER_DEFAULT, Message, Overwrite};
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileEntry, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
 
@@ -314,4 +314,32 @@ fn a_session_that_waits_for_a_file_does_not_hold_it() {
     drop(elsewhere);
     wait_until("word to go on", || said(&receiver).iter().any(|m| matches!(m, Message::Want { file: FileId(0), .. })));
     assert!(receiver.holds(&destination, &wanted.path));
+}
+
+#[test]
+fn a_process_that_stops_leaves_no_part_file_without_a_journal() {
+    let directory = tempfile::tempdir().unwrap();
+    let (receiver, _) = receiver(&directory);
+    let names = || std::fs::read_dir(directory.path()).map_or(0, Iterator::count);
+    let mut sink = Arc::clone(&receiver).block_sink(LANE);
+    let header = |file: u64, entry: &FileEntry| {
+        BlockHeader::Single { file: FileId(file), entry: entry.clone(), index: 0, data: BlockData::Raw }.encode()
+    };
+    // One file has a part of a block, which a lane is receiving, and one has nothing.
+    let (begun, empty) = (entry("begun", EntryKind::File, 2 << 20), entry("empty", EntryKind::File, 2 << 20));
+    for (file, entry) in [&begun, &empty].into_iter().enumerate() {
+        tell(&receiver, file as u64, &[Message::Offer { file: FileId(file as u64), entry: entry.clone() }]);
+    }
+    wait_until("part files", || names() == 2);
+    sink.begin(0, &header(0, &begun), 1 << 20).unwrap();
+    sink.data(0, 0, &[7; 1000]).unwrap();
+    receiver.end_files();
+    assert_eq!(names(), 0, "while a lane still has a file open");
+    // Lanes and offers may come until the process has ended.
+    sink.data(0, 1000, &[7; 1000]).unwrap();
+    let late = entry("late", EntryKind::File, 2 << 20);
+    tell(&receiver, 2, &[Message::Offer { file: FileId(2), entry: late.clone() }]);
+    sink.begin(1, &header(2, &late), 1 << 20).unwrap();
+    receiver.end_files();
+    assert_eq!(names(), 0);
 }

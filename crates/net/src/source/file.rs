@@ -1,10 +1,7 @@
 //! Files of this host that were offered, and the few of them that stay open between blocks.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use sterna_proto::session::LaneId;
@@ -154,10 +151,7 @@ impl OfferedFile for DiskFile {
         }
         match then {
             Then::Delete => root.delete_source(path, entry),
-            Then::Move(directory) => {
-                let name = Path::new(OsStr::from_bytes(entry.path.as_bytes()));
-                root.move_source(path, entry, &directory.join(name))
-            }
+            Then::Move(directory) => root.move_source(path, entry, (directory, &entry.path)),
         }
     }
 }

@@ -9,6 +9,7 @@ use sterna_proto::web::WebLocation;
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry};
 
 use super::exchange::{Answer, Ask, Body, Exchange, Fault};
+use super::prefix::PrefixDigests;
 use super::reply::{Reply, Version};
 use crate::sync::lock;
 
@@ -54,6 +55,8 @@ pub(super) struct WebFile {
     entry: FileEntry,
     order: BlockOrder,
     notice: Option<String>,
+    /// Digests of what was read; `None` if the server identifies the version, or all of the file is in `head`.
+    pub(super) digests: Option<PrefixDigests>,
     /// First bytes of the file.
     pub(super) head: HeldBytes,
     /// First answer, for the lane that starts with its next byte.
@@ -82,7 +85,7 @@ impl WebFile {
         let _first = lock(&self.first).take();
     }
 
-    /// Returns true if the server sends ranges of it.
+    /// Returns true if ranges of it are requested.
     pub(super) fn has_ranges(&self) -> bool {
         self.order == BlockOrder::Runs
     }
@@ -153,9 +156,9 @@ impl Prober {
         if reply.status == 206 && (reply.start != 0 || reply.size.is_none()) {
             return Err(wrong("the answer to a request for its first bytes names no size, or begins elsewhere"));
         }
-        let has_ranges = reply.status == 206;
+        let is_range = reply.status == 206;
         let is_large = reply.size.is_some_and(|size| size > PACKED_FILE_BYTES_MAX);
-        if kind == ProbeKind::ReadOn && is_large && !has_ranges && reply.takes_ranges {
+        if kind == ProbeKind::ReadOn && is_large && !is_range && reply.takes_ranges {
             // The server announces ranges. It may have sent the whole file only because all of it was requested.
             drop(body);
             return self.probe_once(named, ProbeKind::Head);
@@ -165,7 +168,7 @@ impl Prober {
             Some(size) if size <= PACKED_FILE_BYTES_MAX => (size, self.read_head(named, &mut body, size)?),
             Some(size) => {
                 // The rest of the head of a large file is not worth a connection.
-                let head = if kind == ProbeKind::Head && has_ranges { PACKED_FILE_BYTES_MAX } else { 0 };
+                let head = if kind == ProbeKind::Head && is_range { PACKED_FILE_BYTES_MAX } else { 0 };
                 (size, self.read_head(named, &mut body, head)?)
             }
             None if reply.is_chunked => self.read_unmeasured(named, &mut body)?,
@@ -174,11 +177,16 @@ impl Prober {
         if reply.begins_page(&head.bytes) {
             self.exchange.refuse_page(named, &at)?;
         }
-        if kind == ProbeKind::Head || size <= PACKED_FILE_BYTES_MAX {
+        let is_small = size <= PACKED_FILE_BYTES_MAX;
+        // Two answers may be of two versions if nothing identifies the version.
+        let may_mix = is_range && !is_small && !reply.version.is_named();
+        if kind == ProbeKind::Head || is_small || may_mix {
             body = None;
         }
+        let head = if may_mix { self.held.hold(Vec::new()) } else { head };
         let name = named.name()?;
-        let order = if has_ranges || size <= PACKED_FILE_BYTES_MAX { BlockOrder::Runs } else { BlockOrder::OneLane };
+        let is_split = is_range && !may_mix;
+        let order = if is_split || is_small { BlockOrder::Runs } else { BlockOrder::OneLane };
         let version = version_number(&reply.version)?;
         let entry = FileEntry {
             path: name,
@@ -192,8 +200,9 @@ impl Prober {
             growth: None,
         };
         let notice = weakness(&entry, &reply, order);
+        let digests = (!is_small && !reply.version.is_named()).then(|| PrefixDigests::new(entry.blocks()));
         let (at, first) = (Mutex::new(at), Mutex::new(body));
-        Ok(WebFile { named: named.clone(), at, version: reply.version, entry, order, notice, head, first })
+        Ok(WebFile { named: named.clone(), at, version: reply.version, entry, order, notice, digests, head, first })
     }
 
     /// Reads the first `count` bytes. Errors: the body is shorter.
@@ -243,6 +252,12 @@ fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<Strin
     if entry.is_packed() {
         return None;
     }
+    if !reply.version.is_named() {
+        return Some(format!(
+            "{path}: the server gives neither an ETag nor a Last-Modified, so that parts of two versions could not be told \
+             apart: one request, from the first byte to the last; a copy that is interrupted starts over"
+        ));
+    }
     if order == BlockOrder::OneLane {
         return Some(format!(
             "{path}: the server sends no ranges of it: one connection, from the first byte to the last"
@@ -253,15 +268,14 @@ fn weakness(entry: &FileEntry, reply: &Reply, order: BlockOrder) -> Option<Strin
         (None, Some(_)) => Some(format!(
             "{path}: the server gives no strong ETag; a change within the second of its Last-Modified would not be noticed"
         )),
-        (None, None) => Some(format!(
-            "{path}: the server gives neither an ETag nor a Last-Modified; a copy that is interrupted starts over"
-        )),
+        // A weak tag alone.
+        (None, None) => Some(format!("{path}: the server gives no strong ETag and no Last-Modified")),
     }
 }
 
 /// Returns a number for the version: equal for equal versions, and random where the server names no version.
 fn version_number(version: &Version) -> Result<u64, Error> {
-    if version.tag.is_none() && version.modified.is_none() {
+    if !version.is_named() {
         return getrandom::u64().map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e));
     }
     Ok(number_of(&[version.opaque_tag().unwrap_or_default().as_bytes()]))

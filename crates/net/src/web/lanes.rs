@@ -11,6 +11,7 @@ use sterna_proto::{Error, ErrorKind, FileEntry, Setting};
 
 use super::exchange::{Answer, Ask, Body, Exchange, Fault};
 use super::file::{PAUSE_MAX, WebFile};
+use super::prefix::{AnswerDigest, CutBlock};
 use crate::source::{Extent, FileReader, OfferedFile, Then};
 use crate::sync::lock;
 
@@ -28,6 +29,45 @@ pub(super) struct OpenRun {
     /// Offset of its next byte in the file.
     offset: u64,
     body: Body,
+    /// Comparison with earlier answers, for a file without a version.
+    digest: AnswerDigest,
+}
+
+impl OpenRun {
+    fn new(file: &Arc<WebFile>, offset: u64, body: Body) -> Self {
+        Self { file: Arc::clone(file), offset, body, digest: AnswerDigest::default() }
+    }
+
+    /// Reads some bytes into `buffer`, at least one. `cut`: the bytes that the reader has of its block from an earlier
+    /// answer. Errors: the body was cut, or it is that of another file.
+    fn read(&mut self, buffer: &mut [u8], cut: Option<&CutBlock>) -> Result<usize, Fault> {
+        let named = &self.file.named;
+        let most = match &self.file.digests {
+            Some(digests) => self.digest.bytes_to_compare(digests, cut).min(buffer.len() as u64) as usize,
+            None => buffer.len(),
+        };
+        let count = match self.body.read(&mut buffer[..most]) {
+            Ok(count) if count > 0 => count,
+            Ok(_) => return Err(Fault::cut(named, self.offset, "the body ended")),
+            Err(error) => return Err(Fault::cut(named, self.offset, &error.to_string())),
+        };
+        self.offset += count as u64;
+        let is_same = |digests| self.digest.add(&buffer[..count], digests, cut);
+        if self.file.digests.as_ref().is_none_or(is_same) {
+            return Ok(count);
+        }
+        Err(Fault::changed(named, "another answer of the server has other bytes, and no ETag or Last-Modified"))
+    }
+
+    /// Reads and drops the bytes before `offset`.
+    fn read_past(&mut self, offset: u64, cut: Option<&CutBlock>) -> Result<(), Fault> {
+        let mut useless = vec![0; (offset - self.offset).min(64 << 10) as usize];
+        while self.offset < offset {
+            let most = (offset - self.offset).min(useless.len() as u64) as usize;
+            self.read(&mut useless[..most], cut)?;
+        }
+        Ok(())
+    }
 }
 
 /// Answers that lanes are reading.
@@ -86,7 +126,7 @@ impl OfferedFile for OfferedWebFile {
         };
         let (runs, file) = (Arc::clone(&self.runs), Arc::clone(&self.file));
         let open = lane.and_then(|lane| lock(&runs.by_lane).remove(&lane));
-        Ok(Box::new(WebReader { runs, lane, file, run_end, open }))
+        Ok(Box::new(WebReader { runs, lane, file, run_end, open, cut: None }))
     }
 
     fn settle(&self, _then: &Then, _entry: &FileEntry) -> Result<(), Error> {
@@ -103,6 +143,8 @@ struct WebReader {
     /// End of the range that the lane will most likely read without a gap.
     run_end: u64,
     open: Option<OpenRun>,
+    /// Bytes of the current block that came in an answer that was cut, for a file without a version.
+    cut: Option<CutBlock>,
 }
 
 impl Drop for WebReader {
@@ -127,7 +169,7 @@ impl FileReader for WebReader {
                     (waited, pause) = (Duration::ZERO, PAUSE_MIN);
                 }
                 Err(fault) => {
-                    self.open = None;
+                    self.drop_answer();
                     if self.runs.exchange.hosts.is_over(self.lane) {
                         return Err(Fault::stopped().error);
                     }
@@ -157,18 +199,17 @@ impl WebReader {
             buffer[..count].copy_from_slice(&head[..count]);
             return Ok(count);
         }
-        let named = self.file.named.clone();
+        let cut = self.cut;
         let open = self.open_at(offset)?;
         let began = Instant::now();
-        let cut = match open.body.read(buffer) {
-            Ok(count) if count > 0 => {
-                open.offset += count as u64;
-                return Ok(count);
-            }
-            Ok(_) => Fault::cut(&named, offset, "the body ended"),
-            Err(error) => Fault::cut(&named, offset, &error.to_string()),
-        };
-        Err(cut.after(began.elapsed()))
+        open.read(buffer, cut.as_ref()).map_err(|fault| fault.after(began.elapsed()))
+    }
+
+    /// Drops the answer that is being read. Keeps a digest of its part of the current block, if the reader has that.
+    fn drop_answer(&mut self) {
+        if let Some(open) = self.open.take().filter(|open| open.file.digests.is_some()) {
+            self.cut = Some(open.digest.cut());
+        }
     }
 
     /// Returns the answer whose next byte is at `offset`.
@@ -183,7 +224,7 @@ impl WebReader {
             Some(open) => open,
             None => self.ask(offset)?,
         };
-        read_past(&mut open, offset)?;
+        open.read_past(offset, self.cut.as_ref())?;
         Ok(self.open.insert(open))
     }
 
@@ -195,7 +236,7 @@ impl WebReader {
             return None;
         }
         let body = lock(&self.file.first).take()?;
-        Some(OpenRun { file: Arc::clone(&self.file), offset: start, body })
+        Some(OpenRun::new(&self.file, start, body))
     }
 
     /// Requests the bytes from `offset` to the end of the run.
@@ -232,22 +273,8 @@ impl WebReader {
             return Err(Fault::never(ErrorKind::Protocol, text));
         }
         *lock(&file.at) = at;
-        Ok(OpenRun { file: Arc::clone(file), offset: reply.start, body })
+        Ok(OpenRun::new(file, reply.start, body))
     }
-}
-
-/// Reads and drops the bytes before `offset`.
-fn read_past(open: &mut OpenRun, offset: u64) -> Result<(), Fault> {
-    let mut useless = vec![0; (offset - open.offset).min(64 << 10) as usize];
-    while open.offset < offset {
-        let most = (offset - open.offset).min(useless.len() as u64) as usize;
-        open.offset += match open.body.read(&mut useless[..most]) {
-            Ok(count) if count > 0 => count as u64,
-            Ok(_) => return Err(Fault::cut(&open.file.named, open.offset, "the body ended")),
-            Err(error) => return Err(Fault::cut(&open.file.named, open.offset, &error.to_string())),
-        };
-    }
-    Ok(())
 }
 
 /// Returns true if the target of a redirect may have moved.

@@ -11,6 +11,7 @@ mod file;
 mod hosts;
 mod lanes;
 mod options;
+mod prefix;
 mod reply;
 mod secrets;
 mod socket;

@@ -22,6 +22,11 @@ pub(super) struct Version {
 }
 
 impl Version {
+    /// Returns true if the server identifies the version.
+    pub(super) fn is_named(&self) -> bool {
+        self.tag.is_some() || self.modified.is_some()
+    }
+
     /// Returns the tag that guarantees every byte; `None` when there is none, or it is a weak one.
     pub(super) fn strong_tag(&self) -> Option<&str> {
         self.tag.as_deref().filter(|tag| tag.starts_with('"') && tag.len() > 2)

@@ -357,8 +357,32 @@ impl Accountant {
             .collect();
         self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
         self.facts.source = source.rate;
+        if let Some(gap) = changes.iter().map(|(_, change)| change.time).max().filter(|gap| *gap >= STOPPED) {
+            let idle = changes.iter().map(|(_, change)| idle_part(change)).fold(1.0, f64::min);
+            // Data that came in the meantime was not seen when it came.
+            self.before.values_mut().for_each(|lane| lane.heard = now);
+            return self.count_stop(now, gap, idle);
+        }
         let reading = self.handle_source(now, source, lanes);
         self.judge(now, &changes, &reading);
+    }
+
+    /// Counts `gap`, a time without samples: this process did not run. The part `idle` of it had nothing to send. Says
+    /// nothing about the path.
+    fn count_stop(&mut self, now: Instant, gap: Duration, idle: f64) {
+        self.judged.clear();
+        let mut interval = LimitTimes::default();
+        interval.add(Limit::NothingToSend, gap.mul_f64(idle));
+        interval.add(Limit::Cpu, gap.mul_f64(1.0 - idle));
+        self.total.merge(&interval);
+        self.keep_recent(now, interval);
+    }
+
+    fn keep_recent(&mut self, now: Instant, interval: LimitTimes) {
+        self.recent.push_back((now, interval));
+        while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > RECENT) {
+            self.recent.pop_front();
+        }
     }
 
     /// Processes the sample of the source; returns the limits of a lane that waits for the source.
@@ -449,10 +473,7 @@ impl Accountant {
         }
         self.facts.is_growing = self.growing * 2 > self.total.of(Limit::CongestionWindow);
         self.facts.cpu_at_receiver = self.cpu_at_receiver * 2 > self.total.of(Limit::Cpu);
-        self.recent.push_back((now, interval));
-        while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > RECENT) {
-            self.recent.pop_front();
-        }
+        self.keep_recent(now, interval);
     }
 
     /// Attributes losses from before a policer was detected to that policer; `loss`: lost time of the last interval.
@@ -596,6 +617,13 @@ fn hears_nothing(before: &LaneSample, now: &LaneSample) -> bool {
         (TransportSample::Quic(before), TransportSample::Quic(now)) => now.in_flight.0 > 0 && now.heard == before.heard,
         _ => false,
     }
+}
+
+/// Returns the part of an interval in which a lane had nothing to send.
+fn idle_part(change: &Change<'_>) -> f64 {
+    let (before, now) = (&change.before.feeder, &change.now.feeder);
+    let idle = now.idle.saturating_sub(before.idle).as_secs_f64();
+    (idle / change.time.as_secs_f64()).clamp(0.0, 1.0)
 }
 
 /// Returns the parts of an interval for one lane; `reading`: its limits while it waits for the source.
@@ -823,6 +851,10 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Durat
 /// Number of the receiver's last reports that determine the delay of the return direction. Reason: of three, one
 /// arrived without delay.
 const DELAYS_KEPT: usize = 3;
+
+/// Time without samples from which this process was stopped, or got no processor. Reason: samples are some 0.1 s apart,
+/// and with many lanes 0.3 s.
+const STOPPED: Duration = Duration::from_secs(2);
 
 /// Length of the recent past. Reason: the same as for the goodput of the progress display.
 const RECENT: Duration = Duration::from_secs(5);

@@ -308,7 +308,7 @@ impl Frame {
         let frame = match r.byte()? {
             1 => Self::Hello(Hello::read(&mut r)?),
             2 => Self::Welcome(Capabilities::read(&mut r, ["agent", "client"])?),
-            3 => Self::Refuse(r.error()?.from_peer()),
+            3 => Self::Refuse(r.error()?),
             4 => {
                 let first = r.integer()?;
                 Self::Messages { first, encoded: r.rest().to_vec() }

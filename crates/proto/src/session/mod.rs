@@ -11,6 +11,7 @@ mod hello;
 mod life;
 mod log;
 mod message;
+mod notices;
 mod query;
 mod receive;
 mod replicas;

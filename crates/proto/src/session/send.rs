@@ -12,12 +12,15 @@ use std::time::{Duration, Instant};
 
 use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
+use super::notices::NoticeBudget;
 use super::runs::{BlockOrder, Runs};
+use super::values::Overwrite;
 use super::{ActiveFile, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::digest::FileDigests;
 use crate::error::Error;
-use crate::file::FileEntry;
+use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
+use crate::setting::Setting;
 
 /// Maximum bytes of an entry in a header besides its path: eight integers including the file number, and a kind.
 const ENTRY_FIXED_BYTES: usize = 80;
@@ -78,7 +81,7 @@ pub enum SendEvent {
         /// Outcome of the file.
         outcome: FileOutcome,
     },
-    /// The receiver sent a notice about a file.
+    /// The receiver sent a notice about a file, or more notices than a user can read.
     Notice {
         /// The file.
         file: FileId,
@@ -111,6 +114,8 @@ struct SendFile {
     orphaned: RangeSet,
     /// True if the file cannot be sent: its blocks stay pending until it settles.
     withdrawn: bool,
+    /// Reason of the withdrawal, which the receiver sends back as the outcome.
+    reason: Option<Error>,
     /// True while the receiver cannot accept the file: its blocks stay pending until the receiver asks for them.
     waits: bool,
     /// For [`BlockOrder::Shared`]: blocks that the receiver has requested since the last [`SendSession::take_wanted`].
@@ -175,6 +180,13 @@ pub struct SendSession {
     held_bytes: u64,
     up_to_date_bytes: u64,
     sent_again_blocks: u64,
+    notices: NoticeBudget,
+    /// True if the receiver may report that files are up to date.
+    may_skip: bool,
+    /// True if the manifest must be one file.
+    is_for_one_file: bool,
+    /// True if the manifest has a directory, or more than one file.
+    has_several: bool,
 }
 
 impl SendSession {
@@ -197,6 +209,30 @@ impl SendSession {
             held_bytes: 0,
             up_to_date_bytes: 0,
             sent_again_blocks: 0,
+            notices: NoticeBudget::default(),
+            may_skip: true,
+            is_for_one_file: false,
+            has_several: false,
+        }
+    }
+
+    /// Sets the treatment of existing files that this end has requested. Only [`Overwrite::IfChanged`] lets the
+    /// receiver leave files out.
+    pub fn set_overwrite(&mut self, overwrite: Overwrite) {
+        self.may_skip = overwrite == Overwrite::IfChanged;
+    }
+
+    /// Limits the manifest to one file, because a digest of one file was given. Any other manifest ends the session as
+    /// wrong usage. The receiver refuses it too, but only this end knows that its own user is wrong.
+    pub fn expect_one_file(&mut self) {
+        self.is_for_one_file = true;
+        self.refuse_several();
+    }
+
+    fn refuse_several(&mut self) {
+        if self.is_for_one_file && self.has_several {
+            let text = "a digest was given, which is of one file: give one file as the source";
+            self.abort(Error::usage(&[Setting::Expect], text));
         }
     }
 
@@ -265,23 +301,40 @@ impl SendSession {
 
     /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        let line = self.notices.handle_timeout(now);
+        self.tell_left_out(line);
         self.core.handle_timeout(now);
+    }
+
+    /// Reports the notices that were left out, if any.
+    fn tell_left_out(&mut self, line: Option<String>) {
+        if let Some(text) = line {
+            // It is about no file alone; this is the last one that the receiver can know.
+            self.core.emit(SendEvent::Notice { file: FileId(self.offered.saturating_sub(1)), text });
+        }
     }
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
         match message {
             Message::Have { file, blocks } => self.handle_have(file, &blocks),
             Message::Want { file, blocks } => self.handle_want(file, &blocks),
-            Message::Skipped { file } => self.settle(file, FileOutcome::Skipped),
+            Message::Skipped { file } => self.handle_skipped(file),
             Message::Done { file, digests } => self.settle(file, FileOutcome::Done(digests)),
-            Message::Failed { file, error } => self.settle(file, FileOutcome::Failed(error)),
+            Message::Failed { file, error } => {
+                let error = self.own_reason(file, &error).unwrap_or(error);
+                self.settle(file, FileOutcome::Failed(error))
+            }
             Message::Notice { file, text } => {
-                self.core.emit(SendEvent::Notice { file, text });
+                if self.notices.admit() {
+                    self.core.emit(SendEvent::Notice { file, text });
+                }
                 Ok(())
             }
             Message::Wait { file } => self.handle_wait(file),
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
+                let line = self.notices.take_line();
+                self.tell_left_out(line);
                 self.core.handle_abort(error);
                 Ok(())
             }
@@ -342,10 +395,35 @@ impl SendSession {
         Ok(())
     }
 
+    /// Returns the reason for which this end has withdrawn the file, if the receiver sends it back as `told`. It is an
+    /// error of this end, and not of the peer.
+    fn own_reason(&self, id: FileId, told: &Error) -> Option<Error> {
+        let own = self.files.get(&id)?.reason.as_ref()?;
+        let of = |error: &Error| (error.kind, error.scope, error.phase, error.retry);
+        (of(own) == of(told)).then(|| own.clone())
+    }
+
+    /// Settles a file that the receiver reports as up to date. Errors: this end asked for its data in any case.
+    fn handle_skipped(&mut self, id: FileId) -> Result<(), Error> {
+        if !self.may_skip
+            && let Some(file) = known(&mut self.files, self.offered, id)?
+            && file.entry.kind == EntryKind::File
+        {
+            let text = format!(
+                "the receiver reports {} as up to date, and did not take its data; this copy has to write every file again",
+                file.entry.path
+            );
+            return Err(Error::protocol(text));
+        }
+        self.settle(id, FileOutcome::Skipped)
+    }
+
     fn handle_finished(&mut self) -> Result<(), Error> {
         if !self.offers_ended || !self.files.is_empty() {
             return Err(Error::protocol("the receiver has finished before every file had its outcome"));
         }
+        let line = self.notices.take_line();
+        self.tell_left_out(line);
         if self.core.turn(LifeEvent::Leave(Ending::Complete)).is_some() {
             self.core.log.push(&Message::Bye);
         }
@@ -420,6 +498,7 @@ impl SendSession {
     pub fn add_file_in(&mut self, entry: FileEntry, order: BlockOrder) -> FileId {
         assert!(!self.offers_ended, "the manifest has ended");
         let id = FileId(self.offered);
+        self.has_several |= self.offered > 0 || entry.kind == EntryKind::Directory;
         self.offered += 1;
         self.offered_bytes += entry.size;
         self.path_bytes += entry.path.as_bytes().len();
@@ -439,6 +518,7 @@ impl SendSession {
                 in_flight,
                 orphaned: RangeSet::default(),
                 withdrawn: false,
+                reason: None,
                 waits: false,
                 wanted: RangeSet::default(),
                 wants: VecDeque::new(),
@@ -448,6 +528,7 @@ impl SendSession {
         if !unasked {
             self.mark_ready(id, small);
         }
+        self.refuse_several();
         id
     }
 
@@ -466,6 +547,7 @@ impl SendSession {
     pub fn withdraw(&mut self, id: FileId, error: Error) {
         let Some(file) = self.files.get_mut(&id).filter(|file| !file.withdrawn) else { return };
         file.withdrawn = true;
+        file.reason = Some(error.clone());
         self.ready_small.remove(&id);
         self.ready_large.remove(&id);
         self.core.log.push(&Message::Withdraw { file: id, error });
@@ -553,6 +635,8 @@ impl SendSession {
 
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
+        let line = self.notices.take_line();
+        self.tell_left_out(line);
         self.core.abort(error);
     }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::session::{
     BlockClaim, BlockOrder, BlockTask, ControlLog, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId, Message,
-    PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
+    Overwrite, PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, UNSETTLED_FILES_MAX, corrupt_block,
 };
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RangeSet, RelPath, Scope,
@@ -279,6 +279,80 @@ fn a_sender_that_never_acknowledges_is_cut_off() {
         assert!(receiver.log_bytes() < 65 << 20, "{} bytes wait", receiver.log_bytes());
     };
     assert_eq!(error.kind, ErrorKind::Limit);
+}
+
+/// A receiver that did not take the data of a file claims that it was there.
+#[test]
+fn a_file_that_must_be_written_again_is_not_up_to_date() {
+    let skipped = Message::Skipped { file: FileId(0) };
+    for overwrite in [Overwrite::Always, Overwrite::Never] {
+        let mut sender = sender();
+        sender.set_overwrite(overwrite);
+        let told = Liar { next: 0 }.tell_sender(&mut sender, &skipped).unwrap_err();
+        assert!(told.kind == ErrorKind::Protocol && told.text().contains("large"), "{overwrite:?}: {told}");
+        assert!(matches!(sender.poll_event(), Some(SendEvent::Aborted(_))), "{overwrite:?}");
+    }
+    let mut sender = sender();
+    sender.set_overwrite(Overwrite::IfChanged);
+    Liar { next: 0 }.tell_sender(&mut sender, &skipped).unwrap();
+    assert!(matches!(sender.poll_event(), Some(SendEvent::Settled { outcome: FileOutcome::Skipped, .. })));
+}
+
+#[test]
+fn an_error_that_the_receiver_sends_back_is_that_of_its_author() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    let own = Error::new(ErrorKind::Internal, Scope::Source, Phase::Transfer, "a bug at this end");
+    sender.withdraw(FileId(0), own.clone());
+    liar.tell_sender(&mut sender, &Message::Failed { file: FileId(0), error: own.clone() }).unwrap();
+    liar.tell_sender(&mut sender, &Message::Failed { file: FileId(1), error: own }).unwrap();
+    let codes: Vec<u8> = std::iter::from_fn(|| sender.poll_event())
+        .map(|event| match event {
+            SendEvent::Settled { outcome: FileOutcome::Failed(error), .. } => error.exit_code(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(codes, [70, 5]);
+}
+
+#[test]
+fn several_files_for_one_digest_are_wrong_usage_at_the_end_that_offers_them() {
+    for is_early in [true, false] {
+        let mut sender = SendSession::new(LINGER_DEFAULT);
+        if is_early {
+            sender.expect_one_file();
+        }
+        sender.add_file(entry("one", 100));
+        assert!(sender.poll_event().is_none());
+        sender.add_file(entry("two", 100));
+        if !is_early {
+            sender.expect_one_file();
+        }
+        let Some(SendEvent::Aborted(error)) = sender.poll_event() else { panic!("the sender goes on") };
+        assert_eq!(error.exit_code(), 2);
+    }
+}
+
+#[test]
+fn notices_without_end_become_one_line() {
+    let (mut sender, mut liar) = (sender(), Liar { next: 0 });
+    let notice = |number: u32| Message::Notice { file: FileId(0), text: number.to_string() };
+    let mut said = Vec::new();
+    let mut hear = |sender: &mut SendSession| {
+        while let Some(event) = sender.poll_event() {
+            if let SendEvent::Notice { text, .. } = event {
+                said.push(text);
+            }
+        }
+    };
+    for number in 0..10_000 {
+        liar.tell_sender(&mut sender, &notice(number)).unwrap();
+        hear(&mut sender);
+    }
+    liar.tell_sender(&mut sender, &Message::Abort { error: failure() }).unwrap();
+    hear(&mut sender);
+    assert!(said.len() < 1000, "{} lines", said.len());
+    let left_out = 10_000 - (said.len() - 1);
+    assert!(said.last().is_some_and(|line| line.contains(&format!("{left_out} of them"))), "{:?}", said.last());
 }
 
 #[test]

@@ -364,6 +364,64 @@ fn a_server_without_ranges_is_read_in_one_stream() {
     assert!(!site.local().join("f").exists());
 }
 
+/// nginx that sends neither an ETag nor a Last-Modified, with a file `f` of `bytes` bytes.
+fn server_without_versions(bytes: usize) -> WebServer {
+    let server = WebServer::start_with(Kind::Nginx, "etag off; add_header Last-Modified '';");
+    write(&server.root().join("f"), &Seeded::new(1).bytes(bytes));
+    server
+}
+
+/// A request for a range would get bytes of another file than the request before it.
+#[test]
+fn a_file_without_a_version_that_changes_with_each_request_is_one_version() {
+    let server = server_without_versions(12 * MIB);
+    let (at, new) = (server.root().join("f"), server.root().join("new"));
+    let proxy = FaultProxy::new(server.addr, move |request| {
+        write(&new, &Seeded::new(request.number as u64).bytes(12 * MIB));
+        fs::rename(&new, &at).unwrap();
+        Verdict::Pass
+    });
+    let site = Site::new();
+    let outcome = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).succeed();
+    outcome.says("neither an ETag nor a Last-Modified").says("one request");
+    let copied = fs::read(site.local().join("f")).unwrap();
+    let is_version = |number| Seeded::new(number).bytes(12 * MIB) == copied;
+    assert!((0..proxy.seen().len() as u64).any(is_version), "a mix of versions: {:#?}", proxy.seen());
+    assert_eq!(proxy.seen().len(), 2, "the second request gets the whole file");
+}
+
+#[test]
+fn a_file_without_a_version_goes_on_after_a_cut_only_if_its_bytes_are_the_same() {
+    // In the middle of a block; at its end; one byte after it.
+    for (cut, changes) in
+        [(5 * MIB + 12_345, false), (5 * MIB, false), (5 * MIB + 12_345, true), (5 * MIB, true), (5 * MIB + 1, true)]
+    {
+        let server = server_without_versions(12 * MIB);
+        let (at, new) = (server.root().join("f"), server.root().join("new"));
+        let proxy = FaultProxy::new(server.addr, move |request| match request.number {
+            1 => Verdict::Cut(cut as u64),
+            2 if changes => {
+                // Only the last byte before the cut is another one.
+                let mut bytes = Seeded::new(1).bytes(12 * MIB);
+                bytes[cut - 1] ^= 1;
+                write(&new, &bytes);
+                fs::rename(&new, &at).unwrap();
+                Verdict::Pass
+            }
+            _ => Verdict::Pass,
+        });
+        let site = Site::new();
+        let outcome = copy_of(&site, &[proxy.url("f")]).args(["--lanes", "4"]).run();
+        if changes {
+            outcome.expect(3).says("changed while it was read").says("other bytes");
+            assert!(!site.local().join("f").exists(), "cut at {cut}");
+        } else {
+            assert_eq!(outcome.code, Some(0), "{}", outcome.describe());
+            assert_same_file(&server.root().join("f"), &site.local().join("f"));
+        }
+    }
+}
+
 #[test]
 fn another_part_of_the_file_than_was_asked_for_is_refused() {
     let server = server_with(Kind::Nginx, 2 * MIB);

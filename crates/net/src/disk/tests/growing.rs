@@ -120,7 +120,10 @@ fn a_source_that_has_changed_since_it_was_sent_is_neither_deleted_nor_moved() {
     fs::write(at("file"), b"sent").unwrap();
     let (root, entry) = source_of(&directory, "file");
     let refused = |why: &str| {
-        for done in [root.delete_source(&rel("file"), &entry), root.move_source(&rel("file"), &entry, &at("moved"))] {
+        for done in [
+            root.delete_source(&rel("file"), &entry),
+            root.move_source(&rel("file"), &entry, (directory.path(), &rel("moved"))),
+        ] {
             assert_eq!(done.unwrap_err().kind, ErrorKind::Changed, "{why}");
         }
         assert!(fs::symlink_metadata(at("file")).is_ok() && !at("moved").exists(), "{why}");
@@ -134,11 +137,40 @@ fn a_source_that_has_changed_since_it_was_sent_is_neither_deleted_nor_moved() {
     fs::remove_file(at("file")).unwrap();
     std::os::unix::fs::symlink("old", at("file")).unwrap();
     let (root, entry) = source_of(&directory, "old");
-    for done in [root.delete_source(&rel("file"), &entry), root.move_source(&rel("file"), &entry, &at("moved"))] {
+    for done in [
+        root.delete_source(&rel("file"), &entry),
+        root.move_source(&rel("file"), &entry, (directory.path(), &rel("moved"))),
+    ] {
         assert_eq!(done.unwrap_err().kind, ErrorKind::Changed, "a symlink");
     }
-    root.move_source(&rel("old"), &entry, &at("deep/er/moved")).unwrap();
+    root.move_source(&rel("old"), &entry, (directory.path(), &rel("deep/er/moved"))).unwrap();
     assert!(at("deep/er/moved").exists() && !at("old").exists());
+}
+
+#[test]
+fn a_symlink_beneath_the_place_for_moved_sources_leads_nowhere_else() {
+    let (directory, outside) = (scratch(), scratch());
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir_all(at("sent/inside")).unwrap();
+    std::os::unix::fs::symlink(outside.path(), at("sent/absolute")).unwrap();
+    std::os::unix::fs::symlink("../..", at("sent/upwards")).unwrap();
+    std::os::unix::fs::symlink("inside", at("sent/link")).unwrap();
+    for (name, is_allowed) in [("absolute/f", false), ("upwards/f", false), ("absolute/new/f", false), ("link/f", true)]
+    {
+        fs::write(at("file"), b"sent").unwrap();
+        let (root, entry) = source_of(&directory, "file");
+        let moved = root.move_source(&rel("file"), &entry, (&at("sent"), &rel(name)));
+        assert_eq!(moved.as_ref().err().map(|error| error.kind), (!is_allowed).then_some(ErrorKind::Denied), "{name}");
+        assert_eq!(at("file").exists(), !is_allowed, "{name}");
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "{name}");
+    }
+    assert!(at("sent/inside/f").exists());
+    // The user may give the place itself by a symlink.
+    std::os::unix::fs::symlink("sent", at("place")).unwrap();
+    fs::write(at("file"), b"sent").unwrap();
+    let (root, entry) = source_of(&directory, "file");
+    root.move_source(&rel("file"), &entry, (&at("place"), &rel("g"))).unwrap();
+    assert!(at("sent/g").exists());
 }
 
 #[test]
@@ -150,7 +182,7 @@ fn a_source_that_somebody_else_took_away_is_deleted_already_and_cannot_be_moved(
     let (root, entry) = source_of(&directory, "sub/file");
     let gone = |why: &str| {
         root.delete_source(&rel("sub/file"), &entry).unwrap_or_else(|error| panic!("{why}: {error}"));
-        let error = root.move_source(&rel("sub/file"), &entry, &at("moved")).unwrap_err();
+        let error = root.move_source(&rel("sub/file"), &entry, (directory.path(), &rel("moved"))).unwrap_err();
         assert!(error.kind == ErrorKind::NotFound && error.chain().contains("is gone"), "{why}: {error}");
         assert!(!error.chain().contains("it stays"), "{why}: {error}");
     };

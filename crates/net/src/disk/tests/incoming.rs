@@ -46,6 +46,32 @@ fn blocks_in_any_order_from_many_threads_make_the_file() {
 }
 
 #[test]
+fn the_end_of_a_session_leaves_a_journal_or_no_part_file() {
+    let directory = scratch();
+    let destination = writable(&directory);
+    let data = pattern(3 * MIB);
+    let entry = file_entry("a.h5", 3 * MIB);
+    let young = incoming(&destination, &entry);
+    young.write_at(0, &data[..1000]).unwrap();
+    young.end();
+    // The process may end before anyone drops the file.
+    assert_eq!(names_in(directory.path()), [""; 0]);
+    assert_eq!(young.checkpoint().unwrap_err().retry, Retry::After);
+    drop(young);
+    let file = incoming(&destination, &entry);
+    put_block(&file, &data, 1);
+    file.end();
+    assert_eq!(names_in(directory.path()).len(), 2, "part file and journal");
+    drop(file);
+    let file = incoming(&destination, &entry);
+    assert!(file.have().len() == 1 && file.have().contains(1), "the journal has the block");
+    fill(&file, &data);
+    file.publish(&[]).unwrap();
+    file.end();
+    assert_eq!(names_in(directory.path()), ["a.h5"]);
+}
+
+#[test]
 fn what_a_crash_left_with_the_mode_of_a_read_only_source_is_gone_on_with() {
     let directory = scratch();
     let resume = || {

@@ -86,7 +86,9 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase, ours: Option<
         }
         ConnectionError::ApplicationClosed(close) if close.error_code == CODE_LEFT && phase != Phase::Prepare => {
             let said = String::from_utf8_lossy(&close.reason).into_owned();
-            (ErrorKind::Cancelled, Retry::After, format!("the peer has left: {}", said.escape_debug()))
+            let text = format!("QUIC lane to {peer}: the peer has left: {}", said.escape_debug());
+            // The peer chose this code: it must not count as a stop by the user of this end.
+            return Error::new(ErrorKind::Cancelled, Scope::Path, phase, text).retry(Retry::After).from_peer();
         }
         ConnectionError::ApplicationClosed(close) => {
             let said = String::from_utf8_lossy(&close.reason).into_owned();

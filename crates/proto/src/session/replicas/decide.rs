@@ -321,7 +321,8 @@ impl ReplicaSession {
         let error = match first {
             Some(first) => {
                 let text = format!("no replica is left to copy from: {}", reasons.join("; "));
-                Error::new(first.kind, first.scope, first.phase, text).retry(first.retry)
+                let error = Error::new(first.kind, first.scope, first.phase, text).retry(first.retry);
+                if first.is_from_peer() { error.from_peer() } else { error }
             }
             None => lost_every_lane(self.plan.linger),
         };

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::session::LaneId;
 use crate::session::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use crate::session::message::{Frame, Message};
+use crate::session::notices::NoticeBudget;
 use crate::session::query::Answer;
 
 /// End of the exchange.
@@ -47,12 +48,22 @@ pub struct WatchSession {
     pub(in crate::session) core: SessionCore<WatchEvent>,
     /// Number of outcomes that were not sent individually because the log was full.
     untold: u64,
+    /// Command: budget for what the agent reports besides outcomes.
+    notices: NoticeBudget,
+    /// Command: restarts of the passive agent in this minute.
+    restarts: NoticeBudget,
 }
 
 impl WatchSession {
     /// Returns an end that outlives its last lane by `linger`.
     pub fn new(side: WatchSide, linger: Duration) -> Self {
-        Self { side, core: SessionCore::new(SessionKind::Control { linger }), untold: 0 }
+        Self {
+            side,
+            core: SessionCore::new(SessionKind::Control { linger }),
+            untold: 0,
+            notices: NoticeBudget::default(),
+            restarts: NoticeBudget::default(),
+        }
     }
 
     // Input.
@@ -83,18 +94,46 @@ impl WatchSession {
 
     /// Checks the timeouts against `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        let line = self.notices.handle_timeout(now);
+        self.tell_left_out(line);
+        self.restarts.handle_timeout(now);
         self.core.handle_timeout(now);
+    }
+
+    /// Command: reports the notices that were left out, if any.
+    fn tell_left_out(&mut self, line: Option<String>) {
+        if let Some(text) = line.filter(|_| self.core.is_active()) {
+            self.core.emit(WatchEvent::Told(Told::Notice(text)));
+        }
     }
 
     fn handle_message(&mut self, message: Message) -> Result<(), Error> {
         let is_active = self.core.is_active();
         match (message, self.side) {
-            (Message::Abort { error }, _) if is_active => self.core.handle_abort(error),
+            (Message::Abort { error }, _) if is_active => {
+                let line = self.notices.take_line();
+                self.tell_left_out(line);
+                self.core.handle_abort(error);
+            }
             // A result waits for the command even if the command gives up at the same time.
             (Message::Abort { .. }, _) => {}
-            (Message::Told(told), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Told(*told)),
+            (Message::Told(told), WatchSide::Command) if is_active => {
+                // Each has an effect, so that none can be left out.
+                if matches!(*told, Told::Restarted) && !self.restarts.admit() {
+                    return Err(Error::protocol(
+                        "the agent reports more restarts of the other agent than there can be",
+                    ));
+                }
+                // Outcomes count in the summary, and the reporter joins those that are alike.
+                if matches!(*told, Told::Settled { .. } | Told::Unreadable(_) | Told::Restarted) || self.notices.admit()
+                {
+                    self.core.emit(WatchEvent::Told(*told));
+                }
+            }
             (Message::Answer(answer), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Answered(answer)),
             (Message::Concluded(conclusion), WatchSide::Command) if is_active => {
+                let line = self.notices.take_line();
+                self.tell_left_out(line);
                 self.core.turn(LifeEvent::Leave(Ending::Complete));
                 self.core.emit(WatchEvent::Concluded(conclusion));
             }
@@ -160,6 +199,8 @@ impl WatchSession {
     /// waits for the command is not kept any longer.
     pub fn abort(&mut self, error: Error) {
         if self.core.is_active() {
+            let line = self.notices.take_line();
+            self.tell_left_out(line);
             self.core.abort(error);
         } else {
             self.core.turn(LifeEvent::Leave(Ending::Aborted));
@@ -204,8 +245,10 @@ impl WatchSession {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Subject;
     use super::*;
     use crate::error::{ErrorKind, Phase, Scope};
+    use crate::session::notices::NOTICES_MAX;
 
     const LANE: LaneId = LaneId(0);
     const LINGER: Duration = Duration::from_secs(600);
@@ -343,6 +386,54 @@ mod tests {
         assert!(!revoked.is_over());
         revoked.abort(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, "not authorized"));
         assert!(revoked.is_over());
+    }
+
+    #[test]
+    fn an_agent_that_reports_without_end_is_cut_to_a_budget_and_its_outcomes_all_count() {
+        let (mut command, _) = ends();
+        let (start, mut first) = (Instant::now(), 0);
+        command.handle_timeout(start);
+        let mut tell = |command: &mut WatchSession, told: Told| {
+            first += 1;
+            command.handle_messages(first - 1, &Message::Told(Box::new(told)).encode())
+        };
+        let error = || Error::new(ErrorKind::Io, Scope::Source, Phase::Transfer, "x");
+        let (mut shown, mut failed) = (0, 0);
+        for number in 0..100_000 {
+            let told = match number % 4 {
+                0 => notice(number),
+                1 => Told::Decision { subject: Subject::Lanes, rationale: number.to_string() },
+                2 => Told::LaneDown { lane: number as u32, reason: number.to_string(), again: true },
+                _ => Told::Unreadable(error()),
+            };
+            tell(&mut command, told).unwrap();
+            while let Some(event) = command.poll_event() {
+                match event {
+                    WatchEvent::Told(Told::Unreadable(_)) => failed += 1,
+                    _ => shown += 1,
+                }
+            }
+        }
+        assert_eq!((shown, failed), (NOTICES_MAX, 25_000));
+        command.handle_timeout(start + Duration::from_secs(60));
+        let said = heard(&mut command);
+        assert!(said.len() == 1 && said[0].contains(&format!("{} of them", 75_000 - NOTICES_MAX)), "{said:?}");
+        // The rest is reported at the end.
+        for number in 0..NOTICES_MAX + 3 {
+            tell(&mut command, notice(number as usize)).unwrap();
+        }
+        command.abort(error());
+        let said = heard(&mut command);
+        assert_eq!(said.len(), NOTICES_MAX as usize + 2);
+        assert!(said[NOTICES_MAX as usize].contains("3 of them"), "{said:?}");
+    }
+
+    #[test]
+    fn an_agent_that_reports_restarts_without_end_ends_the_copy() {
+        let (mut command, _) = ends();
+        let restarted = Message::Told(Box::new(Told::Restarted)).encode();
+        let first_refused = (0..10_000).find(|number| command.handle_messages(*number, &restarted).is_err());
+        assert!(first_refused.is_some() && command.is_concluded());
     }
 
     #[test]
