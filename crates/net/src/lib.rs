@@ -20,6 +20,7 @@ mod latch;
 mod observer;
 pub mod report;
 pub mod session;
+pub mod sink;
 pub mod source;
 mod sync;
 pub mod sys;

@@ -57,6 +57,7 @@ mod metadata;
 mod packed;
 mod pattern;
 mod root;
+mod sink;
 mod source;
 mod sweep;
 mod watch;

@@ -36,8 +36,9 @@ use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::descriptors;
-use crate::disk::{Destination, DirectoryModes, IncomingFile, Inspected, PackedFile, Prepared, Terms};
+use crate::disk::{Destination, DirectoryModes, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
+use crate::sink::SinkFile;
 use crate::wake::Wake;
 
 /// Interval between checkpoints. Reason: after a power loss, at most this much of a transfer is sent again.
@@ -274,7 +275,9 @@ impl Receiver {
             let slot = lock(&self.slots).get(&file).cloned();
             let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { continue };
             let is_moot = || self.is_over() || !lock(&self.session).is_receiving(file);
-            let Some(lost) = self.limits.storage_work(|| recheck(&incoming, is_moot)) else { continue };
+            let Some(lost) = self.limits.storage_work(|| recheck(&*incoming, self.options.checks, is_moot)) else {
+                continue;
+            };
             let notice = (!lost.is_empty()).then(|| {
                 let (lost, path) = (lost.len(), incoming.path());
                 format!("{path}: blocks of an earlier session that were damaged on disk and are sent again: {lost}")
@@ -441,7 +444,7 @@ impl Receiver {
     }
 
     /// Asks the storage about a file. Errors: the storage cannot take the file now, or never.
-    fn ask_storage(&self, slot: &Slot) -> Result<(Option<Arc<IncomingFile>>, PrepareOutcome), Error> {
+    fn ask_storage(&self, slot: &Slot) -> Result<(Option<Arc<dyn SinkFile>>, PrepareOutcome), Error> {
         let entry = &slot.entry;
         let ReceiverOptions { destination, overwrite, checks, dry_run, settled, .. } = &self.options;
         // A directory gets its mode and time at the end of its session, so a takeover session creates it again.
@@ -473,7 +476,7 @@ impl Receiver {
                 }
                 let notice = incoming.restarted().map(str::to_owned);
                 let outcome = PrepareOutcome::Ready { have: incoming.have(), notice };
-                (Some(Arc::from(incoming)), outcome)
+                (Some(Arc::from(incoming as Box<dyn SinkFile>)), outcome)
             }
         })
     }
@@ -502,10 +505,10 @@ impl Receiver {
     fn publish_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
         let outcome = match slot.and_then(|slot| slot.incoming()) {
-            Some(incoming) => match self.take_wrong_blocks_back(id, &incoming) {
+            Some(incoming) => match self.take_wrong_blocks_back(id, &*incoming) {
                 Ok(true) => return,
                 Ok(false) => {
-                    self.close_growing(id, &incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
+                    self.close_growing(id, &*incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
                 }
                 Err(error) => Err(error),
             },
@@ -515,7 +518,7 @@ impl Receiver {
     }
 
     /// Compares a file that was sent while it grew with the final digest of its sender.
-    fn close_growing(&self, id: FileId, incoming: &IncomingFile) -> Result<(), Error> {
+    fn close_growing(&self, id: FileId, incoming: &dyn SinkFile) -> Result<(), Error> {
         let session = lock(&self.session);
         let (entry, seal) = session.open_entry(id).map_or((None, None), |(entry, seal)| (Some(entry.clone()), seal));
         drop(session);
