@@ -138,9 +138,10 @@ impl Direct {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
         let web = Arc::new(web);
-        let destination = Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?;
+        let kind = if many { Sources::Many } else { Sources::One };
+        let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
         // The sender in this process names the files, by the URLs that were given.
-        let receiver = Receiver::start(receiver_options(options, destination, AskedNames::Any, tally), observer)?;
+        let receiver = Receiver::start(receiver_options(options, sink, AskedNames::Any, tally), observer)?;
         let (settled, pool) = (tally.settled(), BufferPool::new());
         // Reason: the receiver reports the same events.
         let silent = Arc::new(Silent);

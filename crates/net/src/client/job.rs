@@ -17,6 +17,7 @@ use super::{CopySpec, direct, follow};
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
+use crate::sink::Sink;
 use crate::source::{Follow, Roots, Source, SourcePlace};
 use crate::web::Web;
 
@@ -267,9 +268,9 @@ fn start_receiver(
     let (root, path) = destination.resolve()?;
     let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
     let kind = if many { Sources::Many } else { Sources::One };
-    let destination = Destination::resolve(&root, &path, kind)?;
+    let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
     let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, destination, asked, tally) };
+    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, tally) };
     let receiver = Receiver::start(ours, Arc::clone(tally) as Arc<dyn Observer>)?;
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
@@ -277,12 +278,12 @@ fn start_receiver(
 /// Returns the options of a receiver on this host. The receiver waits until its sender has received the outcomes.
 pub(super) fn receiver_options(
     options: &CopySpec,
-    destination: Destination,
+    sink: Arc<dyn Sink>,
     asked: AskedNames,
     tally: &Tally,
 ) -> ReceiverOptions {
     ReceiverOptions {
-        destination,
+        sink,
         overwrite: options.overwrite,
         checks: options.checks,
         expect: options.expect,
@@ -291,7 +292,7 @@ pub(super) fn receiver_options(
         leaves_first: false,
         asked,
         settled: tally.settled(),
-        on_busy: Box::new(|_, _| {}),
+        on_busy: Box::new(|_| {}),
     }
 }
 

@@ -22,13 +22,14 @@ use sterna_proto::{
 
 use sterna_proto::session::Overwrite;
 
-use super::destination::{Destination, Terms, Verdict};
+use super::destination::{Destination, Verdict};
 use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
 use super::hidden::{
     Finished, HIDDEN_MODE, HiddenNames, LockedPart, is_private, lock_part, make_private, refuse_foreign,
     rename_into_place, unlink, unlink_ours,
 };
 use super::metadata::times;
+use crate::sink::Terms;
 
 /// File that accepts blocks in any order. The threads of all lanes share it.
 ///

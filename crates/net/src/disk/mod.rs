@@ -62,11 +62,11 @@ mod source;
 mod sweep;
 mod watch;
 
-pub use destination::{Destination, DirectoryModes, Inspected, Prepared, Seen, Terms, UNFINISHED_DIRECTORIES_MAX};
+pub use destination::{Destination, UNFINISHED_DIRECTORIES_MAX};
 pub(crate) use expand::last_name;
 pub use expand::{DIRECTORY_NAMES_MAX, Expansion, SourceItem, Sources};
 pub use incoming::IncomingFile;
-pub use packed::{OPEN_FILES_MAX, PackedBatch, PackedFile};
+pub use packed::{OPEN_FILES_MAX, PackedBatch};
 pub(crate) use pattern::{has_wildcards, is_meant};
 pub use root::{Access, Root};
 pub use source::SourceFile;

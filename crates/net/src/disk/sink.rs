@@ -1,9 +1,50 @@
 //! The local file system as a sink.
 
+use std::sync::Arc;
+
+use sterna_proto::session::Overwrite;
 use sterna_proto::{BlockDigest, BlockMap, Digest, Error, FileDigests, FileEntry, RangeSet, RelPath};
 
-use super::IncomingFile;
-use crate::sink::SinkFile;
+use super::destination::Destination;
+use super::incoming::IncomingFile;
+use crate::sink::{DirectoryModes, Inspected, PackedFile, PackedOutcome, Place, Prepared, Sink, SinkFile, Terms};
+
+impl Sink for Destination {
+    fn place_of(&self, path: &RelPath) -> Result<Place, Error> {
+        Ok(self.root().place(self.place(path)?))
+    }
+
+    fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared, Error> {
+        Ok(match self.prepare(entry, terms)? {
+            Prepared::UpToDate => Prepared::UpToDate,
+            Prepared::Directory => Prepared::Directory,
+            Prepared::Packed(seen) => Prepared::Packed(seen),
+            Prepared::Incoming(incoming) => Prepared::Incoming(Arc::<IncomingFile>::from(incoming)),
+        })
+    }
+
+    fn inspect(&self, entry: &FileEntry, overwrite: Overwrite) -> Result<Inspected, Error> {
+        self.inspect(entry, overwrite)
+    }
+
+    fn claim_settled(&self, entry: &FileEntry) {
+        self.claim_settled(entry);
+    }
+
+    fn publish_packed(&self, files: &[PackedFile<'_>], terms: &Terms) -> Vec<PackedOutcome> {
+        let mut batch = self.packed(terms.overwrite, terms.checks);
+        files.iter().for_each(|file| batch.add(*file));
+        batch.publish()
+    }
+
+    fn finish(&self, modes: DirectoryModes) -> Result<(), Error> {
+        self.finish(modes)
+    }
+
+    fn sync_names(&self) -> Result<(), Error> {
+        self.settle()
+    }
+}
 
 impl SinkFile for IncomingFile {
     fn path(&self) -> &RelPath {

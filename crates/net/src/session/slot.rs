@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 
-use crate::disk::Seen;
-use crate::sink::SinkFile;
+use crate::sink::{Seen, SinkFile};
 
 /// Longest wait for a file that another session holds. Reason: a client that was killed and restarted finds its own
 /// previous session. The QUIC lanes of that session count as deserted after 6 s.

@@ -1,8 +1,11 @@
 //! Sinks of a session: what a receiver needs of the place that its files go to.
 //!
-//! A [`SinkFile`] is one file that accepts blocks. Lanes write ranges, the receiver records verified blocks, and
-//! [`SinkFile::publish`] gives the complete file its name. Refuses to know sessions, lanes and hashing: a sink calls
-//! nobody, and the receiver compares digests before it records a block.
+//! A [`Sink`] prepares each offered file. A small file is published whole, in a batch. A large file becomes a
+//! [`SinkFile`]: lanes write ranges, the receiver records verified blocks, and [`SinkFile::publish`] gives the complete
+//! file its name. Refuses to know sessions, lanes and hashing: a sink calls nobody, and the receiver compares digests
+//! before it records a block.
+//!
+//! Implementations: [`crate::disk::Destination`] (files of this host).
 //!
 //! # Order of durability
 //!
@@ -21,14 +24,156 @@
 //! A disk may lose data that it reported as durable. Claims of an earlier session therefore count only after
 //! [`SinkFile::settle_claim`].
 
-use sterna_proto::{BlockDigest, BlockMap, Digest, Error, FileDigests, FileEntry, RangeSet, RelPath};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use sterna_proto::session::Overwrite;
+use sterna_proto::{BlockDigest, BlockMap, Checks, Digest, Error, FileDigests, FileEntry, RangeSet, RelPath};
+
+/// Place to which the files of a session go. All threads of a session share it.
+pub trait Sink: Send + Sync {
+    /// Returns the place of the entry named `path`. Places of all sinks are comparable.
+    ///
+    /// Errors: the sink cannot have an entry of this name.
+    fn place_of(&self, path: &RelPath) -> Result<Place, Error>;
+
+    /// Prepares for `entry`: creates directories, checks if the file is complete already, or opens it for writing.
+    ///
+    /// Errors: `Exists` under [`Overwrite::Never`], or if a directory has the name of the file; `Busy` with
+    /// `Retry::After` if another session writes the file; `Limit` with `Retry::After` if too many files are open;
+    /// `NoSpace`; `Denied`.
+    fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared, Error>;
+
+    /// Checks if `entry` exists already, as [`Sink::prepare`] does, but changes nothing.
+    ///
+    /// Errors: as [`Sink::prepare`], as far as they can be foreseen.
+    fn inspect(&self, entry: &FileEntry, overwrite: Overwrite) -> Result<Inspected, Error>;
+
+    /// Records that an earlier session of this copy has settled the file `entry`, so that no other file of the copy
+    /// replaces it. Best effort.
+    fn claim_settled(&self, entry: &FileEntry);
+
+    /// Verifies small files, makes them durable and gives them their names, in the order of this module: data before
+    /// name, name before outcome. Returns the outcome of each file, in the order of `files`.
+    ///
+    /// Errors, for each file: `Corrupt` if a digest differs; `Exists` under [`Overwrite::Never`]; `Busy` with
+    /// `Retry::After` if another session has the file, or has changed the name since it was prepared; `NoSpace`.
+    fn publish_packed(&self, files: &[PackedFile<'_>], terms: &Terms) -> Vec<PackedOutcome>;
+
+    /// Sets mode and time of directories, after the last file. [`Sink::sync_names`] makes their names durable.
+    ///
+    /// Errors: the first one; the other directories are processed nevertheless.
+    fn finish(&self, modes: DirectoryModes) -> Result<(), Error>;
+
+    /// Makes the names of all created directories durable. Errors: of the storage; the next call tries again.
+    fn sync_names(&self) -> Result<(), Error>;
+}
+
+/// Place of an entry: its storage, and its path there.
+#[derive(Clone)]
+pub struct Place {
+    /// Storage, for example an opened directory. Compared by its address, which it keeps while a place refers to it.
+    storage: Arc<dyn Any + Send + Sync>,
+    path: RelPath,
+}
+
+impl Place {
+    /// Creates the place `path` of a storage that all its sinks share.
+    pub fn new(storage: Arc<dyn Any + Send + Sync>, path: RelPath) -> Self {
+        Self { storage, path }
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage) && self.path == other.path
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place({})", self.path)
+    }
+}
+
+/// Options for the preparation of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Action if the name is already taken by a file.
+    pub overwrite: Overwrite,
+    /// Digests that are wanted besides BLAKE3.
+    pub checks: Checks,
+}
+
+/// Result of [`Sink::prepare`]. `F` is the file that accepts blocks.
+#[derive(Debug)]
+pub enum Prepared<F = Arc<dyn SinkFile>> {
+    /// The file is complete already; nothing needs to be sent.
+    UpToDate,
+    /// The directory exists.
+    Directory,
+    /// A small file, which must be sent whole for [`Sink::publish_packed`]. Holds the state of the name that it
+    /// replaces.
+    Packed(Seen),
+    /// A file that accepts blocks; some may be present already.
+    Incoming(F),
+}
+
+/// State of a name when it was checked: nothing, or a version of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen(Option<[u64; 3]>);
+
+impl Seen {
+    /// Creates the state of a name that has a file. The sink chooses numbers that differ between all versions.
+    pub fn version(numbers: [u64; 3]) -> Self {
+        Self(Some(numbers))
+    }
+}
+
+/// Result of [`Sink::inspect`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspected {
+    /// The entry exists already.
+    UpToDate,
+    /// The entry would be written.
+    Wanted,
+}
+
+/// Modes that directories get at the end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectoryModes {
+    /// Modes of the source.
+    OfSource,
+    /// Modes of the source, with full access for the owner: files are missing that another run must write.
+    Writable,
+}
+
+/// Small file with all its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedFile<'a> {
+    /// Entry of the file.
+    pub entry: &'a FileEntry,
+    /// Bytes of the file.
+    pub data: &'a [u8],
+    /// BLAKE3 of the bytes that the sender read; `None` if it is not compared here.
+    pub blake3: Option<[u8; 32]>,
+    /// Digests that the user expects.
+    pub expected: &'a [Digest],
+    /// State of the final name before this file replaces it.
+    pub seen: Seen,
+}
+
+/// Outcome of a small file: its digests, or `None` if another session has completed it since it was checked.
+pub type PackedOutcome = Result<Option<FileDigests>, Error>;
 
 /// File that accepts blocks in any order. The threads of all lanes share it.
 ///
-/// No other session can prepare the same file while this value exists. Dropping it keeps the checkpointed blocks for
-/// the next session. After an error of [`SinkFile::checkpoint`] the file must be dropped and prepared again.
+/// No other session can prepare the same file until this value is dropped, published or discarded. Dropping it keeps
+/// the checkpointed blocks for the next session. After an error of [`SinkFile::checkpoint`] the file must be dropped
+/// and prepared again.
 ///
-/// Cost: one virtual call per write of some 64 KiB; no call allocates or copies file data.
+/// Cost: one virtual call per write of some 64 KiB; a write neither copies its data nor allocates.
 pub trait SinkFile: Send + Sync {
     /// Returns the final path, as text for the user.
     fn path(&self) -> &RelPath;
