@@ -19,6 +19,7 @@ use crate::lane::{LaneRx, LaneStats};
 use crate::sink::{Prepared, Sink, Terms};
 use crate::source::Roots;
 
+mod sinks;
 mod sources;
 
 struct Silent;

@@ -5,7 +5,8 @@
 //! file its name. Refuses to know sessions, lanes and hashing: a sink calls nobody, and the receiver compares digests
 //! before it records a block.
 //!
-//! Implementations: [`crate::disk::Destination`] (files of this host).
+//! Implementations: [`crate::disk::Destination`] (files of this host). Every implementation runs the promises in
+//! `tests`.
 //!
 //! # Order of durability
 //!
@@ -23,6 +24,9 @@
 //!
 //! A disk may lose data that it reported as durable. Claims of an earlier session therefore count only after
 //! [`SinkFile::settle_claim`].
+
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::any::Any;
 use std::fmt;
