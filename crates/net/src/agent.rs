@@ -34,6 +34,7 @@ use crate::session::{
     ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within,
     close_all, spawn_feeder,
 };
+use crate::sink::Place;
 use crate::source::{Roots, SourcePlace};
 
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
@@ -485,7 +486,7 @@ impl Shared {
                 let (agent, log) = (Arc::downgrade(self), log());
                 let receiver = Receiver::start(
                     ReceiverOptions {
-                        destination,
+                        sink: Arc::new(destination),
                         overwrite: *overwrite,
                         checks: *checks,
                         expect: *expect,
@@ -494,8 +495,8 @@ impl Shared {
                         leaves_first: false,
                         asked: AskedNames::Any,
                         settled: Arc::default(),
-                        on_busy: Box::new(move |destination, path| {
-                            agent.upgrade().iter().for_each(|agent| agent.end_abandoned(&peer, destination, path));
+                        on_busy: Box::new(move |place| {
+                            agent.upgrade().iter().for_each(|agent| agent.end_abandoned(&peer, place));
                         }),
                     },
                     Arc::clone(&log) as Arc<dyn Observer>,
@@ -613,11 +614,12 @@ impl Shared {
         Ok((named.root.clone(), rest))
     }
 
-    /// Ends the session of `peer` that holds `path` and has no client any more. Reason: another session wants the file.
-    fn end_abandoned(&self, peer: &Fingerprint, destination: &Destination, path: &RelPath) {
+    /// Ends the session of `peer` that holds `place` and has no client any more. Reason: another session wants the
+    /// file.
+    fn end_abandoned(&self, peer: &Fingerprint, place: &Place) {
         for session in self.sessions.of_peer(peer) {
             let Some(receiver) = session.started().and_then(|started| started.receiver.as_ref()) else { continue };
-            if session.is_deserted() && receiver.holds(destination, path) {
+            if session.is_deserted() && receiver.holds(place) {
                 let text = "another session of the same peer took over the destination";
                 receiver.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
             }

@@ -21,6 +21,7 @@ mod lister;
 mod observer;
 pub mod report;
 pub mod session;
+pub mod sink;
 pub mod source;
 mod sync;
 pub mod sys;

@@ -31,6 +31,7 @@ use crate::lane::inside::InsideTx;
 use crate::session::{
     AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed, lock,
 };
+use crate::sink::Sink;
 use crate::web::{Web, WebOptions};
 
 /// Settings that only apply to hosts that send.
@@ -129,9 +130,10 @@ impl Direct {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
         let web = Arc::new(web);
-        let destination = Destination::resolve(&root, &path, if many { Sources::Many } else { Sources::One })?;
+        let kind = if many { Sources::Many } else { Sources::One };
+        let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
         // The sender in this process names the files, by the URLs that were given.
-        let options_of_receiver = receiver_options(options, destination, AskedNames::Any, tally);
+        let options_of_receiver = receiver_options(options, sink, AskedNames::Any, tally);
         let receiver = Receiver::start(options_of_receiver, Arc::new(InOneProcess(observer)))?;
         let (settled, pool) = (tally.settled(), BufferPool::new());
         // Reason: the receiver reports the same events.
@@ -289,12 +291,12 @@ pub(super) fn web_options(options: &CopySpec) -> WebOptions {
 /// Returns the options of a receiver on this host. The receiver waits until its sender has received the outcomes.
 pub(super) fn receiver_options(
     options: &CopySpec,
-    destination: Destination,
+    sink: Arc<dyn Sink>,
     asked: AskedNames,
     tally: &Tally,
 ) -> ReceiverOptions {
     ReceiverOptions {
-        destination,
+        sink,
         overwrite: options.overwrite,
         checks: options.checks,
         expect: options.expect,
@@ -303,6 +305,6 @@ pub(super) fn receiver_options(
         leaves_first: false,
         asked,
         settled: tally.settled(),
-        on_busy: Box::new(|_, _| {}),
+        on_busy: Box::new(|_| {}),
     }
 }

@@ -258,9 +258,9 @@ fn start_receiver(
     let (root, path) = destination.resolve()?;
     let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
     let kind = if many { Sources::Many } else { Sources::One };
-    let destination = Destination::resolve(&root, &path, kind)?;
+    let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
     let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, destination, asked, tally) };
+    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, tally) };
     let receiver = Receiver::start(ours, Arc::clone(tally) as Arc<dyn Observer>)?;
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }

@@ -143,9 +143,9 @@ impl ReplicaCopy {
 
     fn start(&self, options: &CopySpec, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
-        let destination = Destination::resolve(&root, &path, Sources::One)?;
+        let sink = Arc::new(Destination::resolve(&root, &path, Sources::One)?);
         // This host chooses the name, whatever name a sender gives its file.
-        let receiver = receiver_options(options, destination, AskedNames::Any, tally);
+        let receiver = receiver_options(options, sink, AskedNames::Any, tally);
         let plan = ReplicaPlan {
             names: names.to_vec(),
             path: self.name.clone(),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::session::Overwrite;
-use sterna_proto::{Checks, EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
 
 use super::claims::Claims;
 use super::durable::SyncRound;
@@ -20,57 +20,7 @@ use super::incoming::IncomingFile;
 use super::is_hidden_name;
 use super::metadata::{parent_of, time_from, times};
 use super::root::{Access, Root};
-
-/// Options for the preparation of a file.
-#[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// Action if the name is already taken by a file.
-    pub overwrite: Overwrite,
-    /// Digests that are wanted besides BLAKE3.
-    pub checks: Checks,
-}
-
-/// Result of [`Destination::prepare`].
-#[derive(Debug)]
-pub enum Prepared {
-    /// The file is complete already; nothing needs to be sent.
-    UpToDate,
-    /// The directory exists.
-    Directory,
-    /// A small file, which must be sent whole for [`super::PackedBatch::add`]. Holds the state of the name that it
-    /// replaces.
-    Packed(Seen),
-    /// A file that accepts blocks; some may be present already.
-    Incoming(Box<IncomingFile>),
-}
-
-/// State of a name when it was checked: nothing, or a version of a file (inode and change time).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen(Option<(u64, i64, i64)>);
-
-impl Seen {
-    fn of(stat: &Stat) -> Self {
-        Self(Some((stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64)))
-    }
-}
-
-/// Result of [`Destination::inspect`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inspected {
-    /// The entry exists already.
-    UpToDate,
-    /// The entry would be written.
-    Wanted,
-}
-
-/// Modes that directories get at the end of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DirectoryModes {
-    /// Modes of the source.
-    OfSource,
-    /// Modes of the source, with full access for the owner: files are missing that another run must write.
-    Writable,
-}
+use crate::sink::{DirectoryModes, Inspected, Prepared, Seen, Terms};
 
 /// Place beneath a root that accepts entries; cheap to clone. All threads of a session share it.
 #[derive(Clone, Debug)]
@@ -187,7 +137,7 @@ impl Destination {
     ///
     /// Errors: `Exists` under [`Overwrite::Never`], or if a directory has the name of the file; `Busy` with
     /// `Retry::After` if another session writes the file; `NoSpace`; `Denied`; `Limit`.
-    pub fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared, Error> {
+    pub fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared<Box<IncomingFile>>, Error> {
         let path = self.place(&entry.path)?;
         if entry.kind == EntryKind::Directory {
             let directory = self.make_directory(path.as_bytes())?;
@@ -359,7 +309,7 @@ impl Destination {
                     && time_from(&stat) == entry.mtime =>
             {
                 self.shared.claims.lock().insert(&stat, path);
-                Ok((Verdict::UpToDate, Seen::of(&stat)))
+                Ok((Verdict::UpToDate, seen_of(&stat)))
             }
             Overwrite::IfChanged | Overwrite::Always => {
                 let superseded = |version| Some(self.shared.history.get()?.is_superseded(&stat, version));
@@ -369,7 +319,7 @@ impl Destination {
                     );
                     return Err(PREPARING.refused(ErrorKind::Exists, text));
                 }
-                Ok((Verdict::Wanted, Seen::of(&stat)))
+                Ok((Verdict::Wanted, seen_of(&stat)))
             }
         }
     }
@@ -393,6 +343,11 @@ impl fmt::Display for Destination {
 pub(super) enum Verdict {
     UpToDate,
     Wanted,
+}
+
+/// Returns the version of the file that has a name: inode and change time.
+fn seen_of(stat: &Stat) -> Seen {
+    Seen::version([stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec])
 }
 
 /// Removes rights from a directory that its source does not grant, before files get their names in it.

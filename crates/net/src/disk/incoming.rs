@@ -23,7 +23,7 @@ use sterna_proto::{
 
 use sterna_proto::session::Overwrite;
 
-use super::destination::{Destination, Terms, Verdict};
+use super::destination::{Destination, Verdict};
 use super::fault::{FINALISING, PREPARING, VERIFYING, WRITING};
 use super::hidden::{
     Finished, HIDDEN_MODE, HiddenNames, LockedPart, is_private, lock_part, make_private, refuse_foreign,
@@ -31,6 +31,7 @@ use super::hidden::{
 };
 use super::history::version_of;
 use super::metadata::times;
+use crate::sink::Terms;
 
 /// File that accepts blocks in any order. The threads of all lanes share it.
 ///

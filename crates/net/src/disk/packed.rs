@@ -17,31 +17,17 @@ use rustix::io::Errno;
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{
-    Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry, Scope,
+    Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, FileTime, Phase, RelPath, Retry, Scope,
 };
 
-use super::destination::{Destination, Seen, Verdict};
+use super::destination::{Destination, Verdict};
 use super::durable::SyncRound;
 use super::fault::{At, FINALISING, WRITING};
 use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
 use super::history::version_of;
 use super::metadata::{parent_of, times};
 use crate::descriptors;
-
-/// Small file with all its bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct PackedFile<'a> {
-    /// Entry of the file.
-    pub entry: &'a FileEntry,
-    /// Bytes of the file.
-    pub data: &'a [u8],
-    /// BLAKE3 of the bytes that the sender read; `None` if it is not compared here.
-    pub blake3: Option<[u8; 32]>,
-    /// Digests that the user expects.
-    pub expected: &'a [Digest],
-    /// State of the final name before this file replaces it.
-    pub seen: Seen,
-}
+use crate::sink::{PackedFile, PackedOutcome};
 
 /// Small files that are written, and not yet durable or renamed.
 ///
@@ -58,11 +44,8 @@ pub struct PackedBatch {
     directories: HashMap<Vec<u8>, Arc<OwnedFd>>,
     written: Vec<Written>,
     /// Outcome of each file, in the order of [`PackedBatch::add`].
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<PackedOutcome>,
 }
-
-/// Outcome of a file: its digests, or `None` if another session has completed it since it was checked.
-type Outcome = Result<Option<FileDigests>, Error>;
 
 /// File under its hidden name. Its descriptor holds the lock that excludes other sessions.
 #[derive(Debug)]
@@ -129,7 +112,7 @@ impl PackedBatch {
     /// Errors, for each file: `Corrupt` if a digest differs; `Exists` under [`Overwrite::Never`]; `Busy`; `NoSpace`.
     /// Cost: one `syncfs` and one sync of each directory for every [`OPEN_FILES_MAX`] files. Where `syncfs` may hide a
     /// lost write, one sync of each file.
-    pub fn publish(&mut self) -> Vec<Outcome> {
+    pub fn publish(&mut self) -> Vec<PackedOutcome> {
         self.flush();
         std::mem::take(&mut self.outcomes)
     }

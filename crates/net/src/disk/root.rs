@@ -14,6 +14,7 @@ use sterna_proto::{Error, ErrorKind, RelPath};
 
 use super::fault::{At, LISTING, PREPARING};
 use super::pattern::has_wildcards;
+use crate::sink::Place;
 
 /// Access that is allowed beneath a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +129,11 @@ impl Root {
     /// Returns true if both are the same opened directory.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Returns the place `path` beneath this root.
+    pub(super) fn place(&self, path: RelPath) -> Place {
+        Place::new(Arc::clone(&self.inner) as _, path)
     }
 
     /// Returns the access that is allowed beneath the root.

@@ -23,8 +23,8 @@ use sterna_proto::session::{
     RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
-    Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, RelPath, Retry,
-    Scope, Setting,
+    Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope,
+    Setting,
 };
 
 use super::encode::Carried;
@@ -37,8 +37,8 @@ use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
 use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
 use crate::descriptors;
-use crate::disk::{Destination, DirectoryModes, IncomingFile, Inspected, PackedFile, Prepared, Terms};
 use crate::lane::LaneTx;
+use crate::sink::{DirectoryModes, Inspected, PackedFile, Place, Prepared, Sink, SinkFile, Terms};
 use crate::wake::Wake;
 
 /// Interval between checkpoints. Reason: after a power loss, at most this much of a transfer is sent again.
@@ -78,15 +78,15 @@ const BUSY_TOLD_AFTER: Duration = Duration::from_secs(1);
 /// Maximum of waiting files that are retried in one turn. Reason: bounds the duration of a turn.
 const BUSY_A_TURN: usize = 64;
 
-/// Callback for a destination that another session holds.
-pub type OnBusy = Box<dyn Fn(&Destination, &RelPath) + Send + Sync>;
+/// Callback for a place that another session holds.
+pub type OnBusy = Box<dyn Fn(&Place) + Send + Sync>;
 
 pub(super) use self::replicas::Judge;
 
 /// Options of a receiver.
 pub struct ReceiverOptions {
-    /// Destination of the files.
-    pub destination: Destination,
+    /// Sink of the files.
+    pub sink: Arc<dyn Sink>,
     /// Rule for files that exist. With `expect`, even a file that looks up to date is copied again: only its bytes
     /// can prove the digest.
     pub overwrite: Overwrite,
@@ -104,7 +104,7 @@ pub struct ReceiverOptions {
     pub asked: AskedNames,
     /// Files that count as up to date, because an earlier session of the same copy has settled them.
     pub settled: Arc<SettledPaths>,
-    /// Callback for a destination path that another session holds. It can end that session if it is abandoned.
+    /// Callback for the place of a file that another session holds. It can end that session if it is abandoned.
     pub on_busy: OnBusy,
 }
 
@@ -278,7 +278,9 @@ impl Receiver {
             let slot = lock(&self.slots).get(&file).cloned();
             let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { continue };
             let is_moot = || self.is_over() || !lock(&self.session).is_receiving(file);
-            let Some(lost) = self.limits.storage_work(|| recheck(&incoming, is_moot)) else { continue };
+            let Some(lost) = self.limits.storage_work(|| recheck(&*incoming, self.options.checks, is_moot)) else {
+                continue;
+            };
             let notice = (!lost.is_empty()).then(|| {
                 let (lost, path) = (lost.len(), incoming.path());
                 format!("{path}: blocks of an earlier session that were damaged on disk and are sent again: {lost}")
@@ -346,8 +348,7 @@ impl Receiver {
     fn postpone(&self, id: FileId, entry: &FileEntry, error: &Error, waited: Duration) {
         let mut notice = None;
         if error.kind == ErrorKind::Busy {
-            let ReceiverOptions { destination, on_busy, .. } = &self.options;
-            destination.place(&entry.path).iter().for_each(|path| on_busy(destination, path));
+            self.options.sink.place_of(&entry.path).iter().for_each(|place| (self.options.on_busy)(place));
             // One notice is enough for any number of waiting files. There is none if the other session ends within
             // `BUSY_TOLD_AFTER`.
             notice = (waited >= BUSY_TOLD_AFTER && !self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
@@ -393,31 +394,26 @@ impl Receiver {
         Err(Error::usage(&[Setting::Expect], text))
     }
 
-    /// True if this receiver writes `path` beneath the root of `destination`. Asked for another session that wants
-    /// this file.
-    pub fn holds(&self, destination: &Destination, path: &RelPath) -> bool {
-        let ours = &self.options.destination;
-        if !ours.root().is_same(destination.root()) {
-            return false;
-        }
+    /// True if this receiver writes the file at `place`. Asked for another session that wants this file.
+    pub fn holds(&self, place: &Place) -> bool {
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
         // Another session holds the files that this receiver still waits for: only open files count.
         let mut open = slots.iter().filter(|slot| slot.incoming().is_some());
-        open.any(|slot| ours.place(&slot.entry.path).is_ok_and(|placed| placed == *path))
+        open.any(|slot| self.options.sink.place_of(&slot.entry.path).is_ok_and(|ours| ours == *place))
     }
 
     /// Asks the storage about a file. Errors: the storage cannot take the file now, or never.
-    fn ask_storage(&self, slot: &Slot) -> Result<(Option<Arc<IncomingFile>>, PrepareOutcome), Error> {
+    fn ask_storage(&self, slot: &Slot) -> Result<(Option<Arc<dyn SinkFile>>, PrepareOutcome), Error> {
         let entry = &slot.entry;
-        let ReceiverOptions { destination, overwrite, checks, dry_run, settled, .. } = &self.options;
+        let ReceiverOptions { sink, dry_run, settled, .. } = &self.options;
         // A directory gets its mode and time at the end of its session, so a takeover session creates it again.
         if entry.kind == EntryKind::File && settled.contains(&entry.path) {
-            destination.claim_settled(entry);
+            sink.claim_settled(entry);
             return Ok((None, PrepareOutcome::UpToDate));
         }
         let nothing = FileDigests::of(b"", Checks::NONE);
         if *dry_run {
-            return Ok(match destination.inspect(entry, *overwrite)? {
+            return Ok(match sink.inspect(entry, self.options.overwrite)? {
                 Inspected::UpToDate => (None, PrepareOutcome::UpToDate),
                 Inspected::Wanted => (None, PrepareOutcome::Complete(nothing)),
             });
@@ -426,7 +422,7 @@ impl Receiver {
             let text = format!("write {}: {} files of this session are open already", entry.path, self.open_max);
             return Err(Error::new(ErrorKind::Limit, Scope::Destination, Phase::Prepare, text).retry(Retry::After));
         }
-        Ok(match destination.prepare(entry, &Terms { overwrite: *overwrite, checks: *checks })? {
+        Ok(match sink.prepare(entry, &self.terms())? {
             Prepared::UpToDate => (None, PrepareOutcome::UpToDate),
             Prepared::Directory => (None, PrepareOutcome::Complete(nothing)),
             Prepared::Packed(seen) => {
@@ -439,7 +435,7 @@ impl Receiver {
                 }
                 let notice = incoming.restarted().map(str::to_owned);
                 let outcome = PrepareOutcome::Ready { have: incoming.have(), notice };
-                (Some(Arc::from(incoming)), outcome)
+                (Some(incoming), outcome)
             }
         })
     }
@@ -448,15 +444,19 @@ impl Receiver {
     /// after this step.
     fn finish_directories(&self, modes: DirectoryModes) {
         // The lock of the session is not held, so that a slow disk does not block lanes.
-        let destination = &self.options.destination;
+        let sink = &self.options.sink;
         // A failed mode or time is only a notice; a name that is not durable aborts the session.
-        self.notice(destination.finish(modes));
-        let durable = destination.settle();
+        self.notice(sink.finish(modes));
+        let durable = sink.sync_names();
         let mut session = lock(&self.session);
         match durable {
             Ok(()) => session.handle_finished(),
             Err(error) => session.abort(error),
         }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { overwrite: self.options.overwrite, checks: self.options.checks }
     }
 
     fn notice(&self, outcome: Result<(), Error>) {
@@ -468,10 +468,10 @@ impl Receiver {
     fn publish_file(&self, id: FileId) {
         let slot = lock(&self.slots).get(&id).cloned();
         let outcome = match slot.and_then(|slot| slot.incoming()) {
-            Some(incoming) => match self.take_wrong_blocks_back(id, &incoming) {
+            Some(incoming) => match self.take_wrong_blocks_back(id, &*incoming) {
                 Ok(true) => return,
                 Ok(false) => {
-                    self.close_growing(id, &incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
+                    self.close_growing(id, &*incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
                 }
                 Err(error) => Err(error),
             },
@@ -485,7 +485,7 @@ impl Receiver {
     }
 
     /// Compares a file that was sent while it grew with the final digest of its sender.
-    fn close_growing(&self, id: FileId, incoming: &IncomingFile) -> Result<(), Error> {
+    fn close_growing(&self, id: FileId, incoming: &dyn SinkFile) -> Result<(), Error> {
         let session = lock(&self.session);
         let (entry, seal) = session.open_entry(id).map_or((None, None), |(entry, seal)| (Some(entry.clone()), seal));
         drop(session);
@@ -506,15 +506,16 @@ impl Receiver {
 
     fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
         let mut rest = data;
-        let ReceiverOptions { destination, overwrite, checks, expect, .. } = &self.options;
-        let mut batch = destination.packed(*overwrite, *checks);
+        let expected = self.options.expect.as_slice();
+        let mut packed = Vec::with_capacity(files.len());
         for (id, entry, blake3) in files {
-            let (data, tail) = rest.split_at(entry.size as usize);
-            rest = tail;
+            let (data, behind) = rest.split_at(entry.size as usize);
+            rest = behind;
             let seen = lock(&self.slots).get(id).map(|slot| slot.seen()).unwrap_or_default();
-            batch.add(PackedFile { entry, data, blake3: Some(*blake3), expected: expect.as_slice(), seen });
+            packed.push(PackedFile { entry, data, blake3: Some(*blake3), expected, seen });
         }
-        for ((id, entry, _), outcome) in files.iter().zip(batch.publish()) {
+        let outcomes = self.options.sink.publish_packed(&packed, &self.terms());
+        for ((id, entry, _), outcome) in files.iter().zip(outcomes) {
             match outcome {
                 Err(error) if error.kind == ErrorKind::Busy && self.publish_later(*id, entry, &error) => {}
                 Err(error) => lock(&self.session).handle_published(*id, Err(error)),

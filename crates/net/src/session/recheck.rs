@@ -1,17 +1,18 @@
 //! Verifies the blocks that a journal of an earlier session claims, before they count.
 
-use sterna_proto::{BlockHasher, RangeSet};
+use sterna_proto::{BlockHasher, Checks, RangeSet};
 
-use crate::disk::IncomingFile;
+use crate::sink::SinkFile;
 
 /// Bytes per read: as for a source, so that they are hashed while they are in the CPU cache.
 const RECHECK_BYTES: usize = 128 << 10;
 
-/// Reads every block that only the journal claims. Returns the blocks with another digest or a read error.
+/// Reads every block that only the journal claims, and computes its `checks`. Returns the blocks with another digest or
+/// a read error.
 ///
 /// Returns `None` once `is_moot` returns true. Holds no lock while it reads. Cost: one pass over those blocks, and a
 /// buffer.
-pub(super) fn recheck(incoming: &IncomingFile, is_moot: impl Fn() -> bool) -> Option<RangeSet> {
+pub(super) fn recheck(incoming: &dyn SinkFile, checks: Checks, is_moot: impl Fn() -> bool) -> Option<RangeSet> {
     let mut lost = RangeSet::new();
     let mut buffer = vec![0; RECHECK_BYTES];
     while let Some((index, claimed)) = incoming.next_claim() {
@@ -20,7 +21,7 @@ pub(super) fn recheck(incoming: &IncomingFile, is_moot: impl Fn() -> bool) -> Op
         }
         let blocks = incoming.blocks();
         let (offset, length) = (blocks.offset(index), blocks.length(index));
-        let mut hasher = BlockHasher::new(&blocks, index, incoming.checks());
+        let mut hasher = BlockHasher::new(&blocks, index, checks);
         let mut done = 0;
         while done < length {
             let piece = &mut buffer[..RECHECK_BYTES.min((length - done) as usize)];

@@ -194,8 +194,9 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::disk::{Access, Destination, IncomingFile, Prepared, Root, Sources, Terms};
+    use crate::disk::{Access, Destination, IncomingFile, Root, Sources};
     use crate::session::limits::Meter;
+    use crate::sink::{Prepared, Terms};
 
     fn meter() -> Arc<Meter> {
         Arc::new(Meter::new())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 
-use crate::disk::{IncomingFile, Seen};
+use crate::sink::{Seen, SinkFile};
 
 /// Longest wait for a file that another session holds. Reason: a client that was killed and restarted finds its own
 /// previous session. The QUIC lanes of that session count as deserted after 6 s.
@@ -43,7 +43,7 @@ pub(super) struct Slot {
 
 /// File that takes blocks and holds descriptors.
 struct OpenFile {
-    incoming: Arc<IncomingFile>,
+    incoming: Arc<dyn SinkFile>,
     _counted: OpenCount,
 }
 
@@ -81,7 +81,7 @@ impl Slot {
     }
 
     /// Records the answer of the storage. Called once, by the thread that holds `asked`.
-    pub(super) fn set_found(&self, incoming: Option<Arc<IncomingFile>>, open: &OpenCount) {
+    pub(super) fn set_found(&self, incoming: Option<Arc<dyn SinkFile>>, open: &OpenCount) {
         // A second value would need two threads that ask, which the lock of `asked` prevents.
         let _ = self.found.set(incoming.map(|incoming| OpenFile { incoming, _counted: open.clone() }));
     }
@@ -93,7 +93,7 @@ impl Slot {
 
     /// Returns the file that takes blocks; `None` if the file takes none, or before the storage has answered. Never
     /// waits.
-    pub(super) fn incoming(&self) -> Option<Arc<IncomingFile>> {
+    pub(super) fn incoming(&self) -> Option<Arc<dyn SinkFile>> {
         self.found.get()?.as_ref().map(|open| Arc::clone(&open.incoming))
     }
 

@@ -13,11 +13,13 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::buffer::BufferPool;
-use crate::disk::{Access, Destination, Prepared, Root, Sources, Terms};
+use crate::disk::{Access, Destination, Root, Sources};
 use crate::identity::Fingerprint;
 use crate::lane::{LaneRx, LaneStats};
+use crate::sink::{Prepared, Sink, Terms};
 use crate::source::Roots;
 
+mod sinks;
 mod sources;
 
 struct Silent;
@@ -215,7 +217,7 @@ fn receiver(directory: &TempDir) -> (Arc<Receiver>, Destination) {
     let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
     let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
     let options = ReceiverOptions {
-        destination: destination.clone(),
+        sink: Arc::new(destination.clone()),
         overwrite: Overwrite::IfChanged,
         checks: Checks::NONE,
         expect: None,
@@ -224,7 +226,7 @@ fn receiver(directory: &TempDir) -> (Arc<Receiver>, Destination) {
         leaves_first: false,
         asked: AskedNames::Any,
         settled: Arc::default(),
-        on_busy: Box::new(|_, _| {}),
+        on_busy: Box::new(|_| {}),
     };
     let receiver = Receiver::start(options, Arc::new(Silent)).unwrap();
     receiver.lane_up(LANE);
@@ -308,12 +310,13 @@ fn a_session_that_waits_for_a_file_does_not_hold_it() {
     let terms = Terms { overwrite: Overwrite::Always, checks: Checks::NONE };
     let elsewhere = destination.prepare(&wanted, &terms).unwrap();
     assert!(matches!(elsewhere, Prepared::Incoming(_)));
-    tell(&receiver, 0, &[Message::Offer { file: FileId(0), entry: wanted.clone() }]);
+    let place = destination.place_of(&wanted.path).unwrap();
+    tell(&receiver, 0, &[Message::Offer { file: FileId(0), entry: wanted }]);
     wait_until("word to wait", || said(&receiver).iter().any(|m| matches!(m, Message::Wait { file: FileId(0) })));
-    assert!(!receiver.holds(&destination, &wanted.path), "it would be ended for the sake of itself");
+    assert!(!receiver.holds(&place), "it would be ended for the sake of itself");
     drop(elsewhere);
     wait_until("word to go on", || said(&receiver).iter().any(|m| matches!(m, Message::Want { file: FileId(0), .. })));
-    assert!(receiver.holds(&destination, &wanted.path));
+    assert!(receiver.holds(&place));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use sterna_proto::session::FileId;
 use sterna_proto::{BlockDigest, BlockHasher, BlockMap, Checks, Error, RangeSet};
 
 use super::limits::{Meter, Wait};
-use crate::disk::IncomingFile;
+use crate::sink::SinkFile;
 
 /// Maximum of bytes that are gathered for one write. Reason: a QUIC packet has 1.4 kB, and a write of 64 KiB costs
 /// hardly more than a write of 1.4 kB. The bytes are then hashed while they are still in the CPU cache.
@@ -25,7 +25,7 @@ pub struct BlockWriter {
     pub file: FileId,
     /// Index of the block.
     pub index: u64,
-    incoming: Arc<IncomingFile>,
+    incoming: Arc<dyn SinkFile>,
     offset: u64,
     length: u64,
     hasher: BlockHasher,
@@ -45,7 +45,7 @@ impl BlockWriter {
         index: u64,
         blocks: &BlockMap,
         checks: Checks,
-        incoming: Arc<IncomingFile>,
+        incoming: Arc<dyn SinkFile>,
         meter: Arc<Meter>,
     ) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl BlockWriter {
     }
 
     /// Returns the file that is written.
-    pub fn incoming(&self) -> &Arc<IncomingFile> {
+    pub fn incoming(&self) -> &Arc<dyn SinkFile> {
         &self.incoming
     }
 

@@ -126,7 +126,8 @@ fn overwrite_decides_what_happens_to_a_file_that_is_there() {
     for size in [10, ONE_BLOCK] {
         let entry = file_entry(format!("{size}"), size);
         let prepare = |overwrite| destination.prepare(&entry, &terms(overwrite));
-        let wanted = |prepared: Prepared| matches!(prepared, Prepared::Packed(_) | Prepared::Incoming(_));
+        let wanted =
+            |prepared: Prepared<Box<IncomingFile>>| matches!(prepared, Prepared::Packed(_) | Prepared::Incoming(_));
         assert!(wanted(prepare(Overwrite::Never).unwrap()));
         let path = directory.path().join(format!("{size}"));
         std::fs::write(&path, vec![0; size as usize]).unwrap();

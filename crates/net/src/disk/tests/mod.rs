@@ -21,6 +21,7 @@ use sterna_seeded::Seeded;
 use tempfile::TempDir;
 
 use super::*;
+use crate::sink::{DirectoryModes, PackedFile, Prepared, Seen, Terms};
 
 const MIB: u64 = 1 << 20;
 

@@ -22,7 +22,7 @@ impl Receiver {
             if over {
                 // Directories that miss some of their files keep their initial mode, so that the next session can
                 // write to them.
-                self.notice(self.options.destination.settle());
+                self.notice(self.options.sink.sync_names());
                 self.end_files();
                 return;
             }

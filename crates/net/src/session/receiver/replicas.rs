@@ -1,13 +1,13 @@
 //! Functions of a receiver for a file that comes from several replicas.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use sterna_proto::session::{FileId, LaneId};
 use sterna_proto::{Error, ErrorKind, RangeSet};
 
 use super::Receiver;
-use crate::disk::IncomingFile;
 use crate::session::lock;
+use crate::sink::SinkFile;
 
 /// Judge that a receiver asks before it gives up a file with a wrong digest.
 pub(in crate::session) trait Judge: Send + Sync {
@@ -55,7 +55,7 @@ impl Receiver {
     }
 
     /// Checks a file before its publication; returns true if wrong blocks are received again. Errors: of the disk.
-    pub(super) fn take_wrong_blocks_back(&self, file: FileId, incoming: &Arc<IncomingFile>) -> Result<bool, Error> {
+    pub(super) fn take_wrong_blocks_back(&self, file: FileId, incoming: &dyn SinkFile) -> Result<bool, Error> {
         let Some(judge) = self.judge.get().and_then(Weak::upgrade).filter(|_| self.options.expect.is_some()) else {
             return Ok(false);
         };
