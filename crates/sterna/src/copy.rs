@@ -16,7 +16,7 @@ use sterna_net::engine::{
     CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next, PathOptions,
     ReplicaSummary, Trust, ViaChoice,
 };
-use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts, SHOWN_AT_AGENT};
+use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
 use sterna_net::report::{self, Event, Reporter};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
@@ -399,6 +399,11 @@ impl Person {
         self.stop.load(Ordering::Relaxed)
     }
 }
+
+/// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
+/// not enough: if the agent has its own `--state`, that command creates another identity and prints its fingerprint.
+const SHOWN_AT_AGENT: &str = "the line that the agent printed at its start (listening … fingerprint SHA256:…), or the \
+                              output of `sterna id --state DIR` at its host, where DIR is the --state of the agent";
 
 impl Trust for Person {
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {

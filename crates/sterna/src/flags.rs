@@ -8,6 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sterna_net::report::Event;
 use sterna_net::source::Then;
+use sterna_proto::limit::Advice;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
 use tracing::level_filters::LevelFilter;
@@ -463,7 +464,40 @@ pub fn worded_event(mut event: Event) -> Event {
     if let Some(error) = event.error_mut() {
         error.text = with_flags(std::mem::take(&mut error.text), &error.settings);
     }
+    if let Some(limits) = event.limits_mut() {
+        for (limit, text) in &mut limits.remedies {
+            *text = with_advice(std::mem::take(text), limits.advice.get(limit).copied());
+        }
+    }
     event
+}
+
+/// Adds an advice to the cause of a limit, with the flags that follow it.
+pub fn with_advice(cause: String, advice: Option<Advice>) -> String {
+    let advice = match advice {
+        None => return cause,
+        Some(Advice::Memory) => "give more --memory".to_owned(),
+        Some(Advice::MemoryOfReceiver) => "give the receiver more --memory".to_owned(),
+        Some(Advice::LossCeiling) => {
+            "the rate yields to more than --loss-ceiling, and to losses beside a queue".to_owned()
+        }
+        Some(Advice::QuicForFewerAcknowledgements) => "--via quic sends fewer".to_owned(),
+        Some(Advice::QuicForPacing) => "--via quic spreads packets, and finds the rate".to_owned(),
+        Some(Advice::QuicForWindow) => "--via quic has no such window".to_owned(),
+        Some(Advice::QuicAtPathRate) => "--via quic --rate RATE does not slow down for it".to_owned(),
+        Some(Advice::QuicBelowPolicer { rate_bps }) => {
+            format!("--via quic --rate {} avoids the losses", rate_of_flag(rate_bps))
+        }
+    };
+    format!("{cause}; {advice}")
+}
+
+/// Returns a rate in the format of `--rate`.
+fn rate_of_flag(rate_bps: u64) -> String {
+    match rate_bps {
+        bits if bits >= 10_000_000 => format!("{}Mbit", bits / 1_000_000),
+        bits => format!("{}kbit", bits / 1000),
+    }
 }
 
 /// Adds the flags of `settings` to a text, in parentheses.
@@ -497,6 +531,7 @@ const fn flag_of(setting: Setting) -> &'static str {
         Setting::Linger => "--linger",
         Setting::Trust => "--trust",
         Setting::WebToken => "--http-token-file",
+        Setting::WebTokenCommand => "--http-token-command",
         Setting::WebAuthority => "--http-ca",
         Setting::Listen => "--listen",
         Setting::Authorize => "--authorize",

@@ -28,7 +28,7 @@ use super::path::PathOptions;
 use super::run::{Again, Backoff, Driven, Restarts, drive};
 use super::tally::TallyState;
 use super::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
-use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
+use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle, LaneStats, Transport};
 use crate::latch::Latch;
@@ -233,7 +233,7 @@ impl Asking<'_> {
             }
             Err(error) if error.kind == ErrorKind::Unreachable => {
                 let text = format!(
-                    "{} is not known here, and does not answer here ({}): give its fingerprint too, as in {SHOWN_AT_AGENT}",
+                    "the key of {} is not recorded here, and it does not answer here ({}): give its fingerprint too. The agent printed it at its start: listening … fingerprint SHA256:…",
                     passive.host_port(),
                     error.chain()
                 );

@@ -5,8 +5,9 @@
 //! `sterna copy --json` prints the [`Event`]s of a copy, `--log` its [`LogLine`]s, each with [`line`].
 //!
 //! These types are not those of [`crate::engine`], because those change with the code. They are part of the library, so
-//! that every program which runs copies reports them alike. Texts contain no flag: an [`ErrorReport`] names settings,
-//! and a user interface adds its own words with [`Event::error_mut`].
+//! that every program which runs copies reports them alike. Texts contain no flag: an [`ErrorReport`] names settings
+//! and [`Limits`] have advice as values. A user interface adds its own words with [`Event::error_mut`] and
+//! [`Event::limits_mut`].
 
 mod limits;
 mod plan;
@@ -99,6 +100,14 @@ impl Event {
     /// Returns the last line of a copy that failed as a whole.
     pub fn failure(error: &Error) -> Self {
         Self::Error { error: error.into(), exit_code: error.exit_code() }
+    }
+
+    /// Returns the limits of a summary: a user interface can add its words for the advice to the remedies.
+    pub fn limits_mut(&mut self) -> Option<&mut Limits> {
+        match self {
+            Self::Summary(summary) => Some(&mut summary.limits),
+            _ => None,
+        }
     }
 
     /// Returns the error of the event, if it has one: a user interface can add words of its own to the text.

@@ -550,7 +550,7 @@ fn what_is_wrong_with_a_certificate_is_said() {
     early.not_before = rcgen::date_time_ymd(3001, 1, 1);
     early.not_after = rcgen::date_time_ymd(3002, 1, 1);
     // Error texts if the certificate itself is given as the authority, and if no authority is given.
-    let unknown = "a private one is given with --http-ca FILE";
+    let unknown = "give the certificate of a private one (--http-ca)";
     let cases = [
         ("authority", authority, ["(CA:TRUE)"; 2]),
         ("old", old, ["ran out on Tue, 01 Jan 2002"; 2]),
@@ -574,7 +574,7 @@ fn what_is_wrong_with_a_certificate_is_said() {
     let (pem, private) = (path("other", "pem"), path("other", "key"));
     let more = format!("ssl_certificate {}; ssl_certificate_key {};", pem.display(), private.display());
     let server = WebServer::start_with(Kind::NginxTls, &more);
-    for (name, words) in [("authority", "nor by that of --http-ca"), ("old", "another key has signed")] {
+    for (name, words) in [("authority", "nor did the given one (--http-ca)"), ("old", "another key has signed")] {
         let mut copy = copy_of(&site, &[server.url("f")]);
         copy.arg("--http-ca").arg(path(name, "pem")).run().expect(6).says(words);
     }
