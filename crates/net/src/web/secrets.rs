@@ -344,6 +344,23 @@ mod tests {
     }
 
     #[test]
+    fn files_of_credentials_are_read_up_to_their_maximum() {
+        let endless = Path::new("/dev/zero");
+        assert_eq!(read_up_to(endless, NETRC_BYTES_MAX).unwrap().len() as u64, NETRC_BYTES_MAX);
+        assert!(read_token(&TokenSource::File(endless.to_owned())).is_err());
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        for (bytes, is_token) in [(TOKEN_BYTES_MAX, true), (TOKEN_BYTES_MAX + 1, false)] {
+            std::fs::write(&file, "t".repeat(bytes)).unwrap();
+            let token = read_token(&TokenSource::File(file.clone()));
+            assert_eq!(token.is_ok(), is_token, "{bytes} bytes");
+            if let Err(error) = token {
+                assert_eq!(error.settings(), [Setting::WebToken]);
+            }
+        }
+    }
+
+    #[test]
     fn no_error_shows_a_token() {
         for line in ["echo 'top secret'", "echo top-secret; exit 3", "true"] {
             let source = Some(TokenSource::Command(line.to_owned()));
