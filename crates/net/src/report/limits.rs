@@ -50,8 +50,8 @@ pub fn shares(times: &LimitTimes) -> Shares {
 /// Measurements behind the remedies; zero if unknown. Pairs are the least and the most: one copy measures only a range.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LimitFacts {
-    /// Smallest RTT.
-    pub rtt_s: f64,
+    /// Smallest RTT; `None`: not measured.
+    pub rtt_s: Option<f64>,
     /// Mean delivery rate of all lanes in the last seconds.
     pub rate_bps: u64,
     /// The given rate.
@@ -97,7 +97,7 @@ impl From<&Facts> for LimitFacts {
             (least.0 / 8, most.0 / 8)
         };
         Self {
-            rtt_s: facts.rtt.as_secs_f64(),
+            rtt_s: super::measured(facts.rtt),
             rate_bps: facts.rate.0,
             rate_cap_bps: facts.rate_cap.0,
             policed_bps: (policed, (!facts.policed_is_least).then_some(policed)),

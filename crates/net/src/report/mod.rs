@@ -400,6 +400,11 @@ impl Reporter {
     }
 }
 
+/// Returns a measured time in seconds; `None` for zero, which stands for a measurement that is missing.
+fn measured(time: Duration) -> Option<f64> {
+    (!time.is_zero()).then_some(time.as_secs_f64())
+}
+
 /// Returns the number of a path for users, from 1.
 fn number_of(path: PathNumber) -> u32 {
     u32::from(path.0) + 1
@@ -442,6 +447,13 @@ pub fn line(report: &impl Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_that_was_not_measured_is_null() {
+        let facts = sterna_proto::limit::Facts::default();
+        assert_eq!(serde_json::to_value(LimitFacts::from(&facts)).unwrap()["rtt_s"], serde_json::Value::Null);
+        assert_eq!(measured(Duration::from_millis(8)), Some(0.008));
+    }
 
     #[test]
     fn a_line_holds_nothing_that_drives_a_terminal_and_reads_back_as_it_was() {
