@@ -46,7 +46,7 @@ pub enum Command {
     /// Copy files to or from an agent, between two agents, or from web servers
     #[command(after_help = COPY_EXAMPLES, override_usage = "sterna copy [OPTIONS] <SOURCE>... <DESTINATION>")]
     Copy(Box<CopyFlags>),
-    /// Print the fingerprint of this host, by which other hosts know it
+    /// Print the fingerprint of this host, by which other hosts identify it
     #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),
     /// Emulate a long network path between two hosts on this machine (as root)
@@ -351,7 +351,7 @@ pub struct CopyFlags {
     /// Print errors only
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Directory with the key of this host, the agents that it knows and the properties of paths (default: sterna in
+    /// Directory with the key of this host, the recorded agents and the properties of paths (default: sterna in
     /// $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
@@ -434,6 +434,9 @@ fn parse_percent(text: &str) -> Result<Ppm, String> {
     }
 }
 
+/// Form of a time.
+const TIME_EXPECTED: &str = "expected a whole number and a unit (ms, s, min or h), such as 500ms, 30s, 10min or 2h";
+
 /// Reads `90s`, `10min`, `2h` or `500ms`.
 fn parse_time(text: &str) -> Result<std::time::Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -443,9 +446,9 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
         "s" => 1000,
         "m" | "min" => 60_000,
         "h" => 3_600_000,
-        _ => return Err("expected a time such as 30s, 10min or 2h".to_owned()),
+        _ => return Err(TIME_EXPECTED.to_owned()),
     };
-    let number: u64 = number.parse().map_err(|_| "expected a time such as 30s, 10min or 2h".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| TIME_EXPECTED.to_owned())?;
     // A year: a larger number is a typing error.
     match number.checked_mul(millis) {
         Some(total) if total <= 366 * 24 * 3_600_000 => Ok(std::time::Duration::from_millis(total)),
@@ -573,6 +576,19 @@ mod tests {
         for wrong in ["localhost", "localhost:7373", "7373", ":7373", "", "127.0.0.1:", "1.2.3.4:70000"] {
             assert!(parse_listen(wrong).unwrap_err().contains("127.0.0.1:7373"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_time_is_a_whole_number_with_a_unit_and_the_error_names_the_units() {
+        let millis = |text| parse_time(text).map(|time| time.as_millis());
+        for (text, expected) in [("500ms", 500), ("30s", 30_000), ("10min", 600_000), ("2h", 7_200_000)] {
+            assert_eq!(millis(text), Ok(expected));
+        }
+        for wrong in ["0.5s", "30", "s", "", "-1s", "1d", "1 s"] {
+            let error = millis(wrong).unwrap_err();
+            assert!(error.contains("whole number") && error.contains("ms, s, min or h"), "{wrong}: {error}");
+        }
+        assert_eq!(millis("9000h"), Err("longer than a year".to_owned()));
     }
 
     #[test]
