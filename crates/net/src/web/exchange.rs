@@ -90,7 +90,7 @@ impl Fault {
 
     /// Returns the fault of a file that changed.
     pub(super) fn changed(at: &WebLocation, what: impl std::fmt::Display) -> Self {
-        let text = format!("{at} changed while it was read: {what}; the next attempt starts it over");
+        let text = format!("{at} changed while it was read: {what}; the next attempt copies the file from its start");
         Self::from(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
     }
 
@@ -493,7 +493,7 @@ fn said(error: &ureq::Error) -> String {
             "the connection ended before the answer did".to_owned()
         }
         ureq::Error::Io(error) => error.to_string(),
-        ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
+        ureq::Error::HostNotFound => "the host name has no address".to_owned(),
         // The text of the library would show the URL with its query.
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
         ureq::Error::Protocol(error) => {

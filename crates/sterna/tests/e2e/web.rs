@@ -401,7 +401,7 @@ fn a_body_whose_end_proves_nothing_is_refused() {
         _ => Verdict::Answer("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello".to_owned()),
     });
     let site = Site::new();
-    copy_of(&site, &[proxy.url("closed")]).run().expect(3).says("neither how long it is nor where it ends");
+    copy_of(&site, &[proxy.url("closed")]).run().expect(3).says("neither its length nor a mark of its end");
     copy_of(&site, &[proxy.url("cut")]).args(["--linger", "1s"]).run().expect(3);
     copy_of(&site, &[proxy.url("encoded")]).run().expect(3).says("gzip");
     copy_of(&site, &[proxy.url("chunked")]).succeed();
