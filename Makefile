@@ -18,7 +18,7 @@ TEST_LOG := target/test.log
 
 demo:
 	scripts/setup.sh demo
-	cargo build --release --locked -p sterna
+	cargo build --release --locked -p sterna --target-dir target
 	scripts/demo.sh
 
 test: lint
@@ -40,5 +40,5 @@ fuzz:
 
 bench:
 	scripts/setup.sh bench
-	cargo build --release --locked -p sterna
+	cargo build --release --locked -p sterna --target-dir target
 	python3 bench/run.py $(ARGS)

@@ -18,7 +18,8 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions --cfg=fuzzing"
-RUSTFLAGS=$(echo $coverage) cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --target "$host" --bins
+RUSTFLAGS=$(echo $coverage) cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --target "$host" --bins \
+    --target-dir fuzz/target
 
 if [ $# -eq 0 ]; then
     set -- $(sed -n 's|.*fuzz_targets/\(.*\)\.rs.*|\1|p' fuzz/Cargo.toml)

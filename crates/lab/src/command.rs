@@ -24,15 +24,17 @@ pub const EXAMPLES: &str = "Examples:
   sterna lab down --name x
 
 Host a is where data comes from, host b where it goes to. STERNA_LAB_A and STERNA_LAB_B
-hold their addresses for every command that runs on one of them. `sterna lab run --help`
-lists what a path can do to packets: queues, policers, bursts, reordering and more.";
+hold their addresses for every command that runs on one of them. With a second network,
+STERNA_LAB_A2 and STERNA_LAB_B2 hold the addresses in it. `sterna lab run --help` lists
+what a path can do to packets: queues, policers, bursts, reordering and more.";
 
 const RUN_EXAMPLES: &str = "Examples:
   sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
   sterna lab run --rate 1Gbit --rtt 260ms --loss 0.01% --buffers 512MB \\
       --counters counters.json -- sh push.sh
 
-push.sh may start programs on the other host: sterna lab exec b -- CMD";
+push.sh may start programs on the other host: sterna lab exec b -- CMD
+With a second network, its addresses are STERNA_LAB_A2 and STERNA_LAB_B2.";
 
 const UP_EXAMPLES: &str = "Examples:
   sterna lab up --name x --rate 50Mbit --rtt 660ms --loss 1% --buffers 512MB
@@ -193,7 +195,7 @@ pub fn up(args: &UpArgs) -> Result<u8, Error> {
         .map_err(|e| cannot("start the lab's process", e))?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(|e| cannot("hear from the lab's process", e))?;
+        BufReader::new(stdout).read_line(&mut line).map_err(|e| cannot("read from the lab's process", e))?;
     }
     if line.is_empty() {
         // The process has already reported the error on stderr.
@@ -295,7 +297,7 @@ fn find(name: Option<&str>) -> Result<Content, Error> {
     match alive.len() {
         0 => Err(missing("no lab is up: start one with lab up".into())),
         1 => Ok(alive.swap_remove(0)),
-        count => Err(missing(format!("{count} labs are up: say which one with --name"))),
+        count => Err(missing(format!("{count} labs are up: select one with --name"))),
     }
 }
 

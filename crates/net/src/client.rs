@@ -97,6 +97,8 @@ pub(crate) fn run(
         PlannedCopy::Agent(job) => {
             let tally = Tally::new(observer);
             lock(&tally.state).remembers_none = options.follow.is_some();
+            // The command of a granted copy names the destination itself.
+            lock(&tally.state).destination = options.granted.is_none().then(|| options.destination.clone());
             tally.leave_out(options.settled.clone());
             let CopySpec { checks, expect, dry_run, .. } = *options;
             lock(&tally.state).asked = (!dry_run).then_some(AskedDigests { checks, expect });

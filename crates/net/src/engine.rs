@@ -314,3 +314,54 @@ impl CopyObserver for Running {
         self.cancel.is_cancelled() || self.cancel_outside.is_cancelled()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::session::SessionEvent;
+
+    struct Anybody;
+
+    impl Trust for Anybody {
+        fn check(&self, _: &RemoteLocation, _: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn expected_keys(&self, _: &RemoteLocation, _: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_cancelled_copy_ends_although_nobody_reads_its_events() {
+        let running = Arc::new(Running {
+            events: Mutex::default(),
+            changed: Condvar::new(),
+            progress: Mutex::default(),
+            cut_short: Mutex::default(),
+            cancel: Cancel::default(),
+            cancel_outside: Cancel::default(),
+            trust: Arc::new(Anybody),
+        });
+        let (ended, end) = channel();
+        let copy = Arc::clone(&running);
+        let thread = thread::spawn(move || {
+            for number in 0..2 * EVENTS_MAX {
+                copy.event(CopyEvent::Session(SessionEvent::Notice(number.to_string())));
+            }
+            let _ = ended.send(());
+        });
+        while lock(&running.events).queue.len() < EVENTS_MAX {
+            thread::yield_now();
+        }
+        assert!(end.try_recv().is_err(), "the copy waits for its reader");
+        running.cancel.cancel();
+        end.recv_timeout(FOREVER_IN_A_TEST).expect("the copy has ended");
+        thread.join().unwrap();
+    }
+
+    /// Longest wait of a test for a condition.
+    const FOREVER_IN_A_TEST: Duration = Duration::from_secs(120);
+}

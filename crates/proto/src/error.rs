@@ -238,6 +238,13 @@ impl Error {
         self.is_cut_in_handshake
     }
 
+    /// Puts the location of an end before the text. Reason: the text of a failure at another host has only the path
+    /// beneath that location.
+    #[must_use]
+    pub fn at(self, location: impl fmt::Display) -> Self {
+        Self { text: format!("{location}: {}", self.text).into(), ..self }
+    }
+
     /// Replaces the text; it holds those of the causes, which are dropped.
     #[must_use]
     pub fn reworded(self, text: impl Into<String>) -> Self {
@@ -299,7 +306,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let SaidBy::Host(peer) = &self.said_by {
-            write!(f, "{peer} says: ")?;
+            write!(f, "{peer} reports: ")?;
         }
         f.write_str(&self.text)
     }
@@ -345,7 +352,7 @@ mod tests {
         let error = Error::new(ErrorKind::Denied, Scope::Destination, Phase::Prepare, "write to /x: not allowed");
         assert_eq!(error.clone().named(peer("hub")).chain(), error.chain(), "our own");
         let theirs = error.from_peer().named(peer("hub"));
-        assert_eq!(theirs.chain(), "hub:7373 says: write to /x: not allowed");
+        assert_eq!(theirs.chain(), "hub:7373 reports: write to /x: not allowed");
         assert_eq!(theirs.clone().named(peer("gate")).said_by, theirs.said_by);
     }
 

@@ -197,7 +197,7 @@ impl JournalHeader {
         };
         let kind = if header.growth.is_some() { KIND_GROWING } else { KIND_FILE };
         if bytes[10] != kind || header.size > FILE_BYTES_MAX || header.mtime.nanoseconds >= 1_000_000_000 {
-            return wrong("speaks of no file that can be");
+            return wrong("describes no possible file");
         }
         if long(bytes, 24) != header.blocks().block_bytes() {
             return wrong("is of a file that was cut into other blocks");

@@ -48,6 +48,7 @@ settings! {
     Linger "linger" "Time that a session outlives its last lane.",
     Trust "trust" "Keys of trusted agents.",
     WebToken "web_token" "Bearer token for web servers.",
+    WebTokenCommand "web_token_command" "Command that prints a bearer token for web servers.",
     WebAuthority "web_authority" "Certificates of authorities for web servers.",
     Listen "listen" "Address and port of an agent.",
     Authorize "authorize" "Keys that an agent serves.",

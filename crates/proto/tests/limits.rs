@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use sterna_proto::limit::{
-    Accountant, LaneSample, Limit, LimitReport, QuicSample, ReceiverReport, SourceSample, TcpSample, TransportSample,
-    Waits, WebSample, remedy,
+    Accountant, Advice, LaneSample, Limit, LimitReport, QuicSample, ReceiverReport, SourceSample, TcpSample,
+    TransportSample, Waits, WebSample, remedy,
 };
 use sterna_proto::rate::RateState;
 use sterna_proto::session::LaneId;
@@ -170,7 +170,7 @@ fn what_the_receiving_host_drops_is_no_loss_of_the_path() {
     let report = run(HELD, ReceiverReport { dropped: 1, ..waits_for_data() }, single);
     assert_eq!((report.total.first(), report.facts.cpu_at_receiver), (Some(Limit::Cpu), true));
     assert_eq!((report.facts.overrun, report.facts.lost), (100, 32));
-    let said = remedy(Limit::Cpu, &report.facts).unwrap();
+    let said = remedy(Limit::Cpu, &report.facts).unwrap().cause;
     assert_eq!(said, "the receiver's processors are busy: its sockets dropped 100 packets that the path had brought");
 }
 
@@ -227,11 +227,12 @@ fn a_queue_of_the_return_direction_is_no_full_path() {
     let report = run_with_delays(TransportSample::Tcp(base), queued, tcp);
     assert_eq!(report.total.first(), Some(Limit::AckPath), "{:?}", report.total.shares());
     let said = remedy(Limit::AckPath, &report.facts).unwrap();
-    assert_eq!(said, "acknowledgements wait in a full return direction; --via quic sends fewer");
+    assert_eq!(said.cause, "acknowledgements wait in a full return direction");
+    assert_eq!(said.advice, Some(Advice::QuicForFewerAcknowledgements));
     // The same round trips, but reports arrive without delay: the queue is in the direction of the data.
     let report = run_with_delays(TransportSample::Tcp(base), |_| Duration::ZERO, tcp);
     assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
-    assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap(), "the path is full at 80.0 Mbit/s");
+    assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap().cause, "the path is full at 80.0 Mbit/s");
     // A report that is occasionally lost and sent again means nothing.
     let late = |step: u32| if step.is_multiple_of(3) { queue * 3 } else { Duration::ZERO };
     assert_eq!(run_with_delays(TransportSample::Tcp(base), late, tcp).total.first(), Some(Limit::CongestionWindow));
@@ -258,7 +259,7 @@ fn one_overshoot_of_slow_start_is_no_loss() {
     let report = run(HELD, waits_for_data(), overshoot);
     assert_eq!(report.total.first(), Some(Limit::CongestionWindow), "{:?}", report.total.shares());
     assert_eq!(report.total.of(Limit::Loss), Duration::ZERO);
-    assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap(), "the path is full at 500 Mbit/s");
+    assert_eq!(remedy(Limit::CongestionWindow, &report.facts).unwrap().cause, "the path is full at 500 Mbit/s");
 }
 
 #[test]
@@ -276,7 +277,7 @@ fn a_policer_is_said_to_let_through_what_came_between_its_drops_and_no_less_is_a
     // 108 Mbit/s with headers. The first drop may be anywhere in its bin, so the average may be a tenth lower.
     assert!((95e6..110e6).contains(&(facts.policed.0 as f64)) && facts.policed_is_least, "{}", facts.policed);
     let said = remedy(Limit::Policer, &facts).unwrap();
-    assert!(!said.contains("--rate") && said.contains("at least"), "{said}");
+    assert!(said.advice == Some(Advice::QuicForPacing) && said.cause.contains("at least"), "{said:?}");
 }
 
 #[test]
@@ -474,7 +475,7 @@ fn said_of_quic(searching: u32, full: u32, ending: u32) -> (String, LimitReport)
         accountant.handle_samples(start + STEP * step, &[(LaneId(0), sample)], &SourceSample::default());
     }
     let report = accountant.report();
-    (remedy(Limit::CongestionWindow, &report.facts).unwrap(), report)
+    (remedy(Limit::CongestionWindow, &report.facts).unwrap().cause, report)
 }
 
 #[test]
@@ -613,7 +614,7 @@ fn a_web_server_is_named_but_for_the_time_in_which_our_window_was_full() {
     let first = |web| {
         let report = inside(feeder, Some(web));
         let first = report.total.first().unwrap();
-        (first, remedy(first, &report.facts).unwrap())
+        (first, remedy(first, &report.facts).unwrap().cause)
     };
     assert_eq!(first(WEB), (Limit::ServerOrPath, "nothing at this end held it back".to_owned()));
     let (limit, said) = first(Web { full: 0.1, disordered: 0.4, ..WEB });

@@ -16,7 +16,7 @@ use sterna_net::engine::{
     CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next, PathOptions,
     ReplicaSummary, Trust, ViaChoice,
 };
-use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts, SHOWN_AT_AGENT};
+use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
 use sterna_net::report::{self, Event, Reporter};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
@@ -400,6 +400,21 @@ impl Person {
     }
 }
 
+/// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
+/// not enough: if the agent has its own `--state`, that command creates another identity and prints its fingerprint.
+const SHOWN_AT_AGENT: &str = "the line that the agent printed at its start (listening … fingerprint SHA256:…), or the \
+                              output of `sterna id --state DIR` at its host, where DIR is the --state of the agent";
+
+/// Returns the line of a file that failed. The path is put before the text unless the text names it where errors name
+/// their file: in the first clause, or in the second one if the first is the destination.
+fn failed_file(path: &str, text: String) -> String {
+    let names_it = |clause: &str| match clause.strip_prefix(path) {
+        Some(behind) => behind.is_empty() || behind.starts_with(" changed "),
+        None => clause.strip_suffix(path).is_some_and(|before| before.ends_with(' ')),
+    };
+    if text.splitn(3, ": ").take(2).any(names_it) { text } else { format!("{path}: {text}") }
+}
+
 impl Trust for Person {
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let name = known_as(remote);
@@ -408,7 +423,7 @@ impl Trust for Person {
             Some(_) if self.trust.contains(peer) => return self.known.add(&name, peer),
             Some(expected) if !self.has_several_agents => {
                 return Err(untrusted(format!(
-                    "{name} has the key {peer}, not {expected} as --trust says: not connected"
+                    "{name} has the key {peer}, not {expected} as given with --trust: not connected"
                 )));
             }
             _ => {}
@@ -446,7 +461,7 @@ impl Person {
         }
         let mut terminal = std::io::stderr().lock();
         let question = format!(
-            "This host does not know the key of {name}:\n  {peer}\nCompare it with {SHOWN_AT_AGENT}.\nTrust this key and remember it? [y/N] "
+            "The key of {name} is not recorded at this host:\n  {peer}\nCompare it with {SHOWN_AT_AGENT}.\nTrust this key and remember it? [y/N] "
         );
         let mut answer = String::new();
         write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
@@ -507,7 +522,7 @@ impl Person {
     fn words(&self, event: &CopyEvent) -> Option<String> {
         match event {
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
-                Some(format!("{}: {}", entry.path, worded(error)))
+                Some(failed_file(&entry.path.to_string(), worded(error)))
             }
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Skipped }) => {
                 self.names_files().then(|| format!("up to date  {}", entry.path))
@@ -734,6 +749,17 @@ mod tests {
     use sterna_proto::Counters;
 
     use super::*;
+
+    #[test]
+    fn the_line_of_a_failed_file_names_it_once() {
+        let line = |path, text: &str| failed_file(path, text.to_owned());
+        let changed = "a.h5 changed while it was read: 1 bytes instead of 2";
+        assert_eq!(line("a.h5", changed), changed);
+        let full = "sterna://hub/in: write d/a.h5: the file system is full";
+        assert_eq!(line("d/a.h5", full), full);
+        assert_eq!(line("a.h5", full), format!("a.h5: {full}"), "another path");
+        assert_eq!(line("no", "there is no space"), "no: there is no space");
+    }
 
     fn line(name: &[u8], shown: Shown) -> Vec<u8> {
         checksum_line("00ff", &RelPath::new(name).unwrap(), shown)

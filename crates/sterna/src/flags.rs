@@ -8,6 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sterna_net::report::Event;
 use sterna_net::source::Then;
+use sterna_proto::limit::Advice;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
 use tracing::level_filters::LevelFilter;
@@ -45,7 +46,7 @@ pub enum Command {
     /// Copy files to or from an agent, between two agents, or from web servers
     #[command(after_help = COPY_EXAMPLES, override_usage = "sterna copy [OPTIONS] <SOURCE>... <DESTINATION>")]
     Copy(Box<CopyFlags>),
-    /// Print the fingerprint of this host, by which other hosts know it
+    /// Print the fingerprint of this host, by which other hosts identify it
     #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),
     /// Emulate a long network path between two hosts on this machine (as root)
@@ -350,7 +351,7 @@ pub struct CopyFlags {
     /// Print errors only
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Directory with the key of this host, the agents that it knows and the properties of paths (default: sterna in
+    /// Directory with the key of this host, the recorded agents and the properties of paths (default: sterna in
     /// $XDG_STATE_HOME, or ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
@@ -433,6 +434,9 @@ fn parse_percent(text: &str) -> Result<Ppm, String> {
     }
 }
 
+/// Form of a time.
+const TIME_EXPECTED: &str = "expected a whole number and a unit (ms, s, min or h), such as 500ms, 30s, 10min or 2h";
+
 /// Reads `90s`, `10min`, `2h` or `500ms`.
 fn parse_time(text: &str) -> Result<std::time::Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -442,9 +446,9 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
         "s" => 1000,
         "m" | "min" => 60_000,
         "h" => 3_600_000,
-        _ => return Err("expected a time such as 30s, 10min or 2h".to_owned()),
+        _ => return Err(TIME_EXPECTED.to_owned()),
     };
-    let number: u64 = number.parse().map_err(|_| "expected a time such as 30s, 10min or 2h".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| TIME_EXPECTED.to_owned())?;
     // A year: a larger number is a typing error.
     match number.checked_mul(millis) {
         Some(total) if total <= 366 * 24 * 3_600_000 => Ok(std::time::Duration::from_millis(total)),
@@ -463,7 +467,40 @@ pub fn worded_event(mut event: Event) -> Event {
     if let Some(error) = event.error_mut() {
         error.text = with_flags(std::mem::take(&mut error.text), &error.settings);
     }
+    if let Some(limits) = event.limits_mut() {
+        for (limit, text) in &mut limits.remedies {
+            *text = with_advice(std::mem::take(text), limits.advice.get(limit).copied());
+        }
+    }
     event
+}
+
+/// Adds an advice to the cause of a limit, with the flags that follow it.
+pub fn with_advice(cause: String, advice: Option<Advice>) -> String {
+    let advice = match advice {
+        None => return cause,
+        Some(Advice::Memory) => "give more --memory".to_owned(),
+        Some(Advice::MemoryOfReceiver) => "give the receiver more --memory".to_owned(),
+        Some(Advice::LossCeiling) => {
+            "the rate yields to more than --loss-ceiling, and to losses beside a queue".to_owned()
+        }
+        Some(Advice::QuicForFewerAcknowledgements) => "--via quic sends fewer".to_owned(),
+        Some(Advice::QuicForPacing) => "--via quic spreads packets, and finds the rate".to_owned(),
+        Some(Advice::QuicForWindow) => "--via quic has no such window".to_owned(),
+        Some(Advice::QuicAtPathRate) => "--via quic --rate RATE does not slow down for it".to_owned(),
+        Some(Advice::QuicBelowPolicer { rate_bps }) => {
+            format!("--via quic --rate {} avoids the losses", rate_of_flag(rate_bps))
+        }
+    };
+    format!("{cause}; {advice}")
+}
+
+/// Returns a rate in the format of `--rate`.
+fn rate_of_flag(rate_bps: u64) -> String {
+    match rate_bps {
+        bits if bits >= 10_000_000 => format!("{}Mbit", bits / 1_000_000),
+        bits => format!("{}kbit", bits / 1000),
+    }
 }
 
 /// Adds the flags of `settings` to a text, in parentheses.
@@ -497,6 +534,7 @@ const fn flag_of(setting: Setting) -> &'static str {
         Setting::Linger => "--linger",
         Setting::Trust => "--trust",
         Setting::WebToken => "--http-token-file",
+        Setting::WebTokenCommand => "--http-token-command",
         Setting::WebAuthority => "--http-ca",
         Setting::Listen => "--listen",
         Setting::Authorize => "--authorize",
@@ -538,6 +576,19 @@ mod tests {
         for wrong in ["localhost", "localhost:7373", "7373", ":7373", "", "127.0.0.1:", "1.2.3.4:70000"] {
             assert!(parse_listen(wrong).unwrap_err().contains("127.0.0.1:7373"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_time_is_a_whole_number_with_a_unit_and_the_error_names_the_units() {
+        let millis = |text| parse_time(text).map(|time| time.as_millis());
+        for (text, expected) in [("500ms", 500), ("30s", 30_000), ("10min", 600_000), ("2h", 7_200_000)] {
+            assert_eq!(millis(text), Ok(expected));
+        }
+        for wrong in ["0.5s", "30", "s", "", "-1s", "1d", "1 s"] {
+            let error = millis(wrong).unwrap_err();
+            assert!(error.contains("whole number") && error.contains("ms, s, min or h"), "{wrong}: {error}");
+        }
+        assert_eq!(millis("9000h"), Err("longer than a year".to_owned()));
     }
 
     #[test]

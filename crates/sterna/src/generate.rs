@@ -34,8 +34,28 @@ fn write_pages(command: &clap::Command, directory: &Path) -> io::Result<()> {
     man.render(&mut page)?;
     // The text after the help begins with examples. Readers of manual pages look for this section title.
     let page = String::from_utf8_lossy(&page).replace("\n.SH EXTRA\n", "\n.SH EXAMPLES AND NOTES\n");
+    let page = with_literal_lines(&page);
     std::fs::write(directory.join(man.get_filename()), page)?;
     command.get_subcommands().try_for_each(|command| write_pages(command, directory))
+}
+
+/// Puts indented lines, such as examples, between `.nf` and `.fi`: readers of manual pages otherwise fill and hyphenate
+/// them.
+fn with_literal_lines(page: &str) -> String {
+    let (mut text, mut is_literal) = (String::with_capacity(page.len()), false);
+    for line in page.lines() {
+        let is_indented = line.starts_with("  ");
+        if is_indented != is_literal {
+            text.push_str(if is_indented { ".nf\n" } else { ".fi\n" });
+            is_literal = is_indented;
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    if is_literal {
+        text.push_str(".fi\n");
+    }
+    text
 }
 
 fn script(shell: Shell) -> String {
@@ -120,6 +140,21 @@ mod tests {
                 assert!(options.contains(&flag), "{words:?} --{long}: {page}");
             }
         }
+    }
+
+    #[test]
+    fn readers_of_the_manual_neither_fill_nor_hyphenate_examples() {
+        let text = ".SH EXAMPLES\nExamples:\n  sterna id \\-\\-state x\n  sterna man\n\nText\n  last";
+        let expected =
+            ".SH EXAMPLES\nExamples:\n.nf\n  sterna id \\-\\-state x\n  sterna man\n.fi\n\nText\n.nf\n  last\n.fi\n";
+        assert_eq!(with_literal_lines(text), expected);
+        let directory = tempfile::tempdir().unwrap();
+        manual(directory.path()).unwrap();
+        let page = std::fs::read_to_string(directory.path().join("sterna-copy.1")).unwrap();
+        let (_, examples) = page.split_once("\nExamples:\n.nf\n").unwrap();
+        let (examples, _) = examples.split_once("\n.fi\n").unwrap();
+        assert!(examples.lines().count() > 5 && examples.lines().all(|line| line.starts_with("  ")), "{examples}");
+        assert!(examples.contains("\\-\\-rate 50Mbit") && !examples.contains(" --"), "{examples}");
     }
 
     #[test]

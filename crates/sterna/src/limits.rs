@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use sterna_proto::limit::{LimitReport, remedy};
 
+use crate::flags::with_advice;
+
 /// Smallest share of a limit in the text.
 const SHARE_SHOWN_MIN: f64 = 0.05;
 
@@ -25,7 +27,7 @@ pub fn line(report: &LimitReport) -> Option<String> {
     for (limit, share) in shares.into_iter().filter(|(_, share)| *share >= SHARE_SHOWN_MIN).take(LIMITS_SHOWN_MAX) {
         let mut words = format!("{} {:.0} %", limit.words(), share * 100.0);
         if let Some(remedy) = remedy(limit, &report.facts) {
-            words.push_str(&format!(" ({remedy})"));
+            words.push_str(&format!(" ({})", with_advice(remedy.cause, remedy.advice)));
         }
         shown.push(words);
     }
@@ -56,5 +58,9 @@ mod tests {
         assert_eq!(line(&report).unwrap(), format!("limited by: {cpu}, source disk 22 %"));
         report.facts.source = BitRate::megabits(80);
         assert!(line(&report).unwrap().ends_with(", source disk 22 % (it reads 10.0 MB/s)"));
+        report.total.add(Limit::Policer, Duration::from_secs(900));
+        report.facts.policed = BitRate::megabits(30);
+        let policer = "limited by: policer 90 % (drops above 30.0 Mbit/s; --via quic --rate 28Mbit avoids the losses)";
+        assert!(line(&report).unwrap().starts_with(policer), "{:?}", line(&report));
     }
 }

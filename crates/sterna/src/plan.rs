@@ -26,12 +26,12 @@ pub fn lines(summary: &CopySummary) -> Vec<String> {
     lines.push(match summary.expected_time() {
         _ if summary.done == 0 => "time     none: there is nothing to copy".to_owned(),
         Some(time) if summary.paths.iter().any(|path| path.is_least) => format!(
-            "time     at most about {}: of this path only copies are known that something else held back",
+            "time     at most about {}: another limit held back all earlier copies over this path",
             readable_time(time)
         ),
         Some(time) => format!("time     about {}", readable_time(time)),
-        None if summary.paths.is_empty() => "time     not known: what a web server gives is not remembered".to_owned(),
-        None => "time     not known: what the path carries is found out by the first copy, and remembered".to_owned(),
+        None if summary.paths.is_empty() => "time     unknown: rates of web servers are not recorded".to_owned(),
+        None => "time     unknown: the first copy measures the rate of the path and records it".to_owned(),
     });
     lines
 }

@@ -206,7 +206,7 @@ impl Sessions {
         }
         if hello.rejoin {
             let text =
-                "the agent was restarted and does not know the session any more; a new one goes on from the journal";
+                "the agent was restarted and has no record of the session; a new session resumes from the journal";
             return Err(Error::new(ErrorKind::SessionLost, Scope::Path, Phase::Transfer, text).retry(Retry::After));
         }
         if sessions.keys().filter(|(peer, _)| *peer == key.0).count() >= SESSIONS_OF_PEER_MAX {

@@ -16,7 +16,7 @@ use sterna_proto::plan::Via;
 use sterna_proto::session::{
     ActiveEnd, Conclusion, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty, Told,
 };
-use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
 
 use super::log::SessionLog;
 use super::runner::Runner;
@@ -56,15 +56,16 @@ impl ThirdPartyRules {
     pub(super) fn check(&self, passive: &PassiveAgent) -> Result<(), Error> {
         let PassiveAgent { host, port, .. } = passive;
         let is_meant = |known: &HostPort| known.host.eq_ignore_ascii_case(host) && known.port == *port;
-        let (flag, what) = match &self.reachable {
+        let what = match &self.reachable {
             Reachable::Any => return Ok(()),
             Reachable::These(hosts) if hosts.iter().any(is_meant) => return Ok(()),
-            Reachable::These(hosts) if hosts.is_empty() => ("start it with", "runs no copies with other agents"),
-            Reachable::These(_) => ("add to its flags", "runs no copies with that agent"),
+            Reachable::These(hosts) if hosts.is_empty() => "runs no copies with other agents",
+            Reachable::These(_) => "runs no copies with that agent",
         };
         let name = HostPort { host: host.clone(), port: *port };
-        let text = format!("this agent {what}: its operator can allow it ({flag} --third-party {name})");
-        Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
+        let text = format!("this agent {what}: its operator can allow {name}");
+        let refused = Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text);
+        Err(refused.about(&[Setting::ThirdParty]))
     }
 }
 
@@ -311,7 +312,9 @@ mod tests {
     fn refusal(reachable: Reachable, host: &str, port: u16) -> Option<String> {
         let rules = ThirdPartyRules { reachable, path_cache: None };
         let passive = PassiveAgent { host: host.to_owned(), port, keys: vec![[0; 32]] };
-        rules.check(&passive).err().map(|error| error.text().to_owned())
+        let error = rules.check(&passive).err()?;
+        assert_eq!(error.settings(), [Setting::ThirdParty]);
+        Some(error.text().to_owned())
     }
 
     #[test]
@@ -322,7 +325,7 @@ mod tests {
         assert_eq!(refusal(Reachable::Any, "169.254.169.254", 80), None);
         for (host, port) in [("hub", 22), ("hub.", 7373), ("127.0.0.1", 7373), ("hub.evil", 7373)] {
             let said = refusal(hub(), host, port).unwrap();
-            assert!(said.contains(&format!("--third-party {host}:{port}")), "{said}");
+            assert!(said.ends_with(&format!("can allow {host}:{port}")), "{said}");
         }
         let said = refusal(Reachable::These(Vec::new()), "::1", 7373).unwrap();
         assert!(said.contains("runs no copies with other agents") && said.contains("[::1]:7373"), "{said}");

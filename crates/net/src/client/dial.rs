@@ -631,6 +631,62 @@ mod tests {
         assert_eq!([1, 2, 3].map(|tries| millis(tries, u32::MAX)), [500, 1000, 2000]);
     }
 
+    /// Observer that records decisions and stops on request.
+    #[derive(Default)]
+    struct Recorder {
+        decisions: std::sync::Mutex<Vec<String>>,
+        stop: crate::engine::Cancel,
+    }
+
+    impl CopyObserver for Recorder {
+        fn event(&self, event: CopyEvent) {
+            if let CopyEvent::Decision { rationale, .. } = event {
+                crate::session::lock(&self.decisions).push(rationale);
+            }
+        }
+
+        fn progress(&self, _: &crate::client::spec::CopyProgress) {}
+
+        fn trust(&self, _: &RemoteLocation, _: &Fingerprint) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn stopped(&self) -> bool {
+            self.stop.is_cancelled()
+        }
+    }
+
+    #[test]
+    fn the_other_transport_is_dialled_too_if_the_chosen_one_does_not_answer() {
+        // No process answers at the UDP port, as behind a firewall that drops packets.
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = other.local_addr().unwrap();
+        let _silent = std::net::UdpSocket::bind(addr).unwrap();
+        let (accepted, dialled) = channel();
+        thread::spawn(move || accepted.send(other.accept().unwrap()));
+        let location = |text: &str| Location::parse(text.as_ref()).unwrap();
+        let Location::Remote(remote) = location("sterna://127.0.0.1/") else { panic!() };
+        let options = CopySpec::new(vec![location("/x")], Location::Remote(remote.clone()));
+        let initiator = Initiator { identity: crate::identity::Identity::ephemeral().unwrap(), path_cache: None };
+        let recorder = Arc::new(Recorder::default());
+        let observer: Arc<dyn CopyObserver> = Arc::clone(&recorder) as Arc<dyn CopyObserver>;
+        let dialling = Dialling::new(&options, &remote, Way::Out, &initiator, &observer);
+        thread::scope(|scope| {
+            let dial = scope.spawn(|| {
+                let on = PathDialling { dialling: &dialling, options: &options.paths[0], name: None };
+                on.prefer(Via::Quic, addr, &[]).map(|reached| reached.via)
+            });
+            // The dial by TCP gets no further than its connection.
+            let connection = dialled.recv_timeout(Duration::from_secs(120));
+            recorder.stop.cancel();
+            let failed = dial.join().unwrap().unwrap_err();
+            connection.expect("a second dial");
+            assert!(failed.iter().any(|error| error.kind == ErrorKind::Cancelled), "{failed:?}");
+        });
+        let decisions = crate::session::lock(&recorder.decisions).clone();
+        assert!(decisions.iter().any(|text| text.starts_with("tcp too: no answer by quic")), "{decisions:?}");
+    }
+
     #[test]
     fn no_more_lanes_come_than_there_is_memory_for() {
         let most = |lanes: u64, path: &PathOptions| lanes_most(ByteCount(quic::MEMORY_MIN.0 * lanes), path, 1);

@@ -106,6 +106,7 @@ impl Direct {
     pub(super) fn copy(self, options: &CopySpec, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let tally = Tally::new(observer);
+        lock(&tally.state).destination = Some(options.destination.clone());
         let ends = self.start_ends(options, &tally)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });

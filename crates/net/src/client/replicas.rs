@@ -113,6 +113,7 @@ impl ReplicaCopy {
     ) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let tally = Tally::new(observer);
+        lock(&tally.state).destination = Some(options.destination.clone());
         let names: Vec<String> = self.sources.iter().map(shown).collect();
         let replicas = self.start(options, &names, &tally)?;
         let crew = Arc::new(Crew {

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna_proto::session::FileOutcome;
-use sterna_proto::{Checks, Digest, Earlier, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, Scope};
+use sterna_proto::{
+    Checks, Digest, Earlier, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Location, Phase, Scope,
+};
 
 use super::spec::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
 use crate::session::{Observer, SessionEvent, SettledPaths, lock};
@@ -28,6 +30,8 @@ pub(super) struct TallyState {
     /// True if settled files are not remembered here: followed files are recorded elsewhere, and the same name may come
     /// again.
     pub(super) remembers_none: bool,
+    /// Destination of the copy, which the failures of files there name; `None`: the texts are those of the receiver.
+    pub(super) destination: Option<Location>,
     /// Digests that every copied file must have; `None`: the copy writes nothing.
     pub(super) asked: Option<AskedDigests>,
 }
@@ -98,6 +102,9 @@ impl Observer for Tally {
         {
             *outcome = FileOutcome::Failed(error);
         }
+        if let SessionEvent::Settled { outcome, .. } = &mut event {
+            state.locate(outcome);
+        }
         match &event {
             SessionEvent::Settled { entry, outcome } => state.count(entry, outcome),
             SessionEvent::Unreadable(error) => state.fail(error),
@@ -123,6 +130,15 @@ impl TallyState {
             unsettled_bytes: self.unsettled_bytes,
             copied_bytes: self.summary.bytes,
             are_found_again,
+        }
+    }
+
+    /// Names the destination in a failure that occurred there.
+    pub(super) fn locate(&self, outcome: &mut FileOutcome) {
+        if let (FileOutcome::Failed(error), Some(destination)) = (outcome, &self.destination)
+            && error.scope == Scope::Destination
+        {
+            *error = error.clone().at(destination);
         }
     }
 
@@ -205,6 +221,23 @@ mod tests {
         assert_eq!(counts(&state), (2, 0, 0));
         state.count(&file, &failed());
         assert_eq!(counts(&state), (2, 0, 1));
+    }
+
+    #[test]
+    fn a_failure_at_the_destination_names_its_host_and_root() {
+        let destination = Location::parse("sterna://hub/in/x".as_ref()).unwrap();
+        let state = TallyState { destination: Some(destination), ..TallyState::default() };
+        let text = |scope| {
+            let full = std::io::Error::from_raw_os_error(28);
+            let error = Error::new(ErrorKind::NoSpace, scope, Phase::Transfer, "write a.h5").caused_by(full);
+            let mut outcome = FileOutcome::Failed(error);
+            state.locate(&mut outcome);
+            let FileOutcome::Failed(error) = outcome else { panic!() };
+            assert_eq!(error.os_code(), Some(28));
+            error.text().to_owned()
+        };
+        assert_eq!(text(Scope::Destination), "sterna://hub/in/x: write a.h5");
+        assert_eq!(text(Scope::Source), "write a.h5");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::control::ControlClient;
 use super::run::{Again, Driven, Restarts, drive};
 use super::spec::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
 use super::tally::TallyState;
-use crate::identity::{Fingerprint, SHOWN_AT_AGENT};
+use crate::identity::Fingerprint;
 use crate::lane::{Lane, LaneStats, Transport};
 use crate::session::{End, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, lock, progress_of};
 
@@ -203,7 +203,7 @@ impl Asking<'_> {
             }
             Err(error) if error.kind == ErrorKind::Unreachable => {
                 let text = format!(
-                    "{} is not known here, and does not answer here ({}): give its fingerprint too, as in {SHOWN_AT_AGENT}",
+                    "the key of {} is not recorded here, and it does not answer here ({}): give its fingerprint too. The agent printed it at its start: listening … fingerprint SHA256:…",
                     passive.host_port(),
                     error.chain()
                 );
@@ -326,7 +326,10 @@ struct Before {
 impl Heard {
     fn new(observer: Arc<dyn CopyObserver>, options: &CopySpec, started: Instant) -> Self {
         let CopySpec { overwrite, dry_run, .. } = *options;
-        Self { observer, overwrite, dry_run, started, state: Mutex::default() }
+        let mut tally = TallyState::default();
+        tally.destination = Some(options.destination.clone());
+        let state = Mutex::new(HeardState { tally, ..HeardState::default() });
+        Self { observer, overwrite, dry_run, started, state }
     }
 
     fn handle_event(&self, event: WatchEvent) {
@@ -341,8 +344,11 @@ impl Heard {
         }
     }
 
-    fn handle_told(&self, told: Told) {
+    fn handle_told(&self, mut told: Told) {
         let mut state = lock(&self.state);
+        if let Told::Settled { outcome, .. } = &mut told {
+            state.tally.locate(outcome);
+        }
         state.has_begun |= matches!(told, Told::LaneUp { .. } | Told::Settled { .. });
         match &told {
             Told::Settled { entry, outcome } => state.tally.count(entry, outcome),
@@ -398,7 +404,7 @@ impl Heard {
         state.tally.start_over();
         if self.overwrite != Overwrite::IfChanged && state.tally.earlier.hashes().len() > SETTLED_TOLD_MAX {
             let text = format!(
-                "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and the next one cannot tell which of them this \
+                "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and the next one cannot distinguish those that this \
                  copy wrote, since existing files are always or never replaced; to go on, run the same copy so that files are \
                  replaced if they have changed"
             );

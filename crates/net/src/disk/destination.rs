@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::session::Overwrite;
-use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath};
+use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath, Setting};
 
 use super::claims::Claims;
 use super::durable::SyncRound;
@@ -299,8 +299,8 @@ impl Destination {
         self.shared.claims.lock().check(&stat, path)?;
         match overwrite {
             Overwrite::Never => {
-                let text = format!("write {path}: it exists, and --overwrite never keeps it");
-                Err(PREPARING.refused(ErrorKind::Exists, text))
+                let text = format!("write {path}: it exists, and this copy replaces no file");
+                Err(PREPARING.refused(ErrorKind::Exists, text).about(&[Setting::Overwrite]))
             }
             Overwrite::IfChanged
                 if kind == FileType::RegularFile

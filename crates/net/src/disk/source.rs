@@ -223,7 +223,8 @@ impl SourceFile {
     }
 
     fn changed(&self, what: impl std::fmt::Display) -> Error {
-        let text = format!("{} changed while it was read: {what}; the next attempt starts it over", self.path);
+        let text =
+            format!("{} changed while it was read: {what}; the next attempt copies the file from its start", self.path);
         READING.refused(ErrorKind::Changed, text).retry(Retry::After)
     }
 }

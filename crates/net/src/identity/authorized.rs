@@ -96,7 +96,7 @@ impl Grant {
                 None => others.replace(rights).is_some(),
             };
             if twice {
-                return Err(format!("\"{word}\" says again what was said before"));
+                return Err(format!("\"{word}\" repeats an earlier word"));
             }
         }
         let silent = if roots.is_empty() { Rights::ReadWrite } else { Rights::None };

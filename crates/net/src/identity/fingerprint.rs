@@ -28,11 +28,6 @@ pub struct Fingerprint(pub [u8; 32]);
 /// one.
 const SHORT_CHARS: usize = 12;
 
-/// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
-/// not enough: if the agent has its own `--state`, that command creates another identity and prints its fingerprint.
-pub const SHOWN_AT_AGENT: &str = "the line that the agent printed at its start (listening … fingerprint SHA256:…), or the \
-                                  output of `sterna id --state DIR` at its host, where DIR is the --state of the agent";
-
 impl Fingerprint {
     /// Returns the beginning of the text form, for lines of a log.
     pub fn short(&self) -> String {

@@ -23,7 +23,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 #[doc(hidden)]
 pub use authorized::grants_in;
 pub use authorized::{Answer, Authorized, Grant, Rights};
-pub use fingerprint::{Fingerprint, ParseFingerprintError, SHOWN_AT_AGENT, peer_fingerprint};
+pub use fingerprint::{Fingerprint, ParseFingerprintError, peer_fingerprint};
 pub use known_hosts::{KnownHost, KnownHosts};
 pub use tls::{ALPN, server_name};
 

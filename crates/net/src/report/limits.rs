@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use sterna_proto::BitRate;
-use sterna_proto::limit::{Facts, Limit, LimitReport, LimitTimes, remedy};
+use sterna_proto::limit::{Advice, Facts, Limit, LimitReport, LimitTimes, Remedy, remedy};
 
 /// Share of the time by name of limit, from 0 to 1, with three decimals; limits without time are absent.
 pub type Shares = BTreeMap<&'static str, f64>;
@@ -16,8 +16,12 @@ pub struct Limits {
     pub first: Option<Limit>,
     /// Shares of the limits.
     pub shares: Shares,
-    /// Explanations and remedies for people, by name of limit.
+    /// Explanations and remedies for people, by name of limit. They have no [`advice`](Self::advice) until the user
+    /// interface adds it in its own words.
     pub remedies: BTreeMap<&'static str, String>,
+    /// Actions against the limits, by name of limit.
+    #[serde(skip)]
+    pub advice: BTreeMap<&'static str, Advice>,
     /// Measurements behind the remedies.
     pub facts: LimitFacts,
 }
@@ -25,10 +29,13 @@ pub struct Limits {
 impl From<&LimitReport> for Limits {
     fn from(report: &LimitReport) -> Self {
         let limits = report.total.shares().into_iter().map(|(limit, _)| limit);
+        let found: Vec<(&'static str, Remedy)> =
+            limits.filter_map(|limit| Some((limit.name(), remedy(limit, &report.facts)?))).collect();
         Self {
             first: report.total.first(),
             shares: shares(&report.total),
-            remedies: limits.filter_map(|limit| Some((limit.name(), remedy(limit, &report.facts)?))).collect(),
+            advice: found.iter().filter_map(|(name, remedy)| Some((*name, remedy.advice?))).collect(),
+            remedies: found.into_iter().map(|(name, remedy)| (name, remedy.cause)).collect(),
             facts: (&report.facts).into(),
         }
     }
@@ -43,8 +50,8 @@ pub fn shares(times: &LimitTimes) -> Shares {
 /// Measurements behind the remedies; zero if unknown. Pairs are the least and the most: one copy measures only a range.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LimitFacts {
-    /// Smallest RTT.
-    pub rtt_s: f64,
+    /// Smallest RTT; `None`: not measured.
+    pub rtt_s: Option<f64>,
     /// Mean delivery rate of all lanes in the last seconds.
     pub rate_bps: u64,
     /// The given rate.
@@ -90,7 +97,7 @@ impl From<&Facts> for LimitFacts {
             (least.0 / 8, most.0 / 8)
         };
         Self {
-            rtt_s: facts.rtt.as_secs_f64(),
+            rtt_s: super::measured(facts.rtt),
             rate_bps: facts.rate.0,
             rate_cap_bps: facts.rate_cap.0,
             policed_bps: (policed, (!facts.policed_is_least).then_some(policed)),

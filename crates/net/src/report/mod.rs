@@ -5,8 +5,9 @@
 //! `sterna copy --json` prints the [`Event`]s of a copy, `--log` its [`LogLine`]s, each with [`line`].
 //!
 //! These types are not those of [`crate::engine`], because those change with the code. They are part of the library, so
-//! that every program which runs copies reports them alike. Texts contain no flag: an [`ErrorReport`] names settings,
-//! and a user interface adds its own words with [`Event::error_mut`].
+//! that every program which runs copies reports them alike. Texts contain no flag: an [`ErrorReport`] names settings
+//! and [`Limits`] have advice as values. A user interface adds its own words with [`Event::error_mut`] and
+//! [`Event::limits_mut`].
 
 mod limits;
 mod plan;
@@ -99,6 +100,14 @@ impl Event {
     /// Returns the last line of a copy that failed as a whole.
     pub fn failure(error: &Error) -> Self {
         Self::Error { error: error.into(), exit_code: error.exit_code() }
+    }
+
+    /// Returns the limits of a summary: a user interface can add its words for the advice to the remedies.
+    pub fn limits_mut(&mut self) -> Option<&mut Limits> {
+        match self {
+            Self::Summary(summary) => Some(&mut summary.limits),
+            _ => None,
+        }
     }
 
     /// Returns the error of the event, if it has one: a user interface can add words of its own to the text.
@@ -391,6 +400,11 @@ impl Reporter {
     }
 }
 
+/// Returns a measured time in seconds; `None` for zero, which stands for a measurement that is missing.
+fn measured(time: Duration) -> Option<f64> {
+    (!time.is_zero()).then_some(time.as_secs_f64())
+}
+
 /// Returns the number of a path for users, from 1.
 fn number_of(path: PathNumber) -> u32 {
     u32::from(path.0) + 1
@@ -433,6 +447,13 @@ pub fn line(report: &impl Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_that_was_not_measured_is_null() {
+        let facts = sterna_proto::limit::Facts::default();
+        assert_eq!(serde_json::to_value(LimitFacts::from(&facts)).unwrap()["rtt_s"], serde_json::Value::Null);
+        assert_eq!(measured(Duration::from_millis(8)), Some(0.008));
+    }
 
     #[test]
     fn a_line_holds_nothing_that_drives_a_terminal_and_reads_back_as_it_was() {

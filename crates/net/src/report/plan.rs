@@ -7,7 +7,7 @@ use serde::Serialize;
 use sterna_proto::plan::{Via, expect_time};
 use sterna_proto::{BitRate, ByteCount};
 
-use super::number_of;
+use super::{measured, number_of};
 use crate::engine::{CopySummary, PathPlan, UnreachedPath};
 
 /// Plan of a copy.
@@ -34,8 +34,8 @@ pub struct PlannedPath {
     pub transport: Via,
     /// Address of the agent.
     pub peer: SocketAddr,
-    /// RTT.
-    pub rtt_s: f64,
+    /// RTT; `None`: not measured.
+    pub rtt_s: Option<f64>,
     /// Number of lanes at the start.
     pub lanes: u32,
     /// Expected rate on the wire, given or remembered; `None`: to be measured.
@@ -61,7 +61,7 @@ impl From<&CopySummary> for TransferPlan {
             path: number_of(path.path),
             transport: path.via,
             peer: path.peer,
-            rtt_s: path.rtt.as_secs_f64(),
+            rtt_s: measured(path.rtt),
             lanes: path.lanes,
             rate_bps: path.rate.map(|rate| rate.0),
             rate_is_least: path.is_least,

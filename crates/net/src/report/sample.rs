@@ -6,7 +6,7 @@ use serde::Serialize;
 use sterna_proto::limit::{LaneJudgement, Limit, QuicSample, TcpSample, TransportSample};
 use sterna_proto::rate::RateState;
 
-use super::{Shares, mean_rtt, shares};
+use super::{Shares, mean_rtt, measured, shares};
 use crate::engine::{CopyProgress, CopySpec};
 
 /// Line of a log of samples. The last line of a log is an [`super::Event`].
@@ -156,10 +156,10 @@ impl LaneTransport {
 /// Measurements of the kernel for a TCP lane; zero if the kernel does not provide a value.
 #[derive(Clone, Debug, Serialize)]
 pub struct TcpLane {
-    /// Smoothed RTT.
-    pub rtt_s: f64,
-    /// Smallest RTT.
-    pub rtt_min_s: f64,
+    /// Smoothed RTT; `None`: not measured yet.
+    pub rtt_s: Option<f64>,
+    /// Smallest RTT; `None`: not measured yet.
+    pub rtt_min_s: Option<f64>,
     /// Congestion window.
     pub window_bytes: u64,
     /// Bytes sent and not acknowledged.
@@ -193,8 +193,8 @@ pub struct TcpLane {
 impl From<&TcpSample> for TcpLane {
     fn from(tcp: &TcpSample) -> Self {
         Self {
-            rtt_s: seconds(tcp.rtt),
-            rtt_min_s: seconds(tcp.rtt_min),
+            rtt_s: measured(tcp.rtt),
+            rtt_min_s: measured(tcp.rtt_min),
             window_bytes: tcp.window.0,
             in_flight_bytes: tcp.in_flight.0,
             unsent_bytes: tcp.unsent.0,
@@ -216,10 +216,10 @@ impl From<&TcpSample> for TcpLane {
 /// Measurements of the rate control and the engine for a QUIC lane.
 #[derive(Clone, Debug, Serialize)]
 pub struct QuicLane {
-    /// Smoothed RTT.
-    pub rtt_s: f64,
-    /// Smallest RTT.
-    pub rtt_min_s: f64,
+    /// Smoothed RTT; `None`: not measured yet.
+    pub rtt_s: Option<f64>,
+    /// Smallest RTT; `None`: not measured yet.
+    pub rtt_min_s: Option<f64>,
     /// Window of the rate control.
     pub window_bytes: u64,
     /// Bytes sent and not acknowledged.
@@ -241,8 +241,8 @@ pub struct QuicLane {
 impl From<&QuicSample> for QuicLane {
     fn from(quic: &QuicSample) -> Self {
         Self {
-            rtt_s: seconds(quic.rtt),
-            rtt_min_s: seconds(quic.rtt_min),
+            rtt_s: measured(quic.rtt),
+            rtt_min_s: measured(quic.rtt_min),
             window_bytes: quic.window.0,
             in_flight_bytes: quic.in_flight.0,
             pace_bps: quic.rate.0,

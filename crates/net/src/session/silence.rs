@@ -25,7 +25,7 @@ const LOOKS_APART_MAX: Duration = Duration::from_secs(1);
 /// Closes silent lanes without a wait: a close takes some seconds to give up on its peer.
 pub(super) fn close_aside(lanes: Vec<Arc<dyn LaneHandle>>) {
     for lane in lanes {
-        let close = move || lane.close("silent, while other lanes are heard");
+        let close = move || lane.close("silent, while other lanes are active");
         // The host is out of threads: the lane ends by itself later.
         let _ = thread::Builder::new().name("ending".to_owned()).spawn(close);
     }

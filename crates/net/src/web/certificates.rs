@@ -4,6 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::CertificateError;
 use rustls::pki_types::UnixTime;
+use sterna_proto::Setting;
 
 /// Most names of a certificate that are shown. Reason: those of a large site fill a page.
 const NAMES_SHOWN_MAX: usize = 4;
@@ -11,14 +12,27 @@ const NAMES_SHOWN_MAX: usize = 4;
 /// Last second of 31 December 9999, where the dates of certificates and of HTTP end, in seconds since 1970.
 const TIME_MAX: u64 = 253_402_300_799;
 
-/// Returns why a certificate is refused, and what helps. `has_authority`: the user gave one with `--http-ca`.
-pub(super) fn said(error: &CertificateError, has_authority: bool) -> String {
+/// Reason why a certificate is refused.
+pub(super) struct Refusal {
+    pub(super) text: String,
+    /// Settings that may help.
+    pub(super) settings: &'static [Setting],
+}
+
+/// Returns why a certificate is refused, and what helps. `has_authority`: the user gave one.
+pub(super) fn refusal(error: &CertificateError, has_authority: bool) -> Refusal {
+    let settings: &[Setting] =
+        if matches!(error, CertificateError::UnknownIssuer) { &[Setting::WebAuthority] } else { &[] };
+    Refusal { text: reason(error, has_authority), settings }
+}
+
+fn reason(error: &CertificateError, has_authority: bool) -> String {
     match error {
         CertificateError::UnknownIssuer if has_authority => {
-            "the server's certificate was issued neither by an authority that this host knows nor by that of --http-ca".to_owned()
+            "no trusted authority of this host issued the server's certificate, nor did the given one".to_owned()
         }
         CertificateError::UnknownIssuer => {
-            "the server's certificate was issued by no authority that this host knows; a private one is given with --http-ca FILE".to_owned()
+            "no trusted authority of this host issued the server's certificate; give the certificate of a private one".to_owned()
         }
         CertificateError::ExpiredContext { time, not_after } => format!(
             "the server's certificate ran out on {}; by this host's clock it is {}",
@@ -34,7 +48,7 @@ pub(super) fn said(error: &CertificateError, has_authority: bool) -> String {
             format!("the server's certificate is for {} and not for {}", names(presented), expected.to_str())
         }
         CertificateError::BadSignature => {
-            "the server's certificate names an authority that is known, but another key has signed it".to_owned()
+            "the server's certificate names a trusted authority, but another key has signed it".to_owned()
         }
         // The library has no variant for this error of its verifier, which is only reachable in this way.
         CertificateError::Other(other) if other.to_string() == "CaUsedAsEndEntity" => {

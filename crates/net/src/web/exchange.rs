@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use sterna_proto::limit::WebSample;
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
-use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope, Setting};
 use ureq::http::{Response, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::resolver::DefaultResolver;
@@ -82,9 +82,15 @@ impl Fault {
         Self::from(Error::new(kind, Scope::Source, Phase::Transfer, text))
     }
 
+    /// Names the settings that avoid the fault.
+    fn about(mut self, settings: &'static [Setting]) -> Self {
+        self.error = self.error.about(settings);
+        self
+    }
+
     /// Returns the fault of a file that changed.
     pub(super) fn changed(at: &WebLocation, what: impl std::fmt::Display) -> Self {
-        let text = format!("{at} changed while it was read: {what}; the next attempt starts it over");
+        let text = format!("{at} changed while it was read: {what}; the next attempt copies the file from its start");
         Self::from(Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After))
     }
 
@@ -311,8 +317,8 @@ impl Exchange {
             return Fault::stopped();
         }
         if let Some(rustls::Error::InvalidCertificate(why)) = tls_error(&error) {
-            let why = certificates::said(why, self.has_authority);
-            return Fault::never(ErrorKind::Untrusted, format!("GET {at}: {why}"));
+            let refusal = certificates::refusal(why, self.has_authority);
+            return Fault::never(ErrorKind::Untrusted, format!("GET {at}: {}", refusal.text)).about(refusal.settings);
         }
         let text = format!("GET {at}: {}", said(&error));
         match &error {
@@ -333,11 +339,11 @@ impl Exchange {
         let text = format!("GET {named}{via}: {status} {}", reason.unwrap_or("without a name"));
         match status {
             401 | 407 => {
-                let help = match self.secrets.has_token() {
-                    true => "the token that was given is not taken",
-                    false => "give a token with --http-token-file, or a password in ~/.netrc",
-                };
-                Fault::never(ErrorKind::Denied, format!("{text}; {help}"))
+                if self.secrets.has_token() {
+                    return Fault::never(ErrorKind::Denied, format!("{text}; the server refuses the given token"));
+                }
+                let text = format!("{text}; give a token, or a password in ~/.netrc");
+                Fault::never(ErrorKind::Denied, text).about(&[Setting::WebToken])
             }
             403 | 451 => Fault::never(ErrorKind::Denied, text),
             404 | 410 => Fault::never(ErrorKind::NotFound, text),
@@ -353,8 +359,8 @@ impl Exchange {
     fn paused(&self, at: &WebLocation, retry_after: Option<Duration>, text: String) -> Fault {
         if let Some(wait) = retry_after.filter(|wait| *wait > self.patience) {
             let (wait, patience) = (wait.as_secs(), self.patience.as_secs());
-            let text = format!("{text}; it asks for {wait} s of quiet, more than the {patience} s of --linger");
-            let mut fault = Fault::never(ErrorKind::Unreachable, text);
+            let text = format!("{text}; the server requests a pause of {wait} s, and this copy waits {patience} s");
+            let mut fault = Fault::never(ErrorKind::Unreachable, text).about(&[Setting::Linger]);
             fault.error.retry = Retry::After;
             return fault;
         }
@@ -398,10 +404,10 @@ impl Exchange {
         }
         let from = if at == named { String::new() } else { format!(", after a redirect to {at}") };
         let text = format!(
-            "GET {named}: the answer{from} is an HTML page and looks like a login page; it is not copied (give a token, or \
-             --expect if a page is meant)"
+            "GET {named}: the answer{from} is an HTML page and looks like a login page; it is not copied; give a token, or \
+             the digest of the page if a page is meant"
         );
-        Err(Fault::never(ErrorKind::Denied, text))
+        Err(Fault::never(ErrorKind::Denied, text).about(&[Setting::WebToken, Setting::Expect]))
     }
 }
 
@@ -487,7 +493,7 @@ fn said(error: &ureq::Error) -> String {
             "the connection ended before the answer did".to_owned()
         }
         ureq::Error::Io(error) => error.to_string(),
-        ureq::Error::HostNotFound => "no address of this host is known".to_owned(),
+        ureq::Error::HostNotFound => "the host name has no address".to_owned(),
         // The text of the library would show the URL with its query.
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => "not a URL or header that can be sent".to_owned(),
         ureq::Error::Protocol(error) => {

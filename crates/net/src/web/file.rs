@@ -239,7 +239,7 @@ impl Prober {
 }
 
 /// Reason why a body that ends with its connection is refused.
-const UNPROVEN: &str = "the server says neither how long it is nor where it ends (no Content-Length, no chunks), so that a cut \
+const UNPROVEN: &str = "the server sends neither its length nor a mark of its end (no Content-Length, no chunks), so that a cut \
                         could not be told from its end; not copied";
 
 /// Reason why a body whose size comes with its end is refused.

@@ -172,7 +172,7 @@ fn framing_fault(coding: &str, head: &Parts) -> Option<String> {
         return Some("the answer has both a Content-Length and chunks, of which only one can be right".to_owned());
     }
     let is_old = head.version == HttpVersion::HTTP_10;
-    is_old.then(|| "the answer is HTTP/1.0, which has no chunks, and says that it comes in chunks".to_owned())
+    is_old.then(|| "the answer is HTTP/1.0, which has no chunks, and announces chunks".to_owned())
 }
 
 /// Parses `bytes 0-99/200` or `bytes 0-99/*`: first and last byte, and the size of the whole file.

@@ -16,7 +16,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use sterna_proto::web::{WebLocation, canonical_host};
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::{Error, ErrorKind, Phase, Scope, Setting};
 
 use crate::sync::lock;
 
@@ -138,14 +138,18 @@ fn read_up_to(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
 }
 
 fn read_token(source: &TokenSource) -> Result<String, Error> {
-    let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
+    let setting: &[Setting] = match source {
+        TokenSource::File(_) => &[Setting::WebToken],
+        TokenSource::Command(_) => &[Setting::WebTokenCommand],
+    };
+    let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).about(setting);
     let (bytes, from) = match source {
         TokenSource::File(path) => {
             let from = format!("the token file {}", path.display());
             let bytes = read_up_to(path, TOKEN_FILE_BYTES_MAX);
             (bytes.map_err(|e| wrong(format!("read {from}")).caused_by(e))?, from)
         }
-        TokenSource::Command(line) => (run_command(line)?, "what --http-token-command prints".to_owned()),
+        TokenSource::Command(line) => (run_command(line)?, "the output of the token command".to_owned()),
     };
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     if text.is_empty() || text.len() > TOKEN_BYTES_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
@@ -158,8 +162,11 @@ fn read_token(source: &TokenSource) -> Result<String, Error> {
 /// Returns the output of a command until its shell has ended. A background process of the shell holds the pipe too.
 /// It is waited for only while there is no output.
 fn run_command(line: &str) -> Result<Vec<u8>, Error> {
-    let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
-    let tried = "run --http-token-command";
+    let wrong = |text: String| {
+        let error = Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
+        error.about(&[Setting::WebTokenCommand])
+    };
+    let tried = "run the token command";
     let failed = |e: std::io::Error| wrong(tried.to_owned()).caused_by(e);
     let (mut out, writer) = std::io::pipe().map_err(failed)?;
     rustix::io::ioctl_fionbio(&out, true).map_err(|e| failed(e.into()))?;
@@ -334,6 +341,23 @@ mod tests {
         assert_eq!(run_command("(sleep 0.1; echo secret) &").unwrap(), b"secret\n");
         // A command that prints without end is ended.
         assert!(read_token(&TokenSource::Command("yes".to_owned())).is_err());
+    }
+
+    #[test]
+    fn files_of_credentials_are_read_up_to_their_maximum() {
+        let endless = Path::new("/dev/zero");
+        assert_eq!(read_up_to(endless, NETRC_BYTES_MAX).unwrap().len() as u64, NETRC_BYTES_MAX);
+        assert!(read_token(&TokenSource::File(endless.to_owned())).is_err());
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        for (bytes, is_token) in [(TOKEN_BYTES_MAX, true), (TOKEN_BYTES_MAX + 1, false)] {
+            std::fs::write(&file, "t".repeat(bytes)).unwrap();
+            let token = read_token(&TokenSource::File(file.clone()));
+            assert_eq!(token.is_ok(), is_token, "{bytes} bytes");
+            if let Err(error) = token {
+                assert_eq!(error.settings(), [Setting::WebToken]);
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,57 @@
-//! Remedies for a limit, in words and numbers.
+//! Remedies for a limit: the cause in words and numbers, and the advice as a value.
 
 use std::time::Duration;
+
+use serde::Serialize;
 
 use super::Limit;
 use crate::quantity::readable_time;
 use crate::{BitRate, ByteCount};
+
+/// Explanation of a limit, and the action against it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Remedy {
+    /// Cause, with its numbers. Names no flag.
+    pub cause: String,
+    /// Action that the user can take with settings of Sterna; `None` if no setting helps, or if the cause names the
+    /// action.
+    pub advice: Option<Advice>,
+}
+
+/// Action against a limit by settings of Sterna. A user interface writes it in its own words.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "action", rename_all = "snake_case")]
+pub enum Advice {
+    /// More memory for data in flight at this end.
+    Memory,
+    /// More memory for data in flight at the receiver.
+    MemoryOfReceiver,
+    /// A higher loss ceiling: the rate yields to more loss than that, and to losses beside a queue.
+    LossCeiling,
+    /// QUIC, which sends fewer acknowledgements than TCP.
+    QuicForFewerAcknowledgements,
+    /// QUIC, which spreads packets and finds the rate.
+    QuicForPacing,
+    /// QUIC, which has no window of 64 KiB.
+    QuicForWindow,
+    /// QUIC with the rate of the path, which does not slow down for isolated loss.
+    QuicAtPathRate,
+    /// QUIC at a rate that a policer lets through.
+    QuicBelowPolicer {
+        /// The rate, bit/s.
+        rate_bps: u64,
+    },
+}
+
+impl Remedy {
+    fn new(cause: impl Into<String>) -> Self {
+        Self { cause: cause.into(), advice: None }
+    }
+
+    fn advise(self, advice: Advice) -> Self {
+        Self { advice: Some(advice), ..self }
+    }
+}
 
 /// Measurements for the remedies; zero if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -87,18 +134,29 @@ const MORE: f64 = 1.1;
 const BELOW_POLICER: f64 = 0.95;
 
 /// Returns the explanation of `limit` and its remedy; `None` if the name is enough.
-pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
+pub fn remedy(limit: Limit, facts: &Facts) -> Option<Remedy> {
     match limit {
         Limit::ReceiveWindow if facts.is_quic => {
-            Some(format!("{} in flight on a lane; give the receiver more --memory", facts.receive_window))
+            Some(Remedy::new(format!("{} in flight on a lane", facts.receive_window)).advise(Advice::MemoryOfReceiver))
         }
+        Limit::ReceiveWindow if facts.is_unscaled => Some(Remedy::new(unscaled(facts)).advise(Advice::QuicForWindow)),
+        Limit::SendBuffer if facts.is_quic => {
+            Some(Remedy::new("the memory for data in flight is in use").advise(Advice::Memory))
+        }
+        Limit::Loss => Some(loss(facts)),
+        Limit::Policer => (facts.policed.0 > 0).then(|| policer(facts)),
+        Limit::AckPath => Some(ack_path(facts)),
+        _ => cause(limit, facts).map(Remedy::new),
+    }
+}
+
+/// Returns the explanation of a limit that no setting of Sterna changes; `None` if the name is enough.
+fn cause(limit: Limit, facts: &Facts) -> Option<String> {
+    match limit {
         Limit::ReceiveWindow => receive_window(facts),
-        Limit::SendBuffer if facts.is_quic => Some("give more --memory".to_owned()),
         Limit::SendBuffer => send_buffer(facts),
         Limit::CongestionWindow if facts.is_growing => Some("it is still growing: longer copies get more".to_owned()),
         Limit::CongestionWindow => (facts.rate.0 > 0).then(|| format!("the path is full at {}", facts.rate)),
-        Limit::Loss => Some(loss(facts)),
-        Limit::Policer => (facts.policed.0 > 0).then(|| policer(facts)),
         Limit::SourceDisk => disk("it reads", facts.disk_range(facts.source)),
         Limit::DestinationDisk => disk("it takes", facts.disk_range(facts.destination)),
         Limit::Cpu if facts.is_web => Some("the processors of this host are busy".to_owned()),
@@ -111,34 +169,33 @@ pub fn remedy(limit: Limit, facts: &Facts) -> Option<String> {
             false => "the sender's processors are busy".to_owned(),
         }),
         Limit::RateCap => (facts.rate_cap.0 > 0).then(|| format!("{} as given", facts.rate_cap)),
-        Limit::NothingToSend => None,
+        Limit::Loss | Limit::Policer | Limit::AckPath | Limit::NothingToSend => None,
         Limit::ServerOrPath => Some(server_or_path(facts)),
         Limit::Silence => Some("nothing came back: the path was away, or the host at its other end".to_owned()),
-        Limit::AckPath => Some(ack_path(facts)),
     }
 }
 
 /// Describes a policer. A proposed rate is never below the rate that the copy reached with its losses.
-fn policer(facts: &Facts) -> String {
+fn policer(facts: &Facts) -> Remedy {
     let passes_tcp = facts.policed_over_quic && !facts.is_quic && facts.rate.0 as f64 > facts.policed.0 as f64 * MORE;
     if passes_tcp {
         let asked = "TCP passes, and carries the rest; have it lifted for UDP";
-        return format!("drops QUIC above {}; {asked}", facts.policed);
+        return Remedy::new(format!("drops QUIC above {}; {asked}", facts.policed));
     }
     if facts.policed_is_least {
         let most = facts.policed.max(facts.reached);
-        let paced = if facts.is_quic { "" } else { "; --via quic spreads packets, and finds the rate" };
-        return format!("it lets at least {most} through, and drops bursts{paced}");
+        let remedy = Remedy::new(format!("it lets at least {most} through, and drops bursts"));
+        return if facts.is_quic { remedy } else { remedy.advise(Advice::QuicForPacing) };
     }
     let below = BitRate((facts.policed.0 as f64 * BELOW_POLICER) as u64).max(facts.reached);
-    format!("drops above {}; --via quic --rate {} avoids the losses", facts.policed, flag(below))
+    Remedy::new(format!("drops above {}", facts.policed)).advise(Advice::QuicBelowPolicer { rate_bps: below.0 })
 }
 
-fn ack_path(facts: &Facts) -> String {
+fn ack_path(facts: &Facts) -> Remedy {
     let waits = "acknowledgements wait in a full return direction";
     match facts.is_quic {
-        true => format!("{waits}: look for what fills it"),
-        false => format!("{waits}; --via quic sends fewer"),
+        true => Remedy::new(format!("{waits}: look for what fills it")),
+        false => Remedy::new(waits).advise(Advice::QuicForFewerAcknowledgements),
     }
 }
 
@@ -153,9 +210,6 @@ fn server_or_path(facts: &Facts) -> String {
 }
 
 fn receive_window(facts: &Facts) -> Option<String> {
-    if facts.is_unscaled {
-        return Some(unscaled(facts));
-    }
     if facts.receive_buffer_max.0 == 0 {
         let window = (facts.receive_window.0 > 0).then(|| format!("{} in flight at most", facts.receive_window));
         return window;
@@ -178,7 +232,7 @@ fn unscaled(facts: &Facts) -> String {
     };
     format!(
         "no window scaling: 64 KiB in flight on a lane{rate}; a middlebox on the path strips the option, or net.ipv4.tcp_window_scaling is 0 at \
-         an end; --via quic has no such window"
+         an end"
     )
 }
 
@@ -233,7 +287,7 @@ impl Facts {
     }
 }
 
-fn loss(facts: &Facts) -> String {
+fn loss(facts: &Facts) -> Remedy {
     let percent = |ppm: u64| match ppm as f64 / 10_000.0 {
         percent if percent < 0.095 => format!("{percent:.3}"),
         percent => format!("{percent:.1}"),
@@ -242,12 +296,8 @@ fn loss(facts: &Facts) -> String {
         (least, most) if most > least + facts.loss_ppm / 5 => format!("{} to {} %", percent(least), percent(most)),
         _ => format!("{} %", percent(facts.loss_ppm)),
     };
-    match facts.is_quic {
-        true => {
-            format!("{share} of packets; the rate yields to more than --loss-ceiling, and to losses beside a queue")
-        }
-        false => format!("{share} of packets; --via quic --rate RATE does not slow down for it"),
-    }
+    let advice = if facts.is_quic { Advice::LossCeiling } else { Advice::QuicAtPathRate };
+    Remedy::new(format!("{share} of packets")).advise(advice)
 }
 
 fn disk(what: &str, (least, most): (BitRate, BitRate)) -> Option<String> {
@@ -256,14 +306,6 @@ fn disk(what: &str, (least, most): (BitRate, BitRate)) -> Option<String> {
         true => format!("{what} {}/s to {of_most}", ByteCount(least.0 / 8)),
         false => format!("{what} {of_most}"),
     })
-}
-
-/// Returns a rate in the format of `--rate`.
-fn flag(rate: BitRate) -> String {
-    match rate.0 {
-        bits if bits >= 10_000_000 => format!("{}Mbit", bits / 1_000_000),
-        bits => format!("{}kbit", bits / 1000),
-    }
 }
 
 #[cfg(test)]
@@ -282,22 +324,24 @@ mod tests {
             ..Facts::default()
         };
         // GRNET: 6 MB are a window of 3 MB; 16 MiB would have allowed 8.39 Gbit/s.
-        let said = remedy(Limit::ReceiveWindow, &facts).unwrap();
+        let cause = |limit, facts: &Facts| remedy(limit, facts).unwrap().cause;
+        let said = cause(Limit::ReceiveWindow, &facts);
         assert_eq!(said, "peer rmem max 6.29 MB; 16.8 MB would allow 8.39 Gbit/s at 8 ms");
-        let said = remedy(Limit::SendBuffer, &facts).unwrap();
+        let said = cause(Limit::SendBuffer, &facts);
         assert_eq!(said, "tcp_wmem max 4.19 MB; 8.39 MB would allow 8.14 Gbit/s at 8 ms");
         let unscaled = Facts { is_unscaled: true, rtt: Duration::from_millis(200), ..facts };
-        let said = remedy(Limit::ReceiveWindow, &unscaled).unwrap();
+        assert_eq!(remedy(Limit::ReceiveWindow, &unscaled).unwrap().advice, Some(Advice::QuicForWindow));
+        let said = cause(Limit::ReceiveWindow, &unscaled);
         assert!(said.starts_with("no window scaling: 64 KiB in flight on a lane, 2.62 Mbit/s at 200 ms; "), "{said}");
         let growing = Facts { receive_buffer: ByteCount(500_000), ..facts };
-        assert_eq!(remedy(Limit::ReceiveWindow, &growing).unwrap(), "still growing; peer rmem max 6.29 MB");
+        assert_eq!(cause(Limit::ReceiveWindow, &growing), "still growing; peer rmem max 6.29 MB");
         let asked = Facts { rate_cap: BitRate::megabits(10_000), rtt: Duration::from_millis(148), ..facts };
-        let said = remedy(Limit::ReceiveWindow, &asked).unwrap();
+        let said = cause(Limit::ReceiveWindow, &asked);
         assert_eq!(said, "peer rmem max 6.29 MB; 537 MB would allow 14.5 Gbit/s at 148 ms");
     }
 
     #[test]
-    fn other_remedies_name_what_to_type() {
+    fn other_remedies_have_the_numbers_of_what_to_do() {
         let facts = Facts {
             rate: BitRate::megabits(940),
             policed: BitRate::megabits(30),
@@ -305,30 +349,31 @@ mod tests {
             loss_ppm: 5000,
             ..Facts::default()
         };
-        let said = |limit| remedy(limit, &facts).unwrap_or_default();
-        assert_eq!(said(Limit::CongestionWindow), "the path is full at 940 Mbit/s");
-        assert_eq!(said(Limit::Policer), "drops above 30.0 Mbit/s; --via quic --rate 28Mbit avoids the losses");
+        let of = |limit, facts: &Facts| remedy(limit, facts).map(|remedy| (remedy.cause, remedy.advice)).unwrap();
+        let said = |limit| of(limit, &facts);
+        let alone = |cause: &str| (cause.to_owned(), None);
+        let with = |cause: &str, advice| (cause.to_owned(), Some(advice));
+        let below = |rate_bps| with("drops above 30.0 Mbit/s", Advice::QuicBelowPolicer { rate_bps });
+        assert_eq!(said(Limit::CongestionWindow), alone("the path is full at 940 Mbit/s"));
+        assert_eq!(said(Limit::Policer), below(28_500_000));
         let reached = Facts { reached: BitRate(29_400_000), ..facts };
-        let policed = remedy(Limit::Policer, &reached).unwrap();
-        assert_eq!(
-            policed, "drops above 30.0 Mbit/s; --via quic --rate 29Mbit avoids the losses",
-            "no less than it had"
-        );
+        assert_eq!(of(Limit::Policer, &reached), below(29_400_000), "no less than it had");
         let of_udp = Facts { policed_over_quic: true, is_quic: false, rate: BitRate(facts.policed.0 * 8), ..facts };
-        let words = remedy(Limit::Policer, &of_udp).unwrap();
-        assert!(words.contains("TCP passes") && !words.contains("--rate"), "{words}");
-        let least = remedy(Limit::Policer, &Facts { policed_is_least: true, ..facts }).unwrap();
-        assert_eq!(
-            least,
-            "it lets at least 30.0 Mbit/s through, and drops bursts; --via quic spreads packets, and finds the rate"
-        );
-        assert_eq!(said(Limit::SourceDisk), "it reads 20.0 MB/s");
+        let (words, advice) = of(Limit::Policer, &of_udp);
+        assert!(words.contains("TCP passes") && advice.is_none(), "{words}");
+        let least = of(Limit::Policer, &Facts { policed_is_least: true, ..facts });
+        assert_eq!(least, with("it lets at least 30.0 Mbit/s through, and drops bursts", Advice::QuicForPacing));
+        assert_eq!(said(Limit::SourceDisk), alone("it reads 20.0 MB/s"));
         let slower = Facts { reached: BitRate::megabits(100), ..facts };
-        assert_eq!(remedy(Limit::SourceDisk, &slower).unwrap(), "it reads 11.9 MB/s to 20.0 MB/s");
-        assert_eq!(said(Limit::Loss), "0.5 % of packets; --via quic --rate RATE does not slow down for it");
+        assert_eq!(of(Limit::SourceDisk, &slower), alone("it reads 11.9 MB/s to 20.0 MB/s"));
+        assert_eq!(said(Limit::Loss), with("0.5 % of packets", Advice::QuicAtPathRate));
         let few = Facts { lost: 20, ..facts };
-        let loss = remedy(Limit::Loss, &few).unwrap();
-        assert_eq!(loss, "0.3 to 0.8 % of packets; --via quic --rate RATE does not slow down for it");
-        assert_eq!(said(Limit::NothingToSend), "");
+        assert_eq!(of(Limit::Loss, &few), with("0.3 to 0.8 % of packets", Advice::QuicAtPathRate));
+        let over_quic = Facts { is_quic: true, receive_window: ByteCount(1_000_000), ..facts };
+        assert_eq!(of(Limit::Loss, &over_quic), with("0.5 % of packets", Advice::LossCeiling));
+        let window = of(Limit::ReceiveWindow, &over_quic);
+        assert_eq!(window, with("1.00 MB in flight on a lane", Advice::MemoryOfReceiver));
+        assert_eq!(of(Limit::SendBuffer, &over_quic).1, Some(Advice::Memory));
+        assert_eq!(remedy(Limit::NothingToSend, &facts), None);
     }
 }

@@ -68,7 +68,7 @@ impl Capabilities {
             let [them, us] = roles;
             let older = if highest < ours.lowest { them } else { us };
             return Err(Error::protocol(format!(
-                "the {them} speaks {} of the protocol, the {us} speaks {}: update sterna at the {older}",
+                "the {them} has {} of the protocol, the {us} has {}: update sterna at the {older}",
                 peer.versions(),
                 ours.versions()
             )));
@@ -175,14 +175,14 @@ mod tests {
         let text = |bytes: &[u8]| Frame::decode(bytes).unwrap_err().text().to_owned();
         assert_eq!(
             text(&bytes),
-            "the agent speaks versions 7 to 9 of the protocol, the client speaks version 1: update sterna at the client"
+            "the agent has versions 7 to 9 of the protocol, the client has version 1: update sterna at the client"
         );
         // The rest may be encoded in another way.
         bytes.truncate(3);
         bytes[0] = 1;
         assert_eq!(
             text(&bytes),
-            "the client speaks versions 7 to 9 of the protocol, the agent speaks version 1: update sterna at the agent"
+            "the client has versions 7 to 9 of the protocol, the agent has version 1: update sterna at the agent"
         );
         let older = Frame::Welcome(speaks(0, 0, 0)).encode();
         assert!(text(&older).ends_with("update sterna at the agent"));

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use sterna_proto::BitRate;
 use sterna_proto::limit::trace::read_trace;
-use sterna_proto::limit::{Accountant, Facts, Limit, LimitReport, remedy};
+use sterna_proto::limit::{Accountant, Advice, Facts, Limit, LimitReport, remedy};
 
 /// Largest relative error of a stated fact without a range.
 const PRECISION: f64 = 0.1;
@@ -112,11 +112,9 @@ fn no_remedy_asks_for_less_than_the_copy_reached() {
             recording.name
         );
         facts.policed_is_least = false;
-        let said = remedy(Limit::Policer, &facts).unwrap_or_default();
-        let Some(rate) = said.split("--rate ").nth(1).and_then(|rest| rest.split("Mbit").next()) else { continue };
-        let Ok(megabits) = rate.parse::<f64>() else { continue };
-        // The flag takes whole Mbit/s.
-        assert!(megabits + 1.0 > facts.reached.0 as f64 / 1e6, "{}: {said}, reached {}", recording.name, facts.reached);
+        let advice = remedy(Limit::Policer, &facts).and_then(|remedy| remedy.advice);
+        let Some(Advice::QuicBelowPolicer { rate_bps }) = advice else { continue };
+        assert!(rate_bps >= facts.reached.0, "{}: {rate_bps}, reached {}", recording.name, facts.reached);
     }
 }
 

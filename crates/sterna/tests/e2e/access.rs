@@ -42,13 +42,13 @@ fn a_client_is_let_in_by_its_line_and_out_when_that_goes() {
     let agent = listed_agent(&site, "# nobody yet\n", &[&root]);
     let ours = client_fingerprint(&site);
     let refused = push(&site, &agent, "a").expect(6);
-    refused.says(&format!("sterna: {} says: {ours} is not authorized here", agent.addr));
+    refused.says(&format!("sterna: {} reports: {ours} is not authorized here", agent.addr));
     assert!(refused.stderr.lines().any(|line| line == ours), "a line to paste: {}", refused.stderr);
     // The file is edited while the agent runs.
     fs::write(site.path("authorize"), format!("{ours}\n")).unwrap();
     push(&site, &agent, "a").expect(0);
     fs::write(site.path("authorize"), format!("{ours} ro\n")).unwrap();
-    push(&site, &agent, "a").expect(4).says(&format!("{} says: write to ", agent.addr)).says("not allowed");
+    push(&site, &agent, "a").expect(4).says(&format!("{} reports: write to ", agent.addr)).says("not allowed");
     pull(&site, &agent, "a").expect(0);
     fs::write(site.path("authorize"), "").unwrap();
     push(&site, &agent, "a").expect(6).says("not authorized");

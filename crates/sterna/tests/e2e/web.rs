@@ -459,7 +459,7 @@ fn a_body_whose_end_proves_nothing_is_refused() {
         _ => Verdict::Answer("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello".to_owned()),
     });
     let site = Site::new();
-    copy_of(&site, &[proxy.url("closed")]).run().expect(3).says("neither how long it is nor where it ends");
+    copy_of(&site, &[proxy.url("closed")]).run().expect(3).says("neither its length nor a mark of its end");
     copy_of(&site, &[proxy.url("cut")]).args(["--linger", "1s"]).run().expect(3);
     copy_of(&site, &[proxy.url("encoded")]).run().expect(3).says("gzip");
     copy_of(&site, &[proxy.url("chunked")]).succeed();
@@ -608,7 +608,7 @@ fn what_is_wrong_with_a_certificate_is_said() {
     early.not_before = rcgen::date_time_ymd(3001, 1, 1);
     early.not_after = rcgen::date_time_ymd(3002, 1, 1);
     // Error texts if the certificate itself is given as the authority, and if no authority is given.
-    let unknown = "a private one is given with --http-ca FILE";
+    let unknown = "give the certificate of a private one (--http-ca)";
     let cases = [
         ("authority", authority, ["(CA:TRUE)"; 2]),
         ("old", old, ["ran out on Tue, 01 Jan 2002"; 2]),
@@ -632,7 +632,7 @@ fn what_is_wrong_with_a_certificate_is_said() {
     let (pem, private) = (path("other", "pem"), path("other", "key"));
     let more = format!("ssl_certificate {}; ssl_certificate_key {};", pem.display(), private.display());
     let server = WebServer::start_with(Kind::NginxTls, &more);
-    for (name, words) in [("authority", "nor by that of --http-ca"), ("old", "another key has signed")] {
+    for (name, words) in [("authority", "nor did the given one (--http-ca)"), ("old", "another key has signed")] {
         let mut copy = copy_of(&site, &[server.url("f")]);
         copy.arg("--http-ca").arg(path(name, "pem")).run().expect(6).says(words);
     }

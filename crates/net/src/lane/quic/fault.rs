@@ -67,7 +67,7 @@ pub(super) fn timed_out(peer: SocketAddr, after: std::time::Duration) -> Error {
 fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase, ours: Option<&str>) -> Error {
     let (kind, retry, what) = match reason {
         ConnectionError::VersionMismatch => {
-            (ErrorKind::Protocol, Retry::Never, "the peer speaks another QUIC version".into())
+            (ErrorKind::Protocol, Retry::Never, "the peer uses another QUIC version".into())
         }
         ConnectionError::TransportError(error) if is_tls(u64::from(error.code)) => {
             (ErrorKind::Untrusted, Retry::Never, format!("TLS: {}", error.reason))
@@ -94,7 +94,7 @@ fn error(reason: &ConnectionError, peer: SocketAddr, phase: Phase, ours: Option<
             let said = String::from_utf8_lossy(&close.reason).into_owned();
             (ErrorKind::Unreachable, Retry::After, format!("closed by the peer: {}", said.escape_debug()))
         }
-        ConnectionError::Reset => (ErrorKind::Unreachable, Retry::After, "the peer no longer knows the lane".into()),
+        ConnectionError::Reset => (ErrorKind::Unreachable, Retry::After, "the peer has no record of the lane".into()),
         ConnectionError::TimedOut => (ErrorKind::Unreachable, Retry::After, "the path fell silent".into()),
         ConnectionError::LocallyClosed => {
             (ErrorKind::Cancelled, Retry::After, format!("closed: {}", ours.unwrap_or("by this end")))

@@ -263,7 +263,7 @@ async fn greet(
     let mut preamble = [0; PREAMBLE.len()];
     let greeted = receive.read_exact(&mut preamble).await;
     if greeted.is_err() || preamble != *PREAMBLE {
-        connection.close(super::CODE_FAULT, b"this port speaks sterna's lane protocol, version 1");
+        connection.close(super::CODE_FAULT, b"this port serves sterna's lane protocol, version 1");
         return Err(Error::protocol(format!("QUIC lane from {peer}: not a lane")));
     }
     let controller =

@@ -200,8 +200,8 @@ impl Link<'_> {
     fn check_peer(&self, connection: &CommonState) -> Result<Fingerprint, Error> {
         if connection.alpn_protocol() != Some(identity::ALPN) {
             return Err(match self.is_dialled {
-                true => self.no_agent("speaks TLS but not the protocol sterna/1: no sterna agent"),
-                false => self.protocol_error("speaks TLS but not the protocol sterna/1"),
+                true => self.no_agent("uses TLS but not the protocol sterna/1: no sterna agent"),
+                false => self.protocol_error("uses TLS but not the protocol sterna/1"),
             });
         }
         peer_fingerprint(connection.peer_certificates().unwrap_or_default())
@@ -292,7 +292,7 @@ impl Link<'_> {
     fn tls_error(&self, error: &rustls::Error) -> Error {
         match error {
             rustls::Error::InvalidMessage(_) if self.is_dialled => {
-                self.no_agent("answers, but does not speak TLS: no sterna agent")
+                self.no_agent("answers, but does not use TLS: no sterna agent")
             }
             // Alerts of other servers, which do not have the only protocol and key type that this end offers.
             rustls::Error::AlertReceived(
@@ -303,7 +303,7 @@ impl Link<'_> {
             | rustls::Error::PeerIncompatible(_)
                 if self.is_dialled =>
             {
-                self.no_agent("speaks TLS, but is no sterna agent")
+                self.no_agent("uses TLS, but is no sterna agent")
             }
             rustls::Error::AlertReceived(alert) => {
                 let alert = super::record::alert_error(u8::from(*alert));
@@ -313,8 +313,8 @@ impl Link<'_> {
             rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
                 self.error(ErrorKind::Untrusted, &format!("shows no certificate that can be used: {error}"))
             }
-            rustls::Error::InvalidMessage(_) => self.protocol_error(&format!("does not speak TLS: {error}")),
-            other => self.protocol_error(&format!("does not speak TLS as sterna does: {other}")),
+            rustls::Error::InvalidMessage(_) => self.protocol_error(&format!("does not use TLS: {error}")),
+            other => self.protocol_error(&format!("does not use TLS as sterna does: {other}")),
         }
     }
 }

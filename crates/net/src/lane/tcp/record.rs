@@ -77,7 +77,7 @@ impl RecordKey {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
             ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
-            _ => return Err(internal("use a cipher that this build does not know")),
+            _ => return Err(internal("use a cipher that this build does not have")),
         };
         let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| internal("use the key of a lane"))?;
         let iv = iv.as_ref().try_into().map_err(|_| internal("use the nonce of a lane"))?;

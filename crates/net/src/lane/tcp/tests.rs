@@ -411,7 +411,7 @@ fn accept_from(handshake_time_max: Duration, peer: impl FnOnce(TcpStream) + Send
 fn peers_that_do_not_shake_hands_are_cut_off() {
     let error = accept_from(HANDSHAKE_TIME_MAX, |mut stream| stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap());
     assert_eq!(error.kind, ErrorKind::Protocol);
-    assert!(error.text().contains("does not speak TLS"), "{error}");
+    assert!(error.text().contains("does not use TLS"), "{error}");
 
     let error = accept_from(HANDSHAKE_TIME_MAX, drop);
     assert_eq!((error.kind, error.retry), (ErrorKind::Unreachable, Retry::After), "{error}");
@@ -432,11 +432,11 @@ fn peers_that_do_not_shake_hands_are_cut_off() {
 fn a_port_where_something_else_listens_is_named_with_the_one_that_agents_have() {
     let alert = |code: u8| vec![21, 3, 3, 0, 2, 2, code];
     let answers = [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "answers, but does not speak TLS"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n".to_vec(), "answers, but does not speak TLS"),
-        (alert(40), "speaks TLS, but is"),
-        (alert(70), "speaks TLS, but is"),
-        (alert(120), "speaks TLS, but is"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "answers, but does not use TLS"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n".to_vec(), "answers, but does not use TLS"),
+        (alert(40), "uses TLS, but is"),
+        (alert(70), "uses TLS, but is"),
+        (alert(120), "uses TLS, but is"),
     ];
     for (answer, what) in answers {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

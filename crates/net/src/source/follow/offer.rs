@@ -120,7 +120,7 @@ fn check_grown(before: &FileEntry, active: &Active, path: &RelPath) -> Result<()
 
 fn changed(path: &RelPath, what: &str) -> Error {
     let text = format!(
-        "{path} changed while it was followed: {what}; nothing of it is published, and the next attempt starts it over"
+        "{path} changed while it was followed: {what}; nothing of it is published, and the next attempt copies the file from its start"
     );
     Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, text).retry(Retry::After)
 }

@@ -177,7 +177,7 @@ impl WatchSession {
         }
         if self.untold > 0 {
             let text = format!(
-                "{} outcomes were not told one by one, since the connection to the agent carried less than they took; the \
+                "{} outcomes were not reported one by one, since the connection to the agent carried less than they took; the \
                  counts are complete",
                 self.untold
             );
@@ -333,7 +333,7 @@ mod tests {
         let [WatchEvent::Told(Told::Notice(text)), WatchEvent::Concluded(conclusion)] = &last[..] else {
             panic!("{last:?}")
         };
-        assert!(text.starts_with(&format!("{} outcomes were not told", 100_000 - count)), "{text}");
+        assert!(text.starts_with(&format!("{} outcomes were not reported", 100_000 - count)), "{text}");
         assert!(count > 0 && conclusion.failed == 100_000);
     }
 
