@@ -78,7 +78,7 @@ fn key_of(stat: &Stat) -> Key {
 }
 
 /// Returns 64 bits of a BLAKE3. Reason: only paths that share an inode are compared.
-fn hash_of(path: &RelPath) -> u64 {
+pub(super) fn hash_of(path: &RelPath) -> u64 {
     let mut hash = [0; 8];
     hash.copy_from_slice(&blake3::hash(path.as_bytes()).as_bytes()[..8]);
     u64::from_le_bytes(hash)

@@ -15,7 +15,7 @@ use super::claims::Claims;
 use super::durable::SyncRound;
 use super::expand::Sources;
 use super::fault::{FINALISING, PREPARING};
-use super::history::{SessionHistory, version_of};
+use super::history::{SessionHistory, Version, version_of};
 use super::incoming::IncomingFile;
 use super::is_hidden_name;
 use super::metadata::{parent_of, time_from, times};
@@ -265,7 +265,7 @@ impl Destination {
     }
 
     /// Records the version of a complete part file that is about to get its name. Best effort.
-    pub(super) fn record_version(&self, part: &File, version: Option<u64>) {
+    pub(super) fn record_version(&self, part: &File, version: Option<Version>) {
         if let (Some(history), Some(version)) = (self.shared.history.get(), version)
             && let Ok(stat) = rustix::fs::fstat(part)
         {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::Stat;
 use sterna_proto::FileEntry;
 
+use super::claims::hash_of;
 use crate::identity::Fingerprint;
 
 /// Maximum number of files in one generation; the last two generations are kept. Reason: 2^16 files have 5 MB; buffers
@@ -39,8 +40,16 @@ type Key = (u64, u64);
 struct Published {
     session: u64,
     peer: Fingerprint,
-    /// Version at the source: change time of the file, which only the kernel sets.
-    version: u64,
+    version: Version,
+}
+
+/// Version of a source file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Version {
+    /// Hash of the path at the source.
+    path: u64,
+    /// Change time, which only the kernel of the source sets.
+    changed: u64,
 }
 
 impl History {
@@ -70,7 +79,7 @@ pub struct SessionHistory {
 impl SessionHistory {
     /// Records that the file `stat`, which is about to get its name, has `version` at its source. Does nothing
     /// without an earlier session of the same peer.
-    pub(super) fn record(&self, stat: &Stat, version: u64) {
+    pub(super) fn record(&self, stat: &Stat, version: Version) {
         let mut state = self.history.lock();
         if !state.active.range(..self.number).any(|(_, peer)| *peer == self.peer) {
             return;
@@ -82,13 +91,16 @@ impl SessionHistory {
         state.young.insert((stat.st_dev, stat.st_ino), published);
     }
 
-    /// Returns true if the file `stat` is of a later session of the same peer, and newer than `version`.
-    pub(super) fn is_superseded(&self, stat: &Stat, version: u64) -> bool {
+    /// Returns true if the file `stat` is of a later session of the same peer, from the same path at the source, and
+    /// newer than `version`.
+    pub(super) fn is_superseded(&self, stat: &Stat, version: Version) -> bool {
         let state = self.history.lock();
         let key = (stat.st_dev, stat.st_ino);
         let published = state.young.get(&key).or_else(|| state.old.get(&key));
         published.is_some_and(|published| {
-            published.session > self.number && published.peer == self.peer && published.version > version
+            let Version { path, changed } = published.version;
+            let is_later = published.session > self.number && published.peer == self.peer;
+            is_later && path == version.path && changed > version.changed
         })
     }
 }
@@ -104,7 +116,8 @@ impl Drop for SessionHistory {
     }
 }
 
-/// Returns the change time of a file at its source; `None` if it is unknown.
-pub(super) fn version_of(entry: &FileEntry) -> Option<u64> {
-    Some(entry.version).filter(|version| entry.growth.is_none() && *version != 0)
+/// Returns the version of a file at its source; `None` if its change time is unknown.
+pub(super) fn version_of(entry: &FileEntry) -> Option<Version> {
+    let is_known = entry.growth.is_none() && entry.version != 0;
+    is_known.then(|| Version { path: hash_of(&entry.path), changed: entry.version })
 }

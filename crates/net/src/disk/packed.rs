@@ -24,7 +24,7 @@ use super::destination::{Destination, Verdict};
 use super::durable::SyncRound;
 use super::fault::{At, FINALISING, WRITING};
 use super::hidden::{Finished, HiddenNames, lock_part, rename_into_place, unlink, unlink_ours};
-use super::history::version_of;
+use super::history::{Version, version_of};
 use super::metadata::{parent_of, times};
 use crate::descriptors;
 use crate::sink::{PackedFile, PackedOutcome};
@@ -58,7 +58,7 @@ struct Written {
     mode: u16,
     mtime: FileTime,
     digests: FileDigests,
-    version: Option<u64>,
+    version: Option<Version>,
     /// Index in `outcomes`.
     place: usize,
 }

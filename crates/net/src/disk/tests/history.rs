@@ -58,3 +58,16 @@ fn an_earlier_session_does_not_bring_back_an_older_version() {
         publish(&latest, &version("f", size, 10)).unwrap();
     }
 }
+
+#[test]
+fn another_source_with_the_same_name_at_the_destination_is_no_newer_version() {
+    let (directory, history) = (scratch(), Arc::new(History::default()));
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let [earlier, later] = [0, 1].map(|_| {
+        let destination = Destination::resolve(&root, b"target", Sources::One).unwrap();
+        destination.set_history(history.begin(Fingerprint([1; 32])));
+        destination
+    });
+    publish(&later, &version("b", 5, 20)).unwrap();
+    publish(&earlier, &version("a", 5, 10)).unwrap();
+}
