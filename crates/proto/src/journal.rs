@@ -433,6 +433,6 @@ mod tests {
         bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
         bytes[CRC_OFFSET..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
-        assert!(JournalHeader::decode(&bytes).unwrap_err().text().contains("no file that can be"));
+        assert!(JournalHeader::decode(&bytes).unwrap_err().text().contains("no possible file"));
     }
 }

@@ -5,7 +5,11 @@
 //! sent, hash or verify blocks, start threads, or read a clock. All calls are synchronous and may come from many
 //! threads.
 //!
+//! [`Destination`] is a [`crate::sink::Sink`], and [`IncomingFile`] a [`crate::sink::SinkFile`].
+//!
 //! # What a crash leaves behind
+//!
+//! The steps below implement the order of durability that [`crate::sink`] demands.
 //!
 //! A file larger than [`sterna_proto::file::PACKED_FILE_BYTES_MAX`] is written to `.sterna-<hash>.part` beside its
 //! final name. Its journal is `.sterna-<hash>.journal`. The hash is computed from the final name. Each step below

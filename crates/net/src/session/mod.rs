@@ -1,8 +1,9 @@
 //! Session driver: carries out the decisions of the session state machines of `sterna-proto`.
 //!
 //! One [`Sender`] or [`Receiver`] owns a state machine behind a lock. Each lane of the session has two threads: one
-//! feeds the lane ([`attach`]), and one reads it. This module reads and writes files and hashes blocks. It refuses to
-//! dial or accept lanes (`client` and `agent` do), and to decide anything about blocks.
+//! feeds the lane ([`attach`]), and one reads it. This module hashes blocks, and reads and writes files through the
+//! traits of `source` and `sink`. It refuses to dial or accept lanes (`client` and `agent` do), and to decide anything
+//! about blocks.
 //!
 //! [`attach`] starts the loop of a lane. The loop wakes when the state machine has work for the lane, and one turn
 //! sends one control frame or one block. The loop ends when the lane dies or the session is over.

@@ -1,4 +1,4 @@
-//! Place of a file on disk, from its offer to its outcome.
+//! State of a file at its sink, from its offer to its outcome.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -28,7 +28,7 @@ pub(super) fn patience(error: &Error, until: Option<Instant>, now: Instant, open
     (now < until && (crowded || error.kind == ErrorKind::Busy)).then_some(until)
 }
 
-/// State of the place of a file on disk.
+/// State of a file at its sink.
 pub(super) struct Slot {
     /// File entry.
     pub(super) entry: FileEntry,

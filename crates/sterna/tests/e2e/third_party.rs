@@ -100,7 +100,7 @@ fn where_the_source_runs_no_copies_the_destination_pulls() {
         copy.args(["--via", "quic", "--rate", "200Mbit"]).arg(source.url("tree")).arg(strait.url("")).succeed();
     assert_eq!(copied.last("lane_up")["transport"], "quic");
     assert_same_tree(&sites.near.root().join("tree"), &sites.far.root().join("tree"));
-    copied.says("pulls from").says("--third-party");
+    copied.says("pulls from").says("its operator can allow 127.0.0.1:");
     let (up, down) = strait.passed();
     assert!(up > 0 && up + down < 100_000, "{up} and {down} bytes passed by the command");
 }
@@ -115,7 +115,8 @@ fn agents_reach_for_nobody_unless_their_operators_say_so() {
         let source = Triangle::agent(&sites.near, "127.0.0.1:0", flags);
         let refused = sites.copy(&source, &destination).arg(source.url("f")).arg(destination.url("")).run().expect(5);
         // The error has what both operators can change, and nothing else that they allow.
-        refused.says(&format!("--third-party {}", destination.addr)).says(&format!("--third-party {}", source.addr));
+        let can_allow = |agent: &Agent| format!("its operator can allow {}", agent.addr);
+        refused.says(&can_allow(&destination)).says(&can_allow(&source)).says("(--third-party)");
         assert!(!refused.text().contains("hub.example.org") && !refused.text().contains(&other), "{}", refused.text());
         assert_eq!(refused.count("lane_up"), 0);
         assert!(!fs::read_to_string(&destination.log).unwrap().contains("push"), "it was reached");

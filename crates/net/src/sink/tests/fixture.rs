@@ -47,6 +47,14 @@ impl Fixture {
         }
     }
 
+    /// Writes a file as another program does, without a sink.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
+        match self {
+            Self::Disk { directory, .. } => fs::write(directory.path().join(name), bytes).unwrap(),
+            Self::Memory(storage) => storage.write(&rel(name), bytes),
+        }
+    }
+
     /// Returns the bytes of a file; `None` if nothing has its name.
     pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         match self {

@@ -51,6 +51,12 @@ impl Storage {
         lock(&self.0)
     }
 
+    /// Writes a file without a session.
+    pub(super) fn write(&self, path: &RelPath, bytes: &[u8]) {
+        let mut stored = self.stored();
+        stored.publish(path, 0o644, FileTime::default(), bytes.to_vec());
+    }
+
     /// Changes a byte of a checkpoint, as a failing disk does.
     pub(super) fn damage(&self, path: &RelPath, offset: usize) {
         self.stored().unfinished.get_mut(path).unwrap().bytes[offset] ^= 1;
@@ -82,11 +88,9 @@ impl Stored {
         }
     }
 
-    fn publish(&mut self, entry: &FileEntry, bytes: Vec<u8>) {
+    fn publish(&mut self, path: &RelPath, mode: u16, mtime: FileTime, bytes: Vec<u8>) {
         self.versions += 1;
-        self.unfinished.remove(&entry.path);
-        let published = Published { bytes, mode: entry.mode, mtime: entry.mtime, version: self.versions };
-        self.files.insert(entry.path.clone(), published);
+        self.files.insert(path.clone(), Published { bytes, mode, mtime, version: self.versions });
     }
 
     /// Returns the checkpoint to resume from, and the reason if there was one that cannot be used.
@@ -124,7 +128,8 @@ impl Stored {
             return Err(busy(path));
         }
         self.make_parents(path);
-        self.publish(entry, data.to_vec());
+        self.unfinished.remove(path);
+        self.publish(path, entry.mode, entry.mtime, data.to_vec());
         Ok(Some(digests))
     }
 }
@@ -426,7 +431,7 @@ impl SinkFile for MemoryFile {
         }
         let mut bytes = std::mem::take(&mut received.bytes);
         bytes.truncate(received.entry.size as usize);
-        stored.publish(&received.entry, bytes);
+        stored.publish(&self.path, received.entry.mode, received.entry.mtime, bytes);
         self.close(&mut stored, &mut received);
         Ok(digests)
     }

@@ -354,19 +354,39 @@ fn a_name_that_was_taken_meanwhile_is_not_replaced_under_never() {
     for kind in KINDS {
         println!("{kind:?}");
         let (fixture, data) = (Fixture::new(kind), bytes(1, 2 * MIB));
-        let (sink, large, small) = (fixture.sink(), entry("f", 2 * MIB), entry("f", 3));
-        let Prepared::Incoming(file) = prepare(&sink, &large, Overwrite::Never).unwrap() else { panic!("no blocks") };
+        let (sink, large, small) = (fixture.sink(), entry("large", 2 * MIB), entry("small", 3));
+        let prepare = |entry| prepare(&sink, entry, Overwrite::Never).unwrap();
+        let (Prepared::Incoming(file), Prepared::Packed(seen)) = (prepare(&large), prepare(&small)) else {
+            panic!("a name is taken already");
+        };
         put_all(&*file, &data);
-        // Another name first: the file itself is held.
-        let Prepared::Packed(seen) = prepare(&sink, &small, Overwrite::Never).unwrap() else { panic!("not small") };
-        assert_eq!(
-            publish_one(&sink, packed(&small, b"abc", seen), Overwrite::Never).unwrap_err().kind,
-            ErrorKind::Busy
-        );
-        file.publish(&[]).unwrap();
+        file.checkpoint().unwrap();
+        ["large", "small"].iter().for_each(|name| fixture.write(name, b"of somebody else"));
+        let error = file.publish(&[]).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Exists, "{error}");
         let error = publish_one(&sink, packed(&small, b"abc", seen), Overwrite::Never).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Exists, "{error}");
-        assert!(fixture.read("f").unwrap() == data);
+        for name in ["large", "small"] {
+            assert_eq!(fixture.read(name).unwrap(), b"of somebody else");
+        }
+        drop(file);
+        assert_eq!(open(&sink, &large).have().len(), 2, "the blocks are lost");
+    }
+}
+
+#[test]
+fn a_small_file_waits_for_the_session_that_writes_a_large_one_of_its_name() {
+    for kind in KINDS {
+        println!("{kind:?}");
+        let (fixture, small) = (Fixture::new(kind), entry("f", 3));
+        let (one, two) = (fixture.sink(), fixture.sink());
+        let file = open(&one, &entry("f", 2 * MIB));
+        let error = publish_small(&two, &small, b"abc").unwrap_err();
+        assert_eq!((error.kind, error.retry), (ErrorKind::Busy, Retry::After), "{error}");
+        put_all(&*file, &bytes(1, 2 * MIB));
+        file.publish(&[]).unwrap();
+        publish_small(&two, &small, b"abc").unwrap();
+        assert_eq!(fixture.read("f").unwrap(), b"abc");
     }
 }
 
