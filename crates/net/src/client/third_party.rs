@@ -106,7 +106,8 @@ impl ThirdPartyCopy {
                 first.chain(),
                 error.chain()
             );
-            Error::new(first.kind, first.scope, first.phase, text).retry(first.retry)
+            let settings = first.settings().to_vec();
+            Error::new(first.kind, first.scope, first.phase, text).retry(first.retry).about(settings)
         })
     }
 }
