@@ -104,6 +104,14 @@ impl Writer {
         self.empty_area();
     }
 
+    /// Writes a field whose value `write` writes.
+    pub fn field(&mut self, number: u8, write: impl FnOnce(&mut Self)) {
+        let mut value = Self::default();
+        write(&mut value);
+        self.byte(number);
+        self.bytes(&value.bytes);
+    }
+
     /// Writes an area without fields.
     pub fn empty_area(&mut self) {
         self.bytes(b"");
@@ -122,10 +130,9 @@ impl Writer {
         self.bytes(&text.as_bytes()[..end]);
         let mut area = Self::default();
         if !error.settings().is_empty() {
-            let mut names = Self::default();
-            error.settings().iter().for_each(|setting| names.bytes(setting.name().as_bytes()));
-            area.byte(ERROR_SETTINGS);
-            area.bytes(&names.bytes);
+            area.field(ERROR_SETTINGS, |w| {
+                error.settings().iter().for_each(|setting| w.bytes(setting.name().as_bytes()));
+            });
         }
         self.bytes(&area.bytes);
     }

@@ -323,20 +323,14 @@ impl Filter {
     /// answer with too many names.
     fn write(&self, w: &mut Writer) {
         let mut area = Writer::default();
-        let mut field = |number: u8, write: &dyn Fn(&mut Writer)| {
-            let mut value = Writer::default();
-            write(&mut value);
-            area.byte(number);
-            area.bytes(&value.into_bytes());
-        };
         if !self.names.is_empty() {
-            field(NAMES, &|w| write_paths(w, &self.names));
+            area.field(NAMES, |w| write_paths(w, &self.names));
         }
         for (number, size) in [(SIZE_MIN, self.size_min), (SIZE_MAX, self.size_max)] {
-            size.iter().for_each(|size| field(number, &|w| w.integer(*size)));
+            size.iter().for_each(|size| area.field(number, |w| w.integer(*size)));
         }
         for (number, time) in [(MODIFIED_FROM, self.modified_from), (MODIFIED_BEFORE, self.modified_before)] {
-            time.iter().for_each(|time| field(number, &|w| w.time(*time)));
+            time.iter().for_each(|time| area.field(number, |w| w.time(*time)));
         }
         w.bytes(&area.into_bytes());
     }
@@ -430,15 +424,9 @@ impl Listed {
 impl Attributes {
     fn write(&self, w: &mut Writer) {
         let mut area = Writer::default();
-        let mut field = |number: u8, write: &dyn Fn(&mut Writer)| {
-            let mut value = Writer::default();
-            write(&mut value);
-            area.byte(number);
-            area.bytes(&value.into_bytes());
-        };
-        self.target.iter().for_each(|target| field(TARGET, &|w| w.raw(target)));
+        self.target.iter().for_each(|target| area.field(TARGET, |w| w.raw(target)));
         self.owner.iter().for_each(|owner| {
-            field(OWNER, &|w| {
+            area.field(OWNER, |w| {
                 w.integer(u64::from(owner.user));
                 w.integer(u64::from(owner.group));
                 w.bytes(&owner.user_name);
@@ -446,7 +434,7 @@ impl Attributes {
             });
         });
         if !self.xattrs.is_empty() {
-            field(XATTRS, &|w| {
+            area.field(XATTRS, |w| {
                 w.integer(self.xattrs.len() as u64);
                 self.xattrs.iter().for_each(|Xattr { name, value }| {
                     w.bytes(name);
@@ -455,7 +443,7 @@ impl Attributes {
             });
         }
         self.hard_link.iter().for_each(|(device, inode)| {
-            field(HARD_LINK, &|w| {
+            area.field(HARD_LINK, |w| {
                 w.integer(*device);
                 w.integer(*inode);
             });
