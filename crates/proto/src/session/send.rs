@@ -306,6 +306,12 @@ impl SendSession {
         self.core.handle_timeout(now);
     }
 
+    /// Reports the notices that were left out until now. Called before the last event.
+    fn flush_notices(&mut self) {
+        let line = self.notices.take_line();
+        self.tell_left_out(line);
+    }
+
     /// Reports the notices that were left out, if any.
     fn tell_left_out(&mut self, line: Option<String>) {
         if let Some(text) = line {
@@ -333,8 +339,7 @@ impl SendSession {
             Message::Wait { file } => self.handle_wait(file),
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
-                let line = self.notices.take_line();
-                self.tell_left_out(line);
+                self.flush_notices();
                 self.core.handle_abort(error);
                 Ok(())
             }
@@ -422,8 +427,7 @@ impl SendSession {
         if !self.offers_ended || !self.files.is_empty() {
             return Err(Error::protocol("the receiver has finished before every file had its outcome"));
         }
-        let line = self.notices.take_line();
-        self.tell_left_out(line);
+        self.flush_notices();
         if self.core.turn(LifeEvent::Leave(Ending::Complete)).is_some() {
             self.core.log.push(&Message::Bye);
         }
@@ -635,8 +639,7 @@ impl SendSession {
 
     /// Ends the session at both ends.
     pub fn abort(&mut self, error: Error) {
-        let line = self.notices.take_line();
-        self.tell_left_out(line);
+        self.flush_notices();
         self.core.abort(error);
     }
 

@@ -100,6 +100,12 @@ impl WatchSession {
         self.core.handle_timeout(now);
     }
 
+    /// Reports the notices that were left out until now. Called before the last event.
+    fn flush_notices(&mut self) {
+        let line = self.notices.take_line();
+        self.tell_left_out(line);
+    }
+
     /// Command: reports the notices that were left out, if any.
     fn tell_left_out(&mut self, line: Option<String>) {
         if let Some(text) = line.filter(|_| self.core.is_active()) {
@@ -111,8 +117,7 @@ impl WatchSession {
         let is_active = self.core.is_active();
         match (message, self.side) {
             (Message::Abort { error }, _) if is_active => {
-                let line = self.notices.take_line();
-                self.tell_left_out(line);
+                self.flush_notices();
                 self.core.handle_abort(error);
             }
             // A result waits for the command even if the command gives up at the same time.
@@ -132,8 +137,7 @@ impl WatchSession {
             }
             (Message::Answer(answer), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Answered(answer)),
             (Message::Concluded(conclusion), WatchSide::Command) if is_active => {
-                let line = self.notices.take_line();
-                self.tell_left_out(line);
+                self.flush_notices();
                 self.core.turn(LifeEvent::Leave(Ending::Complete));
                 self.core.emit(WatchEvent::Concluded(conclusion));
             }
@@ -199,8 +203,7 @@ impl WatchSession {
     /// waits for the command is not kept any longer.
     pub fn abort(&mut self, error: Error) {
         if self.core.is_active() {
-            let line = self.notices.take_line();
-            self.tell_left_out(line);
+            self.flush_notices();
             self.core.abort(error);
         } else {
             self.core.turn(LifeEvent::Leave(Ending::Aborted));
