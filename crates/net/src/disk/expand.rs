@@ -171,26 +171,12 @@ impl Expansion {
         let Some(frame) = self.frames.last_mut() else {
             return Ok(None);
         };
-        let listed = match &mut frame.names {
-            Some(names) => names,
-            None => match list(&self.root, frame, &self.wanted) {
-                Ok(names) => frame.names.insert(names.into_iter()),
-                Err(error) => {
-                    self.frames.pop();
-                    return Err(error);
-                }
-            },
-        };
-        let Some(name) = listed.next() else {
+        let Some(name) = frame.next_name(&self.root, &self.wanted) else {
             self.frames.pop();
             return Ok(None);
         };
-        let stage = frame.stage;
-        let path = match frame.directory.is_empty() {
-            true => RelPath::new(&name),
-            false => RelPath::new(&[&frame.directory[..], b"/", &name].concat()),
-        };
-        let path = path.map_err(|e| LISTING.refused(ErrorKind::Limit, format!("{}; skipped", e.text())))?;
+        let (name, stage) = (name?, frame.stage);
+        let path = frame.path_of(&name)?;
         if is_hidden_name(&name) {
             let text = format!(
                 "{path} is not copied: names that begin with .sterna- are those of our unfinished files; give it another name"
@@ -309,6 +295,28 @@ impl Frame {
         Self { directory, stage, names: None, open: None }
     }
 
+    /// Returns the next name. After an error the directory has no more names.
+    pub(super) fn next_name(&mut self, root: &Root, wanted: &[Box<[u8]>]) -> Option<Result<Box<[u8]>, Error>> {
+        if self.names.is_none() {
+            let listed = list(root, self, wanted);
+            let (names, error) = listed.map_or_else(|error| (Vec::new(), Some(error)), |names| (names, None));
+            self.names = Some(names.into_iter());
+            if let Some(error) = error {
+                return Some(Err(error));
+            }
+        }
+        self.names.as_mut()?.next().map(Ok)
+    }
+
+    /// Returns the path of `name` in this directory. Errors: it is too long.
+    pub(super) fn path_of(&self, name: &[u8]) -> Result<RelPath, Error> {
+        let path = match self.directory.is_empty() {
+            true => RelPath::new(name),
+            false => RelPath::new(&[&self.directory[..], b"/", name].concat()),
+        };
+        path.map_err(|e| LISTING.refused(ErrorKind::Limit, format!("{}; skipped", e.text())))
+    }
+
     /// Returns the directory; opens it if it is not open.
     pub(super) fn directory(&mut self, root: &Root) -> rustix::io::Result<&OwnedFd> {
         match self.open.take() {
@@ -342,7 +350,7 @@ pub(super) fn wanted_names(path: &[u8]) -> Result<Vec<Box<[u8]>>, Error> {
 }
 
 /// Returns the names of a directory that its stage wants, sorted.
-pub(super) fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
+fn list(root: &Root, frame: &mut Frame, wanted: &[Box<[u8]>]) -> Result<Vec<Box<[u8]>>, Error> {
     let wanted = match frame.stage {
         Stage::Match(index) if !has_wildcards(&wanted[index]) => return Ok(vec![wanted[index].clone()]),
         Stage::Match(index) => Some(&wanted[index]),

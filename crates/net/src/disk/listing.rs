@@ -1,7 +1,7 @@
 //! Lists names beneath a root with their metadata, one at a time.
 //!
-//! Unlike an [`super::Expansion`], which finds what a copy sends, a listing shows every name as it is: symlinks,
-//! devices, and directories down to a depth.
+//! An [`super::Expansion`] finds the files that a copy sends. A listing shows every name: symlinks, devices, and
+//! directories down to a depth.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sterna_proto::session::{ListedKind, Symlinks, XATTRS_BYTES_MAX, XATTRS_MAX, Xattr};
 use sterna_proto::{Error, ErrorKind, RelPath};
 
-use super::expand::{Frame, Stage, list, shown, wanted_names};
+use super::expand::{Frame, Stage, shown, wanted_names};
 use super::fault::LISTING;
 use super::metadata::time_from;
 use super::pattern::has_wildcards;
@@ -146,26 +146,12 @@ impl Listing {
     /// Processes the next name of the directory on top of the stack. Returns `None` if it is not listed.
     fn step(&mut self) -> Result<Option<ListedName>, Error> {
         let Some(frame) = self.frames.last_mut() else { return Ok(None) };
-        let names = match &mut frame.names {
-            Some(names) => names,
-            None => match list(&self.root, frame, &self.wanted) {
-                Ok(names) => frame.names.insert(names.into_iter()),
-                Err(error) => {
-                    self.frames.pop();
-                    return Err(error);
-                }
-            },
-        };
-        let Some(name) = names.next() else {
+        let Some(name) = frame.next_name(&self.root, &self.wanted) else {
             self.frames.pop();
             return Ok(None);
         };
-        let path = match frame.directory.is_empty() {
-            true => RelPath::new(&name),
-            false => RelPath::new(&[&frame.directory[..], b"/", &name].concat()),
-        };
-        let path = path.map_err(|e| LISTING.refused(ErrorKind::Limit, format!("{}; skipped", e.text())))?;
-        let stage = frame.stage;
+        let (name, stage) = (name?, frame.stage);
+        let path = frame.path_of(&name)?;
         let stat = match frame.directory(&self.root) {
             Ok(directory) => rustix::fs::statat(directory, &*name, AtFlags::SYMLINK_NOFOLLOW),
             Err(errno) => Err(errno),
