@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_lab::model::{Outage, Queue};
 use sterna_lab::{Counters, Lab, LabOptions, LinkModel};
@@ -166,12 +166,16 @@ fn a_network_that_is_cut_drops_packets_until_it_is_connected_again() {
     let sender = lab.host_a().inside(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
     lab.cut(0);
     sender.send_to(b"lost", address).unwrap();
+    // Ends a test that would hang.
+    let until = Instant::now() + Duration::from_secs(120);
     while lab.counters().networks.first().is_none_or(|network| network.forward.dropped.outage == 0) {
+        assert!(Instant::now() < until, "the packet was not dropped");
         std::thread::yield_now();
     }
     lab.connect(0);
     sender.send_to(b"kept", address).unwrap();
     let mut received = [0; 8];
+    receiver.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let len = receiver.recv(&mut received).unwrap();
     assert_eq!(&received[..len], b"kept");
 }
