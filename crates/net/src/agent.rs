@@ -30,6 +30,7 @@ use crate::disk::{Access, Destination, History, Root, Sources, last_name};
 use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
+use crate::lister::QueryPlace;
 use crate::session::{
     ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within,
     close_all, spawn_feeder,
@@ -439,28 +440,32 @@ impl Shared {
         }
     }
 
-    /// Returns the places of a request, by the present rights of the peer. Errors: the rights do not suffice.
-    fn places_allowed(
+    /// Returns the present grant of the peer, if it suffices for a request. Errors: it does not.
+    fn grant_for(
         &self,
         peer: &Fingerprint,
         on_behalf_of: Option<Fingerprint>,
         request: &Request,
-    ) -> Result<Vec<SourcePlace>, Error> {
+    ) -> Result<Grant, Error> {
         let grant = self.narrowed(self.grant(peer)?, peer, on_behalf_of)?;
-        self.places(request, &grant)
+        match request {
+            Request::Query(query) => self.query_places(query, &grant).map(drop)?,
+            copy => self.places(copy, &grant).map(drop)?,
+        }
+        Ok(grant)
     }
 
     /// Returns a seat in the session of a hello: the running session, or a new one. Checks the rights for each lane.
     fn session(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr, hello: &Hello) -> Result<Seat, Error> {
         let key = (peer, hello.session);
         let on_behalf_of = hello.on_behalf_of.map(Fingerprint);
-        let places = self.places_allowed(&peer, on_behalf_of, &hello.request).inspect_err(|error| {
+        let grant = self.grant_for(&peer, on_behalf_of, &hello.request).inspect_err(|error| {
             self.sessions.find(&key, &hello.request).iter().for_each(|session| session.abort(error));
         })?;
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
         session
-            .start(|| self.start_session(session, &key, from, places, hello))
+            .start(|| self.start_session(session, &key, from, &grant, hello))
             .inspect_err(|_| self.sessions.remove(session))?;
         Ok(seat)
     }
@@ -470,7 +475,7 @@ impl Shared {
         session: &AgentSession,
         (peer, id): &SessionKey,
         from: SocketAddr,
-        places: Vec<SourcePlace>,
+        grant: &Grant,
         hello: &Hello,
     ) -> Result<Started, Error> {
         let AgentSession { request, .. } = session;
@@ -478,6 +483,7 @@ impl Shared {
         let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, hello, self.linger));
         match request {
             Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
+                let places = self.places(request, grant)?;
                 let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
                 let sources = if *several { Sources::Many } else { Sources::One };
                 // A refused request logs the line of the refusal, and no session.
@@ -506,6 +512,7 @@ impl Shared {
             Request::Pull { dry_run, compress, on_demand, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
+                let places = self.places(request, grant)?;
                 let places = if *on_demand { Roots::on_demand(places) } else { Roots::new(places) };
                 let end = Sender::start(places, self.linger, *dry_run, Arc::default(), *compress, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
@@ -516,7 +523,7 @@ impl Shared {
                 let assignment = Assignment {
                     request: (**copy).clone(),
                     command: peer,
-                    places,
+                    places: self.places(request, grant)?,
                     identity: self.identity.clone(),
                     path_cache: self.third_party.path_cache.clone(),
                     linger: self.linger,
@@ -527,59 +534,61 @@ impl Shared {
             }
             Request::Query(query) => {
                 let log = log();
-                let runner = query::start(query.clone(), places, self.linger, &log)?;
+                let runner = query::start(query.clone(), self.query_places(query, grant)?, self.linger, &log)?;
                 Ok(Started { end: Arc::clone(runner.watch()) as _, receiver: None, log, runner: Some(runner) })
             }
         }
     }
 
-    /// Returns the places of a request: the destination of a push, the sources of a pull. Errors: the grant does not
-    /// allow one of them.
+    /// Returns the places of a copy at this agent: its destination, or its sources. A query has none of them. Errors:
+    /// the grant does not allow one of them.
     fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<SourcePlace>, Error> {
-        let place = |path: &[u8], access| {
-            let (root, rest) = self.root_of(path, grant, access)?;
+        let place = |path: &[u8], needed| {
+            let (root, rest) = self.root_of(path, grant, needed)?;
             // A request for a whole named root uses the name of the root as the name of the directory.
             let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
             let name = whole.map(RelPath::new).transpose()?;
-            Ok(SourcePlace { root, pattern: rest.to_vec(), name, levels_above: 0 })
+            Ok(SourcePlace { root, pattern: rest.to_vec(), name })
         };
         match request {
-            Request::Push { destination, .. } => Ok(vec![place(destination, Access::ReadWrite)?]),
-            Request::Pull { sources, .. } => sources.iter().map(|source| place(source, Access::ReadOnly)).collect(),
+            Request::Push { destination, .. } => Ok(vec![place(destination, Rights::ReadWrite)?]),
+            Request::Pull { sources, .. } => sources.iter().map(|source| place(source, Rights::Read)).collect(),
             Request::ThirdParty(copy) => match copy.active {
-                ActiveEnd::Source => copy.sources.iter().map(|source| place(source, Access::ReadOnly)).collect(),
-                ActiveEnd::Destination => Ok(vec![place(&copy.destination, Access::ReadWrite)?]),
+                ActiveEnd::Source => copy.sources.iter().map(|source| place(source, Rights::Read)).collect(),
+                ActiveEnd::Destination => Ok(vec![place(&copy.destination, Rights::ReadWrite)?]),
             },
-            Request::Query(query) => self.places_of_query(query, grant),
+            Request::Query(_) => Ok(Vec::new()),
         }
     }
 
-    /// Returns the places of a query. The name of each is the name of its root, with which its answers begin.
-    fn places_of_query(&self, query: &Query, grant: &Grant) -> Result<Vec<SourcePlace>, Error> {
-        let access = if matches!(query, Query::List { .. }) { Access::ReadOnly } else { Access::Manage };
+    /// Returns the places of a query. Errors: the grant does not allow one of them.
+    fn query_places(&self, query: &Query, grant: &Grant) -> Result<Vec<QueryPlace>, Error> {
+        let needed = if matches!(query, Query::List { .. }) { Rights::Read } else { Rights::Manage };
         let mut places = Vec::new();
         for path in query.paths() {
             let is_above_roots = path.iter().all(|&b| b == b'/') && self.roots.iter().all(|root| root.name.is_some());
-            if is_above_roots && access == Access::ReadOnly {
+            if is_above_roots && needed == Rights::Read {
                 let named = self.roots.iter().filter_map(|named| Some((named.name.as_deref()?, &named.root)));
                 for (name, root) in named.filter(|(name, _)| grant.rights(name).may_read()) {
-                    let name = Some(RelPath::new(name.as_bytes())?);
-                    places.push(SourcePlace { root: root.clone(), pattern: Vec::new(), name, levels_above: 1 });
+                    let prefix = Some(RelPath::new(name.as_bytes())?);
+                    places.push(QueryPlace { root: root.clone(), pattern: Vec::new(), prefix, levels_above: 1 });
                 }
                 continue;
             }
-            let (root, rest) = self.root_of(path, grant, access)?;
+            let (root, rest) = self.root_of(path, grant, needed)?;
             let behind = path.len() - rest.len();
-            let name = (behind > 0).then(|| RelPath::new(path[..behind].strip_suffix(b"/").unwrap_or(&path[..behind])));
-            places.push(SourcePlace { root, pattern: rest.to_vec(), name: name.transpose()?, levels_above: 0 });
+            let prefix =
+                (behind > 0).then(|| RelPath::new(path[..behind].strip_suffix(b"/").unwrap_or(&path[..behind])));
+            places.push(QueryPlace { root, pattern: rest.to_vec(), prefix: prefix.transpose()?, levels_above: 0 });
         }
         Ok(places)
     }
 
-    /// Returns the root that `path` starts in, and the rest of `path`.
-    fn root_of<'p>(&self, path: &'p [u8], grant: &Grant, access: Access) -> Result<(Root, &'p [u8]), Error> {
+    /// Returns the root that `path` starts in, and the rest of `path`. Errors: there is no such root; the grant is
+    /// below `needed`; the root is read-only, and names would change.
+    fn root_of<'p>(&self, path: &'p [u8], grant: &Grant, needed: Rights) -> Result<(Root, &'p [u8]), Error> {
         let refused = |kind, text: String| {
-            let scope = if access == Access::ReadOnly { Scope::Source } else { Scope::Destination };
+            let scope = if needed == Rights::Read { Scope::Source } else { Scope::Destination };
             Err(Error::new(kind, scope, Phase::Prepare, text))
         };
         let (named, rest) = match self.roots.as_slice() {
@@ -595,21 +604,17 @@ impl Shared {
             }
         };
         let rights = grant.rights(named.name.as_deref().unwrap_or(""));
-        let shown = &named.root;
-        match (access, rights) {
-            (Access::ReadOnly, rights) if rights.may_read() => {}
-            (Access::ReadWrite, rights) if rights.may_write() => {}
-            (Access::Manage, rights) if rights.may_manage() && shown.access() != Access::ReadOnly => {}
-            (Access::ReadOnly, _) => {
-                return refused(ErrorKind::Denied, format!("read from {shown}: not allowed to you; {GRANTED_BY}"));
-            }
-            (Access::ReadWrite, _) => {
-                return refused(ErrorKind::Denied, format!("write to {shown}: not allowed to you; {GRANTED_BY}"));
-            }
-            (Access::Manage, _) => {
-                let text = format!("delete or rename in {shown}: not allowed to you; {GRANTED_BY}");
-                return refused(ErrorKind::Denied, text);
-            }
+        let root = &named.root;
+        let tried = match needed {
+            Rights::None | Rights::Read => "read from",
+            Rights::ReadWrite => "write to",
+            Rights::Manage => "delete or rename in",
+        };
+        if rights < needed {
+            return refused(ErrorKind::Denied, format!("{tried} {root}: not allowed to you; {GRANTED_BY}"));
+        }
+        if needed == Rights::Manage && root.access() == Access::ReadOnly {
+            return refused(ErrorKind::Denied, format!("{tried} {root}: this root is read-only"));
         }
         Ok((named.root.clone(), rest))
     }

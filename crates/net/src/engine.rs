@@ -134,21 +134,13 @@ impl Engine {
         }
     }
 
-    /// Starts a copy on a thread of its own (`copy`).
+    /// Starts a copy in a separate thread (`copy`).
     ///
     /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of
     /// [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
-        let running = Arc::new(Running {
-            events: Mutex::default(),
-            changed: Condvar::new(),
-            progress: Mutex::default(),
-            cut_short: Mutex::default(),
-            cancel: Cancel::default(),
-            cancel_outside: spec.cancel.clone(),
-            trust: Arc::clone(&self.trust),
-        });
+        let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.clone()));
         let (initiator, observed) = (self.initiator.clone(), Arc::clone(&running));
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || {
             let ending = Ending(Arc::clone(&observed));
@@ -248,6 +240,20 @@ struct Running {
     trust: Arc<dyn Trust>,
 }
 
+impl Running {
+    fn new(trust: Arc<dyn Trust>, cancel_outside: Cancel) -> Self {
+        Self {
+            events: Mutex::default(),
+            changed: Condvar::new(),
+            progress: Mutex::default(),
+            cut_short: Mutex::default(),
+            cancel: Cancel::default(),
+            cancel_outside,
+            trust,
+        }
+    }
+}
+
 /// Events that wait for their reader.
 #[derive(Default)]
 struct Events {
@@ -336,15 +342,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_copy_ends_although_nobody_reads_its_events() {
-        let running = Arc::new(Running {
-            events: Mutex::default(),
-            changed: Condvar::new(),
-            progress: Mutex::default(),
-            cut_short: Mutex::default(),
-            cancel: Cancel::default(),
-            cancel_outside: Cancel::default(),
-            trust: Arc::new(Anybody),
-        });
+        let running = Arc::new(Running::new(Arc::new(Anybody), Cancel::default()));
         let (ended, end) = channel();
         let copy = Arc::clone(&running);
         let thread = thread::spawn(move || {

@@ -1,35 +1,65 @@
-//! Describes the names of a list: attributes, filter and digests. The same for an agent and for this host.
+//! Answers a list: finds names, and describes them with attributes and digests. An agent and this host share it.
 
 use sterna_proto::digest::{FileDigester, InOrder};
 use sterna_proto::file::BlockMap;
-use sterna_proto::session::{Attributes, DigestQuery, ListOptions, Listed, ListedKind, Owner};
+use sterna_proto::session::{Answer, Attributes, DigestQuery, ListOptions, Listed, ListedKind, Owner};
 use sterna_proto::{BlockDigest, Error, ErrorKind, FileDigests, Phase, RelPath, Scope};
 
-use crate::disk::{ListedName, Root, is_meant};
+use crate::client::spec::Cancel;
+use crate::disk::{ListedName, Listing, Root, is_meant};
 
-/// Describes the names of one list.
-pub(crate) struct Lister<'a> {
-    options: &'a ListOptions,
-    /// Returns true if nobody waits for the list any more.
-    is_cancelled: &'a dyn Fn() -> bool,
-    owners: Owners,
+/// Place of a query: a pattern beneath a root.
+pub(crate) struct QueryPlace {
+    /// Root of the pattern.
+    pub(crate) root: Root,
+    /// Path beneath the root, with wildcards in a list.
+    pub(crate) pattern: Vec<u8>,
+    /// Name of the root, with which the paths of answers begin; `None`: the root has no name.
+    pub(crate) prefix: Option<RelPath>,
+    /// Levels of a list above this place: 1 for a root that was found because all roots are listed; otherwise 0.
+    pub(crate) levels_above: u32,
 }
 
-impl<'a> Lister<'a> {
-    pub(crate) fn new(options: &'a ListOptions, is_cancelled: &'a dyn Fn() -> bool) -> Self {
-        Self { options, is_cancelled, owners: Owners::default() }
+/// Iterator over the answers to a list. Ends early when the list is cancelled.
+pub(crate) struct Lister {
+    options: ListOptions,
+    cancel: Cancel,
+    owners: Owners,
+    places: std::vec::IntoIter<QueryPlace>,
+    current: Option<(QueryPlace, Listing)>,
+}
+
+impl Lister {
+    pub(crate) fn new(places: Vec<QueryPlace>, options: ListOptions, cancel: Cancel) -> Self {
+        Self { options, cancel, owners: Owners::default(), places: places.into_iter(), current: None }
+    }
+
+    /// Begins with `place`. Errors: as [`Root::list`].
+    fn begin(&mut self, place: QueryPlace) -> Result<(), Error> {
+        let depth = match self.options.depth {
+            // Only the level above is listed, which has no name.
+            Some(depth) if depth < place.levels_above => return Ok(()),
+            depth => depth.map(|depth| depth - place.levels_above),
+        };
+        let listing = place.root.list(&place.pattern, depth, self.options.symlinks)?;
+        self.current = Some((place, listing));
+        Ok(())
+    }
+
+    /// Returns the next answer; `None`: a name does not pass the filter, or a place has no more names.
+    fn step(&mut self) -> Result<Option<Answer>, Error> {
+        let Some((place, mut listing)) = self.current.take() else { return Ok(None) };
+        let Some(found) = listing.next() else { return Ok(None) };
+        let listed = found.and_then(|name| self.describe(&place.root, place.prefix.as_ref(), name));
+        self.current = Some((place, listing));
+        Ok(listed?.map(|listed| Answer::Listed(Box::new(listed))))
     }
 
     /// Returns the description of a name beneath `root`; `None`: it does not pass the filter. Its path begins with
     /// `prefix`.
     ///
     /// Errors: attributes or data of the file cannot be read; `Changed`; `Cancelled`.
-    pub(crate) fn describe(
-        &mut self,
-        root: &Root,
-        prefix: Option<&RelPath>,
-        name: ListedName,
-    ) -> Result<Option<Listed>, Error> {
+    fn describe(&mut self, root: &Root, prefix: Option<&RelPath>, name: ListedName) -> Result<Option<Listed>, Error> {
         let mut listed = Listed {
             path: shown_path(prefix, name.path.as_ref())?,
             kind: name.kind,
@@ -69,7 +99,7 @@ impl<'a> Lister<'a> {
         let (mut digester, mut in_order) = (FileDigester::new(blocks), InOrder::new(wanted.checks));
         let mut buffer = Vec::new();
         for index in 0..blocks.count() {
-            if (self.is_cancelled)() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Verify, "the query was stopped"));
             }
             // At most 16 MiB, the largest block.
@@ -85,6 +115,28 @@ impl<'a> Lister<'a> {
         let mut digests = digester.finish();
         in_order.finish_into(&mut digests);
         Ok(digests)
+    }
+}
+
+impl Iterator for Lister {
+    type Item = Answer;
+
+    fn next(&mut self) -> Option<Answer> {
+        while !self.cancel.is_cancelled() {
+            let stepped = match &self.current {
+                Some(_) => self.step(),
+                None => {
+                    let place = self.places.next()?;
+                    self.begin(place).map(|()| None)
+                }
+            };
+            match stepped {
+                Ok(None) => {}
+                Ok(Some(answer)) => return Some(answer),
+                Err(error) => return Some(Answer::Failed(error)),
+            }
+        }
+        None
     }
 }
 

@@ -1,19 +1,18 @@
 //! Answers to queries: lists files with their attributes and digests, and deletes and renames names.
 //!
-//! Runs on a thread of its own. Waits while the control log is full, so that a slow command costs no memory.
+//! Runs in a separate thread. Waits while the control log is full, so that a slow command needs no memory.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_proto::session::{Answer, Conclusion, DeleteDirectories, ListOptions, Overwrite, Query};
+use sterna_proto::session::{Answer, Conclusion, DeleteDirectories, Overwrite, Query};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
 use super::log::SessionLog;
 use super::runner::Runner;
 use crate::engine::Cancel;
-use crate::lister::{Lister, shown_path};
+use crate::lister::{Lister, QueryPlace, shown_path};
 use crate::session::{Observer, SessionEvent};
-use crate::source::SourcePlace;
 
 /// Maximum time that a query waits for a command without a lane. Reason: the command dials again within seconds. A
 /// listing is cheap to repeat.
@@ -22,14 +21,14 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 /// Starts the answer to `query` in a separate thread. Errors: the host refuses a thread.
 pub(super) fn start(
     query: Query,
-    places: Vec<SourcePlace>,
+    places: Vec<QueryPlace>,
     linger: Duration,
     log: &Arc<SessionLog>,
 ) -> Result<Arc<Runner>, Error> {
     let answer_log = Arc::clone(log);
     Runner::start("query", linger.min(LINGER_MAX), Cancel::default(), log, move |runner| {
         let mut answering = Answering { runner, log: &answer_log, conclusion: Conclusion::default() };
-        let outcome = answering.run(&query, &places);
+        let outcome = answering.run(&query, places);
         let conclusion = answering.conclusion;
         match outcome {
             _ if runner.is_leaving() => {}
@@ -47,11 +46,15 @@ struct Answering<'a> {
 }
 
 impl Answering<'_> {
-    fn run(&mut self, query: &Query, places: &[SourcePlace]) -> Result<(), Error> {
+    fn run(&mut self, query: &Query, places: Vec<QueryPlace>) -> Result<(), Error> {
         match query {
-            Query::List { options, .. } => self.list(options, places),
-            Query::Delete { directories, .. } => self.delete(places, *directories),
-            Query::Rename { overwrite, .. } => self.rename(places, *overwrite),
+            Query::List { options, .. } => {
+                let mut lister = Lister::new(places, (**options).clone(), self.runner.cancel().clone());
+                while lister.next().is_some_and(|answer| self.answer(answer)) {}
+                Ok(())
+            }
+            Query::Delete { directories, .. } => self.delete(&places, *directories),
+            Query::Rename { overwrite, .. } => self.rename(&places, *overwrite),
         }
     }
 
@@ -68,39 +71,15 @@ impl Answering<'_> {
             }
             Answer::Deleted { .. } => self.conclusion.done += 1,
         }
-        self.runner.watch().answer(answer) && !self.runner.is_cancelled()
+        self.runner.watch().answer(answer) && !self.runner.cancel().is_cancelled()
     }
 
-    fn list(&mut self, options: &ListOptions, places: &[SourcePlace]) -> Result<(), Error> {
-        let runner = self.runner;
-        let is_cancelled = || runner.is_cancelled();
-        let mut lister = Lister::new(options, &is_cancelled);
-        for place in places {
-            // A list of all roots has one level above them.
-            let depth = match options.depth {
-                Some(depth) if depth < place.levels_above => continue,
-                depth => depth.map(|depth| depth - place.levels_above),
-            };
-            for found in place.root.list(&place.pattern, depth, options.symlinks)? {
-                let goes_on = match found.and_then(|name| lister.describe(&place.root, place.name.as_ref(), name)) {
-                    Ok(Some(listed)) => self.answer(Answer::Listed(Box::new(listed))),
-                    Ok(None) => !runner.is_cancelled(),
-                    Err(error) => self.answer(Answer::Failed(error)),
-                };
-                if !goes_on {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn delete(&mut self, places: &[SourcePlace], directories: DeleteDirectories) -> Result<(), Error> {
+    fn delete(&mut self, places: &[QueryPlace], directories: DeleteDirectories) -> Result<(), Error> {
         for place in places {
             let path = exact_path(place, "delete")?;
             let log = self.log;
             place.root.delete(&path, directories, &mut |outcome| {
-                let answer = outcome.and_then(|path| shown_path(place.name.as_ref(), Some(&path)));
+                let answer = outcome.and_then(|path| shown_path(place.prefix.as_ref(), Some(&path)));
                 self.answer(match answer {
                     Ok(Some(path)) => {
                         log.session_event(SessionEvent::Notice(format!("deleted {path}")));
@@ -110,14 +89,14 @@ impl Answering<'_> {
                     Err(error) => Answer::Failed(error),
                 })
             });
-            if self.runner.is_cancelled() {
+            if self.runner.cancel().is_cancelled() {
                 break;
             }
         }
         Ok(())
     }
 
-    fn rename(&mut self, places: &[SourcePlace], overwrite: Overwrite) -> Result<(), Error> {
+    fn rename(&mut self, places: &[QueryPlace], overwrite: Overwrite) -> Result<(), Error> {
         let [from, to] = places else { return Err(crate::internal("a rename without two places")) };
         if !from.root.is_same(&to.root) {
             let text = format!(
@@ -135,11 +114,11 @@ impl Answering<'_> {
 }
 
 /// Returns the path of a place, without wildcards. Errors: the place is a root.
-fn exact_path(place: &SourcePlace, tried: &str) -> Result<RelPath, Error> {
+fn exact_path(place: &QueryPlace, tried: &str) -> Result<RelPath, Error> {
     let names = place.pattern.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b"."));
     let path = names.collect::<Vec<_>>().join(&b'/');
     if path.is_empty() {
-        let text = format!("{tried} {}: a root stays as it is", place.root);
+        let text = format!("{tried} {}: a root itself cannot be deleted or renamed", place.root);
         return Err(Error::new(ErrorKind::Usage, Scope::Destination, Phase::Prepare, text));
     }
     RelPath::new(&path)

@@ -58,9 +58,9 @@ impl Runner {
         &self.watch
     }
 
-    /// Returns true if the work must stop.
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancel.is_cancelled()
+    /// Returns what stops the work.
+    pub(super) fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 
     /// Stops the work without a report of its end, because this agent is stopping.

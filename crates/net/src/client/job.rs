@@ -267,7 +267,7 @@ fn start_receiver(
 
 pub(super) fn local_source(path: &Path) -> Result<SourcePlace, Error> {
     let (root, pattern) = Root::for_local_source(path.as_os_str().as_bytes())?;
-    Ok(SourcePlace { root, pattern, name: None, levels_above: 0 })
+    Ok(SourcePlace { root, pattern, name: None })
 }
 
 /// Returns true if a local source can match several files, so that the destination must be a directory.

@@ -17,7 +17,7 @@ use super::spec::{Cancel, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initi
 use crate::disk::Root;
 
 use crate::identity::Fingerprint;
-use crate::lister::Lister;
+use crate::lister::{Lister, QueryPlace};
 use crate::session::{End, Watch, lock};
 
 /// Answers that wait for their reader. Reason: bounds memory; the agent waits for a slow reader.
@@ -44,7 +44,7 @@ enum AnswerSource {
     /// From an agent.
     Session(Receiver<Result<Answer, Error>>),
     /// From this host.
-    Local(Box<dyn Iterator<Item = Answer> + Send>),
+    Local(Box<Lister>),
 }
 
 impl Iterator for Answers {
@@ -94,25 +94,14 @@ pub(crate) fn list(
 
 /// Lists paths of this host.
 fn list_here(paths: &[&[u8]], options: &ListOptions) -> Result<Answers, Error> {
-    let cancel = Cancel::default();
-    let mut listings = Vec::new();
-    for path in paths {
+    let place = |path: &&[u8]| {
         let (root, pattern) = Root::for_local_source(path)?;
-        listings.push((root.clone(), root.list(&pattern, options.depth, options.symlinks)?));
-    }
-    let (options, stopped) = (options.clone(), cancel.clone());
-    let names = listings.into_iter().flat_map(move |(root, listing)| {
-        let (options, stopped) = (options.clone(), stopped.clone());
-        listing.filter_map(move |found| {
-            let is_cancelled = || stopped.is_cancelled();
-            let mut lister = Lister::new(&options, &is_cancelled);
-            match found.and_then(|name| lister.describe(&root, None, name)) {
-                Ok(listed) => listed.map(|listed| Answer::Listed(Box::new(listed))),
-                Err(error) => Some(Answer::Failed(error)),
-            }
-        })
-    });
-    Ok(Answers { source: AnswerSource::Local(Box::new(names)), cancel, has_ended: false })
+        Ok(QueryPlace { root, pattern, prefix: None, levels_above: 0 })
+    };
+    let places = paths.iter().map(place).collect::<Result<_, Error>>()?;
+    let cancel = Cancel::default();
+    let lister = Lister::new(places, options.clone(), cancel.clone());
+    Ok(Answers { source: AnswerSource::Local(Box::new(lister)), cancel, has_ended: false })
 }
 
 /// Returns the agent of `locations`, and their paths there. Errors: `Usage`: they are not at one agent.
@@ -133,7 +122,7 @@ pub(crate) fn at_one_agent(locations: &[Location]) -> Result<(RemoteLocation, Ve
     Ok((first, remotes.into_iter().map(|remote| remote.path).collect()))
 }
 
-/// Starts a query on a thread of its own (`query`). Errors: the host gives no thread.
+/// Starts a query in a separate thread (`query`). Errors: the host refuses a thread.
 pub(crate) fn start(
     remote: &RemoteLocation,
     query: Query,

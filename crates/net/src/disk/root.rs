@@ -23,8 +23,6 @@ pub enum Access {
     ReadOnly,
     /// Files may be read, created and replaced.
     ReadWrite,
-    /// Files may also be deleted and renamed. A right of peers; a root is opened with one of the others.
-    Manage,
 }
 
 /// Author of the paths, which decides how far a symlink may lead.

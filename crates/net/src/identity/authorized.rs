@@ -13,7 +13,7 @@ use crate::sync::lock;
 /// Maximum size of the file in bytes. Reason: 10,000 peers with a few rights each, read in a few milliseconds.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Rights of a peer on a root.
+/// Rights of a peer on a root. Higher rights include all lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// No rights; the root does not exist for this peer.
@@ -22,7 +22,7 @@ pub enum Rights {
     Read,
     /// Read, list, write and replace.
     ReadWrite,
-    /// Read, list, write, replace, delete and rename.
+    /// Read, list, write, replace, delete and rename. Only a line that names this right grants it.
     Manage,
 }
 
@@ -35,11 +35,6 @@ impl Rights {
     /// Returns true if writing is allowed.
     pub const fn may_write(self) -> bool {
         matches!(self, Self::ReadWrite | Self::Manage)
-    }
-
-    /// Returns true if deleting and renaming are allowed. Only a line that names this right grants it.
-    pub const fn may_manage(self) -> bool {
-        matches!(self, Self::Manage)
     }
 
     fn parse(word: &str) -> Option<Self> {
@@ -309,9 +304,11 @@ mod tests {
 
     #[test]
     fn rights_go_root_by_root() {
-        use Rights::{None, Read, ReadWrite};
+        use Rights::{Manage, None, Read, ReadWrite};
         let cases = [
             ("", [ReadWrite, ReadWrite, ReadWrite]),
+            ("manage", [Manage, Manage, Manage]),
+            ("in=manage ro", [Manage, Read, Read]),
             ("ro", [Read, Read, Read]),
             ("in=rw", [ReadWrite, None, None]),
             ("in=rw out=ro", [ReadWrite, Read, None]),
@@ -323,6 +320,7 @@ mod tests {
             assert_eq!(["in", "out", "other"].map(|name| grant.rights(name)), expected, "{words}");
         }
         assert!(ReadWrite.may_write() && Read.may_read() && !Read.may_write() && !None.may_read());
+        assert!(None < Read && Read < ReadWrite && ReadWrite < Manage && Manage.may_write());
     }
 
     #[test]

@@ -11,11 +11,8 @@ pub struct SourcePlace {
     pub root: Root,
     /// File path beneath the root, with wildcards.
     pub pattern: Vec<u8>,
-    /// Name under which the root itself is sent; the pattern is then empty. In a query: name of the root, with which
-    /// the paths of the answers begin.
+    /// Name under which the root itself is sent; the pattern is then empty.
     pub name: Option<RelPath>,
-    /// Levels of a list above this place: 1 for a root that was found because all roots are listed; otherwise 0.
-    pub levels_above: u32,
 }
 
 impl SourcePlace {

@@ -242,6 +242,20 @@ fn named_roots_are_listed_and_managed_by_right() {
 }
 
 #[test]
+fn a_read_only_root_is_not_managed_whatever_the_right() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("kept"), b"").unwrap();
+    let identity = Identity::ephemeral().unwrap();
+    let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
+    let served = Served::with_rights(vec![("r", root)], &identity, "manage");
+    let engine = Engine::new(identity, served.trust());
+    let refused = all(engine.delete(&[served.at("r/kept")], DeleteDirectories::Empty).unwrap());
+    assert!(matches!(&refused[..], [Err(error)] if error.text().contains("read-only")), "{refused:?}");
+    assert!(engine.rename(&served.at("r/kept"), &served.at("r/gone"), Overwrite::Never).is_err());
+    assert!(directory.path().join("kept").exists());
+}
+
+#[test]
 fn unfinished_files_of_copies_are_never_deleted() {
     let directory = tempfile::tempdir().unwrap();
     let identity = Identity::ephemeral().unwrap();

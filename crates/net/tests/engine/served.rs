@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
 use sterna_net::disk::{Access, Root};
@@ -14,6 +14,9 @@ use sterna_net::identity::{Authorized, Fingerprint, Identity};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 use tempfile::TempDir;
+
+/// Time after which a test fails that would hang.
+const HANG: Duration = Duration::from_secs(120);
 
 /// Trust in one key.
 pub struct OneKey(pub Fingerprint);
@@ -84,7 +87,9 @@ impl Served {
 
     /// Waits until the agent has no session.
     pub fn wait_until_idle(&self) {
+        let until = Instant::now() + HANG;
         while self.agent.session_count() > 0 {
+            assert!(Instant::now() < until, "the agent keeps a session");
             thread::yield_now();
         }
     }

@@ -55,7 +55,7 @@ fn pattern(length: usize) -> Vec<u8> {
 /// Copies the content of a directory in one session.
 fn copy(source: &Path, fixture: &Fixture, dry_run: bool) -> Arc<Reported> {
     let root = Root::open(source, Access::ReadOnly).unwrap();
-    let roots = Roots::new(vec![SourcePlace { root, pattern: b".".to_vec(), name: None, levels_above: 0 }]);
+    let roots = Roots::new(vec![SourcePlace { root, pattern: b".".to_vec(), name: None }]);
     let (pool, silent) = (BufferPool::new(), Arc::new(Silent));
     let sender = Sender::start(roots, LINGER_DEFAULT, dry_run, Arc::default(), Wish::Never, pool, silent).unwrap();
     let reported = Arc::<Reported>::default();

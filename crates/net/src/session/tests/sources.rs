@@ -75,7 +75,7 @@ impl OneFile {
 
     fn of(directory: TempDir, then: Option<Then>) -> Self {
         let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
-        let sources = Roots::new(vec![SourcePlace { root, pattern: b"source".to_vec(), name: None, levels_above: 0 }]);
+        let sources = Roots::new(vec![SourcePlace { root, pattern: b"source".to_vec(), name: None }]);
         let reported = Arc::<Reported>::default();
         let observer = Arc::clone(&reported) as Arc<dyn Observer>;
         let pool = BufferPool::new();

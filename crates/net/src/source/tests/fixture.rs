@@ -58,12 +58,7 @@ impl Fixture {
     /// Returns the source of these files, each named.
     pub(super) fn source(&self, names: &[&str]) -> Arc<dyn Source> {
         let root = Root::open(self.directory.path(), Access::ReadWrite).unwrap();
-        let place = |name: &&str| SourcePlace {
-            root: root.clone(),
-            pattern: name.as_bytes().to_vec(),
-            name: None,
-            levels_above: 0,
-        };
+        let place = |name: &&str| SourcePlace { root: root.clone(), pattern: name.as_bytes().to_vec(), name: None };
         let places: Vec<SourcePlace> = names.iter().map(place).collect();
         match self.kind {
             Kind::Roots => Roots::new(places),
