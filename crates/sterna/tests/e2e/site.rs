@@ -172,10 +172,11 @@ impl Agent {
         wait_until(&what, || fs::read_to_string(&self.log).unwrap().contains(words));
     }
 
-    /// Waits until `count` lines of the log have `words`.
-    pub fn wait_for_lines(&self, words: &str, count: usize) {
-        let lines = || fs::read_to_string(&self.log).unwrap().lines().filter(|line| line.contains(words)).count();
-        wait_until(&format!("{count} lines with {words:?} in the log of the agent"), || lines() >= count);
+    /// Waits until the log has the last line of `count` sessions, whole or ended early.
+    pub fn wait_for_ends(&self, count: usize) {
+        let is_end = |line: &&str| line.contains(": over: ") || line.contains(": ended early: ");
+        let ends = || fs::read_to_string(&self.log).unwrap().lines().filter(is_end).count();
+        wait_until(&format!("the end of {count} sessions in the log of the agent"), || ends() >= count);
     }
 }
 
