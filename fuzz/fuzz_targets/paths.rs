@@ -2,16 +2,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sterna_proto::memory::{PathMemory, PathRecord};
+use sterna_proto::path_cache::{PathRecords, PathRecord};
 
 fuzz_target!(|text: &str| {
-    let memory = PathMemory::parse(text);
-    assert_eq!(PathMemory::parse(&memory.to_text()), memory);
+    let memory = PathRecords::parse(text);
+    assert_eq!(PathRecords::parse(&memory.to_text()), memory);
     for record in text.lines().filter_map(|line| line.parse::<PathRecord>().ok()) {
         let mut learnt = memory.clone();
         learnt.learn(record);
         let recalled = learnt.recall(&record.key, record.at);
         assert!(recalled.iter().all(|found| found.key == record.key));
-        assert_eq!(PathMemory::parse(&learnt.to_text()), learnt);
+        assert_eq!(PathRecords::parse(&learnt.to_text()), learnt);
     }
 });

@@ -530,12 +530,12 @@ impl Shared {
                     deserted: self.sessions.deserted_copies(&peer, copy),
                 };
                 let runner = third_party::start(assignment, &log)?;
-                Ok(Started { end: Arc::clone(runner.watch()) as _, receiver: None, log, runner: Some(runner) })
+                Ok(Started { end: Arc::clone(runner.control()) as _, receiver: None, log, runner: Some(runner) })
             }
             Request::Query(query) => {
                 let log = log();
                 let runner = query::start(query.clone(), self.query_places(query, grant)?, self.linger, &log)?;
-                Ok(Started { end: Arc::clone(runner.watch()) as _, receiver: None, log, runner: Some(runner) })
+                Ok(Started { end: Arc::clone(runner.control()) as _, receiver: None, log, runner: Some(runner) })
             }
         }
     }

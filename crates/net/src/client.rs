@@ -1,23 +1,23 @@
 //! Client: runs one copy, from its options to the outcome of every file.
 //!
 //! Runs one session at a time until the copy is done. Starts a new session only when the agent was restarted. Module
-//! `keeper` runs a session.
+//! `supervisor` runs a session.
 
 mod control;
 mod dial;
 mod direct;
 mod follow;
 mod job;
-mod keeper;
-mod memory;
 mod path;
+mod path_cache;
 pub(crate) mod query;
 mod replicas;
 mod run;
 pub(crate) mod spec;
 mod stall;
-mod tally;
+mod supervisor;
 mod third_party;
+mod totals;
 
 use std::sync::Arc;
 use std::thread;
@@ -29,12 +29,12 @@ use crate::session::lock;
 
 use self::direct::Direct;
 use self::job::Job;
-use self::keeper::run_session;
 use self::replicas::ReplicaCopy;
 use self::run::{Again, Restarts};
 use self::spec::{CopyEvent, CopyKind, CopyObserver, CopySpec, CopySummary, Initiator};
-use self::tally::{AskedDigests, Tally};
+use self::supervisor::run_session;
 use self::third_party::ThirdPartyCopy;
+use self::totals::{AskedDigests, CopyTotals};
 
 /// Copy that has been checked, by the kind of its ends.
 pub(crate) enum PlannedCopy {
@@ -95,36 +95,41 @@ pub(crate) fn run(
         PlannedCopy::Direct(direct) => direct.copy(options, observer),
         PlannedCopy::ThirdParty(third_party) => third_party.copy(options, initiator, observer),
         PlannedCopy::Agent(job) => {
-            let tally = Tally::new(observer);
-            lock(&tally.state).remembers_none = options.follow.is_some();
+            let totals = CopyTotals::new(observer);
+            lock(&totals.state).remembers_none = options.follow.is_some();
             // The command of a granted copy names the destination itself.
-            lock(&tally.state).destination = options.granted.is_none().then(|| options.destination.clone());
-            tally.leave_out(options.settled.clone());
+            lock(&totals.state).destination = options.granted.is_none().then(|| options.destination.clone());
+            totals.leave_out(options.settled.clone());
             let CopySpec { checks, expect, dry_run, .. } = *options;
-            lock(&tally.state).asked = (!dry_run).then_some(AskedDigests { checks, expect });
-            copy_job(options, &job, initiator, &tally)
+            lock(&totals.state).asked = (!dry_run).then_some(AskedDigests { checks, expect });
+            copy_job(options, &job, initiator, &totals)
         }
     }
 }
 
 /// Runs one job to its end. Errors: as [`run`].
-fn copy_job(options: &CopySpec, job: &Job, initiator: &Initiator, tally: &Arc<Tally>) -> Result<CopySummary, Error> {
+fn copy_job(
+    options: &CopySpec,
+    job: &Job,
+    initiator: &Initiator,
+    totals: &Arc<CopyTotals>,
+) -> Result<CopySummary, Error> {
     let mut started = Instant::now();
-    let observer = &tally.observer;
+    let observer = &totals.observer;
     let mut restarts = Restarts::new(options.linger, started);
     loop {
-        let outcome = run_session(options, job, initiator, tally, &mut started);
+        let outcome = run_session(options, job, initiator, totals, &mut started);
         let again = outcome.as_ref().err().filter(|_| !observer.stopped());
         match again.and_then(|error| restarts.after(error, Instant::now())) {
             Some(Again::Restarted(wait)) => {
-                lock(&tally.state).start_over();
+                lock(&totals.state).start_over();
                 observer.event(CopyEvent::Restarted);
                 thread::sleep(wait);
             }
             Some(Again::NotYetBack(wait)) => thread::sleep(wait),
             None => {
                 let outcome = outcome.map_err(|error| error.named(job.remote.host_port()));
-                return tally.conclude(outcome, started.elapsed());
+                return totals.conclude(outcome, started.elapsed());
             }
         }
     }

@@ -6,7 +6,6 @@
 
 mod by_name;
 pub mod compress;
-pub mod contest;
 pub mod counters;
 pub mod digest;
 pub mod error;
@@ -16,13 +15,14 @@ pub mod growth;
 pub mod journal;
 pub mod limit;
 pub mod location;
-pub mod memory;
+pub mod path_cache;
 pub mod plan;
 pub mod quantity;
 pub mod range_set;
 pub mod rate;
 pub mod session;
 pub mod setting;
+pub mod transport_trial;
 pub mod web;
 pub mod wire;
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::memory::PathRecord;
+use crate::path_cache::PathRecord;
 use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product, readable_time};
-use crate::rate::{Manner, RateContract};
+use crate::rate::{Fairness, RateContract};
 
 /// A value with the reason for it; the rationale is shown to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ const MTU_LEAST: u16 = 1280;
 /// streams end (ESnet, mscp). A single loss then halves the rate of an eighth.
 const LONG_PATH_LANES: u32 = 8;
 
-/// TCP lanes that measure TCP's rate on a long path (`contest`). Reason: TCP alone would have begun with as many.
+/// TCP lanes that measure TCP's rate on a long path (`trial`). Reason: TCP alone would have begun with as many.
 pub const CONTEST_LANES: u32 = LONG_PATH_LANES;
 
 /// Round-trip time from which a path counts as long. Reason: below it one window refills in the time a disk needs for a
@@ -98,7 +98,7 @@ pub fn choose_transport(facts: &TransportFacts<'_>) -> Option<Decision<Via>> {
     if let Some(rate) = facts.contract.target {
         return quic(format!("the rate of the path is given ({rate}), so loss need not slow it down"));
     }
-    if facts.contract.minimum.is_some() || facts.contract.manner == Manner::Polite {
+    if facts.contract.minimum.is_some() || facts.contract.fairness == Fairness::Scavenger {
         return quic("TCP can neither hold a least rate nor leave a path to others".into());
     }
     let carried = |via| facts.remembered.iter().find(|record| record.via == via);
@@ -294,7 +294,7 @@ pub fn choose_congestion(rtt: Duration, sent: u64, sent_again: u64) -> Option<De
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{PathKey, Way};
+    use crate::path_cache::{DataDirection, PathKey};
 
     #[test]
     fn the_time_of_a_copy_is_that_of_all_paths_together_and_some_round_trips() {
@@ -335,7 +335,11 @@ mod tests {
 
     #[test]
     fn the_transport_follows_what_is_agreed_then_what_was_learnt_then_the_round_trip() {
-        let key = PathKey { way: Way::Out, local: [10, 0, 0, 1].into(), remote: ([10, 0, 0, 2], 7373).into() };
+        let key = PathKey {
+            direction: DataDirection::Out,
+            local: [10, 0, 0, 1].into(),
+            remote: ([10, 0, 0, 2], 7373).into(),
+        };
         let record = |via, mbit, rtt_ms| PathRecord {
             key,
             via,
@@ -347,7 +351,7 @@ mod tests {
             at: 0,
         };
         let free = RateContract::default();
-        let polite = RateContract { manner: Manner::Polite, ..free };
+        let polite = RateContract { fairness: Fairness::Scavenger, ..free };
         let given = RateContract::of_rate(Some(BitRate::megabits(50)));
         let choose = |contract: &RateContract, remembered: &[PathRecord], rtt_ms: Option<u64>| {
             let rtt = rtt_ms.map(Duration::from_millis);

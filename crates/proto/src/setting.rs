@@ -42,7 +42,7 @@ settings! {
     Overwrite "overwrite" "Treatment of files that exist.",
     Expect "expect" "Digest that the file must have.",
     Follow "follow" "Sends files while they grow.",
-    Then "then" "Deletes or moves sources that have arrived.",
+    SourceDisposition "then" "Deletes or moves sources that have arrived.",
     Replicas "replicas" "Treats the sources as replicas of one file.",
     DryRun "dry_run" "Reports what would be copied, and copies nothing.",
     Linger "linger" "Time that a session outlives its last lane.",

@@ -592,7 +592,7 @@ fn inside(feeder: Feeder, web: Option<Web>) -> LimitReport {
                 is_unscaled: false,
             }
         });
-        let sample = LaneSample { feeder: waits, transport: TransportSample::Inside };
+        let sample = LaneSample { feeder: waits, transport: TransportSample::InProcess };
         let source = SourceSample { rate: BitRate(0), web };
         accountant.handle_samples(start + STEP * step, &[(LaneId(1), sample), (LaneId(2), sample)], &source);
     }

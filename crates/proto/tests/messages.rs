@@ -8,8 +8,8 @@ use samples::{MIB, directory, entry, frames, headers, limit_report, messages, re
 use sterna_proto::compress::{Slab, SlabEncoding};
 use sterna_proto::limit::ReceiverReport;
 use sterna_proto::session::{
-    ActiveEnd, BlockData, BlockHeader, BlockTask, FileId, Frame, Hello, KEYS_MAX, LINGER_DEFAULT, LaneId, Message,
-    PACK_BYTES_MAX, PACK_FILES_MAX, Request, SendSession, SessionId, ThirdParty, Told,
+    ActiveEnd, AgentReport, BlockData, BlockHeader, BlockTask, FileId, Frame, Hello, KEYS_MAX, LINGER_DEFAULT, LaneId,
+    Message, PACK_BYTES_MAX, PACK_FILES_MAX, Request, SendSession, SessionId, ThirdParty,
 };
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{BitRate, Error, ErrorKind, FileEntry, Growth, Phase, Scope};
@@ -210,10 +210,10 @@ fn errors_and_remarks_bring_no_control_characters_and_no_flood() {
     let Ok(Some(Frame::Refuse(read))) = Frame::decode(&Frame::Refuse(error).encode()) else { panic!("it is one") };
     // A replacement character takes three bytes.
     assert!(!read.text().chars().any(char::is_control) && read.text().len() <= 3 * ERROR_TEXT_BYTES_MAX);
-    let told = Message::Told(Box::new(Told::Notice(nasty.clone()))).encode();
+    let told = Message::Report(Box::new(AgentReport::Notice(nasty.clone()))).encode();
     let read = Message::decode_all(&told).unwrap();
-    let [Message::Told(read)] = &read[..] else { panic!("{read:?}") };
-    let Told::Notice(text) = &**read else { panic!("{read:?}") };
+    let [Message::Report(read)] = &read[..] else { panic!("{read:?}") };
+    let AgentReport::Notice(text) = &**read else { panic!("{read:?}") };
     assert!(!text.chars().any(char::is_control) && text.chars().count() <= 4096);
     let notice = Message::Notice { file: FileId(0), text: nasty }.encode();
     let read = Message::decode_all(&notice).unwrap();

@@ -20,15 +20,15 @@ use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
 use sterna_net::report::{self, Event, Reporter};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::follow::EndRule;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
-use sterna_proto::rate::{Manner, RATE_LEAST, RateContract};
+use sterna_proto::rate::{Fairness, RATE_LEAST, RateContract};
 use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
-use crate::brevity::{AlikeFailures, LanesDown};
+use crate::coalesce::{AlikeFailures, LanesDown};
 use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag, worded, worded_event};
 use crate::log::SampleLog;
 use crate::output::{print_line, say};
@@ -81,13 +81,13 @@ fn with_line(error: Error, ours: &Fingerprint) -> Error {
 }
 
 /// Starts the copy. The path cache is in the state directory.
-fn start(spec: CopySpec, identity: Identity, person: &Arc<Person>) -> Result<CopyHandle, CopyFailure> {
+fn start(spec: CopySpec, identity: Identity, person: &Arc<ConsoleReporter>) -> Result<CopyHandle, CopyFailure> {
     let engine = Engine::new(identity, Arc::clone(person) as Arc<dyn Trust>).with_path_cache(person.state.clone());
     engine.start(spec).map_err(|error| CopyFailure { error, summary: None })
 }
 
 /// Shows events and progress until the copy ends; cancels the copy when a signal arrives.
-fn follow_to_end(copy: CopyHandle, person: &Person) -> Result<CopySummary, CopyFailure> {
+fn follow_to_end(copy: CopyHandle, person: &ConsoleReporter) -> Result<CopySummary, CopyFailure> {
     let mut shown = Instant::now();
     loop {
         match copy.next(LOOK_EVERY.saturating_sub(shown.elapsed())) {
@@ -112,7 +112,7 @@ fn follow_to_end(copy: CopyHandle, person: &Person) -> Result<CopySummary, CopyF
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Prepares a copy before any data is sent. Returns the specification, the identity of this host, and the reporter.
-fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error> {
+fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter>), Error> {
     let options = options(flags)?;
     let is_between_agents = is_between_agents(&options);
     check_flags(flags, is_between_agents && !flags.same)?;
@@ -128,7 +128,7 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<Person>), Error
         })?;
     }
     let log = flags.log.as_deref().map(|path| SampleLog::create(path, &options)).transpose()?;
-    let person = Arc::new(Person {
+    let person = Arc::new(ConsoleReporter {
         log: Mutex::new(log),
         known: KnownHosts::new(&directory),
         state: directory,
@@ -179,7 +179,7 @@ fn contract(flags: &CopyFlags) -> Result<RateContract, Error> {
         minimum: flags.rate_min,
         target: flags.rate,
         loss_ceiling_ppm: flags.loss_ceiling.0,
-        manner: if flags.polite { Manner::Polite } else { Manner::Fair },
+        fairness: if flags.polite { Fairness::Scavenger } else { Fairness::Fair },
         ..RateContract::default()
     })
 }
@@ -226,7 +226,7 @@ fn check_contract(path: &PathOptions) -> Result<(), Error> {
     }
     let what = match () {
         () if path.via != ViaChoice::Only(Via::Tcp) => return Ok(()),
-        () if contract.manner == Manner::Polite => "--polite",
+        () if contract.fairness == Fairness::Scavenger => "--polite",
         () if contract.minimum.is_some() => "--rate-min",
         () if contract.loss_ceiling_ppm != RateContract::default().loss_ceiling_ppm => "--loss-ceiling",
         () => return Ok(()),
@@ -262,9 +262,9 @@ fn options(flags: &CopyFlags) -> Result<CopySpec, Error> {
         paths: paths(flags)?,
         congestion: flags.congestion.clone(),
         compress: match flags.compress {
-            CompressFlag::Auto => Wish::Auto,
-            CompressFlag::Never => Wish::Never,
-            CompressFlag::Always => Wish::Always,
+            CompressFlag::Auto => CompressionPolicy::Auto,
+            CompressFlag::Never => CompressionPolicy::Never,
+            CompressFlag::Always => CompressionPolicy::Always,
         },
         overwrite: match flags.overwrite {
             OverwriteFlag::Never => Overwrite::Never,
@@ -283,7 +283,7 @@ fn options(flags: &CopyFlags) -> Result<CopySpec, Error> {
         },
         web_authority: flags.http_ca.clone(),
         follow: flags.follow.map(|idle| idle.map_or(EndRule::DEFAULT, EndRule::after)),
-        then: flags.then.clone(),
+        disposition: flags.then.clone(),
         same: flags.same,
         recording: flags.record_samples.as_deref().map(recording).transpose()?,
         ..CopySpec::new(sources, destination)
@@ -342,7 +342,7 @@ enum Output {
 }
 
 /// Console reporter: shows a copy to the user at the terminal, or to the program that reads the JSON.
-struct Person {
+struct ConsoleReporter {
     known: KnownHosts,
     state: PathBuf,
     trust: Vec<Fingerprint>,
@@ -372,7 +372,7 @@ struct Untold {
     failures: AlikeFailures,
 }
 
-impl Person {
+impl ConsoleReporter {
     fn event(&self, event: &CopyEvent) {
         if self.output == Output::Json {
             if let Some(event) = self.reporter.event(event) {
@@ -415,7 +415,7 @@ fn failed_file(path: &str, text: String) -> String {
     if text.splitn(3, ": ").take(2).any(names_it) { text } else { format!("{path}: {text}") }
 }
 
-impl Trust for Person {
+impl Trust for ConsoleReporter {
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let name = known_as(remote);
         let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -452,7 +452,7 @@ impl Trust for Person {
     }
 }
 
-impl Person {
+impl ConsoleReporter {
     fn ask(&self, name: &str, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
             return Err(untrusted(format!(

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sterna_net::report::Event;
-use sterna_net::source::Then;
+use sterna_net::source::SourceDisposition;
 use sterna_proto::limit::Advice;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
@@ -299,7 +299,7 @@ pub struct CopyFlags {
     /// Action on each source after it is verified at the destination: delete, or move=DIR (on the same file system)
     #[arg(long, value_name = "delete|move=DIR", value_parser = OsStringValueParser::new().try_map(parse_then),
           conflicts_with_all = ["dry_run", "explain"])]
-    pub then: Option<Then>,
+    pub then: Option<SourceDisposition>,
     /// The sources (2 to 8) are replicas of one file, at agents, on web servers or on this host. The file is read from
     /// all of them together, and a replica that differs is left out. Without --expect, only its size and some blocks
     /// are compared: the majority decides, then the first source. --rate and --lanes apply to each agent
@@ -415,12 +415,12 @@ fn parse_lanes(text: &str) -> Result<Lanes, String> {
 }
 
 /// Reads `delete` or `move=DIR`.
-fn parse_then(text: OsString) -> Result<Then, String> {
+fn parse_then(text: OsString) -> Result<SourceDisposition, String> {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     match text.as_bytes() {
-        b"delete" => Ok(Then::Delete),
+        b"delete" => Ok(SourceDisposition::Delete),
         bytes => match bytes.strip_prefix(b"move=").filter(|directory| !directory.is_empty()) {
-            Some(directory) => Ok(Then::Move(PathBuf::from(OsString::from_vec(directory.to_vec())))),
+            Some(directory) => Ok(SourceDisposition::Move(PathBuf::from(OsString::from_vec(directory.to_vec())))),
             None => Err("expected delete, or move=DIR with a directory".to_owned()),
         },
     }
@@ -528,7 +528,7 @@ const fn flag_of(setting: Setting) -> &'static str {
         Setting::Overwrite => "--overwrite",
         Setting::Expect => "--expect",
         Setting::Follow => "--follow",
-        Setting::Then => "--then",
+        Setting::SourceDisposition => "--then",
         Setting::Replicas => "--same",
         Setting::DryRun => "--dry-run",
         Setting::Linger => "--linger",

@@ -204,7 +204,7 @@ fn judgements() -> Vec<LaneJudgement> {
         TransportSample::Tcp(TcpSample { cap: Some(BitRate::megabits(25)), ..tcp }),
         TransportSample::Quic(quic),
         TransportSample::Quic(policed),
-        TransportSample::Inside,
+        TransportSample::InProcess,
     ];
     let judged = |(number, transport)| LaneJudgement {
         lane: LaneId(number),

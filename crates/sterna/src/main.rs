@@ -2,7 +2,7 @@
 
 mod agent;
 mod agent_log;
-mod brevity;
+mod coalesce;
 mod copy;
 #[cfg(test)]
 mod documents;

@@ -248,7 +248,7 @@ mod tests {
         Origin { cause: Cause::Peer(Fingerprint(key)), span: Span::none() }
     }
 
-    fn told(lines: &Captured) -> Vec<String> {
+    fn logged(lines: &Captured) -> Vec<String> {
         lines.all().into_iter().filter(|line| !line.starts_with('(')).collect()
     }
 
@@ -273,9 +273,9 @@ mod tests {
             limiter.line(&Origin::strangers(), REFUSALS, "garbage", now);
             limiter.line(&peer(1), FAILURES, "failed", now);
         }
-        assert_eq!(told(&lines).len(), 20 + 600);
+        assert_eq!(logged(&lines).len(), 20 + 600);
         limiter.line(&peer(2), FAILURES, "another peer", now + Duration::from_secs(2));
-        assert_eq!(told(&lines).last().unwrap(), "another peer");
+        assert_eq!(logged(&lines).last().unwrap(), "another peer");
         // The summary is also logged when no more lines arrive.
         limiter.tick(now + MINUTE);
         limiter.tick(now + MINUTE * 2);
@@ -283,7 +283,7 @@ mod tests {
             "400 more lines of SHA256:AAEAAAAAAAAA (files that failed) were not shown",
             "980 more lines of strangers (handshakes and refusals) were not shown",
         ];
-        assert_eq!(told(&lines)[621..], summaries);
+        assert_eq!(logged(&lines)[621..], summaries);
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
                 limiter.line(&peer(number), SESSIONS, "begins", now);
             }
         }
-        assert_eq!(told(&lines).len(), PEERS_MAX * 30 + 200, "the last 744 are others");
+        assert_eq!(logged(&lines).len(), PEERS_MAX * 30 + 200, "the last 744 are others");
         for _ in 0..20_000 {
             limiter.detail(&Origin::strangers(), "knocked", now);
         }
@@ -306,10 +306,10 @@ mod tests {
     fn a_line_holds_nothing_that_drives_a_terminal_and_is_not_long() {
         let (lines, limiter, now) = (Captured::start(), Limiter::default(), Instant::now());
         limiter.line(&peer(1), FILES, "a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J", now);
-        let said = told(&lines).pop().unwrap();
+        let said = logged(&lines).pop().unwrap();
         assert_eq!(said, r"a\u{85}b\u{9b}31m\u{202e}c\u{2066}d\u{200f}e\u{61c}f\ng\u{1b}[2J");
         limiter.line(&peer(1), FILES, &"x".repeat(100_000), now);
-        assert!(told(&lines).pop().unwrap().chars().count() <= LINE_CHARS_MAX + 3);
+        assert!(logged(&lines).pop().unwrap().chars().count() <= LINE_CHARS_MAX + 3);
         let text = format!("failed {}: no space left", "x".repeat(4000));
         assert!(cut(&text).starts_with("failed xxx") && cut(&text).ends_with("xxx: no space left"));
         assert!(cut(&text).chars().count() <= PEER_CHARS_MAX + 3);

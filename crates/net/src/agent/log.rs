@@ -33,11 +33,11 @@ pub(super) struct SessionLog {
     is_dry_run: bool,
     linger: Duration,
     started: Instant,
-    tally: Mutex<Tally>,
+    totals: Mutex<Totals>,
 }
 
 #[derive(Default)]
-struct Tally {
+struct Totals {
     copied: u64,
     copied_bytes: u64,
     up_to_date: u64,
@@ -50,7 +50,7 @@ struct Tally {
     ticks_alone: u32,
     /// Reason of the end of the last lane.
     last_down: String,
-    is_told: bool,
+    is_logged: bool,
 }
 
 /// Number of ticks without a lane that count as an outage. Reason: one tick may fall between the end of the last lane
@@ -88,8 +88,8 @@ impl SessionLog {
             Request::ThirdParty(copy) => copy.dry_run,
             Request::Query(_) => false,
         };
-        let (log, started, tally) = (Arc::clone(log), Instant::now(), Mutex::default());
-        Self { log, origin, is_dry_run, linger, started, tally }
+        let (log, started, totals) = (Arc::clone(log), Instant::now(), Mutex::default());
+        Self { log, origin, is_dry_run, linger, started, totals }
     }
 
     /// Logs that a lane has joined.
@@ -101,7 +101,7 @@ impl SessionLog {
     pub(super) fn lane_down(&self, lane: LaneId, reason: String) {
         let reason = cut(&reason);
         self.detail(&format!("lane {} is down: {reason}", lane.0));
-        lock(&self.tally).last_down = reason;
+        lock(&self.totals).last_down = reason;
     }
 
     /// Logs a detail of this session.
@@ -111,60 +111,60 @@ impl SessionLog {
 
     /// Records the number of lanes at a tick. Logs an outage once, and its end once.
     pub(super) fn handle_lanes(&self, lanes: u32) {
-        let mut tally = lock(&self.tally);
-        let line = match (lanes, tally.ticks_alone) {
+        let mut totals = lock(&self.totals);
+        let line = match (lanes, totals.ticks_alone) {
             (0, ticks) => {
-                tally.ticks_alone = ticks.saturating_add(1);
-                (tally.ticks_alone == TICKS_ALONE).then(|| {
-                    let (reason, patience) = (&tally.last_down, readable_time(self.linger));
+                totals.ticks_alone = ticks.saturating_add(1);
+                (totals.ticks_alone == TICKS_ALONE).then(|| {
+                    let (reason, patience) = (&totals.last_down, readable_time(self.linger));
                     (Level::WARN, format!("no lane is left ({reason}); waiting up to {patience} for its client"))
                 })
             }
             (_, ticks) => {
-                tally.ticks_alone = 0;
+                totals.ticks_alone = 0;
                 (ticks >= TICKS_ALONE).then(|| (Level::INFO, "its client is back".to_owned()))
             }
         };
-        drop(tally);
+        drop(totals);
         line.iter().for_each(|(level, line)| self.line(Kind::Sessions, *level, line));
     }
 
     /// Writes the last line, once. `cut` is the reason if the agent ends a session that is not over.
     pub(super) fn end(&self, progress: &Progress, cut: Option<&str>) {
-        let mut tally = lock(&self.tally);
-        if std::mem::replace(&mut tally.is_told, true) {
+        let mut totals = lock(&self.totals);
+        if std::mem::replace(&mut totals.is_logged, true) {
             return;
         }
         if cut.is_some() {
-            tally.elapsed = self.started.elapsed();
+            totals.elapsed = self.started.elapsed();
         }
-        let brought = tally.copied_bytes.saturating_sub(progress.counters.bytes_held + progress.counters.bytes_holes);
-        let goodput = BitRate::mean(ByteCount(brought), tally.elapsed);
+        let brought = totals.copied_bytes.saturating_sub(progress.counters.bytes_held + progress.counters.bytes_holes);
+        let goodput = BitRate::mean(ByteCount(brought), totals.elapsed);
         // A client may leave before its last message arrives.
         let is_whole = progress.manifest_complete && progress.counters.bytes_done >= progress.counters.bytes_known;
-        let (level, mut line, unfinished) = match tally.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
+        let (level, mut line, unfinished) = match totals.aborted.as_deref().or(cut.filter(|_| !is_whole)) {
             None => (Level::INFO, "over: ".to_owned(), 0),
             Some(reason) => {
-                let whole = tally.copied_bytes + progress.counters.bytes_up_to_date;
+                let whole = totals.copied_bytes + progress.counters.bytes_up_to_date;
                 let unfinished = progress.counters.bytes_done.saturating_sub(whole);
                 (Level::WARN, format!("ended early: {reason}; until then "), unfinished)
             }
         };
         let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
-        let (copied, bytes) = (files(tally.copied), ByteCount(tally.copied_bytes));
-        let seconds = tally.elapsed.as_secs_f64();
+        let (copied, bytes) = (files(totals.copied), ByteCount(totals.copied_bytes));
+        let seconds = totals.elapsed.as_secs_f64();
         // Writing to a string cannot fail.
-        let _ = match (tally.copied, self.is_dry_run) {
+        let _ = match (totals.copied, self.is_dry_run) {
             (0, _) => write!(line, "nothing copied in {seconds:.1} s"),
             (_, true) => write!(line, "would copy {copied}, {bytes}"),
             (_, false) => write!(line, "{copied}, {bytes} in {seconds:.1} s ({goodput} goodput)"),
         };
-        for (count, what) in [(tally.up_to_date, "up to date"), (tally.failed, "failed")] {
+        for (count, what) in [(totals.up_to_date, "up to date"), (totals.failed, "failed")] {
             if count > 0 {
                 let _ = write!(line, ", {count} {what}");
             }
         }
-        drop(tally);
+        drop(totals);
         if unfinished > 0 {
             let _ = write!(line, ", and {} of files that are not whole yet", ByteCount(unfinished));
         }
@@ -176,7 +176,7 @@ impl SessionLog {
     }
 }
 
-impl Tally {
+impl Totals {
     /// Counts an outcome; returns its line.
     fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome, is_dry_run: bool) -> (Kind, String) {
         let is_file = u64::from(entry.kind == EntryKind::File);
@@ -201,26 +201,26 @@ impl Tally {
 
 impl Observer for SessionLog {
     fn session_event(&self, event: SessionEvent) {
-        let mut tally = lock(&self.tally);
-        tally.elapsed = self.started.elapsed();
+        let mut totals = lock(&self.totals);
+        totals.elapsed = self.started.elapsed();
         let (kind, line) = match event {
-            SessionEvent::Settled { entry, outcome } => tally.count(&entry, &outcome, self.is_dry_run),
+            SessionEvent::Settled { entry, outcome } => totals.count(&entry, &outcome, self.is_dry_run),
             SessionEvent::Notice(text) => (Kind::Files, cut(&text)),
             SessionEvent::Decision { subject, rationale } => {
-                drop(tally);
+                drop(totals);
                 return self.detail(&format!("{subject}: {rationale}"));
             }
             SessionEvent::Unreadable(error) | SessionEvent::Left(error) => {
-                tally.failed += 1;
+                totals.failed += 1;
                 (Kind::Failures, cut(&error.chain()))
             }
             // The error becomes the reason in the last line.
             SessionEvent::Aborted(error) => {
-                tally.aborted = Some(cut(&error.chain()));
+                totals.aborted = Some(cut(&error.chain()));
                 return;
             }
         };
-        drop(tally);
+        drop(totals);
         let level = if kind == Kind::Failures { Level::WARN } else { Level::INFO };
         self.line(kind, level, &line);
     }
@@ -298,7 +298,7 @@ fn described(request: &Request) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sterna_proto::compress::Wish;
+    use sterna_proto::compress::CompressionPolicy;
     use sterna_proto::{Checks, Error, ErrorKind, FileDigests, FileTime, Phase, RelPath, Scope};
 
     use super::*;
@@ -307,7 +307,7 @@ mod tests {
     fn started() -> SessionLog {
         let log = Arc::new(Limiter::default());
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
-        let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
+        let request = Request::Pull { sources, dry_run: false, compress: CompressionPolicy::Never, on_demand: false };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
         let hello = Hello { on_behalf_of: Some([0xff; 32]), ..Hello::new(session, request) };
         SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &hello, Duration::from_secs(600))

@@ -32,8 +32,8 @@ pub(super) fn start(
         let conclusion = answering.conclusion;
         match outcome {
             _ if runner.is_leaving() => {}
-            Ok(()) => runner.watch().conclude(conclusion),
-            Err(error) => runner.watch().fail(error),
+            Ok(()) => runner.control().conclude(conclusion),
+            Err(error) => runner.control().fail(error),
         }
     })
 }
@@ -71,7 +71,7 @@ impl Answering<'_> {
             }
             Answer::Deleted { .. } => self.conclusion.done += 1,
         }
-        self.runner.watch().answer(answer) && !self.runner.cancel().is_cancelled()
+        self.runner.control().answer(answer) && !self.runner.cancel().is_cancelled()
     }
 
     fn delete(&mut self, places: &[QueryPlace], directories: DeleteDirectories) -> Result<(), Error> {

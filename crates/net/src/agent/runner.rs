@@ -8,16 +8,16 @@ use std::thread;
 use std::time::Duration;
 
 use sterna_proto::Error;
-use sterna_proto::session::{WatchEvent, WatchSide};
+use sterna_proto::session::{ControlEvent, ControlSide};
 
 use super::log::SessionLog;
 use crate::engine::Cancel;
 use crate::latch::Latch;
-use crate::session::{Observer, SessionEvent, Watch};
+use crate::session::{ControlEnd, Observer, SessionEvent};
 
 /// Work that runs at this agent.
 pub(super) struct Runner {
-    watch: Arc<Watch>,
+    control: Arc<ControlEnd>,
     cancel: Cancel,
     /// True if this agent is stopping. The work then reports no end, because the command continues at the restarted
     /// agent.
@@ -39,14 +39,14 @@ impl Runner {
         let (stopped, log) = (cancel.clone(), Arc::clone(log));
         let handle = move |event| {
             // The agent sends all other kinds of events, and receives none of them.
-            if let WatchEvent::Aborted(error) = event {
+            if let ControlEvent::Aborted(error) = event {
                 log.session_event(SessionEvent::Aborted(error));
                 stopped.cancel();
             }
         };
-        let watch = Watch::new(WatchSide::Agent, linger, Box::new(handle));
+        let control = ControlEnd::new(ControlSide::Agent, linger, Box::new(handle));
         let (leaving, ended) = (AtomicBool::new(false), Latch::default());
-        let runner = Arc::new(Self { watch, cancel, leaving, ended });
+        let runner = Arc::new(Self { control, cancel, leaving, ended });
         let running = Running(Arc::clone(&runner));
         let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || work(&running.0));
         spawned.map_err(|e| crate::no_thread("start a thread that works for a command", e))?;
@@ -54,8 +54,8 @@ impl Runner {
     }
 
     /// Returns the control session.
-    pub(super) fn watch(&self) -> &Arc<Watch> {
-        &self.watch
+    pub(super) fn control(&self) -> &Arc<ControlEnd> {
+        &self.control
     }
 
     /// Returns what stops the work.
@@ -93,7 +93,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         // Has no effect if the work has already reported its end.
         if thread::panicking() {
-            self.0.watch.fail(crate::internal("a thread that works for a command ended by a panic"));
+            self.0.control.fail(crate::internal("a thread that works for a command ended by a panic"));
         }
         self.0.ended.set();
     }

@@ -58,11 +58,11 @@ pub(super) struct AgentSession {
     failure: Mutex<Option<Error>>,
     /// Number of lanes that have joined and not ended.
     seats: AtomicU32,
-    heard: Mutex<Heard>,
+    heard: Mutex<LastReceived>,
 }
 
 /// Last time at which a tick saw new data from the client.
-struct Heard {
+struct LastReceived {
     bytes: u64,
     at: Instant,
 }
@@ -79,7 +79,7 @@ impl AgentSession {
             started: OnceLock::new(),
             failure: Mutex::new(None),
             seats: AtomicU32::new(0),
-            heard: Mutex::new(Heard { bytes: 0, at: Instant::now() }),
+            heard: Mutex::new(LastReceived { bytes: 0, at: Instant::now() }),
         }
     }
 
@@ -164,7 +164,7 @@ impl AgentSession {
         let mut heard = lock(&self.heard);
         // A lane that waits for local storage counts as active: more data has arrived than this end can process.
         if bytes.is_none_or(|bytes| bytes != heard.bytes) {
-            *heard = Heard { bytes: bytes.unwrap_or(heard.bytes), at: Instant::now() };
+            *heard = LastReceived { bytes: bytes.unwrap_or(heard.bytes), at: Instant::now() };
         }
     }
 
@@ -284,7 +284,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
 
-    use sterna_proto::compress::Wish;
+    use sterna_proto::compress::CompressionPolicy;
 
     use super::*;
     use crate::agent::limiter::Limiter;
@@ -293,7 +293,8 @@ mod tests {
     use crate::source::Roots;
 
     fn hello(number: u8) -> Hello {
-        let request = Request::Pull { sources: Vec::new(), dry_run: true, compress: Wish::Never, on_demand: false };
+        let request =
+            Request::Pull { sources: Vec::new(), dry_run: true, compress: CompressionPolicy::Never, on_demand: false };
         Hello::new(SessionId([number; 16]), request)
     }
 
@@ -311,7 +312,7 @@ mod tests {
             Duration::MAX,
             true,
             Arc::default(),
-            Wish::Never,
+            CompressionPolicy::Never,
             BufferPool::new(),
             observer,
         )?;

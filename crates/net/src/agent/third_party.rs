@@ -14,7 +14,7 @@ use sterna_proto::location::HostPort;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty, Told,
+    ActiveEnd, AgentReport, Conclusion, IpBytes, LaneFigures, PassiveAgent, PeerAddress, Snapshot, Subject, ThirdParty,
 };
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
 
@@ -152,8 +152,8 @@ fn run(runner: &Runner, assignment: &Assignment, spec: CopySpec, log: &SessionLo
     };
     match outcome {
         _ if runner.is_leaving() => {}
-        Ok(summary) => runner.watch().conclude(conclusion_of(&summary)),
-        Err(error) => runner.watch().fail(as_told(&error, &passive)),
+        Ok(summary) => runner.control().conclude(conclusion_of(&summary)),
+        Err(error) => runner.control().fail(as_reported(&error, &passive)),
     }
 }
 
@@ -163,14 +163,14 @@ fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySumm
     loop {
         match copy.next(SNAPSHOT_EVERY) {
             Next::Event(event) => {
-                told_of(&event).into_iter().for_each(|told| runner.watch().tell(told));
+                report_of(&event).into_iter().for_each(|event| runner.control().report(event));
                 record(log, event);
             }
             Next::Nothing => {}
             Next::Ended => return copy.wait(),
         }
         if shown.elapsed() >= SNAPSHOT_EVERY {
-            copy.snapshot().iter().for_each(|progress| runner.watch().show(snapshot_of(progress)));
+            copy.snapshot().iter().for_each(|progress| runner.control().show(snapshot_of(progress)));
             shown = Instant::now();
         }
     }
@@ -178,21 +178,21 @@ fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySumm
 
 /// Converts an error for the command: a failure of this host is a failure of the agent (scope `Service`) for the
 /// command.
-fn as_told(error: &Error, passive: &PassiveAgent) -> Error {
+fn as_reported(error: &Error, passive: &PassiveAgent) -> Error {
     let scope = match (error.kind, error.scope) {
         (ErrorKind::Cancelled | ErrorKind::Usage | ErrorKind::Untrusted | ErrorKind::Internal, scope) => scope,
         (_, Scope::Client) => Scope::Service,
         (_, scope) => scope,
     };
-    let mut told = error.clone();
-    told.scope = scope;
+    let mut report = error.clone();
+    report.scope = scope;
     match (error.kind, error.scope) {
         // "Here" in the text means the passive agent, which rejects the key of this agent or of the command. The text
         // is marked with its name.
         (ErrorKind::Untrusted, Scope::Client | Scope::Service) => {
-            told.from_peer().named(HostPort { host: passive.host.clone(), port: passive.port })
+            report.from_peer().named(HostPort { host: passive.host.clone(), port: passive.port })
         }
-        _ => told,
+        _ => report,
     }
 }
 
@@ -244,11 +244,11 @@ fn record(log: &SessionLog, event: CopyEvent) {
 }
 
 /// Converts an event of a copy for the command; `None`: the command does not receive it.
-fn told_of(event: &CopyEvent) -> Option<Told> {
+fn report_of(event: &CopyEvent) -> Option<AgentReport> {
     Some(match event {
         CopyEvent::Decision { subject, rationale }
         | CopyEvent::Session(SessionEvent::Decision { subject, rationale }) => {
-            Told::Decision { subject: Subject::of(subject)?, rationale: rationale.clone() }
+            AgentReport::Decision { subject: Subject::of(subject)?, rationale: rationale.clone() }
         }
         CopyEvent::LaneUp { lane, transport, peer, .. } => {
             let via = if *transport == Transport::Quic { Via::Quic } else { Via::Tcp };
@@ -256,18 +256,18 @@ fn told_of(event: &CopyEvent) -> Option<Told> {
                 IpAddr::V4(ip) => IpBytes::V4(ip.octets()),
                 IpAddr::V6(ip) => IpBytes::V6(ip.octets()),
             };
-            Told::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
+            AgentReport::LaneUp { lane: *lane, via, peer: PeerAddress { ip, port: peer.port() } }
         }
         CopyEvent::LaneDown { lane, reason, again } => {
-            Told::LaneDown { lane: *lane, reason: reason.clone(), again: *again }
+            AgentReport::LaneDown { lane: *lane, reason: reason.clone(), again: *again }
         }
-        CopyEvent::Restarted => Told::Restarted,
+        CopyEvent::Restarted => AgentReport::Restarted,
         CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
-            Told::Settled { entry: entry.clone(), outcome: outcome.clone() }
+            AgentReport::Settled { entry: entry.clone(), outcome: outcome.clone() }
         }
-        CopyEvent::Session(SessionEvent::Notice(text)) => Told::Notice(text.clone()),
+        CopyEvent::Session(SessionEvent::Notice(text)) => AgentReport::Notice(text.clone()),
         CopyEvent::Session(SessionEvent::Unreadable(error) | SessionEvent::Left(error)) => {
-            Told::Unreadable(error.clone())
+            AgentReport::Unreadable(error.clone())
         }
         CopyEvent::Session(SessionEvent::Aborted(_)) => return None,
     })

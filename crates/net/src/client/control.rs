@@ -20,7 +20,7 @@ use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle};
 use crate::latch::Latch;
-use crate::session::{ALIVE_EVERY, End, LaneIds, SessionEvent, Watch, attach, lock};
+use crate::session::{ALIVE_EVERY, ControlEnd, End, LaneIds, SessionEvent, attach, lock};
 
 /// Interval at which a wait checks if the user wants to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -53,12 +53,12 @@ impl ControlClient {
 
     /// Connects a lane to the agent: by TCP, since the lane needs no rate control, or by QUIC if TCP does not connect.
     pub(super) fn reach(&self) -> Result<Lane, Error> {
-        let (tell, answer) = channel();
+        let (notify, answer) = channel();
         let (remote, options, initiator) = (self.remote.clone(), self.options.clone(), self.initiator.clone());
         let observer = Arc::clone(&self.observer);
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
             // If nobody waits any more, the lane ends here.
-            let _ = tell.send(dial_any(&remote, &options, &initiator, &observer));
+            let _ = notify.send(dial_any(&remote, &options, &initiator, &observer));
         });
         dialled.map_err(|e| crate::no_thread("start a thread that dials", e))?;
         loop {
@@ -74,18 +74,18 @@ impl ControlClient {
         }
     }
 
-    /// Runs one session with `request`, from its first lane to its end. `drive` waits for the end of `watch`.
+    /// Runs one session with `request`, from its first lane to its end. `drive` waits for the end of `control`.
     ///
     /// Errors: the host gives no thread.
     pub(super) fn run(
         self,
-        watch: &Arc<Watch>,
+        control: &Arc<ControlEnd>,
         request: Request,
         first: Lane,
         drive: impl FnOnce(),
     ) -> Result<(), Error> {
-        let keeper = Arc::new(Keeper {
-            watch: Arc::clone(watch),
+        let supervisor = Arc::new(LaneSupervisor {
+            control: Arc::clone(control),
             lanes: LaneIds::default(),
             hello: Hello::new(random_session()?, request),
             welcomed: AtomicBool::new(false),
@@ -94,13 +94,13 @@ impl ControlClient {
             handle: Mutex::default(),
             over: Latch::default(),
         });
-        let (lane_keeper, alive) = (Arc::clone(&keeper), Arc::clone(&keeper));
-        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || lane_keeper.keep(first));
+        let (dialler, alive) = (Arc::clone(&supervisor), Arc::clone(&supervisor));
+        let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(move || dialler.keep(first));
         spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))?;
         let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
         spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
         drive();
-        depart(&keeper.over, lock(&keeper.handle).take().into_iter().collect());
+        depart(&supervisor.over, lock(&supervisor.handle).take().into_iter().collect());
         Ok(())
     }
 }
@@ -133,8 +133,8 @@ fn dial_any(
 }
 
 /// Keeps the lane to the agent alive.
-struct Keeper {
-    watch: Arc<Watch>,
+struct LaneSupervisor {
+    control: Arc<ControlEnd>,
     lanes: LaneIds,
     hello: Hello,
     welcomed: AtomicBool,
@@ -145,25 +145,25 @@ struct Keeper {
     over: Latch,
 }
 
-impl Keeper {
+impl LaneSupervisor {
     fn keep(&self, first: Lane) {
         let ControlClient { remote, options, initiator, observer } = &self.client;
         let mut next = Some(first);
         let mut backoff = Backoff::new();
         let mut is_told = false;
-        while !self.watch.is_over() {
+        while !self.control.is_over() {
             let born = Instant::now();
             let lane = match next.take() {
                 Some(lane) => Ok(lane),
                 None => dial_any(remote, options, initiator, observer),
             };
             let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
-            if self.watch.is_over() || self.over.is_set() {
+            if self.control.is_over() || self.over.is_set() {
                 return;
             }
             let reason = match outcome {
                 Ok(()) => "closed by the agent".to_owned(),
-                Err(error) if ends_session(&error) => return self.watch.abort(error),
+                Err(error) if ends_session(&error) => return self.control.abort(error),
                 Err(error) => error.chain(),
             };
             if !std::mem::replace(&mut is_told, true) {
@@ -188,7 +188,7 @@ impl Keeper {
                 self.notice("the agent is connected again".to_owned());
             }
         };
-        let end: Arc<dyn End> = Arc::clone(&self.watch) as _;
+        let end: Arc<dyn End> = Arc::clone(&self.control) as _;
         let outcome = attach(end, id, lane, Some(Frame::Hello(hello)), &on_welcome);
         *is_told = was_told && !is_back.into_inner();
         outcome

@@ -11,13 +11,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::location::{HostPort, RemoteLocation};
-use sterna_proto::memory::{PathRecord, Way};
+use sterna_proto::path_cache::{DataDirection, PathRecord};
 use sterna_proto::plan::{self, Decision, TransportFacts, Via};
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope, Setting};
 
-use super::memory::{PathFile, key_of, unix_time};
 use super::path::{STANDBY_AFTER, named};
+use super::path_cache::{PathCache, key_of, unix_time};
 use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions, ViaChoice};
 use crate::identity::Fingerprint;
 use crate::lane::quic::{self, SharedRate};
@@ -85,7 +85,7 @@ impl DialledPath {
 pub(super) struct Dialling {
     options: CopySpec,
     remote: RemoteLocation,
-    way: Way,
+    direction: DataDirection,
     initiator: Initiator,
     observer: Arc<dyn CopyObserver>,
 }
@@ -94,14 +94,14 @@ impl Dialling {
     pub(super) fn new(
         options: &CopySpec,
         remote: &RemoteLocation,
-        way: Way,
+        direction: DataDirection,
         initiator: &Initiator,
         observer: &Arc<dyn CopyObserver>,
     ) -> Self {
         Self {
             options: options.clone(),
             remote: remote.clone(),
-            way,
+            direction,
             initiator: initiator.clone(),
             observer: Arc::clone(observer),
         }
@@ -115,18 +115,18 @@ impl Dialling {
         if paths.len() == 1 {
             return self.reach_path(0).map(|first| PathDials { first, on: 0, others: Vec::new() });
         }
-        let (tell, told) = channel();
+        let (notify, ended) = channel();
         let mut failed: Vec<Error> = Vec::new();
         let mut dials: Vec<(usize, DialledPath)> = Vec::new();
         let (standby, main): (Vec<usize>, Vec<usize>) = (0..paths.len()).partition(|path| paths[*path].standby);
         // Standby paths wait until the others have failed, or have not succeeded in time.
         let mut rounds = [main, standby].into_iter().filter(|round| !round.is_empty());
         loop {
-            if dials.is_empty() && !self.start_all(rounds.next(), &tell, &mut dials)? {
+            if dials.is_empty() && !self.start_all(rounds.next(), &notify, &mut dials)? {
                 return Err(together(failed));
             }
-            let Ok(path) = told.recv_timeout(STANDBY_AFTER) else {
-                self.start_all(rounds.next(), &tell, &mut dials)?;
+            let Ok(path) = ended.recv_timeout(STANDBY_AFTER) else {
+                self.start_all(rounds.next(), &notify, &mut dials)?;
                 stop_if_asked(&self.observer)?;
                 continue;
             };
@@ -153,22 +153,22 @@ impl Dialling {
     fn start_all(
         &self,
         round: Option<Vec<usize>>,
-        tell: &Sender<usize>,
+        notify: &Sender<usize>,
         dials: &mut Vec<(usize, DialledPath)>,
     ) -> Result<bool, Error> {
         let Some(round) = round else { return Ok(false) };
         for path in round {
-            dials.push((path, self.start(path, tell.clone())?));
+            dials.push((path, self.start(path, notify.clone())?));
         }
         Ok(true)
     }
 
-    /// Starts to dial a path; sends its number to `tell` when the outcome is available.
-    fn start(&self, path: usize, tell: Sender<usize>) -> Result<DialledPath, Error> {
+    /// Starts to dial a path; sends its number to `notify` when the outcome is available.
+    fn start(&self, path: usize, notify: Sender<usize>) -> Result<DialledPath, Error> {
         let (report, outcome) = channel();
         let dialling = self.clone();
         let spawned = thread::Builder::new().name("dial-path".to_owned()).spawn(move || {
-            let _told = Told { tell, path };
+            let _notice = EndNotice { notify, path };
             // If nobody waits any more, the lane ends here.
             let _ = report.send(dialling.reach_path(path));
         });
@@ -224,22 +224,22 @@ impl Dialling {
     /// Returns the records of the path from `local` to `addr`.
     fn recall(&self, local: Option<IpAddr>, addr: SocketAddr) -> Vec<PathRecord> {
         // Without a route the dial fails too, and returns the error.
-        let key = key_of(self.way, local, addr).ok();
-        let file = self.initiator.path_cache.as_deref().map(PathFile::new);
+        let key = key_of(self.direction, local, addr).ok();
+        let file = self.initiator.path_cache.as_deref().map(PathCache::new);
         file.zip(key).map(|(file, key)| file.recall(&key)).unwrap_or_default()
     }
 }
 
 /// Reports that the dial of a path has ended, also after a panic.
-struct Told {
-    tell: Sender<usize>,
+struct EndNotice {
+    notify: Sender<usize>,
     path: usize,
 }
 
-impl Drop for Told {
+impl Drop for EndNotice {
     fn drop(&mut self) {
         // Nobody may be waiting any more.
-        let _ = self.tell.send(self.path);
+        let _ = self.notify.send(self.path);
     }
 }
 
@@ -296,8 +296,8 @@ impl PathDialling<'_> {
     /// Dials by `via`, and by the other transport too if `via` fails or does not answer within [`HEAD_START`]. Takes
     /// the first one that connects. Errors: one for each transport.
     fn prefer(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Vec<Error>> {
-        let (tell, answers) = channel();
-        self.start_dial(via, addr, remembered, tell.clone()).map_err(|error| vec![error])?;
+        let (notify, answers) = channel();
+        self.start_dial(via, addr, remembered, notify.clone()).map_err(|error| vec![error])?;
         let (other, mut failed) = (via.other(), Vec::new());
         match self.next_answer(&answers, Some(HEAD_START)).map_err(|error| vec![error])? {
             Some(Err(error)) if error.retry != Retry::Never => {
@@ -310,7 +310,7 @@ impl PathDialling<'_> {
                 self.say(&format!("{other} too: no answer by {via} from {addr} within {time}"));
             }
         }
-        self.start_dial(other, addr, remembered, tell).map_err(|error| vec![error])?;
+        self.start_dial(other, addr, remembered, notify).map_err(|error| vec![error])?;
         while let Some(answer) = self.next_answer(&answers, None).map_err(|error| vec![error])? {
             match answer {
                 Ok(reached) if reached.via == other => {
@@ -336,20 +336,20 @@ impl PathDialling<'_> {
         Err(failed)
     }
 
-    /// Dials by `via` in a separate thread, which sends the outcome to `tell`.
+    /// Dials by `via` in a separate thread, which sends the outcome to `notify`.
     fn start_dial(
         &self,
         via: Via,
         addr: SocketAddr,
         remembered: &[PathRecord],
-        tell: Sender<Result<Reached, Error>>,
+        notify: Sender<Result<Reached, Error>>,
     ) -> Result<(), Error> {
         let (dialling, options, name) = (self.dialling.clone(), self.options.clone(), self.name.clone());
         let remembered = remembered.to_vec();
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
             let on = PathDialling { dialling: &dialling, options: &options, name };
             // If nobody waits any more, the lane ends here.
-            let _ = tell.send(on.dial(via, addr, &remembered));
+            let _ = notify.send(on.dial(via, addr, &remembered));
         });
         dialled.map(drop).map_err(|e| crate::no_thread("start a thread that dials", e))
     }
@@ -379,11 +379,11 @@ impl PathDialling<'_> {
 
     /// Dials both transports at the same time, and takes the one that suits the measured RTT.
     fn race(&self, addr: SocketAddr, facts: TransportFacts<'_>) -> Result<Reached, Vec<Error>> {
-        let (tell, answers) = channel();
+        let (notify, answers) = channel();
         for via in [Via::Quic, Via::Tcp] {
-            self.start_dial(via, addr, &[], tell.clone()).map_err(|error| vec![error])?;
+            self.start_dial(via, addr, &[], notify.clone()).map_err(|error| vec![error])?;
         }
-        drop(tell);
+        drop(notify);
         let first = self.next_answer(&answers, None).map_err(|error| vec![error])?;
         let first = match first {
             Some(Ok(reached)) => reached,
@@ -670,7 +670,7 @@ mod tests {
         let initiator = Initiator { identity: crate::identity::Identity::ephemeral().unwrap(), path_cache: None };
         let recorder = Arc::new(Recorder::default());
         let observer: Arc<dyn CopyObserver> = Arc::clone(&recorder) as Arc<dyn CopyObserver>;
-        let dialling = Dialling::new(&options, &remote, Way::Out, &initiator, &observer);
+        let dialling = Dialling::new(&options, &remote, DataDirection::Out, &initiator, &observer);
         thread::scope(|scope| {
             let dial = scope.spawn(|| {
                 let on = PathDialling { dialling: &dialling, options: &options.paths[0], name: None };

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::plan::{self, Decision};
-use sterna_proto::rate::{Manner, RateContract};
+use sterna_proto::rate::{Fairness, RateContract};
 use sterna_proto::session::{FileOutcome, LaneId};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, SaidBy, Scope, Setting};
@@ -22,12 +22,12 @@ use super::run::{Driven, drive};
 use super::spec::{
     ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, PathOptions, ViaChoice,
 };
-use super::stall::StallWatch;
-use super::tally::Tally;
+use super::stall::StallDetector;
+use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
-use crate::lane::inside::InsideTx;
+use crate::lane::in_process::InProcessTx;
 use crate::session::{
     AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed, lock,
 };
@@ -91,7 +91,7 @@ impl Direct {
                 || path.local.is_some()
                 || path.remote.is_some()
                 || path.contract.minimum.is_some()
-                || path.contract.manner == Manner::Polite
+                || path.contract.fairness == Fairness::Scavenger
                 || path.contract.loss_ceiling_ppm != RateContract::default().loss_ceiling_ppm
         };
         if options.paths.len() > 1 || options.paths.iter().any(is_said) || options.congestion.is_some() {
@@ -105,28 +105,28 @@ impl Direct {
     /// Runs the copy to its end. Errors: as [`super::run`].
     pub(super) fn copy(self, options: &CopySpec, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
-        let tally = Tally::new(observer);
-        lock(&tally.state).destination = Some(options.destination.clone());
-        let ends = self.start_ends(options, &tally)?;
+        let totals = CopyTotals::new(observer);
+        lock(&totals.state).destination = Some(options.destination.clone());
+        let ends = self.start_ends(options, &totals)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
         // If the host refuses a thread, the abort of both ends ends the threads that run.
         let feeders = ends.start_lanes(lanes.value).inspect_err(|error| ends.abort(error.clone()))?;
-        drive(&ends, &**observer, started, Some(StallWatch::of_web()));
+        drive(&ends, &**observer, started, Some(StallDetector::of_web()));
         // Cancels requests that still wait for a web server. A feeder ends when its end is over.
         ends.web.stop();
         feeders.into_iter().for_each(|feeder| drop(feeder.join()));
         ends.receiver.join();
-        let mut state = lock(&tally.state);
+        let mut state = lock(&totals.state);
         state.summary.counters = ends.receiver.progress().counters;
         state.summary.limits = ends.sender.limits().now().report;
         let outcome = state.aborted.take().map_or(Ok(()), Err);
         drop(state);
-        tally.conclude(outcome, started.elapsed())
+        totals.conclude(outcome, started.elapsed())
     }
 
-    fn start_ends(self, options: &CopySpec, tally: &Arc<Tally>) -> Result<Ends, Error> {
-        let observer = Arc::clone(tally) as Arc<dyn Observer>;
+    fn start_ends(self, options: &CopySpec, totals: &Arc<CopyTotals>) -> Result<Ends, Error> {
+        let observer = Arc::clone(totals) as Arc<dyn Observer>;
         let many = self.locations.len() > 1;
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
@@ -134,13 +134,20 @@ impl Direct {
         let kind = if many { Sources::Many } else { Sources::One };
         let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
         // The sender in this process names the files, by the URLs that were given.
-        let options_of_receiver = receiver_options(options, sink, AskedNames::Any, tally);
+        let options_of_receiver = receiver_options(options, sink, AskedNames::Any, totals);
         let receiver = Receiver::start(options_of_receiver, Arc::new(InOneProcess(observer)))?;
-        let (settled, pool) = (tally.settled(), BufferPool::new());
+        let (settled, pool) = (totals.settled(), BufferPool::new());
         // Reason: the receiver reports the same events.
         let silent = Arc::new(Silent);
-        let sender =
-            Sender::start(Arc::clone(&web) as _, options.linger, options.dry_run, settled, Wish::Never, pool, silent)?;
+        let sender = Sender::start(
+            Arc::clone(&web) as _,
+            options.linger,
+            options.dry_run,
+            settled,
+            CompressionPolicy::Never,
+            pool,
+            silent,
+        )?;
         if let Some(file) = &options.recording {
             sender.limits().record(Arc::clone(file));
         }
@@ -240,7 +247,7 @@ fn start_lane(from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId) -> Result<th
             lost.from.limits().inside_up(lane);
             lost.to.limits().inside_up(lane);
         }
-        if let Err(error) = feed(&*lost.from, lane, Box::new(InsideTx::new(Box::new(sink))), None) {
+        if let Err(error) = feed(&*lost.from, lane, Box::new(InProcessTx::new(Box::new(sink))), None) {
             // There is no network between the ends: an error of one lane would occur on every lane.
             lost.to.abort(error.clone());
             lost.from.abort(error);
@@ -294,7 +301,7 @@ pub(super) fn receiver_options(
     options: &CopySpec,
     sink: Arc<dyn Sink>,
     asked: AskedNames,
-    tally: &Tally,
+    totals: &CopyTotals,
 ) -> ReceiverOptions {
     ReceiverOptions {
         sink,
@@ -305,7 +312,7 @@ pub(super) fn receiver_options(
         linger: options.linger,
         leaves_first: false,
         asked,
-        settled: tally.settled(),
+        settled: totals.settled(),
         on_busy: Box::new(|_| {}),
     }
 }

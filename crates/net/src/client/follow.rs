@@ -21,27 +21,27 @@ const IDLE_LEAST: Duration = Duration::from_secs(1);
 pub(super) fn check(options: &CopySpec) -> Result<(), Error> {
     let is_push = matches!(options.destination, Location::Remote(_));
     let is_ours = options.sources.iter().all(|source| matches!(source, Location::Local(_)));
-    let asked = match (&options.follow, &options.then) {
+    let asked = match (&options.follow, &options.disposition) {
         (Some(_), _) => "files are followed",
         (None, Some(_)) => "sources are deleted or moved",
         (None, None) => return Ok(()),
     };
-    let setting: &[Setting] = if options.follow.is_some() { &[Setting::Follow] } else { &[Setting::Then] };
-    if let (Some(EndRule { idle, .. }), Some(_)) = (options.follow, &options.then)
+    let setting: &[Setting] = if options.follow.is_some() { &[Setting::Follow] } else { &[Setting::SourceDisposition] };
+    if let (Some(EndRule { idle, .. }), Some(_)) = (options.follow, &options.disposition)
         && idle < IDLE_LEAST
     {
         let text = format!(
             "a file that pauses for {} s would be deleted or moved under its writer: give an idle time of 1 s or more",
             idle.as_secs_f64()
         );
-        return Err(Error::usage(&[Setting::Follow, Setting::Then], text));
+        return Err(Error::usage(&[Setting::Follow, Setting::SourceDisposition], text));
     }
     if options.dry_run {
         let text = format!("{asked} only when they arrive, and this run copies nothing: leave one of the two out");
         let settings: &[Setting] = if options.follow.is_some() {
             &[Setting::Follow, Setting::DryRun]
         } else {
-            &[Setting::Then, Setting::DryRun]
+            &[Setting::SourceDisposition, Setting::DryRun]
         };
         return Err(Error::usage(settings, text));
     }
@@ -85,25 +85,26 @@ fn check_names(sources: &[PathBuf]) -> Result<(), Error> {
 /// Errors: a source does not exist, `Usage`.
 pub(super) fn prepare(options: &CopySpec, sources: &[PathBuf]) -> Result<Option<Arc<Follow>>, Error> {
     use std::os::unix::ffi::OsStrExt;
-    if options.follow.is_none() && options.then.is_none() {
+    if options.follow.is_none() && options.disposition.is_none() {
         return Ok(None);
     }
     let open = |path: &PathBuf| Root::for_local_source(path.as_os_str().as_bytes());
     let roots = sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    if let Some(then) = &options.then {
+    if let Some(disposition) = &options.disposition {
         let named: Vec<_> = roots.iter().map(|(root, _)| root.clone()).zip(sources.iter().cloned()).collect();
-        then.check(&named)?;
+        disposition.check(&named)?;
     }
     let Some(end) = options.follow else { return Ok(None) };
     check_names(sources)?;
-    let rules = FollowRules { end, growth: Growth::for_rate(options.target()), takes_away: options.then.is_some() };
+    let rules =
+        FollowRules { end, growth: Growth::for_rate(options.target()), takes_away: options.disposition.is_some() };
     Follow::new(roots, rules).map(|follow| Some(Arc::new(follow)))
 }
 
 /// Returns the treatment of files that exist. If sources are deleted or moved afterwards, a file that looks up to date
 /// is copied again. Reason: only its bytes can prove that it is equal.
 pub(super) fn overwrite(options: &CopySpec) -> Overwrite {
-    match (options.overwrite, &options.then) {
+    match (options.overwrite, &options.disposition) {
         (Overwrite::IfChanged, Some(_)) => Overwrite::Always,
         (overwrite, _) => overwrite,
     }

@@ -11,10 +11,10 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::direct::{URLS_AND_OTHERS, receiver_options, web_options};
 use super::follow;
-use super::replicas::Member;
+use super::replicas::ReplicaWorker;
 use super::spec::{CopySpec, Granted};
-use super::tally::Tally;
 use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
+use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
@@ -44,7 +44,7 @@ pub(super) enum Direction {
     /// Pull of one of several replicas of a file.
     Replica {
         source: Vec<u8>,
-        member: Arc<Member>,
+        worker: Arc<ReplicaWorker>,
     },
 }
 
@@ -195,22 +195,22 @@ impl Job {
     /// Returns the counter that numbers the lanes of the session.
     pub(super) fn lanes(&self) -> Arc<LaneIds> {
         match &self.direction {
-            Direction::Replica { member, .. } => member.lanes(),
+            Direction::Replica { worker, .. } => worker.lanes(),
             Direction::Push { .. } | Direction::Pull { .. } => Arc::default(),
         }
     }
 
     /// Starts the local end of the session.
-    pub(super) fn start_end(&self, options: &CopySpec, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
+    pub(super) fn start_end(&self, options: &CopySpec, totals: &Arc<CopyTotals>) -> Result<OurEnd, Error> {
         match &self.direction {
-            Direction::Push { sources, .. } => self.start_sender(sources, options, tally),
-            Direction::Pull { sources, destination } => start_receiver(sources, destination, options, tally),
-            Direction::Replica { member, .. } => Ok((member.join()?, None)),
+            Direction::Push { sources, .. } => self.start_sender(sources, options, totals),
+            Direction::Pull { sources, destination } => start_receiver(sources, destination, options, totals),
+            Direction::Replica { worker, .. } => Ok((worker.join()?, None)),
         }
     }
 
-    fn start_sender(&self, from: &PushSources, options: &CopySpec, tally: &Arc<Tally>) -> Result<OurEnd, Error> {
-        let observer = Arc::clone(tally) as Arc<dyn Observer>;
+    fn start_sender(&self, from: &PushSources, options: &CopySpec, totals: &Arc<CopyTotals>) -> Result<OurEnd, Error> {
+        let observer = Arc::clone(totals) as Arc<dyn Observer>;
         let mut missing = Vec::new();
         let source: Arc<dyn Source> = match from {
             PushSources::Web(locations) => {
@@ -230,7 +230,7 @@ impl Job {
                 }
             }
         };
-        let (settled, pool) = (tally.settled(), BufferPool::new());
+        let (settled, pool) = (totals.settled(), BufferPool::new());
         let sender = Sender::start(source, options.linger, options.dry_run, settled, options.compress, pool, observer)?;
         sender.set_overwrite(match (follow::overwrite(options), options.expect) {
             // Only its bytes prove that a file has the expected digest, so the receiver copies it again.
@@ -241,8 +241,8 @@ impl Job {
             sender.expect_one_file();
         }
         // In a dry run, files that are reported as done have not arrived.
-        if let Some(then) = options.then.clone().filter(|_| !options.dry_run) {
-            sender.set_then(then)?;
+        if let Some(disposition) = options.disposition.clone().filter(|_| !options.dry_run) {
+            sender.set_disposition(disposition)?;
         }
         missing.into_iter().for_each(|error| sender.unreadable(error));
         Ok((sender, None))
@@ -253,15 +253,15 @@ fn start_receiver(
     sources: &[Vec<u8>],
     destination: &PullPlace,
     options: &CopySpec,
-    tally: &Arc<Tally>,
+    totals: &Arc<CopyTotals>,
 ) -> Result<OurEnd, Error> {
     let (root, path) = destination.resolve()?;
     let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
     let kind = if many { Sources::Many } else { Sources::One };
     let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
     let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, tally) };
-    let receiver = Receiver::start(ours, Arc::clone(tally) as Arc<dyn Observer>)?;
+    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, totals) };
+    let receiver = Receiver::start(ours, Arc::clone(totals) as Arc<dyn Observer>)?;
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
 

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use sterna_proto::contest::{Contest, ContestFacts, ContestStep};
-use sterna_proto::memory::{PathRecord, PeakRate, Way};
+use sterna_proto::path_cache::{DataDirection, PathRecord, PeakRate};
 use sterna_proto::plan::{FoundPath, MTU_USUAL, Via};
-use sterna_proto::rate::Manner;
+use sterna_proto::rate::Fairness;
 use sterna_proto::session::PathNumber;
+use sterna_proto::transport_trial::{TransportTrial, TrialFacts, TrialStep};
 use sterna_proto::{BitRate, ByteCount, Error};
 
-use super::memory::{self, PathFile};
+use super::path_cache::{self, PathCache};
 use super::spec::{CopyProgress, PathOptions, PathPlan, UnreachedPath};
 use crate::lane::LaneStats;
 use crate::lane::quic::SharedRate;
@@ -34,13 +34,13 @@ pub(super) struct KeptPath {
     /// Number of lanes that the agent has accepted and that have not ended.
     pub(super) up: AtomicUsize,
     /// Bytes received on the lanes, and the time of the last change of that number.
-    pub(super) heard: Mutex<Heard>,
+    pub(super) heard: Mutex<LastReceived>,
     /// Number of lanes to keep for each transport; grows if they turn out to be too few.
     lanes_wanted: [AtomicU32; 2],
     /// Bytes and rates of the lanes of each transport.
     carried: Mutex<[Carried; 2]>,
-    /// Contest: decides which of the two transports carries more.
-    pub(super) contest: Mutex<Contest>,
+    /// Transport trial: decides which of the two transports carries more.
+    pub(super) trial: Mutex<TransportTrial>,
 }
 
 /// Bytes and rate of the lanes of one transport.
@@ -71,14 +71,14 @@ pub(super) struct ReachedPath {
 
 /// Last data that the lanes of a path received.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct LastReceived {
     /// Sum over the live lanes; `None` while a lane still processes earlier data.
     bytes: Option<u64>,
     /// Time of the last data.
     at: Instant,
 }
 
-impl Heard {
+impl LastReceived {
     /// Records how many bytes the live lanes have received.
     fn observe(&mut self, bytes: Option<u64>, now: Instant) {
         // The sum falls when a dead lane leaves, which is no received data.
@@ -98,10 +98,10 @@ impl KeptPath {
             reached: OnceLock::new(),
             live: Lanes::default(),
             up: AtomicUsize::new(0),
-            heard: Mutex::new(Heard { bytes: None, at: Instant::now() }),
+            heard: Mutex::new(LastReceived { bytes: None, at: Instant::now() }),
             lanes_wanted: Default::default(),
             carried: Mutex::default(),
-            contest: Mutex::default(),
+            trial: Mutex::default(),
         }
     }
 
@@ -131,14 +131,14 @@ impl KeptPath {
         self.live.transport().map_or(reached.via, Via::from)
     }
 
-    /// Returns the transport that is dialled first: that of the first connection, or the winner of the contest.
+    /// Returns the transport that is dialled first: that of the first connection, or the winner of the trial.
     pub(super) fn chosen_via(&self, reached: &ReachedPath) -> Via {
-        lock(&self.contest).loser().map_or(reached.via, Via::other)
+        lock(&self.trial).loser().map_or(reached.via, Via::other)
     }
 
-    /// Returns true if the contest showed that lanes by `via` carry less than the other transport.
+    /// Returns true if the trial showed that lanes by `via` carry less than the other transport.
     pub(super) fn is_retired(&self, via: Via) -> bool {
-        lock(&self.contest).loser() == Some(via)
+        lock(&self.trial).loser() == Some(via)
     }
 
     /// Returns the counter of lanes to keep by `via`.
@@ -147,24 +147,24 @@ impl KeptPath {
     }
 
     /// Returns the rate of QUIC on this path, as measured until now.
-    pub(super) fn found_rate(&self, way: Way) -> Option<BitRate> {
-        match way {
-            Way::Out => self.reached.get()?.rate.found(),
-            Way::In => lock(&self.carried)[Via::Quic as usize].peak.value(),
+    pub(super) fn found_rate(&self, direction: DataDirection) -> Option<BitRate> {
+        match direction {
+            DataDirection::Out => self.reached.get()?.rate.found(),
+            DataDirection::In => lock(&self.carried)[Via::Quic as usize].peak.value(),
         }
     }
 
     /// Returns the measured properties of the path; `lane_memory` is the memory of each lane. Path MTU discovery may
     /// still be in progress. Its first probe is in the middle of the range: it detects jumbo frames one round trip
     /// before any rate is measured.
-    pub(super) fn found(&self, way: Way, lane_memory: Option<ByteCount>) -> Option<FoundPath> {
-        let rate = self.found_rate(way)?;
+    pub(super) fn found(&self, direction: DataDirection, lane_memory: Option<ByteCount>) -> Option<FoundPath> {
+        let rate = self.found_rate(direction)?;
         let stats = lock(&self.carried)[Via::Quic as usize].stats?;
         Some(FoundPath { rate, mtu: stats.mtu.max(MTU_USUAL), rtt: stats.rtt_min, lane_memory: lane_memory? })
     }
 
     /// Records what the lanes have carried until now, for each transport.
-    pub(super) fn watch_rate(&self, way: Way, progress: &CopyProgress) {
+    pub(super) fn watch_rate(&self, direction: DataDirection, progress: &CopyProgress) {
         let live = self.live.live();
         for via in [Via::Tcp, Via::Quic] {
             let lanes = live.iter().filter(|handle| Via::from(handle.transport()) == via).map(|handle| handle.stats());
@@ -178,20 +178,20 @@ impl KeptPath {
                 ..one
             });
             let Carried { peak, bytes, stats } = &mut lock(&self.carried)[via as usize];
-            *bytes = together.map_or(0, |lanes| match way {
-                Way::Out => (lanes.wire_bytes_sent as f64 * (1.0 - loss_of(&lanes))) as u64,
-                Way::In => lanes.wire_bytes_received,
+            *bytes = together.map_or(0, |lanes| match direction {
+                DataDirection::Out => (lanes.wire_bytes_sent as f64 * (1.0 - loss_of(&lanes))) as u64,
+                DataDirection::In => lanes.wire_bytes_received,
             });
             peak.observe(progress.elapsed, *bytes);
             *stats = together.or(*stats);
         }
     }
 
-    /// Returns the next step of the contest between the transports, if any.
-    pub(super) fn contest(&self, progress: &CopyProgress) -> Option<ContestStep> {
+    /// Returns the next step of the trial between the transports, if any.
+    pub(super) fn trial(&self, progress: &CopyProgress) -> Option<TrialStep> {
         let [tcp, quic] = *lock(&self.carried);
         let session = &progress.session;
-        lock(&self.contest).observe(&ContestFacts {
+        lock(&self.trial).observe(&TrialFacts {
             now: progress.elapsed,
             quic: quic.bytes,
             tcp: tcp.bytes,
@@ -229,18 +229,18 @@ impl KeptPath {
 
     /// Writes the measured properties of the path to `file`. `is_bound` is true if paths limited the session. Errors:
     /// the file cannot be written.
-    pub(super) fn learn(&self, way: Way, file: &PathFile, is_bound: bool) -> Result<(), Error> {
+    pub(super) fn learn(&self, direction: DataDirection, file: &PathCache, is_bound: bool) -> Result<(), Error> {
         let Some(reached) = self.reached.get() else { return Ok(()) };
-        let Ok(key) = memory::key_of(way, self.options.local, reached.addr) else { return Ok(()) };
-        let (carried, loser) = (*lock(&self.carried), lock(&self.contest).loser());
+        let Ok(key) = path_cache::key_of(direction, self.options.local, reached.addr) else { return Ok(()) };
+        let (carried, loser) = (*lock(&self.carried), lock(&self.trial).loser());
         for via in [Via::Tcp, Via::Quic] {
             let Carried { peak, stats, .. } = carried[via as usize];
             let (Some(rate), Some(stats)) = (peak.value(), stats) else { continue };
             let loss_ppm = (loss_of(&stats) * 1e6) as u32;
             // A polite sender yields to other traffic: its rate is not the full rate of the path. The transport that
-            // lost the contest carries no more than its rate, whatever the limit was.
-            let is_full = is_bound && self.options.contract.manner == Manner::Fair || loser == Some(via);
-            let at = memory::unix_time();
+            // lost the trial carries no more than its rate, whatever the limit was.
+            let is_full = is_bound && self.options.contract.fairness == Fairness::Fair || loser == Some(via);
+            let at = path_cache::unix_time();
             file.learn(PathRecord { key, via, rate, is_full, rtt: stats.rtt_min, loss_ppm, mtu: stats.mtu, at })?;
         }
         Ok(())
@@ -271,7 +271,7 @@ mod tests {
     fn only_more_bytes_or_a_busy_lane_are_received_data() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut heard = Heard { bytes: None, at: start };
+        let mut heard = LastReceived { bytes: None, at: start };
         for (second, bytes, at) in
             [(1, Some(100), 1), (2, Some(100), 1), (3, Some(60), 1), (4, Some(61), 4), (5, None, 5), (6, Some(61), 6)]
         {

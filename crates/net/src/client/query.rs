@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::session::{Answer, ListOptions, Query, Request, SOURCES_MAX, WatchEvent, WatchSide};
+use sterna_proto::session::{Answer, ControlEvent, ControlSide, ListOptions, Query, Request, SOURCES_MAX};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::control::ControlClient;
@@ -18,7 +18,7 @@ use crate::disk::Root;
 
 use crate::identity::Fingerprint;
 use crate::lister::{Lister, QueryPlace};
-use crate::session::{End, Watch, lock};
+use crate::session::{ControlEnd, End, lock};
 
 /// Answers that wait for their reader. Reason: bounds memory; the agent waits for a slow reader.
 const ANSWERS_MAX: usize = 1024;
@@ -160,13 +160,13 @@ fn run(
     let (failed, sender) = (Arc::clone(&failure), answers.clone());
     let handle = move |event| match event {
         // Waits for the reader; the lane waits with it. A reader that is gone cancels the query.
-        WatchEvent::Answered(answer) => drop(sender.send(Ok(answer))),
-        WatchEvent::Aborted(error) => *lock(&failed) = Some(error),
-        WatchEvent::Told(_) | WatchEvent::Concluded(_) => {}
+        ControlEvent::Answered(answer) => drop(sender.send(Ok(answer))),
+        ControlEvent::Aborted(error) => *lock(&failed) = Some(error),
+        ControlEvent::Reported(_) | ControlEvent::Concluded(_) => {}
     };
-    let watch = Watch::new(WatchSide::Command, LINGER, Box::new(handle));
-    client.run(&watch, Request::Query(query), first, || {
-        drive(&Asked(&watch), &**observer, Instant::now(), None);
+    let control = ControlEnd::new(ControlSide::Command, LINGER, Box::new(handle));
+    client.run(&control, Request::Query(query), first, || {
+        drive(&Asked(&control), &**observer, Instant::now(), None);
     })?;
     match lock(&failure).take() {
         Some(error) => Err(error),
@@ -175,7 +175,7 @@ fn run(
 }
 
 /// Control session of a query.
-struct Asked<'a>(&'a Watch);
+struct Asked<'a>(&'a ControlEnd);
 
 impl Driven for Asked<'_> {
     fn is_over(&self) -> bool {

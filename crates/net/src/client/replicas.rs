@@ -1,9 +1,9 @@
 //! Copy of one file from several replicas: `sterna copy --same`.
 //!
 //! Runs one thread for each replica, which keeps a session with the sender of that replica. An agent sends in an
-//! ordinary pull (`keeper`); a URL or a file path of this host has a sender in this process. All sessions end at one
-//! receiver. The main thread moves data and runs the decisions ([`Replicas::turn`]). Does not decide which block each
-//! replica sends.
+//! ordinary pull (`supervisor`); a URL or a file path of this host has a sender in this process. All sessions end at
+//! one receiver. The main thread moves data and runs the decisions ([`Replicas::turn`]). Does not decide which block
+//! each replica sends.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -15,21 +15,21 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope, Setting};
 
 use super::direct::{CONTROL, Silent, receiver_options, start_lanes, web_options};
 use super::job::{Direction, Job, local_source, may_mean_many, means_many};
-use super::keeper::run_session;
+use super::supervisor::run_session;
 
 use super::run::{Backoff, Driven, TICK, drive};
 use super::spec::{
     ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, PathOptions, PathPlan,
     ReplicaSummary, ViaChoice,
 };
-use super::stall::StallWatch;
-use super::tally::Tally;
+use super::stall::StallDetector;
+use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::Fingerprint;
@@ -76,9 +76,9 @@ impl ReplicaCopy {
                 "replicas are copied to this host, and the destination is at another one: run the copy there, or name one source",
             );
         };
-        if options.follow.is_some() || options.then.is_some() {
+        if options.follow.is_some() || options.disposition.is_some() {
             let text = "files are followed, deleted or moved only at this host, and replicas do not change: leave one of the two out";
-            return Err(Error::usage(&[Setting::Follow, Setting::Then, Setting::Replicas], text));
+            return Err(Error::usage(&[Setting::Follow, Setting::SourceDisposition, Setting::Replicas], text));
         }
         if options.paths.len() > 1 || options.paths.iter().any(|path| path.local.is_some() || path.remote.is_some()) {
             let text = "paths lead to one host, and replicas are at several: leave the paths out";
@@ -112,11 +112,11 @@ impl ReplicaCopy {
         observer: &Arc<dyn CopyObserver>,
     ) -> Result<CopySummary, Error> {
         let started = Instant::now();
-        let tally = Tally::new(observer);
-        lock(&tally.state).destination = Some(options.destination.clone());
+        let totals = CopyTotals::new(observer);
+        lock(&totals.state).destination = Some(options.destination.clone());
         let names: Vec<String> = self.sources.iter().map(shown).collect();
-        let replicas = self.start(options, &names, &tally)?;
-        let crew = Arc::new(Crew {
+        let replicas = self.start(options, &names, &totals)?;
+        let set = Arc::new(ReplicaSet {
             replicas: Arc::clone(&replicas),
             options: each_options(options, self.sources.len()),
             initiator: initiator.clone(),
@@ -127,26 +127,29 @@ impl ReplicaCopy {
             paths: Mutex::default(),
         });
         for (number, source) in (0u32..).zip(&self.sources) {
-            let member =
-                Member { crew: Arc::clone(&crew), replica: ReplicaId(number), name: names[number as usize].clone() };
+            let worker = ReplicaWorker {
+                set: Arc::clone(&set),
+                replica: ReplicaId(number),
+                name: names[number as usize].clone(),
+            };
             let source = source.clone();
             let spawned =
-                thread::Builder::new().name("replica".to_owned()).spawn(move || Arc::new(member).keep(&source));
+                thread::Builder::new().name("replica".to_owned()).spawn(move || Arc::new(worker).keep(&source));
             spawned.map_err(|e| crate::no_thread("start the thread of a replica", e)).inspect_err(|error| {
                 replicas.abort(error.clone());
             })?;
         }
-        drive(&*crew, &**observer, started, Some(StallWatch::of_lanes()));
-        crew.part();
+        drive(&*set, &**observer, started, Some(StallDetector::of_lanes()));
+        set.part();
         replicas.receiver().join();
-        crew.sum_up(&tally, &names, started)
+        set.sum_up(&totals, &names, started)
     }
 
-    fn start(&self, options: &CopySpec, names: &[String], tally: &Arc<Tally>) -> Result<Arc<Replicas>, Error> {
+    fn start(&self, options: &CopySpec, names: &[String], totals: &Arc<CopyTotals>) -> Result<Arc<Replicas>, Error> {
         let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
         let sink = Arc::new(Destination::resolve(&root, &path, Sources::One)?);
         // This host chooses the name, whatever name a sender gives its file.
-        let receiver = receiver_options(options, sink, AskedNames::Any, tally);
+        let receiver = receiver_options(options, sink, AskedNames::Any, totals);
         let plan = ReplicaPlan {
             names: names.to_vec(),
             path: self.name.clone(),
@@ -155,7 +158,7 @@ impl ReplicaCopy {
             // The standard library seeds its hashers at random.
             seed: RandomState::new().build_hasher().finish(),
         };
-        Replicas::start(plan, receiver, Arc::clone(tally) as Arc<dyn Observer>)
+        Replicas::start(plan, receiver, Arc::clone(totals) as Arc<dyn Observer>)
     }
 }
 
@@ -205,7 +208,7 @@ fn each_options(options: &CopySpec, count: usize) -> CopySpec {
 }
 
 /// State that all replicas of a copy share.
-struct Crew {
+struct ReplicaSet {
     replicas: Arc<Replicas>,
     options: CopySpec,
     initiator: Initiator,
@@ -220,7 +223,7 @@ struct Crew {
     paths: Mutex<BTreeMap<ReplicaId, Vec<PathPlan>>>,
 }
 
-impl Crew {
+impl ReplicaSet {
     /// Returns the limits of the copy: the sum over all replicas.
     fn limits(&self) -> LimitsNow {
         let mut limits = LimitsNow::default();
@@ -242,8 +245,8 @@ impl Crew {
         }
     }
 
-    fn sum_up(&self, tally: &Tally, names: &[String], started: Instant) -> Result<CopySummary, Error> {
-        let mut state = lock(&tally.state);
+    fn sum_up(&self, totals: &CopyTotals, names: &[String], started: Instant) -> Result<CopySummary, Error> {
+        let mut state = lock(&totals.state);
         let summary = &mut state.summary;
         summary.counters = self.replicas.receiver().progress().counters;
         summary.limits = self.limits().report;
@@ -256,11 +259,11 @@ impl Crew {
         summary.replicas = self.replicas.accounts().into_iter().zip(names).map(account).collect();
         let outcome = state.aborted.take().map_or(Ok(()), Err);
         drop(state);
-        tally.conclude(outcome, started.elapsed())
+        totals.conclude(outcome, started.elapsed())
     }
 }
 
-impl Driven for Crew {
+impl Driven for ReplicaSet {
     fn is_over(&self) -> bool {
         self.replicas.is_over()
     }
@@ -293,30 +296,30 @@ impl Driven for Crew {
 }
 
 /// One replica of a copy.
-pub(super) struct Member {
-    crew: Arc<Crew>,
+pub(super) struct ReplicaWorker {
+    set: Arc<ReplicaSet>,
     pub(super) replica: ReplicaId,
     name: String,
 }
 
-impl Member {
+impl ReplicaWorker {
     /// Keeps a session with the sender of the replica until the copy is over, or the replica is dropped.
     fn keep(self: Arc<Self>, source: &Location) {
-        // One tally for all sessions of the replica: the limits of earlier sessions count.
-        let tally = Tally::new(&(Arc::clone(&self) as Arc<dyn CopyObserver>));
+        // One totals for all sessions of the replica: the limits of earlier sessions count.
+        let totals = CopyTotals::new(&(Arc::clone(&self) as Arc<dyn CopyObserver>));
         let mut backoff = Backoff::new();
-        while !self.crew.replicas.is_done_with(self.replica) {
+        while !self.set.replicas.is_done_with(self.replica) {
             let begun = Instant::now();
             let kept = match source {
-                Location::Remote(_) => self.keep_agent(source, &tally),
+                Location::Remote(_) => self.keep_agent(source, &totals),
                 Location::Local(path) => self.keep_local(path),
                 Location::Web(location) => self.keep_web(location),
             };
-            if self.crew.replicas.is_done_with(self.replica) {
+            if self.set.replicas.is_done_with(self.replica) {
                 return;
             }
             if let Err(error) = kept {
-                self.crew.replicas.leave(self.replica, &error);
+                self.set.replicas.leave(self.replica, &error);
             }
             self.wait(backoff.after(begun.elapsed()));
         }
@@ -324,30 +327,30 @@ impl Member {
 
     fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
-        while Instant::now() < until && !self.crew.replicas.is_done_with(self.replica) {
+        while Instant::now() < until && !self.set.replicas.is_done_with(self.replica) {
             thread::sleep(TICK);
         }
     }
 
     /// Opens the local end of a new session with the sender of the replica.
     pub(super) fn join(&self) -> Result<Arc<ReplicaEnd>, Error> {
-        self.crew.replicas.join(self.replica)
+        self.set.replicas.join(self.replica)
     }
 
     /// Returns the counter of lane numbers, which all replicas share.
     pub(super) fn lanes(&self) -> Arc<LaneIds> {
-        Arc::clone(&self.crew.lanes)
+        Arc::clone(&self.set.lanes)
     }
 
-    fn keep_agent(self: &Arc<Self>, source: &Location, tally: &Arc<Tally>) -> Result<(), Error> {
+    fn keep_agent(self: &Arc<Self>, source: &Location, totals: &Arc<CopyTotals>) -> Result<(), Error> {
         let Location::Remote(remote) = source else { return Ok(()) };
-        let options = CopySpec { sources: vec![source.clone()], ..self.crew.options.clone() };
-        let direction = Direction::Replica { source: remote.path.clone(), member: Arc::clone(self) };
+        let options = CopySpec { sources: vec![source.clone()], ..self.set.options.clone() };
+        let direction = Direction::Replica { source: remote.path.clone(), worker: Arc::clone(self) };
         let job = Job { remote: remote.clone(), direction, follow: None };
         let mut started = Instant::now();
-        let _busy = Busy::new(&self.crew);
-        let outcome = run_session(&options, &job, &self.crew.initiator, tally, &mut started);
-        lock(&self.crew.paths).insert(self.replica, lock(&tally.state).summary.paths.clone());
+        let _busy = Busy::new(&self.set);
+        let outcome = run_session(&options, &job, &self.set.initiator, totals, &mut started);
+        lock(&self.set.paths).insert(self.replica, lock(&totals.state).summary.paths.clone());
         outcome
     }
 
@@ -357,7 +360,7 @@ impl Member {
     }
 
     fn keep_web(self: &Arc<Self>, location: &sterna_proto::web::WebLocation) -> Result<(), Error> {
-        let options = web_options(&self.crew.options);
+        let options = web_options(&self.set.options);
         let lanes = options.connections;
         let observer = Arc::clone(self) as Arc<dyn Observer>;
         let web = Arc::new(Web::new(&options, vec![location.clone()], Some(CONTROL), observer)?);
@@ -366,11 +369,11 @@ impl Member {
 
     /// Joins a sender in this process to the local end, until the session is over.
     fn keep_inside(&self, source: Arc<dyn Source>, lanes: u32, web: Option<Arc<Web>>) -> Result<(), Error> {
-        let _busy = Busy::new(&self.crew);
+        let _busy = Busy::new(&self.set);
         let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
-        let CopySpec { linger, dry_run, .. } = self.crew.options;
+        let CopySpec { linger, dry_run, .. } = self.set.options;
         let end: Arc<dyn End> = self.join()?;
-        let sender = Sender::start(source, linger, dry_run, settled, Wish::Never, pool, Arc::new(Silent))?;
+        let sender = Sender::start(source, linger, dry_run, settled, CompressionPolicy::Never, pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;
         let feeders = start_lanes(&sender, &end, lanes)?;
         let ends = InProcess { sender: Arc::clone(&sender), end, web };
@@ -417,12 +420,12 @@ impl Driven for InProcess {
 }
 
 /// Counts a session while it exists.
-struct Busy<'a>(&'a Crew);
+struct Busy<'a>(&'a ReplicaSet);
 
 impl<'a> Busy<'a> {
-    fn new(crew: &'a Crew) -> Self {
-        crew.busy.fetch_add(1, Ordering::Relaxed);
-        Self(crew)
+    fn new(set: &'a ReplicaSet) -> Self {
+        set.busy.fetch_add(1, Ordering::Relaxed);
+        Self(set)
     }
 }
 
@@ -433,10 +436,10 @@ impl Drop for Busy<'_> {
 }
 
 /// Receives events and questions of the session with an agent.
-impl CopyObserver for Member {
+impl CopyObserver for ReplicaWorker {
     fn event(&self, event: CopyEvent) {
         let named = |text: String| format!("{}: {text}", self.name);
-        self.crew.observer.event(match event {
+        self.set.observer.event(match event {
             CopyEvent::Decision { subject, rationale } => CopyEvent::Decision { subject, rationale: named(rationale) },
             CopyEvent::LaneDown { lane, reason, again } => CopyEvent::LaneDown { lane, reason: named(reason), again },
             CopyEvent::Session(SessionEvent::Notice(text)) => CopyEvent::Session(SessionEvent::Notice(named(text))),
@@ -446,24 +449,24 @@ impl CopyObserver for Member {
 
     fn progress(&self, progress: &CopyProgress) {
         let figures = (progress.lanes.clone(), progress.limits.clone());
-        *lock(&self.crew.figures[self.replica.0 as usize]) = figures;
+        *lock(&self.set.figures[self.replica.0 as usize]) = figures;
     }
 
     fn trust(&self, remote: &sterna_proto::location::RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
-        self.crew.observer.trust(remote, peer)
+        self.set.observer.trust(remote, peer)
     }
 
     /// The main thread detects that the user wants to stop.
     fn stopped(&self) -> bool {
-        self.crew.replicas.is_done_with(self.replica)
+        self.set.replicas.is_done_with(self.replica)
     }
 }
 
 /// Receives the events of a session with a web server.
-impl Observer for Member {
+impl Observer for ReplicaWorker {
     fn session_event(&self, event: SessionEvent) {
         if let SessionEvent::Notice(text) = event {
-            self.crew.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
+            self.set.observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
         }
     }
 }

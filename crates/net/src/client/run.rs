@@ -11,7 +11,7 @@ use sterna_proto::session::SessionId;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::spec::{CopyEvent, CopyObserver, CopyProgress};
-use super::stall::StallWatch;
+use super::stall::StallDetector;
 use crate::lane::LaneHandle;
 use crate::latch::Latch;
 use crate::session::{SessionEvent, close_all};
@@ -58,7 +58,7 @@ pub(super) fn drive(
     session: &dyn Driven,
     observer: &dyn CopyObserver,
     started: Instant,
-    mut stall: Option<StallWatch>,
+    mut stall: Option<StallDetector>,
 ) {
     let show = || {
         let progress = CopyProgress { elapsed: started.elapsed(), ..session.progress()? };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::follow::EndRule;
 use sterna_proto::limit::LimitReport;
 use sterna_proto::location::{HostPort, RemoteLocation};
@@ -23,7 +23,7 @@ use crate::disk::Root;
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
 use crate::session::{LimitsNow, Progress, SessionEvent, SettledPaths};
-use crate::source::{SourcePlace, Then};
+use crate::source::{SourceDisposition, SourcePlace};
 use crate::web::TokenSource;
 
 /// Default memory for data in flight over QUIC, for all lanes of a copy together. Reason: 10 Gbit/s over 200 ms.
@@ -59,7 +59,7 @@ pub struct CopySpec {
     /// Digest that the only file must have.
     pub expect: Option<Digest>,
     /// Compression of the data that is sent.
-    pub compress: Wish,
+    pub compress: CompressionPolicy,
     /// Maximum of data in the buffers of transports.
     pub memory: ByteCount,
     /// True if the copy writes nothing.
@@ -75,7 +75,7 @@ pub struct CopySpec {
     /// be at its end.
     pub follow: Option<EndRule>,
     /// Action on sources that have arrived.
-    pub then: Option<Then>,
+    pub disposition: Option<SourceDisposition>,
     /// True if the sources are replicas of one file.
     pub same: bool,
     /// File that receives the inputs of the limit accounting, if this host sends. Tests replay it.
@@ -102,14 +102,14 @@ impl CopySpec {
             overwrite: Overwrite::IfChanged,
             checks: Checks::NONE,
             expect: None,
-            compress: Wish::Auto,
+            compress: CompressionPolicy::Auto,
             memory: MEMORY_DEFAULT,
             dry_run: false,
             linger: LINGER_DEFAULT,
             web_token: None,
             web_authority: None,
             follow: None,
-            then: None,
+            disposition: None,
             same: false,
             recording: None,
             granted: None,

@@ -15,7 +15,7 @@ const IDLE_BYTES_MAX: u64 = 50_000;
 
 /// Stall detector for the lanes of one session.
 #[derive(Debug)]
-pub(super) struct StallWatch {
+pub(super) struct StallDetector {
     /// Text with the suspected cause.
     suspect: &'static str,
     /// Bytes that the lanes had carried at the start of the current minute, and that time.
@@ -23,7 +23,7 @@ pub(super) struct StallWatch {
     is_stalled: bool,
 }
 
-impl StallWatch {
+impl StallDetector {
     /// Detector for lanes between two hosts.
     pub(super) fn of_lanes() -> Self {
         Self { suspect: "though lanes are up: storage at one end is busy or hangs", begun: None, is_stalled: false }
@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn the_person_is_told_once_that_nothing_moves_and_again_when_something_did() {
-        let (mut watch, start) = (StallWatch::of_lanes(), Instant::now());
-        let mut told = Vec::new();
+        let (mut watch, start) = (StallDetector::of_lanes(), Instant::now());
+        let mut reported = Vec::new();
         for second in 0..1200 {
             // Each lane sends keep-alives; one lane moves data for some time.
             let idle = second * 150;
@@ -69,15 +69,15 @@ mod tests {
             let more = if second < 610 { 0 } else { 1_000_000 };
             let lanes = [idle + moved + more, idle];
             if watch.observe(lanes.into_iter(), start + Duration::from_secs(second)).is_some() {
-                told.push(second);
+                reported.push(second);
             }
         }
-        assert_eq!(told, [360, 720]);
+        assert_eq!(reported, [360, 720]);
     }
 
     #[test]
     fn a_path_that_is_down_is_no_stall() {
-        let (mut watch, start) = (StallWatch::of_lanes(), Instant::now());
+        let (mut watch, start) = (StallDetector::of_lanes(), Instant::now());
         assert!((0..1000).all(|second| watch.observe([].into_iter(), start + Duration::from_secs(second)).is_none()));
     }
 }

@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{
-    ActiveEnd, Conclusion, IpBytes, KEYS_MAX, Overwrite, PassiveAgent, PathNumber, Request, SETTLED_TOLD_MAX,
-    SOURCES_MAX, Snapshot, ThirdParty, Told, WatchEvent, WatchSide,
+    ActiveEnd, AgentReport, Conclusion, ControlEvent, ControlSide, IpBytes, KEYS_MAX, Overwrite, PassiveAgent,
+    PathNumber, Request, SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty,
 };
 use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Scope, Setting};
 
 use super::control::ControlClient;
 use super::run::{Again, Driven, Restarts, drive};
 use super::spec::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, ViaChoice};
-use super::tally::TallyState;
+use super::totals::TotalsState;
 use crate::identity::Fingerprint;
 use crate::lane::{Lane, LaneStats, Transport};
-use crate::session::{End, LimitsNow, SNAPSHOT_EVERY, SessionEvent, Watch, lock, progress_of};
+use crate::session::{ControlEnd, End, LimitsNow, SNAPSHOT_EVERY, SessionEvent, lock, progress_of};
 
 /// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";
@@ -156,7 +156,7 @@ impl Asking<'_> {
         let keys = self.keys_of(passive, &first.peer)?;
         // The time that a user takes to answer a question is not part of the copy.
         started += questions.elapsed();
-        let heard = Arc::new(Heard::new(Arc::clone(self.observer), self.options, started));
+        let copy = Arc::new(ControlledCopy::new(Arc::clone(self.observer), self.options, started));
         let mut first = Some(first);
         let mut restarts = Restarts::new(self.options.linger, started);
         loop {
@@ -164,21 +164,21 @@ impl Asking<'_> {
                 Some(lane) => Ok(lane),
                 None => self.control(asked).reach(),
             };
-            let outcome = lane.and_then(|lane| self.run_session((active, asked, passive), &keys, lane, &heard));
+            let outcome = lane.and_then(|lane| self.run_session((active, asked, passive), &keys, lane, &copy));
             let error = match outcome {
-                Ok(conclusion) => return Ok(heard.sum_up(conclusion)),
+                Ok(conclusion) => return Ok(copy.sum_up(conclusion)),
                 Err(error) => error,
             };
             let is_first = restarts.is_first();
             let again = if self.observer.stopped() { None } else { restarts.after(&error, Instant::now()) };
             match again {
                 Some(Again::Restarted(wait)) => {
-                    heard.start_over()?;
+                    copy.start_over()?;
                     thread::sleep(wait);
                 }
                 Some(Again::NotYetBack(wait)) => thread::sleep(wait),
                 None => {
-                    let may_ask_other = is_first && heard.may_ask_other(&error);
+                    let may_ask_other = is_first && copy.may_ask_other(&error);
                     return Err(Failed { error: error.named(asked.host_port()), may_ask_other });
                 }
             }
@@ -214,7 +214,13 @@ impl Asking<'_> {
         }
     }
 
-    fn request(&self, active: ActiveEnd, passive: &RemoteLocation, keys: &[Fingerprint], heard: &Heard) -> Request {
+    fn request(
+        &self,
+        active: ActiveEnd,
+        passive: &RemoteLocation,
+        keys: &[Fingerprint],
+        copy: &ControlledCopy,
+    ) -> Request {
         let options = self.options;
         // There is only one path: `plan` refuses more.
         let path = options.paths.first().cloned().unwrap_or_default();
@@ -240,7 +246,7 @@ impl Asking<'_> {
             congestion: options.congestion.clone(),
             contract: path.contract,
             linger: options.linger,
-            settled: heard.settled(),
+            settled: copy.settled(),
         }))
     }
 
@@ -250,28 +256,28 @@ impl Asking<'_> {
         (active, asked, passive): (ActiveEnd, &RemoteLocation, &RemoteLocation),
         keys: &[Fingerprint],
         first: Lane,
-        heard: &Arc<Heard>,
+        copy: &Arc<ControlledCopy>,
     ) -> Result<Conclusion, Error> {
-        let hear = Arc::clone(heard);
-        let watch =
-            Watch::new(WatchSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)));
-        let request = self.request(active, passive, keys, heard);
-        self.control(asked).run(&watch, request, first, || {
-            drive(&Watched { watch: &watch, heard }, &**self.observer, heard.started, None);
+        let hear = Arc::clone(copy);
+        let control =
+            ControlEnd::new(ControlSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)));
+        let request = self.request(active, passive, keys, copy);
+        self.control(asked).run(&control, request, first, || {
+            drive(&Watched { control: &control, copy }, &**self.observer, copy.started, None);
         })?;
-        heard.take_outcome()
+        copy.take_outcome()
     }
 }
 
 /// Control session with the active agent.
 struct Watched<'a> {
-    watch: &'a Watch,
-    heard: &'a Heard,
+    control: &'a ControlEnd,
+    copy: &'a ControlledCopy,
 }
 
 impl Driven for Watched<'_> {
     fn is_over(&self) -> bool {
-        self.watch.is_over()
+        self.control.is_over()
     }
 
     fn interval(&self) -> Duration {
@@ -279,35 +285,35 @@ impl Driven for Watched<'_> {
     }
 
     fn wait(&self, time: Duration) {
-        self.watch.wait_until_over(time);
+        self.control.wait_until_over(time);
     }
 
     fn tick(&self) {
-        self.watch.tick();
+        self.control.tick();
     }
 
     fn progress(&self) -> Option<CopyProgress> {
-        self.watch.latest().map(|(number, snapshot)| self.heard.progress(number, snapshot))
+        self.control.latest().map(|(number, snapshot)| self.copy.progress(number, snapshot))
     }
 
     fn abort(&self, error: Error) {
-        self.watch.abort(error);
+        self.control.abort(error);
     }
 }
 
 /// Progress and results of a copy, over every session with the active agent.
-struct Heard {
+struct ControlledCopy {
     observer: Arc<dyn CopyObserver>,
     overwrite: Overwrite,
     dry_run: bool,
     started: Instant,
-    state: Mutex<HeardState>,
+    state: Mutex<ControlledState>,
 }
 
 #[derive(Default)]
-struct HeardState {
+struct ControlledState {
     /// Outcomes that the agent has reported, and the files that are settled.
-    tally: TallyState,
+    totals: TotalsState,
     outcome: Option<Result<Conclusion, Error>>,
     latest: Option<(u64, Snapshot)>,
     /// True once the agents have a lane or have settled a file.
@@ -324,41 +330,41 @@ struct Before {
     earlier: Earlier,
 }
 
-impl Heard {
+impl ControlledCopy {
     fn new(observer: Arc<dyn CopyObserver>, options: &CopySpec, started: Instant) -> Self {
         let CopySpec { overwrite, dry_run, .. } = *options;
-        let mut tally = TallyState::default();
-        tally.destination = Some(options.destination.clone());
-        let state = Mutex::new(HeardState { tally, ..HeardState::default() });
+        let mut totals = TotalsState::default();
+        totals.destination = Some(options.destination.clone());
+        let state = Mutex::new(ControlledState { totals, ..ControlledState::default() });
         Self { observer, overwrite, dry_run, started, state }
     }
 
-    fn handle_event(&self, event: WatchEvent) {
+    fn handle_event(&self, event: ControlEvent) {
         match event {
-            WatchEvent::Told(told) => self.handle_told(told),
+            ControlEvent::Reported(report) => self.handle_report(report),
             // Answers belong to queries.
-            WatchEvent::Answered(_) => {}
-            WatchEvent::Concluded(conclusion) => lock(&self.state).outcome = Some(Ok(*conclusion)),
-            WatchEvent::Aborted(error) => {
+            ControlEvent::Answered(_) => {}
+            ControlEvent::Concluded(conclusion) => lock(&self.state).outcome = Some(Ok(*conclusion)),
+            ControlEvent::Aborted(error) => {
                 lock(&self.state).outcome.get_or_insert(Err(error));
             }
         }
     }
 
-    fn handle_told(&self, mut told: Told) {
+    fn handle_report(&self, mut report: AgentReport) {
         let mut state = lock(&self.state);
-        if let Told::Settled { outcome, .. } = &mut told {
-            state.tally.locate(outcome);
+        if let AgentReport::Settled { outcome, .. } = &mut report {
+            state.totals.locate(outcome);
         }
-        state.has_begun |= matches!(told, Told::LaneUp { .. } | Told::Settled { .. });
-        match &told {
-            Told::Settled { entry, outcome } => state.tally.count(entry, outcome),
-            Told::Unreadable(error) => state.tally.fail(error),
-            Told::Restarted => state.tally.start_over(),
+        state.has_begun |= matches!(report, AgentReport::LaneUp { .. } | AgentReport::Settled { .. });
+        match &report {
+            AgentReport::Settled { entry, outcome } => state.totals.count(entry, outcome),
+            AgentReport::Unreadable(error) => state.totals.fail(error),
+            AgentReport::Restarted => state.totals.start_over(),
             _ => {}
         }
         drop(state);
-        self.observer.event(event_of(told));
+        self.observer.event(event_of(report));
     }
 
     /// Converts the snapshot with this number to the progress of the copy.
@@ -394,7 +400,7 @@ impl Heard {
         if self.overwrite == Overwrite::IfChanged || self.dry_run {
             return Vec::new();
         }
-        state.tally.earlier.hashes().take(SETTLED_TOLD_MAX).collect()
+        state.totals.earlier.hashes().take(SETTLED_TOLD_MAX).collect()
     }
 
     /// Prepares for the session after the active agent lost one. Errors: the next session could not distinguish files
@@ -402,8 +408,8 @@ impl Heard {
     fn start_over(&self) -> Result<(), Error> {
         let mut state = lock(&self.state);
         state.outcome = None;
-        state.tally.start_over();
-        if self.overwrite != Overwrite::IfChanged && state.tally.earlier.hashes().len() > SETTLED_TOLD_MAX {
+        state.totals.start_over();
+        if self.overwrite != Overwrite::IfChanged && state.totals.earlier.hashes().len() > SETTLED_TOLD_MAX {
             let text = format!(
                 "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and the next one cannot distinguish those that this \
                  copy wrote, since existing files are always or never replaced; to go on, run the same copy so that files are \
@@ -414,7 +420,7 @@ impl Heard {
         }
         if !self.dry_run {
             let last = state.latest.take().map(|(_, snapshot)| snapshot.counters).unwrap_or_default();
-            let summary = &state.tally.summary;
+            let summary = &state.totals.summary;
             let (done, bytes) = (summary.done, summary.bytes);
             let settled = bytes.saturating_sub(state.before.bytes).saturating_add(last.bytes_up_to_date);
             let unsettled_bytes = last.bytes_done.saturating_sub(settled);
@@ -451,7 +457,7 @@ impl Heard {
         let before = state.before;
         // The last session reports files of earlier sessions as up to date, unless its request left them out.
         let found_again = if self.overwrite == Overwrite::IfChanged { before } else { Before::default() };
-        let mut failures = std::mem::take(&mut state.tally.summary.failures);
+        let mut failures = std::mem::take(&mut state.totals.summary.failures);
         if failures.is_empty() {
             failures.extend(conclusion.first_failure);
         }
@@ -467,7 +473,7 @@ impl Heard {
             elapsed: self.started.elapsed(),
             failures,
             limits: conclusion.limits,
-            blocks: state.tally.summary.blocks,
+            blocks: state.totals.summary.blocks,
             // The paths belong to the agent.
             paths: Vec::new(),
             unreached: Vec::new(),
@@ -477,10 +483,10 @@ impl Heard {
 }
 
 /// Converts a reported event of the active agent to an event of a copy.
-fn event_of(told: Told) -> CopyEvent {
-    match told {
-        Told::Decision { subject, rationale } => CopyEvent::Decision { subject: subject.name(), rationale },
-        Told::LaneUp { lane, via, peer } => {
+fn event_of(report: AgentReport) -> CopyEvent {
+    match report {
+        AgentReport::Decision { subject, rationale } => CopyEvent::Decision { subject: subject.name(), rationale },
+        AgentReport::LaneUp { lane, via, peer } => {
             let transport = if via == Via::Quic { Transport::Quic } else { Transport::Tcp };
             let ip = match peer.ip {
                 IpBytes::V4(ip) => IpAddr::from(ip),
@@ -489,10 +495,10 @@ fn event_of(told: Told) -> CopyEvent {
             // The active agent uses one path.
             CopyEvent::LaneUp { lane, path: PathNumber(0), transport, peer: SocketAddr::new(ip, peer.port) }
         }
-        Told::LaneDown { lane, reason, again } => CopyEvent::LaneDown { lane, reason, again },
-        Told::Settled { entry, outcome } => CopyEvent::Session(SessionEvent::Settled { entry, outcome }),
-        Told::Notice(text) => CopyEvent::Session(SessionEvent::Notice(text)),
-        Told::Unreadable(error) => CopyEvent::Session(SessionEvent::Unreadable(error)),
-        Told::Restarted => CopyEvent::Restarted,
+        AgentReport::LaneDown { lane, reason, again } => CopyEvent::LaneDown { lane, reason, again },
+        AgentReport::Settled { entry, outcome } => CopyEvent::Session(SessionEvent::Settled { entry, outcome }),
+        AgentReport::Notice(text) => CopyEvent::Session(SessionEvent::Notice(text)),
+        AgentReport::Unreadable(error) => CopyEvent::Session(SessionEvent::Unreadable(error)),
+        AgentReport::Restarted => CopyEvent::Restarted,
     }
 }

@@ -52,6 +52,7 @@
 
 mod claims;
 mod destination;
+mod directory_watcher;
 mod durable;
 mod expand;
 mod fault;
@@ -67,9 +68,9 @@ mod root;
 mod sink;
 mod source;
 mod sweep;
-mod watch;
 
 pub use destination::{Destination, UNFINISHED_DIRECTORIES_MAX};
+pub(crate) use directory_watcher::{DirectoryWatcher, Happened, Noticed, wait};
 pub(crate) use expand::last_name;
 pub use expand::{DIRECTORY_NAMES_MAX, Expansion, SourceItem, Sources};
 pub use history::{History, SessionHistory};
@@ -80,7 +81,6 @@ pub use packed::{OPEN_FILES_MAX, PackedBatch};
 pub(crate) use pattern::{has_wildcards, is_meant};
 pub use root::{Access, Root};
 pub use source::SourceFile;
-pub(crate) use watch::{Happened, Noticed, Watch, wait};
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@
 //! All calls here block: a lane is a pair of plain threads. Asynchronous code stays inside its engine.
 
 pub mod frame;
-pub mod inside;
+pub mod in_process;
 pub mod quic;
 pub mod tcp;
 

@@ -124,7 +124,7 @@ impl From<&LaneJudgement> for LaneReport {
             transport: match &judged.sample.transport {
                 TransportSample::Tcp(tcp) => LaneTransport::Tcp(tcp.into()),
                 TransportSample::Quic(quic) => LaneTransport::Quic(quic.into()),
-                TransportSample::Inside => LaneTransport::Inside,
+                TransportSample::InProcess => LaneTransport::InProcess,
             },
         }
     }
@@ -139,7 +139,7 @@ pub enum LaneTransport {
     /// QUIC.
     Quic(QuicLane),
     /// The lane is within this process and has no measurements.
-    Inside,
+    InProcess,
 }
 
 impl LaneTransport {
@@ -148,7 +148,7 @@ impl LaneTransport {
         match self {
             Self::Tcp(tcp) => Some((tcp.in_flight_bytes, tcp.window_bytes)),
             Self::Quic(quic) => Some((quic.in_flight_bytes, quic.window_bytes)),
-            Self::Inside => None,
+            Self::InProcess => None,
         }
     }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use sterna_proto::compress::{
-    Chooser, Encoder, LaneWork, Method, PathMeter, Plan, SAMPLE_BYTES, SLAB_BYTES, Slab, SlabEncoding, Wish, measure,
-    sample_offsets,
+    Chooser, CompressionPolicy, Encoder, LaneWork, Method, PathMeter, Plan, SAMPLE_BYTES, SLAB_BYTES, Slab,
+    SlabEncoding, measure, sample_offsets,
 };
 use sterna_proto::session::FileId;
 use sterna_proto::{BitRate, Error, FileEntry};
@@ -68,7 +68,7 @@ struct Bench {
 
 /// Encoding of one session.
 pub(super) struct Encoding {
-    wish: Wish,
+    policy: CompressionPolicy,
     chooser: Mutex<Chooser>,
     meter: Mutex<PathMeter>,
     benches: Mutex<Vec<Bench>>,
@@ -111,11 +111,11 @@ impl Drop for HeldBytes<'_> {
 }
 
 impl Encoding {
-    pub(super) fn new(wish: Wish, pool: Arc<BufferPool>) -> Self {
+    pub(super) fn new(policy: CompressionPolicy, pool: Arc<BufferPool>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         Self {
-            wish,
-            chooser: Mutex::new(Chooser::new(wish)),
+            policy,
+            chooser: Mutex::new(Chooser::new(policy)),
             meter: Mutex::new(PathMeter::new(cores)),
             benches: Mutex::default(),
             held_bytes: AtomicU64::new(0),
@@ -140,7 +140,7 @@ impl Encoding {
         length: u64,
         mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Error>,
     ) -> Result<Method, Error> {
-        if self.wish == Wish::Never {
+        if self.policy == CompressionPolicy::Never {
             return Ok(Method::Raw);
         }
         let facts = lock(&self.meter).facts(Instant::now());
@@ -265,7 +265,7 @@ impl Encoding {
 
     /// Starts to measure the work of a lane on a block.
     pub(super) fn clock(&self, meter: Arc<Meter>) -> LaneClock {
-        LaneClock { runs: (self.wish != Wish::Never).then(Lap::start), meter }
+        LaneClock { runs: (self.policy != CompressionPolicy::Never).then(Lap::start), meter }
     }
 
     /// Records that the transport took `bytes`.

@@ -8,6 +8,7 @@
 //! [`attach`] starts the loop of a lane. The loop wakes when the state machine has work for the lane, and one turn
 //! sends one control frame or one block. The loop ends when the lane dies or the session is over.
 
+mod control;
 mod encode;
 mod holes;
 pub mod limits;
@@ -22,17 +23,16 @@ mod slot;
 mod sweep;
 #[cfg(test)]
 mod tests;
-mod watch;
 mod writer;
 
-pub use limits::{LimitWatch, LimitsNow};
+pub(crate) use control::SNAPSHOT_EVERY;
+pub use control::{ControlEnd, progress_of};
+pub use limits::{LimitMonitor, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
 pub use receiver::{Receiver, ReceiverOptions};
 pub use replicas::{ReplicaEnd, Replicas};
 pub use sender::Sender;
 pub(crate) use silence::SILENT_AFTER;
-pub(crate) use watch::SNAPSHOT_EVERY;
-pub use watch::{Watch, progress_of};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -131,7 +131,7 @@ pub trait End: Send + Sync + 'static {
     /// Advances timers. The owner of the session calls it a few times a second.
     fn tick(&self);
     /// Returns the sampler that finds the limits of the lanes.
-    fn limits(&self) -> &LimitWatch;
+    fn limits(&self) -> &LimitMonitor;
     /// Sets the total rates of all paths, where given: `ceiling` is the maximum, `_target` is the expected rate.
     fn agree_rates(&self, ceiling: Option<BitRate>, _target: Option<BitRate>) {
         self.limits().set_rate_cap(ceiling);

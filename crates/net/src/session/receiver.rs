@@ -29,9 +29,9 @@ use sterna_proto::{
 
 use super::encode::Carried;
 use super::holes::HoleCount;
-use super::limits::{LimitWatch, Role, Wait};
+use super::limits::{LimitMonitor, Role, Wait};
 use super::recheck::recheck;
-use super::silence::{SilenceWatch, close_aside};
+use super::silence::{SilenceDetector, close_aside};
 use super::slabs::{BlockSlabs, Decoding};
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
@@ -163,8 +163,8 @@ pub struct Receiver {
     /// True once no file takes blocks any more. Set while `slots` is locked.
     has_ended: AtomicBool,
     holes: HoleCount,
-    limits: Arc<LimitWatch>,
-    silence: Mutex<SilenceWatch>,
+    limits: Arc<LimitMonitor>,
+    silence: Mutex<SilenceDetector>,
     carried: Carried,
     observer: Arc<dyn Observer>,
     /// Held while events are passed to the observer. The next holder can rely on the delivery of all earlier events.
@@ -202,7 +202,7 @@ impl Receiver {
             checkpointer: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             holes: HoleCount::default(),
-            limits: LimitWatch::start(Role::Receiver)?,
+            limits: LimitMonitor::start(Role::Receiver)?,
             silence: Mutex::default(),
             carried: Carried::default(),
             observer,
@@ -675,7 +675,7 @@ impl End for Receiver {
         self.after_change();
     }
 
-    fn limits(&self) -> &LimitWatch {
+    fn limits(&self) -> &LimitMonitor {
         &self.limits
     }
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use sterna_proto::compress::{Method, Wish};
+use sterna_proto::compress::{CompressionPolicy, Method};
 use sterna_proto::session::{
     ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, Overwrite, SendEvent, SendSession,
 };
@@ -18,8 +18,8 @@ use sterna_proto::{BitRate, BlockHasher, Checks, Counters, Error, ErrorKind, Fil
 
 use super::encode::{Encoding, LaneClock};
 use super::holes::HoleCount;
-use super::limits::{LimitWatch, Role, Wait};
-use super::silence::{SilenceWatch, close_aside};
+use super::limits::{LimitMonitor, Role, Wait};
+use super::silence::{SilenceDetector, close_aside};
 use super::sweep::Sweeper;
 use super::{BlockSink, End, NoBlocks, Observer, Progress, READ_BYTES, SessionEvent, SettledPaths, Work};
 use crate::buffer::BufferPool;
@@ -65,8 +65,8 @@ pub struct Sender {
     /// Files that are not sent.
     settled: Arc<SettledPaths>,
     holes: HoleCount,
-    limits: Arc<LimitWatch>,
-    silence: Mutex<SilenceWatch>,
+    limits: Arc<LimitMonitor>,
+    silence: Mutex<SilenceDetector>,
     encoding: Encoding,
 }
 
@@ -78,11 +78,11 @@ impl Sender {
         linger: Duration,
         dry_run: bool,
         settled: Arc<SettledPaths>,
-        compress: Wish,
+        compress: CompressionPolicy,
         pool: Arc<BufferPool>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
-        let compress = if source.is_sequential() { Wish::Never } else { compress };
+        let compress = if source.is_sequential() { CompressionPolicy::Never } else { compress };
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
             wake: Wake::default(),
@@ -96,7 +96,7 @@ impl Sender {
             dry_run,
             settled,
             holes: HoleCount::default(),
-            limits: LimitWatch::start(Role::Sender)?,
+            limits: LimitMonitor::start(Role::Sender)?,
             silence: Mutex::default(),
         });
         if sender.source.measured().is_some() {
@@ -588,7 +588,7 @@ impl End for Sender {
         self.after_change();
     }
 
-    fn limits(&self) -> &LimitWatch {
+    fn limits(&self) -> &LimitMonitor {
         &self.limits
     }
 

@@ -33,19 +33,19 @@ pub(super) fn close_aside(lanes: Vec<Arc<dyn LaneHandle>>) {
 
 /// Detector of silence for the lanes of one end of a session.
 #[derive(Debug, Default)]
-pub(super) struct SilenceWatch {
-    lanes: BTreeMap<LaneId, Heard>,
+pub(super) struct SilenceDetector {
+    lanes: BTreeMap<LaneId, LastReceived>,
     looked: Option<Instant>,
 }
 
 /// Receive counter of a lane, and the time of its last change.
 #[derive(Clone, Copy, Debug)]
-struct Heard {
+struct LastReceived {
     bytes: Option<u64>,
     at: Instant,
 }
 
-impl SilenceWatch {
+impl SilenceDetector {
     /// Records the receive counter of every lane that is up ([`crate::lane::LaneHandle::heard`]), and returns the
     /// silent lanes. Returns none if all lanes are silent: no other lane could take over their blocks.
     pub(super) fn observe(&mut self, lanes: &[(LaneId, Option<u64>)], now: Instant) -> Vec<LaneId> {
@@ -55,9 +55,9 @@ impl SilenceWatch {
         for (lane, bytes) in lanes {
             // A lane without a counter does not read: it has more data than it takes, so it is not silent.
             let since = before.get(lane).filter(|heard| !was_asleep && bytes.is_some() && heard.bytes == *bytes);
-            self.lanes.insert(*lane, Heard { bytes: *bytes, at: since.map_or(now, |heard| heard.at) });
+            self.lanes.insert(*lane, LastReceived { bytes: *bytes, at: since.map_or(now, |heard| heard.at) });
         }
-        let is_silent = |heard: &Heard| now.saturating_duration_since(heard.at) > SILENT_AFTER;
+        let is_silent = |heard: &LastReceived| now.saturating_duration_since(heard.at) > SILENT_AFTER;
         let silent: Vec<LaneId> =
             self.lanes.iter().filter(|(_, heard)| is_silent(heard)).map(|(lane, _)| *lane).collect();
         if silent.len() < self.lanes.len() { silent } else { Vec::new() }
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn a_lane_is_silent_when_others_are_heard_and_not_after_a_sleep() {
         let start = Instant::now();
-        let mut watch = SilenceWatch::default();
+        let mut watch = SilenceDetector::default();
         let mut look = |ms: u64, heard: &[(u32, Option<u64>)]| {
             let lanes: Vec<_> = heard.iter().map(|(lane, bytes)| (LaneId(*lane), *bytes)).collect();
             watch.observe(&lanes, start + Duration::from_millis(ms)).iter().map(|lane| lane.0).collect::<Vec<_>>()

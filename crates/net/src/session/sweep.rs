@@ -16,7 +16,7 @@ use sterna_proto::{
 };
 
 use super::READ_BYTES;
-use crate::source::{Extent, FileReader, OfferedFile, Then};
+use crate::source::{Extent, FileReader, OfferedFile, SourceDisposition};
 use crate::sync::lock;
 
 /// Maximum of arrived files in the queue. Reason: about 500 bytes each. The thread that adds one more waits, as for
@@ -46,7 +46,7 @@ pub(super) struct Arrived {
 /// earlier run has sent.
 #[derive(Debug)]
 pub(super) struct Sweeper {
-    then: Then,
+    disposition: SourceDisposition,
     sent: Mutex<HashMap<FileId, SentDigests>>,
     queue: SyncSender<Arrived>,
     /// Number of files in the queue or in progress.
@@ -57,12 +57,15 @@ pub(super) struct Sweeper {
 impl Sweeper {
     /// Starts the thread, which passes each queued file to `sweep`. It ends with this value, or when `sweep` returns
     /// false. Errors: the host cannot start a thread.
-    pub(super) fn start(then: Then, sweep: impl Fn(Arrived) -> bool + Send + 'static) -> Result<Self, Error> {
+    pub(super) fn start(
+        disposition: SourceDisposition,
+        sweep: impl Fn(Arrived) -> bool + Send + 'static,
+    ) -> Result<Self, Error> {
         let (queue, arrived) = sync_channel(ARRIVED_MAX);
         let spawned = thread::Builder::new().name("sweep".to_owned()).spawn(move || arrived.into_iter().all(sweep));
         spawned.map_err(|e| crate::no_thread("start the thread that takes sources away", e))?;
         Ok(Self {
-            then,
+            disposition,
             sent: Mutex::default(),
             queue,
             waiting: AtomicUsize::new(0),
@@ -175,7 +178,7 @@ impl Sweeper {
     /// Deletes or moves the source of a file that is done. Errors: the source remains; the error gives the reason.
     pub(super) fn sweep(&self, origin: &dyn OfferedFile, entry: &FileEntry) -> Result<(), Error> {
         match entry.kind {
-            EntryKind::File => origin.settle(&self.then, entry),
+            EntryKind::File => origin.settle(&self.disposition, entry),
             EntryKind::Directory => Ok(()),
         }
     }

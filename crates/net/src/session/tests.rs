@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::session::{BlockData, BlockHeader, Capabilities, FileId, LINGER_DEFAULT, Message, Overwrite};
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileEntry, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
@@ -115,9 +115,16 @@ fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
         Arc::new(SlowToHear { is_told: Barrier::new(2), let_go: Barrier::new(2), has_heard: AtomicBool::new(false) });
     let linger = Duration::from_secs(600);
     let heard = Arc::clone(&observer) as Arc<dyn Observer>;
-    let end =
-        Sender::start(Roots::new(Vec::new()), linger, false, Arc::default(), Wish::Never, BufferPool::new(), heard)
-            .unwrap();
+    let end = Sender::start(
+        Roots::new(Vec::new()),
+        linger,
+        false,
+        Arc::default(),
+        CompressionPolicy::Never,
+        BufferPool::new(),
+        heard,
+    )
+    .unwrap();
     let aborting = Arc::clone(&end);
     let aborted = thread::spawn(move || aborting.abort(Error::protocol("ended")));
     observer.is_told.wait();
@@ -137,9 +144,16 @@ fn a_panic_of_either_half_takes_the_lane_down() {
     for panics in [true, false] {
         let pool = BufferPool::new();
         let linger = Duration::from_secs(600);
-        let end =
-            Sender::start(Roots::new(Vec::new()), linger, false, Arc::default(), Wish::Never, pool, Arc::new(Silent))
-                .unwrap();
+        let end = Sender::start(
+            Roots::new(Vec::new()),
+            linger,
+            false,
+            Arc::default(),
+            CompressionPolicy::Never,
+            pool,
+            Arc::new(Silent),
+        )
+        .unwrap();
         let handle = Arc::new(Unplugged::default());
         let lane = Lane {
             peer: Fingerprint([0; 32]),
@@ -233,7 +247,7 @@ fn receiver(directory: &TempDir) -> (Arc<Receiver>, Destination) {
     (receiver, destination)
 }
 
-fn tell(receiver: &Receiver, first: u64, messages: &[Message]) {
+fn deliver(receiver: &Receiver, first: u64, messages: &[Message]) {
     let encoded = messages.iter().flat_map(Message::encode).collect();
     receiver.handle_frame(Frame::Messages { first, encoded }).unwrap();
 }
@@ -269,7 +283,7 @@ fn a_disk_that_is_slow_to_finish_directories_holds_up_no_lane_and_the_sender_sta
     let (receiver, destination) = receiver(&directory);
     let slow = destination.hold_up();
     let offer = Message::Offer { file: FileId(0), entry: entry("d", EntryKind::Directory, 0) };
-    tell(&receiver, 0, &[offer, Message::OffersEnd { files: 1, bytes: 0 }]);
+    deliver(&receiver, 0, &[offer, Message::OffersEnd { files: 1, bytes: 0 }]);
     let made = directory.path().join("d");
     let mode = || std::fs::metadata(&made).map_or(0, |meta| meta.permissions().mode() & 0o777);
     wait_until("mode of the directory", || mode() == 0o555);
@@ -286,13 +300,13 @@ fn what_is_of_no_use_of_a_file_is_gone_before_its_directory_is_finished() {
     let (receiver, _) = receiver(&directory);
     let offers = [entry("d", EntryKind::Directory, 0), entry("d/f", EntryKind::File, 2 << 20)];
     for (file, entry) in offers.into_iter().enumerate() {
-        tell(&receiver, file as u64, &[Message::Offer { file: FileId(file as u64), entry }]);
+        deliver(&receiver, file as u64, &[Message::Offer { file: FileId(file as u64), entry }]);
     }
     let made = directory.path().join("d");
     let names = || std::fs::read_dir(&made).map_or(0, Iterator::count);
     wait_until("part file", || names() == 1);
     let error = Error::new(ErrorKind::Changed, Scope::Source, Phase::Transfer, "it grew");
-    tell(
+    deliver(
         &receiver,
         2,
         &[Message::Withdraw { file: FileId(1), error }, Message::OffersEnd { files: 2, bytes: 2 << 20 }],
@@ -311,7 +325,7 @@ fn a_session_that_waits_for_a_file_does_not_hold_it() {
     let elsewhere = destination.prepare(&wanted, &terms).unwrap();
     assert!(matches!(elsewhere, Prepared::Incoming(_)));
     let place = destination.place_of(&wanted.path).unwrap();
-    tell(&receiver, 0, &[Message::Offer { file: FileId(0), entry: wanted }]);
+    deliver(&receiver, 0, &[Message::Offer { file: FileId(0), entry: wanted }]);
     wait_until("word to wait", || said(&receiver).iter().any(|m| matches!(m, Message::Wait { file: FileId(0) })));
     assert!(!receiver.holds(&place), "it would be ended for the sake of itself");
     drop(elsewhere);
@@ -331,7 +345,7 @@ fn a_process_that_stops_leaves_no_part_file_without_a_journal() {
     // One file has a part of a block, which a lane is receiving, and one has nothing.
     let (begun, empty) = (entry("begun", EntryKind::File, 2 << 20), entry("empty", EntryKind::File, 2 << 20));
     for (file, entry) in [&begun, &empty].into_iter().enumerate() {
-        tell(&receiver, file as u64, &[Message::Offer { file: FileId(file as u64), entry: entry.clone() }]);
+        deliver(&receiver, file as u64, &[Message::Offer { file: FileId(file as u64), entry: entry.clone() }]);
     }
     wait_until("part files", || names() == 2);
     sink.begin(0, &header(0, &begun), 1 << 20).unwrap();
@@ -341,7 +355,7 @@ fn a_process_that_stops_leaves_no_part_file_without_a_journal() {
     // Lanes and offers may come until the process has ended.
     sink.data(0, 1000, &[7; 1000]).unwrap();
     let late = entry("late", EntryKind::File, 2 << 20);
-    tell(&receiver, 2, &[Message::Offer { file: FileId(2), entry: late.clone() }]);
+    deliver(&receiver, 2, &[Message::Offer { file: FileId(2), entry: late.clone() }]);
     sink.begin(1, &header(2, &late), 1 << 20).unwrap();
     receiver.end_files();
     assert_eq!(names(), 0);

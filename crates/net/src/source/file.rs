@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use sterna_proto::session::LaneId;
 use sterna_proto::{Error, ErrorKind, FileEntry, Phase, RelPath, Scope};
 
-use super::{Extent, FileReader, OfferedFile, Then};
+use super::{Extent, FileReader, OfferedFile, SourceDisposition};
 use crate::descriptors;
 use crate::disk::{Root, SourceFile};
 use crate::sync::lock;
@@ -116,7 +116,7 @@ impl OfferedFile for DiskFile {
     }
 
     /// Also deletes the marker of the file, if it has one. Refuses a file that is no longer the one that was sent.
-    fn settle(&self, then: &Then, entry: &FileEntry) -> Result<(), Error> {
+    fn settle(&self, disposition: &SourceDisposition, entry: &FileEntry) -> Result<(), Error> {
         let Self { root, path, .. } = self;
         // On a network file system, a file that is deleted while it is open leaves a hidden file.
         self.open_files.close(self.number);
@@ -138,7 +138,7 @@ impl OfferedFile for DiskFile {
             Some((marker, _)) => {
                 // If the source differs from the file that was sent, it stays, and the marker belongs to the new file.
                 match root.same_source(path, entry) {
-                    Err(error) if error.kind == ErrorKind::NotFound && *then == Then::Delete => {}
+                    Err(error) if error.kind == ErrorKind::NotFound && *disposition == SourceDisposition::Delete => {}
                     found => drop(found?),
                 }
                 // The marker is deleted before its file: a remaining marker would end the next file with that name at
@@ -149,9 +149,9 @@ impl OfferedFile for DiskFile {
             // writers.
             None => root.refuse_written(path)?,
         }
-        match then {
-            Then::Delete => root.delete_source(path, entry),
-            Then::Move(directory) => root.move_source(path, entry, (directory, &entry.path)),
+        match disposition {
+            SourceDisposition::Delete => root.delete_source(path, entry),
+            SourceDisposition::Move(directory) => root.move_source(path, entry, (directory, &entry.path)),
         }
     }
 }

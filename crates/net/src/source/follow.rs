@@ -26,10 +26,10 @@ use sterna_proto::{EntryKind, Error, ErrorKind, Growth, Phase, RelPath, Retry, S
 use self::active::{Active, Sent, version_of, version_of_entry};
 use self::offer::Report;
 use super::file::{MARKER_ENDING, OpenFiles};
+use super::final_digest::FinalDigestQueue;
 use super::names::{PathHash, hash_of};
-use super::seal::SealQueue;
 use super::{Offers, Source};
-use crate::disk::{Expansion, HIDDEN_PREFIX, Happened, Noticed, Root, Watch, wait};
+use crate::disk::{DirectoryWatcher, Expansion, HIDDEN_PREFIX, Happened, Noticed, Root, wait};
 use crate::sync::lock;
 
 /// Interval between looks at files that have not ended. Reason: a tenth of the one-second budget for the last byte.
@@ -113,7 +113,7 @@ struct Listing {
 
 struct State {
     roots: Vec<(Root, Vec<u8>)>,
-    watch: Watch<Place>,
+    watch: DirectoryWatcher<Place>,
     /// Watched directories, by source and path.
     places: HashMap<(usize, Vec<u8>), Place>,
     active: HashMap<Key, Active>,
@@ -128,7 +128,7 @@ struct State {
     open_files: Arc<OpenFiles>,
     /// Errors that are not reported yet. A report may wait for room in the manifest, and under this lock there would
     /// never be room.
-    untold: Vec<Error>,
+    unreported: Vec<Error>,
 }
 
 impl Follow {
@@ -136,7 +136,7 @@ impl Follow {
     pub fn new(sources: Vec<(Root, Vec<u8>)>, rules: FollowRules) -> Result<Self, Error> {
         let state = State {
             roots: sources,
-            watch: Watch::new()?,
+            watch: DirectoryWatcher::new()?,
             places: HashMap::new(),
             active: HashMap::new(),
             by_id: HashMap::new(),
@@ -147,7 +147,7 @@ impl Follow {
             session: 0,
             is_spool: false,
             open_files: Arc::default(),
-            untold: Vec::new(),
+            unreported: Vec::new(),
         };
         Ok(Self { rules, state: Mutex::new(state) })
     }
@@ -235,7 +235,7 @@ impl State {
             let items = match root.expand(&pattern) {
                 Ok(items) => items,
                 Err(error) if is_first => {
-                    self.untold.push(error);
+                    self.unreported.push(error);
                     continue;
                 }
                 Err(_) => continue,
@@ -297,7 +297,7 @@ impl State {
                     self.watch_place(offers, Place { source, path, target, only: None });
                 }
                 Ok((target, item)) => self.found(offers, Key { source, path: item.source }, target, is_news),
-                Err(error) if is_first => self.untold.push(error),
+                Err(error) if is_first => self.unreported.push(error),
                 Err(_) => {}
             }
         }
@@ -420,7 +420,7 @@ impl State {
         if let Some(error) = self.roots[key.source].0.refusal(&key.path) {
             // No file has this version.
             self.remembered.insert(hash, Remembered { version: 0, listing: self.listing });
-            self.untold.push(error);
+            self.unreported.push(error);
         }
     }
 
@@ -439,7 +439,7 @@ impl State {
     }
 
     /// Looks at every file that has not ended, and reports to the session.
-    fn advance(&mut self, offers: &dyn Offers, rules: &FollowRules, seals: &SealQueue) {
+    fn advance(&mut self, offers: &dyn Offers, rules: &FollowRules, seals: &FinalDigestQueue) {
         let now = Instant::now();
         let open = |active: &&Active| !matches!(active.sent, Sent::Whole(..)) && active.not_before <= now;
         let keys: Vec<Key> = self.active.iter().filter(|(_, a)| open(a)).map(|(key, _)| key.clone()).collect();
@@ -511,7 +511,7 @@ impl State {
             }
             Sent::Nothing => {
                 let outcome = FileOutcome::Failed(error.clone());
-                self.untold.push(error);
+                self.unreported.push(error);
                 self.settle(key.clone(), &outcome);
             }
         }
@@ -552,7 +552,7 @@ impl Source for FollowSession {
     fn list(self: Arc<Self>, offers: &Arc<dyn Offers>) {
         let Follow { state, rules } = &*self.follow;
         let events = lock(state).watch.events();
-        let (events, seals) = match events.and_then(|events| Ok((events, SealQueue::start(offers)?))) {
+        let (events, seals) = match events.and_then(|events| Ok((events, FinalDigestQueue::start(offers)?))) {
             Ok(ready) => ready,
             Err(error) => return offers.fail(error),
         };
@@ -571,10 +571,10 @@ impl Source for FollowSession {
                 return offers.fail(error);
             }
             state.advance(&**offers, rules, &seals);
-            let untold = std::mem::take(&mut state.untold);
+            let unreported = std::mem::take(&mut state.unreported);
             let is_done = !state.is_spool && state.active.is_empty() && state.listings.is_empty();
             drop(state);
-            untold.into_iter().for_each(|error| offers.unreadable(error));
+            unreported.into_iter().for_each(|error| offers.unreadable(error));
             offers.deliver();
             if is_done {
                 return;

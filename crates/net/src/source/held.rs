@@ -13,12 +13,12 @@ use sterna_proto::{Error, FileEntry, Growth};
 
 use super::Offers;
 use super::file::DiskFile;
-use super::seal::SealQueue;
+use super::final_digest::FinalDigestQueue;
 use crate::disk::{Root, SourceItem};
 
 /// Queue of held files to be read again; started with the first of them.
 #[derive(Default)]
-pub(super) struct HeldFiles(Option<SealQueue>);
+pub(super) struct HeldFiles(Option<FinalDigestQueue>);
 
 impl HeldFiles {
     /// Offers a held file and queues it for its second read.
@@ -31,7 +31,7 @@ impl HeldFiles {
     fn try_offer(&mut self, offers: &Arc<dyn Offers>, file: Arc<DiskFile>, entry: FileEntry) -> Result<(), Error> {
         let seals = match self.0.take() {
             Some(seals) => seals,
-            None => SealQueue::start(offers)?,
+            None => FinalDigestQueue::start(offers)?,
         };
         let seals = self.0.insert(seals);
         offers.notice(format!(

@@ -9,23 +9,23 @@
 //!
 //! Cost: a reader is one allocation and one virtual call per block, and one virtual call per read.
 
+mod disposition;
 mod file;
+mod final_digest;
 mod follow;
 mod held;
 mod names;
 mod place;
 mod roots;
-mod seal;
 #[cfg(test)]
 mod tests;
-mod then;
 
+pub use disposition::SourceDisposition;
 pub use file::DiskFile;
 pub use follow::{Follow, FollowRules, FollowSession};
 pub(crate) use names::{PathHash, first_name, hash_of};
 pub use place::SourcePlace;
 pub use roots::Roots;
-pub use then::Then;
 
 use std::fmt;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ pub trait OfferedFile: Send + Sync + fmt::Display {
     /// Deletes or moves the file, whose bytes of version `entry` are durable at the receiver.
     ///
     /// Errors: the file remains; the error gives the reason. It has changed, or the source does not support it.
-    fn settle(&self, then: &Then, entry: &FileEntry) -> Result<(), Error>;
+    fn settle(&self, disposition: &SourceDisposition, entry: &FileEntry) -> Result<(), Error>;
 }
 
 /// Part of a file that will be read.

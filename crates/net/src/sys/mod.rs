@@ -8,15 +8,15 @@ mod holes;
 mod lease;
 #[cfg(test)]
 mod map;
+mod readiness;
 mod socket_option;
 mod tcp_info;
-mod watch;
 
 #[cfg(test)]
 pub use holes::report_only_holes;
 pub use lease::is_open_for_writing;
 #[cfg(test)]
 pub use map::MappedFile;
+pub use readiness::{Readiness, readiness_of};
 pub use socket_option::{SocketMemory, set_pacing_rate, socket_memory};
 pub use tcp_info::{TcpInfo, tcp_info};
-pub use watch::{Watch, watch_for};

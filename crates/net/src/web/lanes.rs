@@ -12,7 +12,7 @@ use sterna_proto::{Error, ErrorKind, FileEntry, Setting};
 use super::exchange::{Answer, Ask, Body, Exchange, Fault};
 use super::file::{PAUSE_MAX, WebFile};
 use super::prefix::{AnswerDigest, CutBlock};
-use crate::source::{Extent, FileReader, OfferedFile, Then};
+use crate::source::{Extent, FileReader, OfferedFile, SourceDisposition};
 use crate::sync::lock;
 
 /// Wait before a failed request is repeated, doubled after each failure up to [`PAUSE_MAX`]. Reason: a cut connection
@@ -129,9 +129,9 @@ impl OfferedFile for OfferedWebFile {
         Ok(Box::new(WebReader { runs, lane, file, run_end, open, cut: None }))
     }
 
-    fn settle(&self, _then: &Then, _entry: &FileEntry) -> Result<(), Error> {
+    fn settle(&self, _disposition: &SourceDisposition, _entry: &FileEntry) -> Result<(), Error> {
         let text = format!("{self} has arrived and stays where it is: files on web servers are not deleted or moved");
-        Err(Error::usage(&[Setting::Then], text))
+        Err(Error::usage(&[Setting::SourceDisposition], text))
     }
 }
 

@@ -54,7 +54,7 @@ fn a_cancelled_copy_ends_and_the_next_one_resumes() {
     // The whole takes 1.6 s.
     let rate = Some(BitRate::megabits(200));
     spec.paths[0].contract = RateContract { ceiling: rate, target: rate, ..RateContract::default() };
-    spec.compress = sterna_proto::compress::Wish::Never;
+    spec.compress = sterna_proto::compress::CompressionPolicy::Never;
     let engine = served.engine();
     let copy = engine.start(spec.clone()).unwrap();
     while copy.snapshot().is_none_or(|now| now.session.counters.bytes_done < 20_000_000) {

@@ -18,7 +18,7 @@ use crate::session::FileId;
 
 /// Compression policy (`--compress`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wish {
+pub enum CompressionPolicy {
     /// Compress where it makes the copy faster.
     #[default]
     Auto,
@@ -197,9 +197,14 @@ enum Bound {
 const UNENCODED: Measured = Measured { method: Method::Raw, shrunk: 1.0, seconds_per_byte: 0.0 };
 
 /// Returns the method with the highest goodput. `current` stays unless another method is clearly better.
-pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Option<Method>) -> Decision<Method> {
+pub fn choose(
+    policy: CompressionPolicy,
+    measured: &[Measured],
+    facts: &PathFacts,
+    current: Option<Method>,
+) -> Decision<Method> {
     let none = |rationale: String| Decision { value: Method::Raw, rationale: format!("none, {rationale}") };
-    if wish == Wish::Never {
+    if policy == CompressionPolicy::Never {
         return none("as given".to_owned());
     }
     let rate = |method: &Measured| delivered(method, facts).0;
@@ -216,7 +221,7 @@ pub fn choose(wish: Wish, measured: &[Measured], facts: &PathFacts, current: Opt
     let plain = rate(&UNENCODED);
     let needed = if current.is_some_and(|method| method != Method::Raw) { GAIN_KEPT } else { GAIN_MIN };
     let (path, brings) = (as_rate(facts.net_bytes_per_second()), as_rate(bytes_per_second));
-    if wish == Wish::Auto && bytes_per_second < plain * needed {
+    if policy == CompressionPolicy::Auto && bytes_per_second < plain * needed {
         return none(match bound {
             Bound::Cores => format!("since the path takes {path} and these cores would compress {brings}"),
             Bound::Path => format!("since {} is not worth it", shown(best.ratio())),
@@ -286,7 +291,7 @@ impl Track {
 /// Chooses the encoding of every block of a session.
 #[derive(Debug)]
 pub struct Chooser {
-    wish: Wish,
+    policy: CompressionPolicy,
     files: BTreeMap<FileId, Track>,
     kinds: BTreeMap<Vec<u8>, Track>,
     told: BTreeMap<Vec<u8>, SlabEncoding>,
@@ -296,9 +301,9 @@ pub struct Chooser {
 
 impl Chooser {
     /// Returns a chooser without any samples.
-    pub fn new(wish: Wish) -> Self {
+    pub fn new(policy: CompressionPolicy) -> Self {
         Self {
-            wish,
+            policy,
             files: BTreeMap::new(),
             kinds: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -309,10 +314,10 @@ impl Chooser {
 
     /// Returns the treatment of the next block of `file`, `bytes` long. For a packed block, `file` is one of its files.
     pub fn plan(&mut self, file: FileId, entry: &FileEntry, bytes: u64, facts: &PathFacts) -> Plan {
-        if self.wish == Wish::Never {
+        if self.policy == CompressionPolicy::Never {
             return Plan::Encode(Method::Raw);
         }
-        let Self { files, kinds, wish, .. } = self;
+        let Self { files, kinds, policy, .. } = self;
         let kind = kind_of(&entry.path);
         let track = files.entry(file).or_insert_with(|| {
             let mut track = kinds.get(kind).cloned().unwrap_or_default();
@@ -332,10 +337,10 @@ impl Chooser {
         if let Some(kind) = kinds.get_mut(kind) {
             kind.left = track.left.min(kind.left);
         }
-        if facts.looks && *wish == Wish::Auto {
+        if facts.looks && *policy == CompressionPolicy::Auto {
             return Plan::Encode(Method::Raw);
         }
-        let decision = choose(*wish, &track.measured, facts, track.method);
+        let decision = choose(*policy, &track.measured, facts, track.method);
         track.method = Some(decision.value);
         let method = decision.value;
         if files.len() > FILES_KEPT {
@@ -426,7 +431,7 @@ mod tests {
     }
 
     fn chosen(measured: &[Measured], facts: &PathFacts) -> Method {
-        choose(Wish::Auto, measured, facts, None).value
+        choose(CompressionPolicy::Auto, measured, facts, None).value
     }
 
     #[test]
@@ -457,24 +462,25 @@ mod tests {
 
     #[test]
     fn always_means_wherever_it_is_smaller() {
-        let always = |measured: &[Measured]| choose(Wish::Always, measured, &facts(25_000, 2.0), None).value;
+        let always =
+            |measured: &[Measured]| choose(CompressionPolicy::Always, measured, &facts(25_000, 2.0), None).value;
         assert_eq!((always(&sensor()), always(&noise())), (BY_TWO, Method::Raw));
-        assert_eq!(choose(Wish::Never, &sensor(), &facts(1, 2.0), None).value, Method::Raw);
+        assert_eq!(choose(CompressionPolicy::Never, &sensor(), &facts(1, 2.0), None).value, Method::Raw);
     }
 
     #[test]
     fn rates_that_swing_change_nothing() {
         let near = [measured(PLAIN, 2.0, 500.0), measured(SLOW, 2.1, 300.0)];
-        assert_eq!(choose(Wish::Auto, &near, &facts(50, 2.0), None).value, SLOW);
-        assert_eq!(choose(Wish::Auto, &near, &facts(50, 2.0), Some(PLAIN)).value, PLAIN);
+        assert_eq!(choose(CompressionPolicy::Auto, &near, &facts(50, 2.0), None).value, SLOW);
+        assert_eq!(choose(CompressionPolicy::Auto, &near, &facts(50, 2.0), Some(PLAIN)).value, PLAIN);
     }
 
     #[test]
     fn a_rationale_says_what_the_path_brings() {
-        let said = |megabits| choose(Wish::Auto, &sensor(), &facts(megabits, 2.0), None).rationale;
+        let said = |megabits| choose(CompressionPolicy::Auto, &sensor(), &facts(megabits, 2.0), None).rationale;
         assert_eq!(said(100), "shuffle 2 and zstd 1, 1.95 : 1, so that a path of 100 Mbit/s brings 195 Mbit/s");
         assert_eq!(said(20_000), "none, since the path takes 20.0 Gbit/s and these cores would compress 9.84 Gbit/s");
-        let none = choose(Wish::Auto, &noise(), &facts(100, 2.0), None).rationale;
+        let none = choose(CompressionPolicy::Auto, &noise(), &facts(100, 2.0), None).rationale;
         assert_eq!(none, "none, since the data does not compress (1.00 : 1 at best)");
     }
 
@@ -517,16 +523,16 @@ mod tests {
 
     #[test]
     fn samples_are_seldom_and_fewer_where_nothing_compresses() {
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         assert_eq!(run(&mut chooser, 0, "a.h5", 1 << 30, &sensor()), (4, BY_TWO));
         // Samplings after 16 MiB, then 64, 256 and 1024.
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         assert_eq!(run(&mut chooser, 0, "a.bin", 1 << 30, &noise()), (4, Method::Raw));
     }
 
     #[test]
     fn files_of_one_kind_follow_each_other() {
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         let mut samples = 0;
         for id in 0..100 {
             let (sampled, method) = run(&mut chooser, id, &format!("d/{id}.i16"), 1 << 20, &sensor());
@@ -542,7 +548,7 @@ mod tests {
 
     #[test]
     fn data_that_turns_to_noise_is_sampled_soon() {
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         let (file, entry) = (FileId(0), entry("a.h5", 1 << 40));
         let block = 1 << 24;
         assert_eq!(chooser.plan(file, &entry, block, &facts(100, 2.0)), Plan::Sample);
@@ -561,7 +567,7 @@ mod tests {
 
     #[test]
     fn blocks_correct_what_samples_have_promised() {
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         let (file, entry) = (FileId(0), entry("a.grib", 1 << 40));
         assert_eq!(chooser.plan(file, &entry, 1 << 20, &facts(100, 2.0)), Plan::Sample);
         chooser.handle_measured(file, &entry.path, sensor());
@@ -576,7 +582,7 @@ mod tests {
 
     #[test]
     fn the_last_bytes_of_a_file_say_nothing_of_others() {
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         let size = (1 << 20) + 1;
         assert_eq!(run(&mut chooser, 0, "a.i16", size, &sensor()), (1, BY_TWO));
         let (file, entry) = (FileId(1), entry("b.xyz", size));
@@ -586,7 +592,7 @@ mod tests {
 
     #[test]
     fn each_choice_is_told_once() {
-        let mut chooser = Chooser::new(Wish::Auto);
+        let mut chooser = Chooser::new(CompressionPolicy::Auto);
         for id in 0..200 {
             run(&mut chooser, 2 * id, "a.i16", 1 << 20, &sensor());
             run(&mut chooser, 2 * id + 1, &format!("a.{id}"), 1 << 20, &noise());

@@ -15,7 +15,9 @@ use zstd_safe::{CCtx, DCtx};
 
 use crate::error::Error;
 
-pub use self::choose::{Chooser, Measured, Plan, SAMPLE_BYTES, SAMPLES, Wish, choose, measure, sample_offsets};
+pub use self::choose::{
+    Chooser, CompressionPolicy, Measured, Plan, SAMPLE_BYTES, SAMPLES, choose, measure, sample_offsets,
+};
 pub use self::path::{LaneWork, PathFacts, PathMeter};
 pub use self::shuffle::{shuffle, unshuffle};
 

@@ -50,7 +50,7 @@ pub enum TransportSample {
     Quic(QuicSample),
     /// No measurements: the lane is within this process. Its feeder's waits in sending are waits for the receiver's
     /// storage.
-    Inside,
+    InProcess,
 }
 
 /// Measurements of the source.
@@ -296,7 +296,7 @@ impl Before {
         let heard = before.filter(|before| hears_nothing(&before.sample, &sample)).map_or(now, |before| before.heard);
         let delivered = match &sample.transport {
             TransportSample::Tcp(tcp) => tcp.delivered,
-            TransportSample::Quic(_) | TransportSample::Inside => 0,
+            TransportSample::Quic(_) | TransportSample::InProcess => 0,
         };
         let Some(Self { second: (since, bytes), carried, .. }) = before.copied() else {
             return Self { at: now, sample, second: (now, delivered), carried: BitRate(0), heard };
@@ -390,7 +390,7 @@ impl Accountant {
         let Some(web) = source.web else { return Split::all(Limit::SourceDisk) };
         let facts = &mut self.facts;
         facts.disordered_ppm = web.disordered_ppm();
-        facts.is_web |= lanes.iter().any(|(_, sample)| sample.transport == TransportSample::Inside);
+        facts.is_web |= lanes.iter().any(|(_, sample)| sample.transport == TransportSample::InProcess);
         if !facts.is_web {
             // The window measurements belong to the lanes, not to the web servers.
             return Split::all(Limit::ServerOrPath);
@@ -480,7 +480,7 @@ impl Accountant {
     fn name_policer(&mut self, changes: &[(LaneId, Change<'_>)], loss: Duration, has_queue: bool) {
         let states = changes.iter().filter_map(|(_, change)| match &change.now.transport {
             TransportSample::Quic(quic) => Some(quic.state),
-            TransportSample::Tcp(_) | TransportSample::Inside => None,
+            TransportSample::Tcp(_) | TransportSample::InProcess => None,
         });
         let mut is_quic = false;
         for state in states {
@@ -530,7 +530,7 @@ impl Accountant {
                     }
                     quic.rtt_min
                 }
-                TransportSample::Inside => continue,
+                TransportSample::InProcess => continue,
             };
             if facts.rtt.is_zero() || !rtt.is_zero() && rtt < facts.rtt {
                 facts.rtt = rtt;
@@ -640,7 +640,7 @@ fn judge_lane(change: &Change<'_>, receiver: &ReceiverView, reading: &Split, cau
     let idle = part(now.idle, before.idle);
     let total = (storage + compute + transport + idle).max(f64::MIN_POSITIVE);
     let busy = storage + compute + transport;
-    let is_inside = change.now.transport == TransportSample::Inside;
+    let is_inside = change.now.transport == TransportSample::InProcess;
     let held = if transport > busy * HELD_MIN && !is_inside {
         judge_transport(change, receiver, cause)
     } else {
@@ -668,7 +668,7 @@ fn rtt_min(sample: &LaneSample) -> Duration {
     match &sample.transport {
         TransportSample::Tcp(tcp) => tcp.rtt_min,
         TransportSample::Quic(quic) => quic.rtt_min,
-        TransportSample::Inside => Duration::ZERO,
+        TransportSample::InProcess => Duration::ZERO,
     }
 }
 
@@ -677,7 +677,7 @@ fn is_sending(change: &Change<'_>) -> bool {
     match &change.now.transport {
         TransportSample::Tcp(tcp) => tcp.unsent.0 > 0,
         TransportSample::Quic(quic) => quic.in_flight.0 * 4 > quic.window.0,
-        TransportSample::Inside => false,
+        TransportSample::InProcess => false,
     }
 }
 

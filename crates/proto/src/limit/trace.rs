@@ -112,7 +112,7 @@ fn read_line(line: &str, lanes: &mut Vec<(LaneId, LaneSample)>) -> Option<(Durat
             let transport = match kind {
                 "tcp" => TransportSample::Tcp(TcpSample::default()),
                 "quic" => TransportSample::Quic(QuicSample::default()),
-                _ => TransportSample::Inside,
+                _ => TransportSample::InProcess,
             };
             let (mut lane, mut sample) = (LaneId(0), LaneSample { feeder: Waits::default(), transport });
             lane_fields(&mut lane, &mut sample, &mut fields);
@@ -261,7 +261,7 @@ fn kind(transport: &TransportSample) -> &'static str {
     match transport {
         TransportSample::Tcp(_) => "tcp",
         TransportSample::Quic(_) => "quic",
-        TransportSample::Inside => "inside",
+        TransportSample::InProcess => "inside",
     }
 }
 
@@ -305,7 +305,7 @@ fn lane_fields(lane: &mut LaneId, sample: &mut LaneSample, to: &mut dyn Fields) 
         TransportSample::Quic(quic) => {
             each!(to, quic, engine, sent, lost, wire_bytes, heard, rtt, rtt_min, window, in_flight, rate, state, memory)
         }
-        TransportSample::Inside => {}
+        TransportSample::InProcess => {}
     }
 }
 
@@ -333,7 +333,7 @@ mod tests {
         let tcp = TcpSample { sent: 7, rtt: RTT, cap: Some(BitRate(9)), is_growing: true, ..TcpSample::default() };
         let quic = QuicSample { lost: 3, state: RateState::Policed(BitRate(80_000)), ..QuicSample::default() };
         let feeder = Waits { transport: RTT, ..Waits::default() };
-        let lanes = [TransportSample::Tcp(tcp), TransportSample::Quic(quic), TransportSample::Inside];
+        let lanes = [TransportSample::Tcp(tcp), TransportSample::Quic(quic), TransportSample::InProcess];
         let lane = |(index, transport)| (LaneId(index), LaneSample { feeder, transport });
         let web = Some(WebSample { waited: RTT, is_unscaled: true, ..WebSample::default() });
         let inputs = [

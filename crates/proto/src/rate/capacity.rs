@@ -11,12 +11,12 @@ pub(super) struct Capacity {
     pub(super) by_loss: bool,
     /// Send rate before a sudden loss of more than half; 0 once a train has measured the path again.
     pub(super) fallen_from: f64,
-    policer: PolicerWatch,
+    policer: PolicerDetector,
 }
 
 /// Detector of policers: repeated losses without a queue at the same rate.
 #[derive(Clone, Copy, Debug, Default)]
-struct PolicerWatch {
+struct PolicerDetector {
     /// Delivery rate at the losses.
     rate: f64,
     times: u32,
@@ -25,7 +25,7 @@ struct PolicerWatch {
 impl Capacity {
     /// Returns the capacity of an unknown path.
     pub(super) fn unknown() -> Self {
-        Self { carried: f64::INFINITY, by_loss: false, fallen_from: 0.0, policer: PolicerWatch::default() }
+        Self { carried: f64::INFINITY, by_loss: false, fallen_from: 0.0, policer: PolicerDetector::default() }
     }
 
     /// Records that the rate was too high while `carried` arrived. `by_loss`: losses showed it, without a queue.
@@ -34,18 +34,18 @@ impl Capacity {
         if by_loss {
             let is_same = (carried - self.policer.rate).abs() < self.policer.rate * SAME_RATE;
             let times = if is_same { self.policer.times + 1 } else { 1 };
-            self.policer = PolicerWatch { rate: carried, times };
+            self.policer = PolicerDetector { rate: carried, times };
         }
     }
 
     /// Forgets everything that was derived from losses. Reason: the receiving host dropped these packets, not the path.
     pub(super) fn forget_losses(&mut self) {
-        (self.carried, self.by_loss, self.policer) = (f64::INFINITY, false, PolicerWatch::default());
+        (self.carried, self.by_loss, self.policer) = (f64::INFINITY, false, PolicerDetector::default());
     }
 
     /// Returns the rate of a policer, if enough losses show one and the send rate `limit` is near it or below.
     pub(super) fn policed(&self, limit: f64) -> Option<BitRate> {
-        let PolicerWatch { rate, times } = self.policer;
+        let PolicerDetector { rate, times } = self.policer;
         (times >= POLICER_TIMES && limit < rate * 1.1).then_some(BitRate((rate * 8.0) as u64))
     }
 }

@@ -23,19 +23,19 @@ pub struct RateContract {
     /// Loss that counts as noise, in parts per million of packets; below one half.
     pub loss_ceiling_ppm: u32,
     /// Behaviour towards competing flows.
-    pub manner: Manner,
+    pub fairness: Fairness,
     /// Round-trip time, if it is known from before; the handshake corrects it.
     pub expected_rtt: Option<Duration>,
 }
 
 /// Behaviour of a path's lanes towards competing flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Manner {
+pub enum Fairness {
     /// Takes its share.
     #[default]
     Fair,
     /// Scavenger mode: takes only unused capacity, and yields to any queue and any loss.
-    Polite,
+    Scavenger,
 }
 
 impl RateContract {
@@ -65,7 +65,7 @@ impl Default for RateContract {
             target: None,
             remembered: None,
             loss_ceiling_ppm: LOSS_CEILING_PPM,
-            manner: Manner::Fair,
+            fairness: Fairness::Fair,
             expected_rtt: None,
         }
     }

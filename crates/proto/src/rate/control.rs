@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::capacity::Capacity;
-use super::contract::{Manner, RATE_LEAST, RateContract, bytes_per_second};
+use super::contract::{Fairness, RATE_LEAST, RateContract, bytes_per_second};
 use super::evidence::{AckBatch, Losses, MinimumRtt, Round};
 use super::neighbours::{Look, Neighbours};
 use super::path::TrainOrder;
@@ -37,13 +37,13 @@ pub struct RateControl {
     round: Round,
     /// Losses of the epoch; older losses fade.
     standing: Losses,
-    queue: QueueWatch,
+    queue: QueueMonitor,
     neighbours: Neighbours,
     capacity: Capacity,
     noise: Noise,
     trial: Option<Trial>,
     steps: Steps,
-    rtt: RttWatch,
+    rtt: RttMonitor,
 }
 
 /// Basis of the rate of a path.
@@ -117,7 +117,7 @@ struct Noise {
 
 /// Rounds in a row with a queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct QueueWatch {
+struct QueueMonitor {
     rounds: u32,
     /// End of the first of these rounds.
     since: Option<Instant>,
@@ -125,7 +125,7 @@ struct QueueWatch {
 
 /// Round-trip times of the path.
 #[derive(Clone, Copy, Debug)]
-struct RttWatch {
+struct RttMonitor {
     min: MinimumRtt,
     /// RTT with an empty queue: the minimum over a longer time.
     empty: MinimumRtt,
@@ -144,13 +144,13 @@ impl RateControl {
             epoch: 0,
             round: Round::new(),
             standing: Losses::default(),
-            queue: QueueWatch::default(),
+            queue: QueueMonitor::default(),
             neighbours: Neighbours::new(),
             capacity: Capacity::unknown(),
             noise: Noise { fraction: contract.loss_ceiling(), since: None },
             trial: None,
             steps: Steps::new(),
-            rtt: RttWatch { min: MinimumRtt::default(), empty: MinimumRtt::default() },
+            rtt: RttMonitor { min: MinimumRtt::default(), empty: MinimumRtt::default() },
         };
         if limit.is_none() {
             control.search();
@@ -366,7 +366,7 @@ impl RateControl {
         self.phase = phase;
         self.epoch += 1;
         (self.round, self.standing) = (Round::new(), Losses::default());
-        self.queue = QueueWatch::default();
+        self.queue = QueueMonitor::default();
     }
 
     /// Starts a search: near the remembered rate, or from the beginning.
@@ -526,7 +526,7 @@ impl RateControl {
     fn evidence(&self, now: Instant) -> Evidence {
         let (arrived, current) = (self.arrived(), self.current());
         Evidence {
-            manner: self.contract.manner,
+            fairness: self.contract.fairness,
             is_below_part: self.limit < self.our_part(),
             has_excess: self.round.losses.exceeds(self.noise.fraction) || self.standing.exceeds(self.noise.fraction),
             cure: self.cure(now),
@@ -596,9 +596,9 @@ impl RateControl {
     fn watch_queue(&mut self, now: Instant) {
         let is_queueing = self.is_queueing();
         self.queue = if is_queueing {
-            QueueWatch { rounds: self.queue.rounds + 1, since: self.queue.since.or(Some(now)) }
+            QueueMonitor { rounds: self.queue.rounds + 1, since: self.queue.since.or(Some(now)) }
         } else {
-            QueueWatch::default()
+            QueueMonitor::default()
         };
         // Packets that piled up during a host stall show little about the path.
         if !self.round.has_resumed() {
@@ -610,7 +610,7 @@ impl RateControl {
 
     /// Returns true if competing flows keep a queue full, and this sender takes its share beside them.
     fn is_beside_others(&self) -> bool {
-        self.contract.manner == Manner::Fair && self.neighbours.are_queueing()
+        self.contract.fairness == Fairness::Fair && self.neighbours.are_queueing()
     }
 
     /// Returns the lower bound of the limit beside competing flows; 0 without them. The send rate is [`DRAIN`] of the
@@ -623,16 +623,16 @@ impl RateControl {
     /// Returns true if a queue has persisted for longer than a host stall.
     fn queue_stands(&self, now: Instant) -> bool {
         let stood = self.queue.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.queue.rounds >= 2 && (stood >= QUEUE_STANDS || self.contract.manner == Manner::Polite)
+        self.queue.rounds >= 2 && (stood >= QUEUE_STANDS || self.contract.fairness == Fairness::Scavenger)
     }
 
     /// Returns true if a queue existed during the whole round.
     fn is_queueing(&self) -> bool {
         let base = self.rtt.empty.value().unwrap_or(self.rtt_min());
         let delay = self.round.rtt_min.saturating_sub(base);
-        let (least, part) = match self.contract.manner {
-            Manner::Fair => (QUEUE_MIN, base / 4),
-            Manner::Polite => (POLITE_QUEUE_MIN, base / 16),
+        let (least, part) = match self.contract.fairness {
+            Fairness::Fair => (QUEUE_MIN, base / 4),
+            Fairness::Scavenger => (POLITE_QUEUE_MIN, base / 16),
         };
         !self.round.app_limited && delay > part.max(least)
     }
@@ -722,7 +722,8 @@ impl RateControl {
             self.capacity.carried = f64::INFINITY;
         }
         let is_open = self.capacity.carried.is_infinite();
-        if is_open && limit < self.ceiling() && self.steps.size >= STEP_MAX && self.contract.manner == Manner::Fair {
+        if is_open && limit < self.ceiling() && self.steps.size >= STEP_MAX && self.contract.fairness == Fairness::Fair
+        {
             // The path carries far more than before. Trains find the new rate in a few round trips, but build a queue.
             (self.limit, self.steps) = (limit, Steps::new());
             return self.start_train(limit * REMEMBERED_TRAIN, limit);
@@ -742,7 +743,7 @@ impl RateControl {
             return;
         }
         let fallen_from = self.capacity.fallen_from;
-        if self.limit < fallen_from * FALLEN && self.contract.manner == Manner::Fair {
+        if self.limit < fallen_from * FALLEN && self.contract.fairness == Fairness::Fair {
             // An outage loses as much as a path that has become slower, and ends at once; a train shows the difference.
             return self.start_train(fallen_from, self.limit);
         }

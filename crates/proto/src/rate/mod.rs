@@ -24,7 +24,7 @@ mod tests;
 mod verdict;
 
 pub use budget::LaneKey;
-pub use contract::{Manner, RATE_LEAST, RateContract};
+pub use contract::{Fairness, RATE_LEAST, RateContract};
 pub use control::{RateControl, RateState};
 pub use evidence::AckBatch;
 pub use lane::{AckedPacket, LaneControl};

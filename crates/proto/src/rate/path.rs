@@ -53,7 +53,7 @@ pub struct PathControl {
     /// Lane that sends the trains.
     scout: Option<LaneKey>,
     /// Lanes that have not received terms yet.
-    untold: Vec<LaneKey>,
+    unreported: Vec<LaneKey>,
 }
 
 impl PathControl {
@@ -63,7 +63,7 @@ impl PathControl {
             budget: RateBudget::new(contract.ceiling),
             control: RateControl::new(contract),
             scout: None,
-            untold: Vec::new(),
+            unreported: Vec::new(),
         }
     }
 
@@ -81,14 +81,14 @@ impl PathControl {
     /// Adds a new lane.
     pub fn join(&mut self) -> LaneKey {
         let key = self.budget.join();
-        self.untold.push(key);
+        self.unreported.push(key);
         key
     }
 
     /// Removes a lane; its share is free at once. If it sent the trains, another lane sends the current train again.
     pub fn leave(&mut self, key: LaneKey) {
         self.budget.leave(key);
-        self.untold.retain(|lane| *lane != key);
+        self.unreported.retain(|lane| *lane != key);
         if self.scout == Some(key) {
             self.scout = None;
             self.control.restart_train();
@@ -154,8 +154,8 @@ impl PathControl {
         // The packets behind a train show its end, and must not be late.
         let share = if train.is_some() { rate } else { self.budget.share(key, now, rate) };
         let pace = BitRate((share.0 as f64 * self.budget.pacing(now, rate)) as u64);
-        let is_first = self.untold.contains(&key);
-        self.untold.retain(|lane| *lane != key);
+        let is_first = self.unreported.contains(&key);
+        self.unreported.retain(|lane| *lane != key);
         Terms {
             share,
             pace,

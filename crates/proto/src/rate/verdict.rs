@@ -1,11 +1,11 @@
 //! Verdict on a round: a pure function from evidence to one verdict.
 
-use super::contract::Manner;
+use super::contract::Fairness;
 
 /// Evidence of a round, and of the rounds before it at the same rate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence {
-    pub(super) manner: Manner,
+    pub(super) fairness: Fairness,
     /// True if the rate is below our part beside flows that keep a queue full.
     pub(super) is_below_part: bool,
     /// True if more packets were lost than noise explains, in this round or over all of them.
@@ -110,7 +110,7 @@ impl Evidence {
     /// Returns true if less than `part` of the rate arrived. In scavenger mode always true: any queue is enough to
     /// yield.
     fn falls_behind(&self, part: f64) -> bool {
-        self.manner == Manner::Polite || self.arrived < part
+        self.fairness == Fairness::Scavenger || self.arrived < part
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
 
     fn clean() -> Evidence {
         Evidence {
-            manner: Manner::Fair,
+            fairness: Fairness::Fair,
             is_below_part: false,
             has_excess: false,
             cure: Cure::None,
@@ -180,7 +180,7 @@ mod tests {
             (Evidence { cure: Cure::Done, ..clean() }, Verdict::Clean),
             (queue, Verdict::Clean),
             (Evidence { arrived: 0.85, ..queue }, Verdict::QueueGrows),
-            (Evidence { manner: Manner::Polite, ..queue }, Verdict::QueueGrows),
+            (Evidence { fairness: Fairness::Scavenger, ..queue }, Verdict::QueueGrows),
             (Evidence { arrived: 0.97, ..queue }, Verdict::Clean),
             (Evidence { arrived: 0.97, queued_rounds: 3, ..queue }, Verdict::QueueStands),
             (probe(102.0, false), Verdict::ProbeFailed),

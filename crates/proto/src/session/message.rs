@@ -9,8 +9,8 @@
 use super::FileId;
 use super::hello::{Capabilities, Hello};
 use super::query::{Answer, Query};
-use super::third_party::{Conclusion, Snapshot, ThirdParty, Told};
-use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, Wish, encoded_length, slab_count};
+use super::third_party::{AgentReport, Conclusion, Snapshot, ThirdParty};
+use crate::compress::{CompressionPolicy, SLAB_BYTES, Slab, SlabEncoding, encoded_length, slab_count};
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX};
@@ -65,7 +65,7 @@ pub enum Request {
         /// True if the agent sends only the manifest.
         dry_run: bool,
         /// Compression policy of the agent.
-        compress: Wish,
+        compress: CompressionPolicy,
         /// True if the agent sends no block of a large file until the client has reported which blocks it has. Reason:
         /// the client also asks other replicas.
         on_demand: bool,
@@ -207,7 +207,7 @@ pub enum Message {
         file: FileId,
     },
     /// Active agent: an event of the copy that it runs.
-    Told(Box<Told>),
+    Report(Box<AgentReport>),
     /// Agent of a control session: its work has ended.
     Concluded(Box<Conclusion>),
     /// Agent: an answer to a query.
@@ -415,7 +415,7 @@ impl Message {
             Self::Notice { .. } => 12,
             Self::Wait { .. } => 13,
             Self::Finished => 14,
-            Self::Told(_) => 15,
+            Self::Report(_) => 15,
             Self::Concluded(_) => 16,
             Self::Ended { .. } => 17,
             Self::Sealed { .. } => 18,
@@ -449,7 +449,7 @@ impl Message {
                 w.integer(file.0);
                 w.bytes(text.as_bytes());
             }
-            Self::Told(told) => told.write(w),
+            Self::Report(told) => told.write(w),
             Self::Answer(answer) => answer.write(w),
             Self::Concluded(conclusion) => conclusion.write(w),
             Self::Sealed { file, blake3 } => {
@@ -506,7 +506,7 @@ impl Message {
             }
             13 => Self::Wait { file: FileId(r.integer()?) },
             14 => Self::Finished,
-            15 => return Ok(Told::read(r)?.map(|told| Self::Told(Box::new(told)))),
+            15 => return Ok(AgentReport::read(r)?.map(|told| Self::Report(Box::new(told)))),
             16 => Self::Concluded(Box::new(Conclusion::read(r)?)),
             17 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
             18 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },

@@ -35,8 +35,8 @@ pub use replicas::{
 pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 pub use third_party::{
-    ActiveEnd, Conclusion, IpBytes, KEYS_MAX, LaneFigures, PassiveAgent, PeerAddress, SETTLED_TOLD_MAX, Snapshot,
-    Subject, ThirdParty, Told, WatchEvent, WatchSession, WatchSide,
+    ActiveEnd, AgentReport, Conclusion, ControlEvent, ControlSession, ControlSide, IpBytes, KEYS_MAX, LaneFigures,
+    PassiveAgent, PeerAddress, SETTLED_TOLD_MAX, Snapshot, Subject, ThirdParty,
 };
 pub use values::{Overwrite, SOURCES_MAX};
 
@@ -197,7 +197,7 @@ mod tests {
         receiver.handle_lane_down(LaneId(0), start);
         assert_eq!(receiver.core.life(), Life::Left(aborted), "its last message was on a lane");
 
-        let agent = || WatchSession::new(WatchSide::Agent, LINGER_DEFAULT);
+        let agent = || ControlSession::new(ControlSide::Agent, LINGER_DEFAULT);
         let (mut kept, mut dropped) = (agent(), agent());
         kept.fail(stopped());
         dropped.fail(stopped());

@@ -619,7 +619,7 @@ impl RecvSession {
             | Message::Finished
             | Message::Notice { .. }
             | Message::Answer(_)
-            | Message::Told(_)
+            | Message::Report(_)
             | Message::Concluded(_) => Err(Error::protocol("a sender sent a message that senders do not send")),
         }
     }

@@ -351,7 +351,7 @@ impl SendSession {
             | Message::Sealed { .. }
             | Message::Bye
             | Message::Answer(_)
-            | Message::Told(_)
+            | Message::Report(_)
             | Message::Concluded(_) => Err(Error::protocol("a receiver sent a message that receivers do not send")),
         }
     }

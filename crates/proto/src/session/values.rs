@@ -2,12 +2,12 @@
 //!
 //! Refuses to trust a length, a count or a code that the peer sent. It holds no state and needs no time.
 
-use crate::compress::Wish;
+use crate::compress::CompressionPolicy;
 use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::drives_terminal;
 use crate::quantity::BitRate;
-use crate::rate::{Manner, RateContract};
+use crate::rate::{Fairness, RateContract};
 use crate::wire::{Reader, Writer};
 
 /// Maximum loss that a contract may call noise: one half (see [`RateContract`]).
@@ -58,19 +58,19 @@ pub(in crate::session) fn read_expect(r: &mut Reader<'_>) -> Result<Option<Diges
     }
 }
 
-pub(in crate::session) fn write_wish(w: &mut Writer, wish: Wish) {
-    w.byte(match wish {
-        Wish::Auto => 1,
-        Wish::Never => 2,
-        Wish::Always => 3,
+pub(in crate::session) fn write_wish(w: &mut Writer, policy: CompressionPolicy) {
+    w.byte(match policy {
+        CompressionPolicy::Auto => 1,
+        CompressionPolicy::Never => 2,
+        CompressionPolicy::Always => 3,
     });
 }
 
-pub(in crate::session) fn read_wish(r: &mut Reader<'_>) -> Result<Wish, Error> {
+pub(in crate::session) fn read_wish(r: &mut Reader<'_>) -> Result<CompressionPolicy, Error> {
     match r.byte()? {
-        1 => Ok(Wish::Auto),
-        2 => Ok(Wish::Never),
-        3 => Ok(Wish::Always),
+        1 => Ok(CompressionPolicy::Auto),
+        2 => Ok(CompressionPolicy::Never),
+        3 => Ok(CompressionPolicy::Always),
         code => Err(Error::protocol(format!("request from the peer: compression {code}"))),
     }
 }
@@ -141,12 +141,12 @@ pub(in crate::session) fn read_many<'a, T>(
 
 /// Writes a rate contract without `expected_rtt`, which stays local.
 pub(in crate::session) fn write_contract(w: &mut Writer, contract: &RateContract) {
-    let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt: _ } = *contract;
+    let RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, fairness, expected_rtt: _ } = *contract;
     for rate in [ceiling, minimum, target, remembered] {
         w.integer(rate.map_or(0, |rate| rate.0));
     }
     w.integer(u64::from(loss_ceiling_ppm));
-    w.byte(u8::from(manner == Manner::Polite));
+    w.byte(u8::from(fairness == Fairness::Scavenger));
 }
 
 /// Reads a rate contract; `expected_rtt` is `None`.
@@ -154,7 +154,7 @@ pub(in crate::session) fn read_contract(r: &mut Reader<'_>) -> Result<RateContra
     let mut rate = || Ok::<_, Error>(Some(BitRate(r.integer()?)).filter(|rate| rate.0 > 0));
     let (ceiling, minimum, target, remembered) = (rate()?, rate()?, rate()?, rate()?);
     let loss_ceiling_ppm = r.integer_up_to(LOSS_CEILING_PPM_MAX)? as u32;
-    let manner = if read_flag(r)? { Manner::Polite } else { Manner::Fair };
+    let fairness = if read_flag(r)? { Fairness::Scavenger } else { Fairness::Fair };
     let expected_rtt = None;
-    Ok(RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, manner, expected_rtt })
+    Ok(RateContract { ceiling, minimum, target, remembered, loss_ceiling_ppm, fairness, expected_rtt })
 }

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::compress::{Slab, SlabEncoding};
 use sterna_proto::session::{
-    Answer, Attributes, BlockClaim, BlockData, BlockHeader, BlockTask, Conclusion, FileId, FileOutcome, Frame,
-    LINGER_DEFAULT, LaneId, PrepareOutcome, RecvEvent, RecvSession, SendEvent, SendSession, Told, WatchEvent,
-    WatchSession, WatchSide, corrupt_block,
+    AgentReport, Answer, Attributes, BlockClaim, BlockData, BlockHeader, BlockTask, Conclusion, ControlEvent,
+    ControlSession, ControlSide, FileId, FileOutcome, Frame, LINGER_DEFAULT, LaneId, PrepareOutcome, RecvEvent,
+    RecvSession, SendEvent, SendSession, corrupt_block,
 };
 use sterna_proto::{
     Checks, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Growth, Phase, RangeSet, Retry, Scope, Setting,
 };
 
 use crate::recording::Item;
-use crate::samples::{MIB, answers, conclusion, directory, entry, limit_report, receiver_report, snapshot, told};
+use crate::samples::{MIB, answers, conclusion, directory, entry, limit_report, receiver_report, reports, snapshot};
 
 /// One end of a session and its driver.
 pub trait End {
@@ -367,9 +367,9 @@ impl End for Receiver {
 }
 
 /// End of a session between a command and its active agent.
-pub struct Watch {
-    session: WatchSession,
-    side: WatchSide,
+pub struct ControlEnd {
+    session: ControlSession,
+    side: ControlSide,
     /// True for the answer to a query, false for a third-party copy.
     answers: bool,
     turn: u32,
@@ -377,18 +377,18 @@ pub struct Watch {
     outcomes: Vec<String>,
 }
 
-impl Watch {
-    pub fn new(side: WatchSide) -> Self {
-        let session = WatchSession::new(side, LINGER_DEFAULT);
+impl ControlEnd {
+    pub fn new(side: ControlSide) -> Self {
+        let session = ControlSession::new(side, LINGER_DEFAULT);
         Self { session, side, answers: false, turn: 0, report: false, outcomes: Vec::new() }
     }
 
-    pub fn of_query(side: WatchSide) -> Self {
+    pub fn of_query(side: ControlSide) -> Self {
         Self { answers: true, ..Self::new(side) }
     }
 }
 
-impl End for Watch {
+impl End for ControlEnd {
     fn up(&mut self, lane: LaneId) {
         self.session.handle_lane_up(lane);
     }
@@ -412,7 +412,7 @@ impl End for Watch {
 
     fn turn(&mut self) {
         self.turn += 1;
-        if self.side == WatchSide::Command {
+        if self.side == ControlSide::Command {
             return;
         }
         self.report = self.turn == 1 && !self.answers;
@@ -424,13 +424,15 @@ impl End for Watch {
                 }
             }),
             // Errors with long texts would fill the recording.
-            1 => told().into_iter().filter(|told| !matches!(told, Told::Unreadable(_))).for_each(|told| {
-                let is_long = matches!(&told, Told::Settled { outcome: FileOutcome::Failed(error), .. }
+            1 => reports().into_iter().filter(|report| !matches!(report, AgentReport::Unreadable(_))).for_each(
+                |report| {
+                    let is_long = matches!(&report, AgentReport::Settled { outcome: FileOutcome::Failed(error), .. }
                     if error.text().len() > 1000);
-                if !is_long {
-                    self.session.tell(told);
-                }
-            }),
+                    if !is_long {
+                        self.session.report(report);
+                    }
+                },
+            ),
             2 => self.session.conclude(conclusion(Some(Error::usage(&[Setting::Memory], "too little memory")))),
             _ => {}
         }
@@ -450,10 +452,10 @@ impl End for Watch {
     fn outcomes(&mut self) -> Vec<String> {
         while let Some(event) = self.session.poll_event() {
             self.outcomes.push(match event {
-                WatchEvent::Told(told) => told_text(&told),
-                WatchEvent::Answered(answer) => answer_text(&answer),
-                WatchEvent::Concluded(conclusion) => conclusion_text(&conclusion),
-                WatchEvent::Aborted(error) => format!("aborted {}", error_text(&error)),
+                ControlEvent::Reported(report) => told_text(&report),
+                ControlEvent::Answered(answer) => answer_text(&answer),
+                ControlEvent::Concluded(conclusion) => conclusion_text(&conclusion),
+                ControlEvent::Aborted(error) => format!("aborted {}", error_text(&error)),
             });
         }
         self.outcomes.clone()
@@ -479,15 +481,15 @@ fn answer_text(answer: &Answer) -> String {
     }
 }
 
-fn told_text(told: &Told) -> String {
-    match told {
-        Told::Decision { subject, rationale } => format!("{}: {rationale}", subject.name()),
-        Told::LaneUp { lane, via, peer } => format!("lane {lane} up by {via} to port {}", peer.port),
-        Told::LaneDown { lane, reason, again } => format!("lane {lane} down: {reason}, again: {again}"),
-        Told::Settled { entry, outcome } => outcome_text(entry, outcome),
-        Told::Notice(text) => format!("notice {text}"),
-        Told::Unreadable(error) => format!("unreadable {}", error_text(error)),
-        Told::Restarted => "restarted".to_owned(),
+fn told_text(report: &AgentReport) -> String {
+    match report {
+        AgentReport::Decision { subject, rationale } => format!("{}: {rationale}", subject.name()),
+        AgentReport::LaneUp { lane, via, peer } => format!("lane {lane} up by {via} to port {}", peer.port),
+        AgentReport::LaneDown { lane, reason, again } => format!("lane {lane} down: {reason}, again: {again}"),
+        AgentReport::Settled { entry, outcome } => outcome_text(entry, outcome),
+        AgentReport::Notice(text) => format!("notice {text}"),
+        AgentReport::Unreadable(error) => format!("unreadable {}", error_text(error)),
+        AgentReport::Restarted => "restarted".to_owned(),
     }
 }
 

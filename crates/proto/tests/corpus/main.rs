@@ -18,12 +18,12 @@ mod samples;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ends::{End, Receiver, Sender, Story, Watch};
+use ends::{ControlEnd, End, Receiver, Sender, Story};
 use recording::{Item, Recording, Side, Step};
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, JournalRecord, RECORD_BYTES};
 use sterna_proto::session::{
-    ActiveEnd, BlockHeader, Capabilities, Features, FileId, Frame, Hello, LaneId, Message, Request, SessionId,
-    WatchSide,
+    ActiveEnd, BlockHeader, Capabilities, ControlSide, Features, FileId, Frame, Hello, LaneId, Message, Request,
+    SessionId,
 };
 use sterna_proto::wire::{Reader, Writer};
 use sterna_proto::{BlockDigest, Error, FileEntry, FileTime, Growth};
@@ -72,10 +72,10 @@ fn scenarios() -> Vec<Scenario> {
 impl Scenario {
     fn end(&self, side: Side) -> Box<dyn End> {
         match (&self.request, side) {
-            (Request::ThirdParty(_), Side::Client) => Box::new(Watch::new(WatchSide::Command)),
-            (Request::ThirdParty(_), Side::Agent) => Box::new(Watch::new(WatchSide::Agent)),
-            (Request::Query(_), Side::Client) => Box::new(Watch::of_query(WatchSide::Command)),
-            (Request::Query(_), Side::Agent) => Box::new(Watch::of_query(WatchSide::Agent)),
+            (Request::ThirdParty(_), Side::Client) => Box::new(ControlEnd::new(ControlSide::Command)),
+            (Request::ThirdParty(_), Side::Agent) => Box::new(ControlEnd::new(ControlSide::Agent)),
+            (Request::Query(_), Side::Client) => Box::new(ControlEnd::of_query(ControlSide::Command)),
+            (Request::Query(_), Side::Agent) => Box::new(ControlEnd::of_query(ControlSide::Agent)),
             (Request::Push { .. }, Side::Client) | (Request::Pull { .. }, Side::Agent) => {
                 Box::new(Sender::new(self.story))
             }
@@ -310,7 +310,7 @@ fn recorded_sessions_of_real_processes_play_to_their_end() {
             assert_eq!(done, entries.len(), "{name} at the {side:?}: {outcomes:?}");
         }
     }
-    let command = Box::new(Watch::new(WatchSide::Command));
+    let command = Box::new(ControlEnd::new(ControlSide::Command));
     let outcomes = Live::play(command, &recorded("real-third-party"), Side::Client).unwrap();
     assert!(outcomes.iter().any(|outcome| outcome.contains("0 skipped, 0 failed")), "{outcomes:?}");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sterna_lab::LinkModel;
 use sterna_lab::model::{Outage, Policer, Queue};
-use sterna_proto::rate::{Manner, PathControl, RateContract};
+use sterna_proto::rate::{Fairness, PathControl, RateContract};
 use sterna_proto::{BitRate, ByteCount};
 use sterna_seeded::Seeded;
 
@@ -273,7 +273,8 @@ fn a_path_that_becomes_longer_or_shorter_is_followed_within_two_minutes() {
 #[test]
 fn a_polite_sender_leaves_the_path_to_others_and_takes_it_when_it_is_free() {
     let link = clean(50, 100);
-    let contract = RateContract { manner: Manner::Polite, expected_rtt: Some(link.rtt), ..RateContract::default() };
+    let contract =
+        RateContract { fairness: Fairness::Scavenger, expected_rtt: Some(link.rtt), ..RateContract::default() };
     let alone = Setup::new(&link, contract, 1, seconds(60));
     let (tally, _) = Path::new(alone.clone()).run();
     let share_alone = share(&tally, 20, 60, link.forward.rate);

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use sterna_proto::compress::{Slab, SlabEncoding, Wish};
+use sterna_proto::compress::{CompressionPolicy, Slab, SlabEncoding};
 use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
 use sterna_proto::plan::Via;
-use sterna_proto::rate::{Manner, RateContract};
+use sterna_proto::rate::{Fairness, RateContract};
 use sterna_proto::session::{
-    ActiveEnd, ActiveFile, Answer, Attributes, BlockData, BlockHeader, Capabilities, Conclusion, DeleteDirectories,
-    Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Hello, IpBytes, KEYS_MAX, LINGER_DEFAULT,
-    LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner, PACK_FILES_MAX, PATHS_MAX, PassiveAgent,
-    PathNumber, PeerAddress, Query, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SessionId, Snapshot, Subject, Symlinks,
-    ThirdParty, Told, Xattr,
+    ActiveEnd, ActiveFile, AgentReport, Answer, Attributes, BlockData, BlockHeader, Capabilities, Conclusion,
+    DeleteDirectories, Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Hello, IpBytes, KEYS_MAX,
+    LINGER_DEFAULT, LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner, PACK_FILES_MAX, PATHS_MAX,
+    PassiveAgent, PathNumber, PeerAddress, Query, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SessionId, Snapshot, Subject,
+    Symlinks, ThirdParty, Xattr,
 };
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,
@@ -74,7 +74,7 @@ pub fn requests() -> Vec<Request> {
     let pull = |count: usize| Request::Pull {
         sources: vec![b"run/*.h5".to_vec(); count],
         dry_run: true,
-        compress: [Wish::Auto, Wish::Never, Wish::Always][count % 3],
+        compress: [CompressionPolicy::Auto, CompressionPolicy::Never, CompressionPolicy::Always][count % 3],
         on_demand: count % 2 == 1,
     };
     vec![
@@ -171,7 +171,7 @@ pub fn third_party(active: ActiveEnd, host: &str, count: usize) -> Request {
         checks: Checks { md5: true, ..Checks::NONE },
         expect: FileDigests::of(b"x", Checks::NONE).digest(Algorithm::Blake3),
         dry_run: is_rich,
-        compress: Wish::Always,
+        compress: CompressionPolicy::Always,
         via: is_rich.then_some(Via::Quic),
         lanes: is_rich.then_some(64),
         congestion: is_rich.then(|| "bbr".to_owned()),
@@ -195,26 +195,26 @@ pub fn counters() -> Counters {
     }
 }
 
-pub fn told() -> Vec<Told> {
-    let settled = |outcome| Told::Settled { entry: entry(b"a", 7), outcome };
+pub fn reports() -> Vec<AgentReport> {
+    let settled = |outcome| AgentReport::Settled { entry: entry(b"a", 7), outcome };
     let mut all = vec![
-        Told::LaneUp {
+        AgentReport::LaneUp {
             lane: u32::MAX,
             via: Via::Tcp,
             peer: PeerAddress { ip: IpBytes::V4([10, 0, 0, 7]), port: 7373 },
         },
-        Told::LaneUp { lane: 0, via: Via::Quic, peer: PeerAddress { ip: IpBytes::V6([9; 16]), port: 1 } },
-        Told::LaneDown { lane: 3, reason: "reset by peer".to_owned(), again: true },
+        AgentReport::LaneUp { lane: 0, via: Via::Quic, peer: PeerAddress { ip: IpBytes::V6([9; 16]), port: 1 } },
+        AgentReport::LaneDown { lane: 3, reason: "reset by peer".to_owned(), again: true },
         settled(FileOutcome::Skipped),
-        Told::Notice("nöthing".to_owned()),
-        Told::Restarted,
+        AgentReport::Notice("nöthing".to_owned()),
+        AgentReport::Restarted,
     ];
     let subjects = ["transport", "lanes", "congestion", "compression", "agent"].map(|name| Subject::of(name).unwrap());
-    let decision = |subject| Told::Decision { subject, rationale: "so it is".to_owned() };
+    let decision = |subject| AgentReport::Decision { subject, rationale: "so it is".to_owned() };
     all.extend(subjects.into_iter().map(decision));
     all.extend(digests().into_iter().map(|digests| settled(FileOutcome::Done(digests))));
     all.extend(errors().into_iter().map(|error| settled(FileOutcome::Failed(error))));
-    all.extend(errors().into_iter().map(Told::Unreadable));
+    all.extend(errors().into_iter().map(AgentReport::Unreadable));
     all
 }
 
@@ -260,7 +260,7 @@ pub fn messages() -> Vec<Message> {
         Message::Ended { file, entry: entry(b"a", 5) },
         Message::Sealed { file, blake3: [0xb3; 32] },
     ];
-    all.extend(told().into_iter().map(|told| Message::Told(Box::new(told))));
+    all.extend(reports().into_iter().map(|report| Message::Report(Box::new(report))));
     let failures = [None, errors().pop()];
     all.extend(failures.map(|failure| Message::Concluded(Box::new(conclusion(failure)))));
     all.extend(digests().into_iter().map(|digests| Message::Done { file, digests }));
@@ -287,7 +287,7 @@ pub fn frames() -> Vec<Frame> {
             target: None,
             remembered: rate(7),
             loss_ceiling_ppm: 500_000,
-            manner: Manner::Polite,
+            fairness: Fairness::Scavenger,
             expected_rtt: None,
         };
         let path = PathNumber(PATHS_MAX - 1);

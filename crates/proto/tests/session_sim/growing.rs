@@ -133,7 +133,7 @@ fn ended(size: u64) -> FileEntry {
 }
 
 /// Returns the receiver's result for messages that follow the offer of a growing file of 2 MiB.
-fn told(messages: &[Message]) -> Result<RecvSession, Error> {
+fn receiver_of(messages: &[Message]) -> Result<RecvSession, Error> {
     let mut receiver = RecvSession::new(LINGER_DEFAULT);
     receiver.handle_lane_up(LaneId(0));
     let offer = Message::Offer { file: FileId(0), entry: growing_entry(2 * MIB) };
@@ -160,10 +160,10 @@ fn a_sender_that_lies_about_a_growing_file_ends_the_session() {
         &[end(3 * MIB), seal(1), seal(2)],
     ];
     for lie in lies {
-        assert_eq!(told(lie).unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
+        assert_eq!(receiver_of(lie).unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
     }
     // A file that has ended does not grow, even if a block header claims so. A late block from a slow lane is valid.
-    let mut receiver = told(&[end(3 * MIB + 1), seal(1), seal(1)]).unwrap();
+    let mut receiver = receiver_of(&[end(3 * MIB + 1), seal(1), seal(1)]).unwrap();
     assert!(receiver.handle_entry(file, &growing_entry(MIB)).is_ok());
     assert!(receiver.handle_entry(file, &growing_entry(4 * MIB)).is_err());
 }
@@ -171,7 +171,7 @@ fn a_sender_that_lies_about_a_growing_file_ends_the_session() {
 #[test]
 fn a_growing_file_is_published_once_it_has_ended_and_was_read_as_a_whole_and_every_block_is_here() {
     let (file, lane) = (FileId(0), LaneId(0));
-    let mut receiver = told(&[]).unwrap();
+    let mut receiver = receiver_of(&[]).unwrap();
     receiver.handle_prepared(file, PrepareOutcome::Ready { have: RangeSet::new(), notice: None });
     let is_published = |receiver: &mut RecvSession| {
         let events: Vec<RecvEvent> = std::iter::from_fn(|| receiver.poll_event()).collect();
@@ -194,7 +194,7 @@ fn a_growing_file_is_published_once_it_has_ended_and_was_read_as_a_whole_and_eve
 #[test]
 fn a_growing_file_is_not_published_while_a_lane_writes_behind_its_end() {
     let (file, lane, slow) = (FileId(0), LaneId(0), LaneId(1));
-    let mut receiver = told(&[]).unwrap();
+    let mut receiver = receiver_of(&[]).unwrap();
     receiver.handle_lane_up(slow);
     receiver.handle_prepared(file, PrepareOutcome::Ready { have: RangeSet::new(), notice: None });
     for index in 0..2 {

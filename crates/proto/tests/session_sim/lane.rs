@@ -173,7 +173,7 @@ pub enum Open {
 
 /// One lane with the state of both ends.
 pub struct Lane {
-    pub keeper: usize,
+    pub dialler: usize,
     /// Number of the lane at each end. The agent assigns its number on receipt of the hello.
     pub sender_id: Option<LaneId>,
     pub receiver_id: Option<LaneId>,
@@ -197,10 +197,10 @@ pub struct Lane {
 }
 
 impl Lane {
-    pub fn new(keeper: usize, model: &LinkModel, bytes_per_unit: u64, stream_per_block: bool) -> Self {
+    pub fn new(dialler: usize, model: &LinkModel, bytes_per_unit: u64, stream_per_block: bool) -> Self {
         let pipe = |direction| Pipe::new(direction, model.rtt, bytes_per_unit, stream_per_block);
         Self {
-            keeper,
+            dialler,
             sender_id: None,
             receiver_id: None,
             sender_up: false,

@@ -129,7 +129,7 @@ pub struct SourceFile {
 #[derive(Clone, Debug)]
 pub enum Event {
     Dial {
-        keeper: usize,
+        dialler: usize,
     },
     ClientUp {
         lane: usize,
@@ -297,9 +297,9 @@ impl World {
     }
 
     fn start_session(&mut self) {
-        for keeper in 0..self.config.lanes {
+        for dialler in 0..self.config.lanes {
             let delay = self.random.up_to(self.config.rtt / 4);
-            self.after(delay, Event::Dial { keeper });
+            self.after(delay, Event::Dial { dialler });
         }
         self.after(Duration::from_secs(1), Event::Checkpoint);
         if !self.config.growing.is_empty() {
@@ -404,7 +404,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Dial { keeper } => self.dial(keeper),
+            Event::Dial { dialler } => self.dial(dialler),
             Event::ClientUp { lane } => self.client_up(lane),
             Event::Refused { lane } => {
                 let text = "the agent does not know the session";
@@ -451,12 +451,12 @@ impl World {
         self.hear_receiver();
     }
 
-    fn dial(&mut self, keeper: usize) {
+    fn dial(&mut self, dialler: usize) {
         if self.is_gone(self.config.client) {
             return;
         }
         if self.config.outage.is_some_and(|(from, to)| self.now >= from && self.now < to) {
-            return self.after(BACKOFF, Event::Dial { keeper });
+            return self.after(BACKOFF, Event::Dial { dialler });
         }
         let mut model = LinkModel::clean(self.config.rate, self.config.rtt);
         model.mtu = 9000;
@@ -474,7 +474,7 @@ impl World {
             let start = Duration::ZERO;
             model.outages.push(sterna_lab::model::Outage { start, length, every: None });
         }
-        let mut lane = Lane::new(keeper, &model, self.config.bytes_per_unit, self.config.quic);
+        let mut lane = Lane::new(dialler, &model, self.config.bytes_per_unit, self.config.quic);
         // The client assigns the number first, and the lane is up a moment later. Another thread may run in between.
         let id = Some(self.session.next_lane_id(self.config.client));
         match self.config.client {
@@ -534,7 +534,7 @@ impl World {
             Side::Receiver => std::mem::take(&mut lane.receiver_up),
         };
         let id = if side == Side::Sender { lane.sender_id } else { lane.receiver_id };
-        let keeper = lane.keeper;
+        let dialler = lane.dialler;
         if was_up && let Some(id) = id {
             match side {
                 Side::Sender => {
@@ -550,7 +550,7 @@ impl World {
             }
         }
         if was_up && side == self.config.client && !self.is_gone(side) {
-            self.after(BACKOFF, Event::Dial { keeper });
+            self.after(BACKOFF, Event::Dial { dialler });
         }
         let lane = &mut self.session.lanes[index];
         if !lane.sender_up && !lane.receiver_up && lane.hello_seen {

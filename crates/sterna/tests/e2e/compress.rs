@@ -6,8 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 use sterna_seeded::with_seed;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{Outcome, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, write};
 
 /// Returns 16-bit samples of a slow wave with four bits of noise.
@@ -123,25 +123,25 @@ fn a_compressed_copy_survives_kills_of_either_side() {
             };
             write(&source, &samples(&mut seeded, 16 * MIB));
             let mut agent = site.agent();
-            let strait = if via == "tcp" { Strait::tcp(&agent) } else { Strait::udp(&agent) };
+            let proxy = if via == "tcp" { ChaosProxy::tcp(&agent) } else { ChaosProxy::udp(&agent) };
             let mut copy = site.copy(&agent);
             copy.args(["--via", via, "--lanes", "2", "--compress", "always"]);
             match push {
-                true => copy.arg("pass.i16").arg(strait.url("pass.i16")),
-                false => copy.arg(strait.url("pass.i16")).arg("pass.i16"),
+                true => copy.arg("pass.i16").arg(proxy.url("pass.i16")),
+                false => copy.arg(proxy.url("pass.i16")).arg("pass.i16"),
             };
             for kills_agent in [true, false] {
                 let mut copying = copy.start();
-                let reached = strait.marks_reached();
-                strait.mark(MIB as u64 + seeded.below(4 * MIB as u64), Then::Hold);
-                wait_until("the place of the kill", || strait.marks_reached() > reached || copying.has_ended());
+                let reached = proxy.marks_reached();
+                proxy.mark(MIB as u64 + seeded.below(4 * MIB as u64), Reaction::Hold);
+                wait_until("the place of the kill", || proxy.marks_reached() > reached || copying.has_ended());
                 if kills_agent {
                     agent.kill();
-                    strait.release();
+                    proxy.release();
                     agent = site.agent_at(&agent.addr.to_string());
                 }
                 copying.kill();
-                strait.release();
+                proxy.release();
                 assert!(!target.exists() || std::fs::read(&target).unwrap() == std::fs::read(&source).unwrap());
             }
             copy.succeed();

@@ -9,8 +9,8 @@ use sterna_lab::{Lab, LabOptions, LinkModel};
 use sterna_proto::BitRate;
 use sterna_seeded::with_seed;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{BINARY, Site, wait_until, with_descriptors};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, set_mode, write};
 
 fn is_root() -> bool {
@@ -30,11 +30,11 @@ fn lanes_that_are_cut_again_and_again_bring_everything() {
         let mut seeded = Seeded::new(seed);
         let site = site_with(seed, 24 * MIB);
         let agent = site.agent();
-        let strait = Strait::tcp(&agent);
-        let mut copying = site.copy(&agent).args(["--via", "tcp", "--lanes", "4", "f"]).arg(strait.url("f")).start();
+        let proxy = ChaosProxy::tcp(&agent);
+        let mut copying = site.copy(&agent).args(["--via", "tcp", "--lanes", "4", "f"]).arg(proxy.url("f")).start();
         for cut in 1..=3 {
-            strait.mark(seeded.below(7 * MIB as u64), Then::Cut);
-            wait_until("a cut", || strait.marks_reached() == cut || copying.has_ended());
+            proxy.mark(seeded.below(7 * MIB as u64), Reaction::Cut);
+            wait_until("a cut", || proxy.marks_reached() == cut || copying.has_ended());
         }
         let outcome = copying.finish().expect(0);
         assert!(outcome.count("lane_down") > 0, "{}", outcome.describe());
@@ -50,12 +50,12 @@ fn a_flipped_bit_on_the_wire_is_never_in_the_file() {
         let agent = site.agent();
         for round in 0..6 {
             let udp = round % 3 == 2;
-            let (strait, via) = if udp { (Strait::udp(&agent), "quic") } else { (Strait::tcp(&agent), "tcp") };
+            let (proxy, via) = if udp { (ChaosProxy::udp(&agent), "quic") } else { (ChaosProxy::tcp(&agent), "tcp") };
             let name = format!("f{round}");
             // After the handshakes: a flipped bit in a handshake ends the attempt, which another test covers.
-            strait.mark(60_000 + seeded.below(5 * MIB as u64), Then::Flip);
-            let outcome = site.copy(&agent).args(["--via", via, "--lanes", "1", "f"]).arg(strait.url(&name)).succeed();
-            assert_eq!(strait.marks_reached(), 1);
+            proxy.mark(60_000 + seeded.below(5 * MIB as u64), Reaction::Flip);
+            let outcome = site.copy(&agent).args(["--via", via, "--lanes", "1", "f"]).arg(proxy.url(&name)).succeed();
+            assert_eq!(proxy.marks_reached(), 1);
             // QUIC drops the packet; a TCP lane ends.
             assert!(udp || outcome.count("lane_down") > 0, "{}", outcome.describe());
             assert_same_file(&site.local().join("f"), &site.root().join(&name));
@@ -68,9 +68,9 @@ fn a_flipped_bit_in_a_handshake_lets_nothing_through() {
     let site = site_with(3, MIB);
     let agent = site.agent();
     for place in [20, 300, 700, 1100] {
-        let strait = Strait::tcp(&agent);
-        strait.mark(place, Then::Flip);
-        let outcome = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(strait.url("f")).run();
+        let proxy = ChaosProxy::tcp(&agent);
+        proxy.mark(place, Reaction::Flip);
+        let outcome = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(proxy.url("f")).run();
         match outcome.code {
             // The flipped bit was after the handshake, and the client dialled the lane again.
             Some(0) => assert_same_file(&site.local().join("f"), &site.root().join("f")),
@@ -85,15 +85,15 @@ fn a_flipped_bit_in_a_handshake_lets_nothing_through() {
 fn a_first_connection_that_is_cut_in_the_handshake_is_dialled_again() {
     let site = site_with(3, MIB);
     let agent = site.agent();
-    let strait = Strait::tcp(&agent);
-    strait.mark(100, Then::Cut);
-    let copied = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(strait.url("f")).succeed();
-    assert_eq!(strait.marks_reached(), 1);
+    let proxy = ChaosProxy::tcp(&agent);
+    proxy.mark(100, Reaction::Cut);
+    let copied = site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f"]).arg(proxy.url("f")).succeed();
+    assert_eq!(proxy.marks_reached(), 1);
     copied.says("the connection during the handshake; try 2 of 4 in ");
     assert_same_file(&site.local().join("f"), &site.root().join("f"));
     // All connections are cut: the client reports the number of tries and ends.
-    strait.mark(100, Then::Shut);
-    let failed = site.copy(&agent).args(["--via", "tcp", "f"]).arg(strait.url("g")).run().expect(5);
+    proxy.mark(100, Reaction::Shut);
+    let failed = site.copy(&agent).args(["--via", "tcp", "f"]).arg(proxy.url("g")).run().expect(5);
     failed.says("try 4 of 4 in ");
 }
 
@@ -111,13 +111,13 @@ fn an_agent_that_is_not_trusted_is_dialled_once() {
 fn an_outage_of_ten_seconds_costs_ten_seconds_and_no_byte() {
     let site = site_with(4, 24 * MIB);
     let agent = site.agent();
-    for (via, strait) in [("tcp", Strait::tcp(&agent)), ("quic", Strait::udp(&agent))] {
-        strait.mark(10 * MIB as u64, Then::Hold);
-        let copying = site.copy(&agent).args(["--via", via, "--rate", "200Mbit", "f"]).arg(strait.url(via)).start();
-        wait_until("the outage", || strait.marks_reached() == 1);
+    for (via, proxy) in [("tcp", ChaosProxy::tcp(&agent)), ("quic", ChaosProxy::udp(&agent))] {
+        proxy.mark(10 * MIB as u64, Reaction::Hold);
+        let copying = site.copy(&agent).args(["--via", via, "--rate", "200Mbit", "f"]).arg(proxy.url(via)).start();
+        wait_until("the outage", || proxy.marks_reached() == 1);
         let dark = Instant::now();
         wait_until("the end of the outage", || dark.elapsed() >= Duration::from_secs(10));
-        strait.release();
+        proxy.release();
         copying.finish().expect(0);
         assert_same_file(&site.local().join("f"), &site.root().join(via));
     }
@@ -309,9 +309,9 @@ fn files_that_another_session_writes_hold_up_no_other() {
     }
     write(&site.local().join("z"), &Seeded::new(9).bytes(2 * MIB));
     let agent = site.agent();
-    let strait = Strait::tcp(&agent);
-    strait.mark(MIB as u64, Then::Hold);
-    let slow = site.copy(&agent).args(["--via", "tcp", "--lanes", "1"]).args(names).arg(strait.url("")).start();
+    let proxy = ChaosProxy::tcp(&agent);
+    proxy.mark(MIB as u64, Reaction::Hold);
+    let slow = site.copy(&agent).args(["--via", "tcp", "--lanes", "1"]).args(names).arg(proxy.url("")).start();
     wait_until("every file being written", || {
         let items = fs::read_dir(site.root()).unwrap().map(|item| item.unwrap().path());
         items.filter(|path| path.extension() == Some("part".as_ref())).count() == names.len()
@@ -319,7 +319,7 @@ fn files_that_another_session_writes_hold_up_no_other() {
     let mut other =
         site.copy(&agent).args(["--via", "tcp", "--lanes", "2"]).args(names).arg("z").arg(agent.url("")).start();
     other.wait_for("z", |event| event["event"] == "file" && event["path"] == "z");
-    strait.release();
+    proxy.release();
     slow.finish().expect(0);
     // The second copy found the files complete, or copied them.
     other.finish().expect(0);

@@ -369,7 +369,7 @@ fn what_only_a_push_can_do_is_refused_elsewhere() {
 }
 
 /// Returns the file paths in file events with the outcome "copied", in order.
-fn told(events: &[serde_json::Value]) -> Vec<String> {
+fn event_texts(events: &[serde_json::Value]) -> Vec<String> {
     let files = events.iter().filter(|event| event["event"] == "file" && event["outcome"] == "copied");
     files.map(|event| event["path"].as_str().unwrap().to_owned()).collect()
 }
@@ -416,7 +416,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     copy.wait_for("the second version", |event| event["path"] == "survivor" && event["size"] == 2000);
     copy.interrupt();
     let outcome = copy.finish().expect(130);
-    let mut names = told(&outcome.events);
+    let mut names = event_texts(&outcome.events);
     names.sort();
     let once = [
         "new/again",
@@ -438,7 +438,7 @@ fn a_spool_takes_what_was_there_and_what_appears_and_each_once() {
     arrives(&mut copy, "late");
     copy.wait_for("the rest", |event| event["path"] == "old/capture" && event["outcome"] == "up_to_date");
     copy.interrupt();
-    assert_eq!(told(&copy.finish().expect(130).events), ["late"]);
+    assert_eq!(event_texts(&copy.finish().expect(130).events), ["late"]);
 }
 
 #[test]
@@ -477,8 +477,8 @@ fn what_appears_in_a_spool_and_cannot_be_copied_is_told_once() {
     copy.wait_for("the last file", |event| event["outcome"] == "copied" && event["path"] == "last");
     copy.interrupt();
     let outcome = copy.finish().expect(130);
-    let told = outcome.events.iter().filter(|event| event["event"] == "unreadable");
-    assert_eq!(told.count(), 2, "{}", outcome.describe());
+    let event_texts = outcome.events.iter().filter(|event| event["event"] == "unreadable");
+    assert_eq!(event_texts.count(), 2, "{}", outcome.describe());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp::{ConnectOptions, connect};
 use sterna_net::lane::{Lane, LaneSink};
-use sterna_proto::compress::{Encoder, Method, Slab, SlabEncoding, Width, Wish};
+use sterna_proto::compress::{CompressionPolicy, Encoder, Method, Slab, SlabEncoding, Width};
 use sterna_proto::session::{
     BlockData, BlockHeader, Capabilities, FileId, Frame, Hello, Message, Overwrite, Request, SessionId,
 };
@@ -410,8 +410,12 @@ fn a_peer_that_never_reads_holds_nobody_up() {
     let victim = Victim::new();
     write(&victim.site.root().join("big"), &Seeded::new(4).bytes(40 * MIB));
     let mut lane = victim.lane();
-    let request =
-        Request::Pull { sources: vec![b"big".to_vec()], dry_run: false, compress: Wish::Never, on_demand: false };
+    let request = Request::Pull {
+        sources: vec![b"big".to_vec()],
+        dry_run: false,
+        compress: CompressionPolicy::Never,
+        on_demand: false,
+    };
     let hello = Frame::Hello(Hello::new(SessionId([200; 16]), request));
     lane.tx.control(&hello.encode()).and_then(|()| lane.tx.flush()).unwrap();
     victim.agent.wait_for_log("pull of");

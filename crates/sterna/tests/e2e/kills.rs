@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use sterna_seeded::with_seed;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{Agent, Copying, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_tree, write};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ enum Via {
 struct Voyage {
     site: Site,
     agent: Agent,
-    strait: Strait,
+    proxy: ChaosProxy,
     direction: Direction,
     via: Via,
     seeded: Seeded,
@@ -49,20 +49,20 @@ impl Voyage {
             write(&source.join(format!("d{}/f{index}", index % 3)), &seeded.bytes(*size));
         }
         let agent = site.agent();
-        let strait = match via {
-            Via::Tcp => Strait::tcp(&agent),
-            Via::Quic => Strait::udp(&agent),
+        let proxy = match via {
+            Via::Tcp => ChaosProxy::tcp(&agent),
+            Via::Quic => ChaosProxy::udp(&agent),
         };
         let bytes = sizes.iter().sum::<usize>() as u64;
-        Self { site, agent, strait, direction, via, seeded, source, target, bytes }
+        Self { site, agent, proxy, direction, via, seeded, source, target, bytes }
     }
 
     fn start(&self) -> Copying {
         let mut copy = self.site.copy(&self.agent);
         copy.args(["--via", if self.via == Via::Tcp { "tcp" } else { "quic" }, "--lanes", "2"]);
         match self.direction {
-            Direction::Push => copy.arg("tree").arg(self.strait.url("")),
-            Direction::Pull => copy.arg(self.strait.url("tree")).arg("."),
+            Direction::Push => copy.arg("tree").arg(self.proxy.url("")),
+            Direction::Pull => copy.arg(self.proxy.url("tree")).arg("."),
         };
         copy.start()
     }
@@ -74,11 +74,11 @@ impl Voyage {
             0 => self.seeded.below(8_000),
             _ => self.seeded.below(self.bytes + self.bytes / 10),
         };
-        let then = if self.seeded.below(2) == 0 { Then::Hold } else { Then::Pass };
-        let reached = self.strait.marks_reached();
-        self.strait.mark(place, then);
-        let strait = &self.strait;
-        wait_until("the place of the kill", || strait.marks_reached() > reached || copying.has_ended());
+        let then = if self.seeded.below(2) == 0 { Reaction::Hold } else { Reaction::Pass };
+        let reached = self.proxy.marks_reached();
+        self.proxy.mark(place, then);
+        let proxy = &self.proxy;
+        wait_until("the place of the kill", || proxy.marks_reached() > reached || copying.has_ended());
     }
 
     /// Checks that each name that exists has its complete file.
@@ -98,7 +98,7 @@ impl Voyage {
 
     fn restart_agent(&mut self) {
         self.agent.kill();
-        self.strait.release();
+        self.proxy.release();
         self.check_names();
         self.agent = self.site.agent_at(&self.agent.addr.to_string());
     }
@@ -130,7 +130,7 @@ fn kill_clients(seed: u64, direction: Direction, via: Via, voyages: u64, kills: 
             let mut copying = voyage.start();
             voyage.sail_on(&mut copying);
             copying.kill();
-            voyage.strait.release();
+            voyage.proxy.release();
             voyage.check_names();
         }
         voyage.arrive();

@@ -6,6 +6,7 @@
 
 mod access;
 mod basics;
+mod chaos_proxy;
 mod compress;
 mod disks;
 mod faults;
@@ -24,7 +25,6 @@ mod record;
 mod replicas;
 mod resume;
 mod site;
-mod strait;
 mod strangers;
 mod third_party;
 mod tree;

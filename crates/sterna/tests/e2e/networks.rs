@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{Agent, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{Seeded, assert_same_file, write};
 
 const MIB: usize = 1 << 20;
@@ -18,9 +18,9 @@ fn site_with(bytes: usize) -> (Site, Agent) {
     (site, agent)
 }
 
-/// Returns a `--path` flag through `strait`, with the keys in `more`.
-fn path(strait: &Strait, more: &str) -> String {
-    format!("--path=remote={},{more}", strait.addr)
+/// Returns a `--path` flag through `proxy`, with the keys in `more`.
+fn path(proxy: &ChaosProxy, more: &str) -> String {
+    format!("--path=remote={},{more}", proxy.addr)
 }
 
 #[test]
@@ -28,11 +28,11 @@ fn two_paths_carry_one_copy_and_one_that_is_held_is_not_waited_for() {
     // The proxy holds the path of the first lane, or the other path.
     for (via, other) in [("tcp", "quic"), ("quic", "tcp")] {
         let (site, agent) = site_with(16 * MIB);
-        let open = |via| if via == "tcp" { Strait::tcp(&agent) } else { Strait::udp(&agent) };
+        let open = |via| if via == "tcp" { ChaosProxy::tcp(&agent) } else { ChaosProxy::udp(&agent) };
         let (held, free) = (open(via), open(other));
         // No path can finish the copy before the first one is held.
-        held.mark(2 * MIB as u64, Then::Hold);
-        free.mark(4 * MIB as u64, Then::Hold);
+        held.mark(2 * MIB as u64, Reaction::Hold);
+        free.mark(4 * MIB as u64, Reaction::Hold);
         let paths = [
             path(&held, &format!("via={via},rate=40Mbit")),
             path(&free, &format!("via={other},lanes=2,rate-max=40Mbit")),
@@ -59,15 +59,15 @@ fn a_pull_uses_both_paths_with_a_cap_for_each() {
     let site = Site::new();
     write(&site.root().join("f"), &Seeded::new(8).bytes(8 * MIB));
     let agent = site.agent();
-    let (slow, fast) = (Strait::udp(&agent), Strait::udp(&agent));
+    let (slow, fast) = (ChaosProxy::udp(&agent), ChaosProxy::udp(&agent));
     let paths = [path(&slow, "via=quic,rate=8Mbit"), path(&fast, "via=quic,rate=32Mbit")];
     // No path can finish the copy alone. bench/paths.sh measures the part of each path.
-    let straits = [&slow, &fast];
-    straits.iter().for_each(|strait| strait.mark(MIB as u64, Then::Hold));
+    let proxies = [&slow, &fast];
+    proxies.iter().for_each(|proxy| proxy.mark(MIB as u64, Reaction::Hold));
     let pull = ["--compress", "never"];
     let copying = site.copy(&agent).args(paths).args(pull).arg(agent.url("f")).arg("f").start();
-    wait_until("both paths to carry data", || straits.iter().all(|strait| strait.marks_reached() == 1));
-    straits.iter().for_each(|strait| strait.release());
+    wait_until("both paths to carry data", || proxies.iter().all(|proxy| proxy.marks_reached() == 1));
+    proxies.iter().for_each(|proxy| proxy.release());
     copying.finish().expect(0);
     assert_same_file(&site.root().join("f"), &site.local().join("f"));
     assert!(slow.passed().1 + fast.passed().1 >= 8 * MIB as u64, "all of it came by the two");
@@ -76,13 +76,13 @@ fn a_pull_uses_both_paths_with_a_cap_for_each() {
 #[test]
 fn a_standby_path_is_used_while_no_other_is_up_and_left_when_one_is() {
     let (site, agent) = site_with(48 * MIB);
-    let (main, standby) = (Strait::tcp(&agent), Strait::tcp(&agent));
+    let (main, standby) = (ChaosProxy::tcp(&agent), ChaosProxy::tcp(&agent));
     let paths = [path(&main, "via=tcp,rate-max=40Mbit"), path(&standby, "via=tcp,rate-max=20Mbit,standby")];
-    main.mark(MIB as u64, Then::Pass);
+    main.mark(MIB as u64, Reaction::Pass);
     let mut copying = site.copy(&agent).args(paths).args(["--compress", "never", "f"]).arg(agent.url("f")).start();
     wait_until("the copy is on its way", || main.marks_reached() == 1 || copying.has_ended());
     assert_eq!(standby.passed(), (0, 0), "nobody has dialled it");
-    main.mark(MIB as u64, Then::Shut);
+    main.mark(MIB as u64, Reaction::Shut);
     copying.wait_for("a lane on the standby path", |event| event["event"] == "lane_up" && event["path"] == 2);
     main.release();
     copying.wait_for("the standby path is left", |event| {
@@ -157,8 +157,8 @@ fn a_plan_is_printed_and_nothing_is_copied() {
 #[test]
 fn a_network_that_lets_udp_through_no_more_gets_lanes_over_tcp() {
     let (site, agent) = site_with(16 * MIB);
-    let (tcp, udp) = Strait::tcp_and_udp(Ipv4Addr::LOCALHOST, &agent, &agent);
-    udp.mark(4 * MIB as u64, Then::Hold);
+    let (tcp, udp) = ChaosProxy::tcp_and_udp(Ipv4Addr::LOCALHOST, &agent, &agent);
+    udp.mark(4 * MIB as u64, Reaction::Hold);
     // With a given rate, Sterna selects QUIC.
     let flags = ["--rate", "40Mbit", "--lanes", "1", "--compress", "never", "f"];
     let outcome = site.copy(&agent).args(flags).arg(tcp.url("f")).succeed();

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use sterna_seeded::with_seed;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::disks::Disk;
 use crate::site::{Agent, Copying, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, write};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ enum Direction {
 struct Voyage {
     // Fields in order of their drop: a file system is unmounted only after the processes that use it.
     agent: Agent,
-    strait: Strait,
+    proxy: ChaosProxy,
     site: Site,
     disk: Disk,
     direction: Direction,
@@ -53,16 +53,16 @@ impl Voyage {
             files.insert(path, bytes);
         }
         let agent = start_agent(&site, &disk, direction, "127.0.0.1:0");
-        let strait = Strait::tcp(&agent);
-        Self { agent, strait, site, disk, direction, seeded, files, source }
+        let proxy = ChaosProxy::tcp(&agent);
+        Self { agent, proxy, site, disk, direction, seeded, files, source }
     }
 
     fn start(&self) -> Copying {
         let mut copy = self.site.copy(&self.agent);
         copy.args(["--via", "tcp", "--lanes", "2"]);
         match self.direction {
-            Direction::Push => copy.args(["--then", "delete", "tree"]).arg(self.strait.url("")),
-            Direction::Pull => copy.arg(self.strait.url("tree")).arg(self.disk.point()),
+            Direction::Push => copy.args(["--then", "delete", "tree"]).arg(self.proxy.url("")),
+            Direction::Pull => copy.arg(self.proxy.url("tree")).arg(self.disk.point()),
         };
         copy.start()
     }
@@ -79,10 +79,10 @@ impl Voyage {
             (false, 0) => self.seeded.below(bytes),
             (false, _) => bytes - last + self.seeded.below(2 * last),
         };
-        let then = if waits || self.seeded.below(2) == 0 { Then::Hold } else { Then::Pass };
-        let reached = self.strait.marks_reached();
-        self.strait.mark(place, then);
-        wait_until("the place of the cut", || self.strait.marks_reached() > reached || copying.has_ended());
+        let then = if waits || self.seeded.below(2) == 0 { Reaction::Hold } else { Reaction::Pass };
+        let reached = self.proxy.marks_reached();
+        self.proxy.mark(place, then);
+        wait_until("the place of the cut", || self.proxy.marks_reached() > reached || copying.has_ended());
         if waits {
             wait_until("a journal", || self.hidden(".journal"));
         }
@@ -114,7 +114,7 @@ impl Voyage {
         let snapshot = self.disk.cut();
         copying.kill();
         self.agent.kill();
-        self.strait.release();
+        self.proxy.release();
         self.disk.start_from(&snapshot);
         self.check_names();
         for path in &reported {

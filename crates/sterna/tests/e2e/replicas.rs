@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{Agent, CopyCommand, Outcome, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 use crate::webserver::{Kind, WebServer};
 
@@ -63,17 +63,17 @@ fn two_agents_give_one_file_together() {
     for size in [0, 1000, 300 << 10, 48 * MIB + 5] {
         let replicas = Replicas::new(2, size);
         let agents = replicas.agents();
-        let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
+        let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
         let is_large = size > 10 * MIB;
         if is_large {
             // No replica can finish the copy alone.
-            straits.iter().for_each(|strait| strait.mark(4 * MIB as u64, Then::Hold));
+            proxies.iter().for_each(|proxy| proxy.mark(4 * MIB as u64, Reaction::Hold));
         }
-        let sources = straits.iter().map(|strait| strait.url("f"));
+        let sources = proxies.iter().map(|proxy| proxy.url("f"));
         let copying = replicas.copy(&agents).args(["--via", "tcp"]).args(sources).arg(".").start();
         if is_large {
-            wait_until("both replicas have begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
-            straits.iter().for_each(Strait::release);
+            wait_until("both replicas have begun", || proxies.iter().all(|proxy| proxy.marks_reached() == 1));
+            proxies.iter().for_each(ChaosProxy::release);
         }
         let outcome = copying.finish().expect(0);
         assert_same_file(&replicas.at(0), &replicas.result());
@@ -139,17 +139,17 @@ fn a_replica_that_is_killed_or_never_there_costs_only_its_part() {
     for killed in [0, 1] {
         let replicas = Replicas::new(2, size);
         let mut agents = replicas.agents();
-        let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
+        let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
         // Both replicas have begun, and neither can finish the copy alone.
-        straits.iter().for_each(|strait| strait.mark(4 * MIB as u64, Then::Hold));
+        proxies.iter().for_each(|proxy| proxy.mark(4 * MIB as u64, Reaction::Hold));
         let mut copy = replicas.copy(&agents);
-        copy.args(["--via", "tcp"]).args(straits.iter().map(|strait| strait.url("f")));
+        copy.args(["--via", "tcp"]).args(proxies.iter().map(|proxy| proxy.url("f")));
         // No process listens at this address.
         copy.args(["sterna://127.0.0.1:9/f", "."]);
         let copying = copy.start();
-        wait_until("both replicas have begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
+        wait_until("both replicas have begun", || proxies.iter().all(|proxy| proxy.marks_reached() == 1));
         agents[killed].kill();
-        straits.iter().for_each(Strait::release);
+        proxies.iter().for_each(ChaosProxy::release);
         let outcome = copying.finish().expect(0);
         assert_same_file(&replicas.at(0), &replicas.result());
         let accounts = accounts(&outcome);
@@ -165,12 +165,12 @@ fn a_replica_that_stops_in_the_middle_does_not_hold_up_the_end() {
     let size = 32 * MIB;
     let replicas = Replicas::new(2, size);
     let agents = replicas.agents();
-    let (other, strait) = (Strait::tcp(&agents[0]), Strait::tcp(&agents[1]));
-    strait.mark(2 * MIB as u64, Then::Hold);
-    other.mark(4 * MIB as u64, Then::Hold);
-    let sources = [other.url("f"), strait.url("f")];
+    let (other, proxy) = (ChaosProxy::tcp(&agents[0]), ChaosProxy::tcp(&agents[1]));
+    proxy.mark(2 * MIB as u64, Reaction::Hold);
+    other.mark(4 * MIB as u64, Reaction::Hold);
+    let sources = [other.url("f"), proxy.url("f")];
     let copying = replicas.copy(&agents).args(["--via", "tcp"]).args(&sources).arg(".").start();
-    wait_until("the one to stop", || strait.marks_reached() == 1);
+    wait_until("the one to stop", || proxy.marks_reached() == 1);
     other.release();
     // The copy ends while the first replica is still held.
     copying.finish().expect(0);
@@ -182,22 +182,22 @@ fn a_replica_that_returns_is_used_again() {
     let size = 64 * MIB;
     let replicas = Replicas::new(2, size);
     let mut agents = replicas.agents();
-    let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
-    straits.iter().for_each(|strait| strait.mark(4 * MIB as u64, Then::Hold));
-    let sources: Vec<String> = straits.iter().map(|strait| strait.url("f")).collect();
+    let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
+    proxies.iter().for_each(|proxy| proxy.mark(4 * MIB as u64, Reaction::Hold));
+    let sources: Vec<String> = proxies.iter().map(|proxy| proxy.url("f")).collect();
     let mut copying = replicas.copy(&agents).args(["--via", "tcp", "--lanes", "1"]).args(sources).arg(".").start();
-    wait_until("both replicas have begun", || straits.iter().all(|strait| strait.marks_reached() == 1));
+    wait_until("both replicas have begun", || proxies.iter().all(|proxy| proxy.marks_reached() == 1));
     let addr = agents[1].addr;
     agents[1].kill();
-    straits[1].release();
+    proxies[1].release();
     copying.wait_for("the lane to the one that was killed goes down", |event| event["event"] == "lane_down");
     let again = replicas.hosts[1].agent_at(&addr.to_string());
-    let peer = straits[1].addr.to_string();
+    let peer = proxies[1].addr.to_string();
     let is_back = |event: &Value| event["event"] == "lane_up" && event["peer"] == *peer;
     wait_until("it is dialled again", || {
         again.log.exists() && fs::read_to_string(&again.log).unwrap().matches("pull of").count() > 1
     });
-    straits[0].release();
+    proxies[0].release();
     let outcome = copying.finish().expect(0);
     assert!(outcome.events.iter().filter(|event| is_back(event)).count() > 1, "{}", outcome.describe());
     assert_same_file(&replicas.at(0), &replicas.result());
@@ -229,13 +229,13 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
             let replicas = Replicas::new(count, bytes);
             flip(&replicas.at(wrong), bytes - 1);
             let agents = replicas.agents();
-            let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
+            let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
             // The compared block, the last one, travels first on the one lane of each replica. The proxies hold the
             // rest of the correct replicas until the wrong replica is detected. The file is incomplete without that
             // rest, so the comparison happens at any load of the host.
             let is_large = bytes == size;
-            for (host, strait) in straits.iter().enumerate() {
-                strait.mark(
+            for (host, proxy) in proxies.iter().enumerate() {
+                proxy.mark(
                     if !is_large {
                         500
                     } else if host == wrong {
@@ -243,22 +243,22 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
                     } else {
                         4 * MIB
                     } as u64,
-                    Then::Hold,
+                    Reaction::Hold,
                 );
             }
-            let sources = straits.iter().map(|strait| strait.url("f"));
+            let sources = proxies.iter().map(|proxy| proxy.url("f"));
             let mut copying =
                 replicas.copy(&agents).args(["--via", "tcp", "--lanes", "1"]).args(sources).arg(".").start();
-            let begun = |host: usize| straits[host].marks_reached() == 1;
+            let begun = |host: usize| proxies[host].marks_reached() == 1;
             if is_large {
                 wait_until("the wrong one has begun", || begun(wrong));
-                straits[wrong].release();
+                proxies[wrong].release();
                 copying
                     .wait_for("the verdict", |event| event["text"].as_str().is_some_and(|text| text.contains(words)));
             } else {
                 wait_until("every replica has begun", || (0..count).all(begun));
             }
-            straits.iter().for_each(Strait::release);
+            proxies.iter().for_each(ChaosProxy::release);
             let outcome = copying.finish().expect(0);
             // A small file is published when two replicas agree; the third is then compared with it.
             assert_dropped(&outcome, wrong, if is_large { words } else { "differs from" });
@@ -277,8 +277,8 @@ fn a_digest_finds_the_replica_that_is_wrong_in_one_byte_anywhere() {
             let replicas = Replicas::new(2, size);
             flip(&replicas.at(wrong), offset);
             let agents = replicas.agents();
-            let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
-            let sources = straits.iter().map(|strait| strait.url("f"));
+            let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
+            let sources = proxies.iter().map(|proxy| proxy.url("f"));
             let flags = ["--via", "tcp", "--expect", &expected(size)];
             let outcome = replicas.copy(&agents).args(flags).args(sources).arg(".").succeed();
             assert_same_file(&replicas.at(1 - wrong), &replicas.result());
@@ -315,11 +315,11 @@ fn a_copy_that_was_killed_goes_on_from_its_journal() {
     let size = 48 * MIB;
     let replicas = Replicas::new(2, size);
     let agents = replicas.agents();
-    let straits: Vec<Strait> = agents.iter().map(Strait::tcp).collect();
-    straits.iter().for_each(|strait| strait.mark(8 * MIB as u64, Then::Hold));
-    let sources: Vec<String> = straits.iter().map(|strait| strait.url("f")).collect();
+    let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
+    proxies.iter().for_each(|proxy| proxy.mark(8 * MIB as u64, Reaction::Hold));
+    let sources: Vec<String> = proxies.iter().map(|proxy| proxy.url("f")).collect();
     let mut copying = replicas.copy(&agents).args(["--via", "tcp"]).args(&sources).arg(".").start();
-    wait_until("both have stopped", || straits.iter().all(|strait| strait.marks_reached() == 1));
+    wait_until("both have stopped", || proxies.iter().all(|proxy| proxy.marks_reached() == 1));
     let is_journal = |name: &std::ffi::OsStr| name.as_encoded_bytes().ends_with(b".journal");
     let journal = || {
         let items = fs::read_dir(replicas.client.local()).unwrap().map(|item| item.unwrap());
@@ -328,7 +328,7 @@ fn a_copy_that_was_killed_goes_on_from_its_journal() {
     // A header of 88 bytes and some records of 64 bytes.
     wait_until("a journal of some blocks", || journal() > 88 + 4 * 64);
     copying.kill();
-    straits.iter().for_each(Strait::release);
+    proxies.iter().for_each(ChaosProxy::release);
     let outcome = replicas.copy(&agents).args(["--via", "tcp"]).args(&sources).arg(".").succeed();
     assert_same_file(&replicas.at(0), &replicas.result());
     let summary = outcome.summary();

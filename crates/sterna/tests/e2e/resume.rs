@@ -8,8 +8,8 @@ use std::process::Command;
 use sterna_proto::journal::{HEADER_BYTES, JournalHeader, RECORD_BYTES};
 use sterna_seeded::with_seed;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{Agent, CopyCommand, Site, held_to_modes, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mode, set_mtime, write};
 
 /// Size of the file whose copy is stopped.
@@ -27,7 +27,7 @@ const RESUME_RATE: [&str; 2] = ["--rate", "40Mbit"];
 struct Crossing {
     site: Site,
     agent: Agent,
-    strait: Strait,
+    proxy: ChaosProxy,
     push: bool,
     source: PathBuf,
     target: PathBuf,
@@ -42,23 +42,23 @@ impl Crossing {
         };
         write(&source, &Seeded::new(seed).bytes(BYTES));
         let agent = site.agent();
-        let strait = Strait::tcp(&agent);
-        Self { site, agent, strait, push, source, target }
+        let proxy = ChaosProxy::tcp(&agent);
+        Self { site, agent, proxy, push, source, target }
     }
 
     fn copy(&self) -> CopyCommand {
         let mut copy = self.site.copy(&self.agent);
         copy.args(["--via", "tcp", "--lanes", "1"]);
         match self.push {
-            true => copy.arg("f").arg(self.strait.url("f")),
-            false => copy.arg(self.strait.url("f")).arg("f"),
+            true => copy.arg("f").arg(self.proxy.url("f")),
+            false => copy.arg(self.proxy.url("f")).arg("f"),
         };
         copy
     }
 
     /// Runs until about half of the file has passed and most of that half is in the journal. Then kills the receiver.
     fn stop_half_way(&mut self) {
-        self.strait.mark(BYTES as u64 / 2, Then::Hold);
+        self.proxy.mark(BYTES as u64 / 2, Reaction::Hold);
         let mut copying = self.copy().start();
         let directory = self.target.parent().unwrap().to_owned();
         wait_until("a journal of four blocks", || {
@@ -69,7 +69,7 @@ impl Crossing {
             false => copying.kill(),
         }
         copying.kill();
-        self.strait.release();
+        self.proxy.release();
         if self.push {
             self.agent = self.site.agent_at(&self.agent.addr.to_string());
         }
@@ -81,7 +81,7 @@ impl Crossing {
     }
 
     fn passed(&self) -> u64 {
-        let (up, down) = self.strait.passed();
+        let (up, down) = self.proxy.passed();
         up + down
     }
 
@@ -152,11 +152,11 @@ fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
     let (source, target) = (site.local().join("f"), site.root().join("f"));
     write(&source, &Seeded::new(21).bytes(BYTES));
     let agent = site.agent();
-    let strait = Strait::udp(&agent);
+    let proxy = ChaosProxy::udp(&agent);
     // A killed client sends no close over QUIC, so its session counts as abandoned only after some seconds.
     let copy = || {
         let mut copy = site.copy(&agent);
-        copy.args(["--via", "quic", "--rate", "40Mbit", "f"]).arg(strait.url("f"));
+        copy.args(["--via", "quic", "--rate", "40Mbit", "f"]).arg(proxy.url("f"));
         copy
     };
     let mut killed = copy().start();
@@ -166,9 +166,9 @@ fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
     });
     killed.kill();
     let kept = journaled_bytes(&journal(&directory).unwrap());
-    let before = strait.passed();
+    let before = proxy.passed();
     let outcome = copy().run().expect(0);
-    let after = strait.passed();
+    let after = proxy.passed();
     let sent = after.0 - before.0 + after.1 - before.1;
     assert_same_file(&source, &target);
     outcome.says("held by another session; waiting");
@@ -214,19 +214,19 @@ fn a_client_that_is_stopped_leaves_no_file_held() {
     let site = Site::new();
     write(&site.local().join("f"), &Seeded::new(22).bytes(BYTES));
     let agent = site.agent();
-    let strait = Strait::udp(&agent);
+    let proxy = ChaosProxy::udp(&agent);
     // The lanes have more data than the path carries, so the last control messages queue behind the data.
     for round in 0..4 {
         let target = format!("f{round}");
         let copy = || {
             let mut copy = site.copy(&agent);
-            copy.args(["--via", "quic", "--rate", "1Gbit", "f"]).arg(strait.url(&target));
+            copy.args(["--via", "quic", "--rate", "1Gbit", "f"]).arg(proxy.url(&target));
             copy
         };
-        let marks = strait.marks_reached();
-        strait.mark(BYTES as u64 / 4, Then::Pass);
+        let marks = proxy.marks_reached();
+        proxy.mark(BYTES as u64 / 4, Reaction::Pass);
         let mut stopped = copy().start();
-        wait_until("a quarter of the file", || strait.marks_reached() > marks);
+        wait_until("a quarter of the file", || proxy.marks_reached() > marks);
         stopped.interrupt();
         let code = stopped.finish().code;
         assert!(matches!(code, Some(0 | 130)), "{code:?}");
@@ -314,11 +314,11 @@ fn a_source_that_changed_under_its_old_size_and_time_starts_over_and_says_so() {
 fn a_source_that_is_cut_while_it_is_read_fails_and_is_not_published() {
     for push in [true, false] {
         let crossing = Crossing::new(7, push);
-        crossing.strait.mark(BYTES as u64 / 3, Then::Hold);
+        crossing.proxy.mark(BYTES as u64 / 3, Reaction::Hold);
         let copying = crossing.copy().start();
-        wait_until("a third of the file", || crossing.strait.marks_reached() == 1);
+        wait_until("a third of the file", || crossing.proxy.marks_reached() == 1);
         File::options().write(true).open(&crossing.source).unwrap().set_len(BYTES as u64 / 2).unwrap();
-        crossing.strait.release();
+        crossing.proxy.release();
         copying.finish().expect(3).says("changed");
         assert!(!crossing.target.exists());
         // The next run copies the current version of the file.
@@ -330,11 +330,11 @@ fn a_source_that_is_cut_while_it_is_read_fails_and_is_not_published() {
 #[test]
 fn a_source_that_is_written_while_it_is_read_fails_and_is_not_published() {
     let crossing = Crossing::new(8, true);
-    crossing.strait.mark(BYTES as u64 / 3, Then::Hold);
+    crossing.proxy.mark(BYTES as u64 / 3, Reaction::Hold);
     let copying = crossing.copy().start();
-    wait_until("a third of the file", || crossing.strait.marks_reached() == 1);
+    wait_until("a third of the file", || crossing.proxy.marks_reached() == 1);
     flip_bit(&crossing.source, BYTES as u64 - 100);
-    crossing.strait.release();
+    crossing.proxy.release();
     copying.finish().expect(3).says("changed");
     assert!(!crossing.target.exists());
     crossing.copy().succeed();
@@ -345,9 +345,9 @@ fn a_source_that_is_written_while_it_is_read_fails_and_is_not_published() {
 fn ctrl_c_ends_with_130_and_the_next_run_goes_on() {
     for push in [true, false] {
         let crossing = Crossing::new(9, push);
-        crossing.strait.mark(BYTES as u64 / 2, Then::Pass);
+        crossing.proxy.mark(BYTES as u64 / 2, Reaction::Pass);
         let mut copying = crossing.copy().args(["--rate", "200Mbit"]).start();
-        wait_until("half of the file", || crossing.strait.marks_reached() == 1);
+        wait_until("half of the file", || crossing.proxy.marks_reached() == 1);
         copying.interrupt();
         copying.finish().expect(130).says("go on from here");
         assert!(!crossing.target.exists());
@@ -363,9 +363,9 @@ fn ctrl_c_ends_with_130_and_the_next_run_goes_on() {
 fn an_agent_that_is_stopped_in_order_keeps_all_and_the_client_goes_on() {
     for push in [true, false] {
         let mut crossing = Crossing::new(10, push);
-        crossing.strait.mark(BYTES as u64 / 2, Then::Pass);
+        crossing.proxy.mark(BYTES as u64 / 2, Reaction::Pass);
         let mut copying = crossing.copy().args(RESUME_RATE).start();
-        wait_until("half of the file", || crossing.strait.marks_reached() == 1);
+        wait_until("half of the file", || crossing.proxy.marks_reached() == 1);
         assert!(crossing.agent.terminate().success());
         crossing.agent = crossing.site.agent_at(&crossing.agent.addr.to_string());
         copying.wait_for("the new agent", |event| event["event"] == "restarted");
@@ -386,19 +386,19 @@ fn a_read_only_directory_can_be_written_until_all_its_files_have_come() {
         write(&source.join("f"), &Seeded::new(12).bytes(BYTES));
         set_mode(&source, 0o555);
         let mut agent = site.agent();
-        let strait = Strait::tcp(&agent);
+        let proxy = ChaosProxy::tcp(&agent);
         let copy = |agent: &Agent| {
             let mut copy = site.copy(agent);
             copy.args(["--via", "tcp", "--rate", "200Mbit"]);
             match push {
-                true => copy.arg("d").arg(strait.url("")),
-                false => copy.arg(strait.url("d")).arg("."),
+                true => copy.arg("d").arg(proxy.url("")),
+                false => copy.arg(proxy.url("d")).arg("."),
             };
             copy.start()
         };
-        strait.mark(BYTES as u64 / 2, Then::Pass);
+        proxy.mark(BYTES as u64 / 2, Reaction::Pass);
         let mut copying = copy(&agent);
-        wait_until("half of the file", || strait.marks_reached() == 1);
+        wait_until("half of the file", || proxy.marks_reached() == 1);
         copying.interrupt();
         copying.finish().expect(130);
         // After this, the session of the agent has ended too.

@@ -9,7 +9,7 @@ use sterna_net::identity::Identity;
 use sterna_net::lane::quic::{QuicOptions, SharedRate};
 use sterna_net::lane::tcp::ConnectOptions;
 use sterna_net::lane::{Lane, LaneSink, LaneTx, quic, tcp};
-use sterna_proto::compress::Wish;
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::file::drives_terminal;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Frame, Hello, Message, Overwrite, Request, SessionId};
@@ -238,7 +238,7 @@ fn a_refusal_has_a_short_line_whatever_the_peer_asked_for() {
     let agent = site.agent();
     let name = [&b"\xc2\x9b31m\xe2\x80\xae"[..], &[b'n'; 200]].concat();
     let sources = vec![[&name[..]; 15].join(&b"/"[..]); 3];
-    let request = Request::Pull { sources, dry_run: false, compress: Wish::Never, on_demand: false };
+    let request = Request::Pull { sources, dry_run: false, compress: CompressionPolicy::Never, on_demand: false };
     let hello = Frame::Hello(Hello::new(SessionId([2; 16]), request));
     let lane = by_tcp(&agent, &Identity::ephemeral().unwrap()).says(&hello);
     // Each failure has one line.

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{Agent, BINARY, CopyCommand, Copying, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, assert_same_tree, write};
 
 /// Two agents and the host of a command, each with a separate identity.
@@ -71,12 +71,12 @@ fn an_agent_pushes_to_another_and_no_data_passes_by_the_command() {
         sites.write(&format!("tree/d/small{index}"), 3000 + index);
     }
     sites.write("tree/large", 20 * MIB);
-    let strait = Strait::tcp(&source);
+    let proxy = ChaosProxy::tcp(&source);
     let flags = ["--checksum", "sha256", "--compress", "never"];
     let mut copy = sites.copy(&source, &destination);
-    let copied = copy.args(flags).arg(strait.url("tree")).arg(destination.url("")).succeed();
+    let copied = copy.args(flags).arg(proxy.url("tree")).arg(destination.url("")).succeed();
     assert_same_tree(&sites.near.root().join("tree"), &sites.far.root().join("tree"));
-    let (up, down) = strait.passed();
+    let (up, down) = proxy.passed();
     assert!(up > 0 && up + down < 200_000, "{up} and {down} bytes passed by the command: {}", copied.describe());
     let summary = copied.summary();
     assert_eq!((&summary["copied"], &summary["failed"]), (&Value::from(31), &Value::from(0)));
@@ -94,14 +94,13 @@ fn where_the_source_runs_no_copies_the_destination_pulls() {
     let destination = Triangle::agent(&sites.far, "127.0.0.1:0", &["--third-party", &source.addr.to_string()]);
     sites.write("tree/large", 3 * MIB);
     sites.write("tree/small", 10);
-    let strait = Strait::tcp(&destination);
+    let proxy = ChaosProxy::tcp(&destination);
     let mut copy = sites.copy(&source, &destination);
-    let copied =
-        copy.args(["--via", "quic", "--rate", "200Mbit"]).arg(source.url("tree")).arg(strait.url("")).succeed();
+    let copied = copy.args(["--via", "quic", "--rate", "200Mbit"]).arg(source.url("tree")).arg(proxy.url("")).succeed();
     assert_eq!(copied.last("lane_up")["transport"], "quic");
     assert_same_tree(&sites.near.root().join("tree"), &sites.far.root().join("tree"));
     copied.says("pulls from").says("its operator can allow 127.0.0.1:");
-    let (up, down) = strait.passed();
+    let (up, down) = proxy.passed();
     assert!(up > 0 && up + down < 100_000, "{up} and {down} bytes passed by the command");
 }
 
@@ -267,13 +266,13 @@ fn a_command_that_has_lost_its_rights_loses_its_copy_with_its_next_lane() {
     let command = fingerprint(&sites.near.path("client-state"));
     let source = Triangle::listed(&sites.near, &format!("{command} ro\n"));
     let destination = sites.destination();
-    let strait = Strait::tcp(&source);
+    let proxy = ChaosProxy::tcp(&source);
     let mut copy = sites.copy(&source, &destination);
-    copy.args(["--rate", "20Mbit"]).arg(strait.url("f")).arg(destination.url("f"));
+    copy.args(["--rate", "20Mbit"]).arg(proxy.url("f")).arg(destination.url("f"));
     let mut copying = copy.start();
     copying.wait_for("a lane between the agents", |event| event["event"] == "lane_up");
     fs::write(sites.near.path("authorize"), "# nobody\n").unwrap();
-    strait.cut();
+    proxy.cut();
     copying.finish().expect(6).says("is not authorized here");
     source.wait_for_log("ended early");
     destination.wait_for_log("ended early");
@@ -285,10 +284,10 @@ fn where_tcp_does_not_pass_the_command_asks_by_quic() {
     let sites = Triangle::new();
     sites.write("f", LARGE_BYTES);
     let (source, destination) = (sites.source(), sites.destination());
-    let strait = Strait::udp(&source);
-    sites.copy(&source, &destination).args(["--via", "tcp"]).arg(strait.url("f")).arg(destination.url("f")).succeed();
+    let proxy = ChaosProxy::udp(&source);
+    sites.copy(&source, &destination).args(["--via", "tcp"]).arg(proxy.url("f")).arg(destination.url("f")).succeed();
     assert_same_file(&sites.near.root().join("f"), &sites.far.root().join("f"));
-    let (up, down) = strait.passed();
+    let (up, down) = proxy.passed();
     // Path MTU discovery takes some tens of packets of several kilobytes.
     assert!(up > 0 && up + down < LARGE_BYTES as u64 / 10, "{up} and {down} bytes passed by the command");
 }
@@ -300,8 +299,8 @@ fn a_command_whose_connection_is_cut_comes_back_and_knows_all() {
         sites.write(&format!("tree/f{index}"), 40_000);
     }
     let (source, destination) = (sites.source(), sites.destination());
-    let (asking, between) = (Strait::tcp(&source), Strait::tcp(&destination));
-    between.mark(4_000_000, Then::Hold);
+    let (asking, between) = (ChaosProxy::tcp(&source), ChaosProxy::tcp(&destination));
+    between.mark(4_000_000, Reaction::Hold);
     let mut copy = sites.copy(&source, &destination);
     copy.args(["--via", "tcp", "--compress", "never"]).arg(asking.url("tree")).arg(between.url(""));
     let mut copying = copy.start();
@@ -336,7 +335,7 @@ struct Held {
     source: Agent,
     destination: Agent,
     /// Proxy in front of the passive agent.
-    between: Strait,
+    between: ChaosProxy,
 }
 
 impl Held {
@@ -348,7 +347,7 @@ impl Held {
         let of = |end| if active == end { &flags[..] } else { &[] };
         let source = Triangle::agent(&sites.near, "127.0.0.1:0", of(Active::Source));
         let destination = Triangle::agent(&sites.far, "127.0.0.1:0", of(Active::Destination));
-        let between = Strait::tcp(if active == Active::Source { &destination } else { &source });
+        let between = ChaosProxy::tcp(if active == Active::Source { &destination } else { &source });
         Self { sites, active, flags, source, destination, between }
     }
 
@@ -364,7 +363,7 @@ impl Held {
 
     /// Starts a copy and waits until the proxy holds it.
     fn start(&self, flags: &[&str]) -> Copying {
-        self.between.mark(6_000_000, Then::Hold);
+        self.between.mark(6_000_000, Reaction::Hold);
         let copying = self.command(flags).start();
         wait_until("the middle of the copy", || self.between.marks_reached() > 0);
         copying

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::chaos_proxy::{ChaosProxy, Reaction};
 use crate::site::{BINARY, CopyCommand, Site, wait_until};
-use crate::strait::{Strait, Then};
 use crate::tree::{MIB, Seeded, assert_same_file, set_mtime, write};
 use crate::webserver::{FaultProxy, Kind, Request, Verdict, WebServer};
 
@@ -687,10 +687,10 @@ fn lanes_to_an_agent_that_are_cut_give_the_web_server_back() {
     let server = server_with(Kind::Nginx, 24 * MIB);
     let site = Site::new();
     let agent = site.agent();
-    let strait = Strait::tcp(&agent);
+    let proxy = ChaosProxy::tcp(&agent);
     // Each lane has an open answer then, and the server accepts no more requests than there are lanes.
-    strait.mark(4 * MIB as u64, Then::Cut);
-    site.copy(&agent).args(["--via", "tcp", "--lanes", "4"]).arg(server.url("f")).arg(strait.url("in/")).succeed();
-    assert_eq!(strait.marks_reached(), 1);
+    proxy.mark(4 * MIB as u64, Reaction::Cut);
+    site.copy(&agent).args(["--via", "tcp", "--lanes", "4"]).arg(server.url("f")).arg(proxy.url("in/")).succeed();
+    assert_eq!(proxy.marks_reached(), 1);
     assert_same_file(&server.root().join("f"), &site.root().join("in/f"));
 }

@@ -10,11 +10,11 @@ mod replicas;
 mod web;
 // Other end-to-end tests use the rest of this module.
 #[allow(dead_code)]
+#[path = "../e2e/chaos_proxy.rs"]
+mod chaos_proxy;
+#[allow(dead_code)]
 #[path = "../e2e/site.rs"]
 mod site;
-#[allow(dead_code)]
-#[path = "../e2e/strait.rs"]
-mod strait;
 #[allow(dead_code)]
 #[path = "../e2e/tree.rs"]
 mod tree;
@@ -34,8 +34,8 @@ use sterna_proto::limit::trace::{Input, read_trace};
 use sterna_proto::limit::{Accountant, Limit};
 use sterna_proto::{BitRate, ByteCount};
 
+use chaos_proxy::ChaosProxy;
 use site::{Agent, BINARY, CopyCommand, Outcome, Site, wait_until};
-use strait::Strait;
 use tree::{Seeded, assert_same_file, write};
 
 /// Held by the test with a running lab: one lab at a time.
@@ -167,13 +167,13 @@ fn another_agent_that_answers_by_tcp_does_not_end_what_quic_carries() {
     let (site, elsewhere) = (Site::new(), Site::new());
     let (ours, other) = (agent(&site, &lab), agent(&elsewhere, &lab));
     let (address, host) = (lab.host_b().address(), lab.host_b());
-    let (tcp, udp) = host.inside(|| Ok(Strait::tcp_and_udp(address, &other, &ours))).unwrap();
+    let (tcp, udp) = host.inside(|| Ok(ChaosProxy::tcp_and_udp(address, &other, &ours))).unwrap();
     write(&site.local().join("f"), &Seeded::new(6).bytes(250_000_000));
     let mut copying = copy(&site, &lab, &ours, &[]).arg("f").arg(udp.url("f")).start();
     copying.wait_for("a lane that met another agent", |event| {
         event["event"] == "lane_down" && event["reason"].as_str().unwrap().contains(&other.fingerprint)
     });
-    copying.wait_for("the end of the contest", |event| {
+    copying.wait_for("the end of the trial", |event| {
         event["rationale"].as_str().is_some_and(|rationale| rationale.starts_with("quic: tcp carried 0 "))
     });
     let before = udp.passed().0;

@@ -270,7 +270,7 @@ impl Pace {
     }
 
     /// Reports an event to the path; returns the terms that the path allows now.
-    fn tell(&self, now: Instant, news: News<'_>) -> Terms {
+    fn handle_news(&self, now: Instant, news: News<'_>) -> Terms {
         let seat = self.seat();
         let mut path = seat.rate.lock();
         match news {
@@ -323,7 +323,7 @@ impl ControllerFactory for PaceFactory {
         pace.overhead_bytes.store(self.overhead_bytes, Ordering::Relaxed);
         let mtu = u64::from(current_mtu);
         pace.set_packet_bytes(mtu + self.overhead_bytes);
-        let control = LaneControl::new(pace.tell(now, News::Nothing));
+        let control = LaneControl::new(pace.handle_news(now, News::Nothing));
         let overhead_bytes = self.overhead_bytes;
         let mut controller = PaceController {
             last_sent: None,
@@ -401,8 +401,8 @@ impl PaceController {
         self.last_sent.is_none_or(|last| now.saturating_duration_since(last) > packet * RESTED_PACKETS)
     }
 
-    fn tell(&mut self, now: Instant, news: News<'_>) {
-        self.control.follow(self.pace.tell(now, news));
+    fn handle_news(&mut self, now: Instant, news: News<'_>) {
+        self.control.follow(self.pace.handle_news(now, news));
         self.refresh();
     }
 
@@ -434,7 +434,7 @@ impl Controller for PaceController {
         let wire_bytes = bytes + datagrams * self.overhead_bytes;
         self.control.handle_sent(now, largest_pn, wire_bytes);
         let has_train_paused = self.control.take_train_pause();
-        self.tell(now, News::Sent { wire_bytes, has_train_paused });
+        self.handle_news(now, News::Sent { wire_bytes, has_train_paused });
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, rtt: &RttEstimator) {
@@ -447,7 +447,7 @@ impl Controller for PaceController {
         self.smoothed.end_acks();
         let ran_dry = app_limited && self.pace.is_dry.load(Ordering::Relaxed);
         let batch = self.control.take_batch(ran_dry);
-        self.tell(now, News::Heard(&batch));
+        self.handle_news(now, News::Heard(&batch));
         let rtt_min = u64::try_from(self.control.terms().rtt_min.as_micros()).unwrap_or(u64::MAX);
         self.pace.rtt_min_micros.store(rtt_min, Ordering::Relaxed);
         self.pace.in_flight_bytes.store(in_flight, Ordering::Relaxed);

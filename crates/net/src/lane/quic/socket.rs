@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 
 use super::pace::Pace;
-use crate::sys::{Watch, watch_for};
+use crate::sys::{Readiness, readiness_of};
 
 /// Use of the local port by the sockets of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +172,7 @@ impl std::fmt::Debug for SocketLanes {
 struct Arrivals {
     /// Second descriptor of the socket, so that the runtime can start and stop watching it separately.
     socket: Arc<StdUdpSocket>,
-    watch: Option<Watch>,
+    watch: Option<Readiness>,
     timer: Option<Pin<Box<Sleep>>>,
     rest: Option<Duration>,
     asked: Option<Instant>,
@@ -205,7 +205,7 @@ impl Arrivals {
         }
         let watched = match &mut self.watch {
             Some(watched) => watched,
-            none => none.insert(watch_for(&self.socket, Interest::READABLE)?),
+            none => none.insert(readiness_of(&self.socket, Interest::READABLE)?),
         };
         let mut readable = ready!(watched.poll_read_ready(cx))?;
         Poll::Ready(readable.try_io(|_| read()).unwrap_or_else(|_| Err(io::ErrorKind::WouldBlock.into())))
@@ -348,7 +348,7 @@ impl SendSocket {
     /// listener share the socket, and all must be woken. A socket that is watched for room also wakes its runtime
     /// for each sent datagram.
     fn room(&self) -> io::Result<Room> {
-        let watched = watch_for(&Arc::new(self.io.try_clone()?), Interest::WRITABLE)?;
+        let watched = readiness_of(&Arc::new(self.io.try_clone()?), Interest::WRITABLE)?;
         Ok(Box::pin(async move { watched.writable().await.map(drop) }))
     }
 }

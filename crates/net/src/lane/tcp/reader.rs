@@ -37,7 +37,7 @@ impl LaneRx for TcpRx {
                 close_open_block(&decoder, sink)
             }
             (Err(Failure::Lane(error)), _) => Err(error),
-            (Err(Failure::Told(error)), _) => {
+            (Err(Failure::Reported(error)), _) => {
                 // The sink failed or the peer broke the protocol of the lane. The peer gets the reason if it still
                 // reads.
                 shared.close(error.text());
@@ -55,7 +55,7 @@ enum Failure {
     /// The lane is gone.
     Lane(Error),
     /// The lane still works, and this end reports the error to the peer.
-    Told(Error),
+    Reported(Error),
 }
 
 /// State of the peer's direction: open while the peer may send more.
@@ -86,12 +86,12 @@ impl TcpRx {
     /// Passes on all complete records that were read.
     fn hand_on(&mut self, decoder: &mut FrameDecoder, sink: &mut dyn LaneSink) -> Result<Progress, Failure> {
         loop {
-            let run = self.opener.open().map_err(Failure::Told)?;
-            self.hand_on_run(&run, decoder, sink).map_err(Failure::Told)?;
+            let run = self.opener.open().map_err(Failure::Reported)?;
+            self.hand_on_run(&run, decoder, sink).map_err(Failure::Reported)?;
             match run.end {
                 RunEnd::NeedMore => return Ok(Progress::Open),
                 RunEnd::KeyUpdate { requested } => {
-                    self.opener.update_key(self.shared.next_rx_key(requested).map_err(Failure::Told)?);
+                    self.opener.update_key(self.shared.next_rx_key(requested).map_err(Failure::Reported)?);
                 }
                 RunEnd::CloseNotify => {
                     // Has no effect after a close frame, which carried a reason.
@@ -120,7 +120,7 @@ impl TcpRx {
 
     /// Reads the available bytes; checks the path while there are none.
     fn read_some(&mut self) -> Result<usize, Error> {
-        let mut watch = PathWatch::new(self.dead_after);
+        let mut watch = PathMonitor::new(self.dead_after);
         let waiting_since = Instant::now();
         loop {
             self.arm_timeout(watch.interval())?;
@@ -168,12 +168,12 @@ impl TcpRx {
 /// not use the kernel's timeout of 15 minutes either. A path is dead when data, or probes of a closed window, wait
 /// for an acknowledgement and none arrives for the given time. An outage that ends before that costs nothing.
 #[derive(Debug)]
-struct PathWatch {
+struct PathMonitor {
     dead_after: Duration,
     silent_since: Option<Instant>,
 }
 
-impl PathWatch {
+impl PathMonitor {
     /// Unanswered probes of a closed window that count as waiting. Reason: one probe is always in flight.
     const PROBES_WAITING: u8 = 2;
 
@@ -206,7 +206,7 @@ mod tests {
     /// Checks at every interval a connection with the state `info` at each time. Returns the time at which it is
     /// found dead.
     fn dead_at(info: impl Fn(Duration) -> sys::TcpInfo) -> Option<Duration> {
-        let mut watch = PathWatch::new(DEAD_AFTER);
+        let mut watch = PathMonitor::new(DEAD_AFTER);
         let start = Instant::now();
         let times = (1..1000).map(|look| watch.interval() * look).collect::<Vec<_>>();
         times.into_iter().find(|time| watch.look(&info(*time), start + *time).is_some())

@@ -56,7 +56,7 @@ pub(super) fn tune(stream: &TcpStream, peer: SocketAddr, options: &TcpOptions) -
         .with_retries(KEEPALIVE_PROBES);
     // TCP_USER_TIMEOUT is not set. Reason: it also ends a connection whose live peer does not read for that long,
     // for instance a receiver with a stalled disk (tcp_probe_timer in net/ipv4/tcp_timer.c). The lane checks the
-    // path in `PathWatch` instead.
+    // path in `PathMonitor` instead.
     let tuned = stream
         .set_nonblocking(false)
         .and_then(|()| socket.set_tcp_nodelay(true))

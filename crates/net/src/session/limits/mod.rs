@@ -66,7 +66,7 @@ pub struct LimitsNow {
 }
 
 /// Sampler of the lanes of one end of a session.
-pub struct LimitWatch {
+pub struct LimitMonitor {
     role: Role,
     begun: Instant,
     state: Mutex<State>,
@@ -86,7 +86,7 @@ struct State {
     ended: ReceiverReport,
     accountant: Accountant,
     /// Last report of the sender, at a receiver.
-    told: LimitReport,
+    latest: LimitReport,
     number: u64,
     reported: Option<Instant>,
     buffer_limits: (ByteCount, ByteCount),
@@ -109,21 +109,21 @@ enum Link {
     /// Network.
     Transport(Weak<dyn LaneHandle>),
     /// No network: both ends are in this process.
-    Inside,
+    InProcess,
 }
 
 impl Link {
     fn handle(&self) -> Option<Arc<dyn LaneHandle>> {
         match self {
             Self::Transport(handle) => handle.upgrade(),
-            Self::Inside => None,
+            Self::InProcess => None,
         }
     }
 
     fn sample(&self) -> Option<TransportSample> {
         match self {
             Self::Transport(handle) => handle.upgrade()?.sample(),
-            Self::Inside => Some(TransportSample::Inside),
+            Self::InProcess => Some(TransportSample::InProcess),
         }
     }
 }
@@ -142,7 +142,7 @@ impl StorageWork {
     }
 }
 
-impl LimitWatch {
+impl LimitMonitor {
     /// Returns a sampler that takes no samples. Reason: a session without blocks has no limits.
     pub(crate) fn idle(role: Role) -> Arc<Self> {
         let (state, storage_work) = (Mutex::default(), Mutex::default());
@@ -205,7 +205,7 @@ impl LimitWatch {
 
     /// Adds a lane within this process. The calling thread feeds and reads it.
     pub(crate) fn inside_up(&self, lane: LaneId) {
-        self.watch(lane, Link::Inside);
+        self.watch(lane, Link::InProcess);
         self.begin_feeding(lane);
     }
 
@@ -315,7 +315,7 @@ impl LimitWatch {
     /// Handles a report of the sender.
     pub(crate) fn handle_limits(&self, report: &LimitReport) {
         let mut state = lock(&self.state);
-        state.told = *report;
+        state.latest = *report;
         state.number += 1;
     }
 
@@ -324,7 +324,7 @@ impl LimitWatch {
         let state = lock(&self.state);
         let (report, lanes) = match self.role {
             Role::Sender => (state.accountant.report(), state.accountant.judgements().to_vec()),
-            Role::Receiver => (state.told, Vec::new()),
+            Role::Receiver => (state.latest, Vec::new()),
         };
         LimitsNow { number: state.number, report, lanes }
     }
@@ -410,7 +410,7 @@ impl WatchedLane {
     fn engine(&self) -> Option<Duration> {
         match self.link.sample()? {
             TransportSample::Quic(quic) => Some(quic.engine),
-            TransportSample::Tcp(_) | TransportSample::Inside => None,
+            TransportSample::Tcp(_) | TransportSample::InProcess => None,
         }
     }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 use sterna_proto::session::{ActiveFile, BlockTask, Frame, LaneId, ReplicaId, ReplicaSession};
 use sterna_proto::{Counters, Error, Retry};
 
-use super::super::limits::{LimitWatch, Role};
-use super::super::silence::SilenceWatch;
+use super::super::limits::{LimitMonitor, Role};
+use super::super::silence::SilenceDetector;
 use super::super::{BlockSink, End, Progress, Work, lock};
 use super::Replicas;
 use super::lane::ReplicaLane;
@@ -21,8 +21,8 @@ pub struct ReplicaEnd {
     pub(super) replica: ReplicaId,
     /// Number of this session among those of the replica. A later session ends this one.
     epoch: u64,
-    limits: Arc<LimitWatch>,
-    silence: Mutex<SilenceWatch>,
+    limits: Arc<LimitMonitor>,
+    silence: Mutex<SilenceDetector>,
 }
 
 impl ReplicaEnd {
@@ -31,7 +31,7 @@ impl ReplicaEnd {
             replicas: Arc::clone(replicas),
             replica,
             epoch,
-            limits: LimitWatch::start(Role::Receiver)?,
+            limits: LimitMonitor::start(Role::Receiver)?,
             silence: Mutex::default(),
         }))
     }
@@ -42,12 +42,12 @@ impl ReplicaEnd {
     }
 
     /// Passes an event of this session to the state machine, if the session is the current one of its replica.
-    pub(super) fn tell<T>(&self, what: impl FnOnce(&mut ReplicaSession) -> T) -> Option<T> {
+    pub(super) fn with_session<T>(&self, what: impl FnOnce(&mut ReplicaSession) -> T) -> Option<T> {
         let mut session = lock(&self.replicas.session);
-        let told = self.is_current().then(|| what(&mut session));
+        let result = self.is_current().then(|| what(&mut session));
         drop(session);
         self.replicas.wake.notify();
-        told
+        result
     }
 }
 
@@ -83,9 +83,11 @@ impl End for ReplicaEnd {
                 return Ok(());
             }
             Frame::Messages { first, encoded } => {
-                self.tell(|session| session.handle_messages(self.replica, first, &encoded, now))
+                self.with_session(|session| session.handle_messages(self.replica, first, &encoded, now))
             }
-            Frame::Acknowledge { next } => self.tell(|session| session.handle_acknowledgement(self.replica, next, now)),
+            Frame::Acknowledge { next } => {
+                self.with_session(|session| session.handle_acknowledgement(self.replica, next, now))
+            }
             Frame::Welcome(_) => return Ok(()),
             _ => return Err(Error::protocol("a frame from the peer out of place")),
         };
@@ -93,11 +95,11 @@ impl End for ReplicaEnd {
     }
 
     fn lane_up(&self, lane: LaneId) {
-        self.tell(|session| session.handle_lane_up(self.replica, lane));
+        self.with_session(|session| session.handle_lane_up(self.replica, lane));
     }
 
     fn lane_down(&self, lane: LaneId) {
-        self.tell(|session| session.handle_lane_down(self.replica, lane, Instant::now()));
+        self.with_session(|session| session.handle_lane_down(self.replica, lane, Instant::now()));
     }
 
     fn block_sink(self: Arc<Self>, _lane: LaneId) -> Box<dyn BlockSink> {
@@ -116,10 +118,10 @@ impl End for ReplicaEnd {
 
     fn tick(&self) {
         let silent = lock(&self.silence).observe(&self.limits.heard(), Instant::now());
-        self.tell(|session| session.handle_silence(self.replica, &silent));
+        self.with_session(|session| session.handle_silence(self.replica, &silent));
     }
 
-    fn limits(&self) -> &LimitWatch {
+    fn limits(&self) -> &LimitMonitor {
         &self.limits
     }
 
@@ -151,6 +153,6 @@ impl End for ReplicaEnd {
         // The agent has restarted: a new session with it may succeed.
         let lost = error.kind == sterna_proto::ErrorKind::SessionLost;
         let error = if lost { error.retry(Retry::After) } else { error };
-        self.tell(|session| session.handle_left(self.replica, &error, Instant::now()));
+        self.with_session(|session| session.handle_left(self.replica, &error, Instant::now()));
     }
 }

@@ -63,7 +63,7 @@ impl ReplicaLane {
     /// Asks the state machine for the use of a block. A block from an ended session is dropped.
     fn ask(&self, copy: CopyId, entry: &FileEntry, index: u64) -> Result<BlockUse, Error> {
         let replica = self.end.replica;
-        let asked = self.end.tell(|session| session.handle_begun(replica, copy, entry, index));
+        let asked = self.end.with_session(|session| session.handle_begun(replica, copy, entry, index));
         asked.unwrap_or(Ok(BlockUse::Discard))
     }
 
@@ -127,7 +127,7 @@ impl ReplicaLane {
             drop(revoked);
             // The digest counts even though the copy was revoked.
             let now = Instant::now();
-            self.end.tell(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
+            self.end.with_session(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
             return Ok(());
         }
         let ended = self.blocks.end(block, trailer);
@@ -148,7 +148,7 @@ impl ReplicaLane {
         let (replicas, replica, now) = (Arc::clone(&self.end.replicas), self.end.replica, Instant::now());
         let digest = digest_of(trailer)?;
         if *blake3::hash(data).as_bytes() != digest {
-            self.end.tell(|session| session.handle_block(replica, copy, 0, digest, Arrival::Corrupt, now));
+            self.end.with_session(|session| session.handle_block(replica, copy, 0, digest, Arrival::Corrupt, now));
             return Ok(());
         }
         let unexpected = replicas.expected.and_then(|expected| {
@@ -162,7 +162,7 @@ impl ReplicaLane {
         }
         small.insert(replica, data.to_vec());
         drop(small);
-        self.end.tell(|session| match unexpected {
+        self.end.with_session(|session| match unexpected {
             Some(error) => session.handle_unexpected(replica, &error, now),
             None => session.handle_block(replica, copy, 0, digest, Arrival::ReadPast, now),
         });
@@ -219,7 +219,7 @@ impl BlockSink for ReplicaLane {
             Some(OpenBlock::Written { copy, gate }) => self.end_written(block, (copy, &gate), trailer),
             Some(OpenBlock::Compare { copy, index }) => {
                 let (replica, digest, now) = (self.end.replica, digest_of(trailer)?, Instant::now());
-                self.end.tell(|s| s.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
+                self.end.with_session(|s| s.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
                 Ok(())
             }
             Some(OpenBlock::Small { copy, entry, slab, data }) => {

@@ -10,15 +10,15 @@ use super::super::SessionEvent;
 use super::super::sweep::{Arrived, Sweeper};
 use super::{OutgoingBlock, READ_BYTES, Sender};
 use crate::lane::LaneTx;
-use crate::source::{FileReader, Then};
+use crate::source::{FileReader, SourceDisposition};
 use crate::sync::lock;
 
 impl Sender {
     /// Sets the action on sources that have arrived. To be called before the first lane. Errors: the host cannot
     /// start the thread.
-    pub fn set_then(self: &Arc<Self>, then: Then) -> Result<(), Error> {
+    pub fn set_disposition(self: &Arc<Self>, disposition: SourceDisposition) -> Result<(), Error> {
         let sender = Arc::downgrade(self);
-        let sweeper = Sweeper::start(then, move |arrived| {
+        let sweeper = Sweeper::start(disposition, move |arrived| {
             let Some(sender) = sender.upgrade() else { return false };
             let name = arrived.entry.path.clone();
             if catch_unwind(AssertUnwindSafe(|| sender.sweep(arrived))).is_err() {

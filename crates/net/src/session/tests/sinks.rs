@@ -7,7 +7,7 @@ use sterna_proto::BlockDigest;
 use sterna_proto::session::FileOutcome;
 
 use super::*;
-use crate::lane::inside::InsideTx;
+use crate::lane::in_process::InProcessTx;
 use crate::sink::tests::fixture::{Fixture, KINDS};
 use crate::source::SourcePlace;
 
@@ -57,7 +57,8 @@ fn copy(source: &Path, fixture: &Fixture, dry_run: bool) -> Arc<Reported> {
     let root = Root::open(source, Access::ReadOnly).unwrap();
     let roots = Roots::new(vec![SourcePlace { root, pattern: b".".to_vec(), name: None }]);
     let (pool, silent) = (BufferPool::new(), Arc::new(Silent));
-    let sender = Sender::start(roots, LINGER_DEFAULT, dry_run, Arc::default(), Wish::Never, pool, silent).unwrap();
+    let sender =
+        Sender::start(roots, LINGER_DEFAULT, dry_run, Arc::default(), CompressionPolicy::Never, pool, silent).unwrap();
     let reported = Arc::<Reported>::default();
     let options = ReceiverOptions {
         sink: fixture.sink(),
@@ -77,7 +78,7 @@ fn copy(source: &Path, fixture: &Fixture, dry_run: bool) -> Arc<Reported> {
     thread::scope(|scope| {
         let start_lane = |from: &Arc<dyn End>, to: &Arc<dyn End>, lane: LaneId| {
             let (from, sink) = (Arc::clone(from), SessionSink::new(Arc::clone(to), lane));
-            scope.spawn(move || feed(&*from, lane, Box::new(InsideTx::new(Box::new(sink))), None).unwrap());
+            scope.spawn(move || feed(&*from, lane, Box::new(InProcessTx::new(Box::new(sink))), None).unwrap());
         };
         start_lane(&ends[1], &ends[0], LaneId(0));
         (0..=LANES).for_each(|lane| start_lane(&ends[0], &ends[1], LaneId(lane)));

@@ -9,7 +9,7 @@ use sterna_proto::FileDigests;
 use sterna_proto::session::{BlockTask, FileOutcome};
 
 use super::*;
-use crate::source::{SourcePlace, Then};
+use crate::source::{SourceDisposition, SourcePlace};
 use crate::sys;
 
 const LANE: LaneId = LaneId(1);
@@ -67,21 +67,22 @@ struct OneFile {
 }
 
 impl OneFile {
-    fn new(bytes: &[u8], then: Option<Then>) -> Self {
+    fn new(bytes: &[u8], disposition: Option<SourceDisposition>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("source"), bytes).unwrap();
-        Self::of(directory, then)
+        Self::of(directory, disposition)
     }
 
-    fn of(directory: TempDir, then: Option<Then>) -> Self {
+    fn of(directory: TempDir, disposition: Option<SourceDisposition>) -> Self {
         let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
         let sources = Roots::new(vec![SourcePlace { root, pattern: b"source".to_vec(), name: None }]);
         let reported = Arc::<Reported>::default();
         let observer = Arc::clone(&reported) as Arc<dyn Observer>;
         let pool = BufferPool::new();
         let sender =
-            Sender::start(sources, LINGER_DEFAULT, false, Arc::default(), Wish::Never, pool, observer).unwrap();
-        then.into_iter().for_each(|then| sender.set_then(then).unwrap());
+            Sender::start(sources, LINGER_DEFAULT, false, Arc::default(), CompressionPolicy::Never, pool, observer)
+                .unwrap();
+        disposition.into_iter().for_each(|disposition| sender.set_disposition(disposition).unwrap());
         sender.lane_up(LANE);
         Self { directory, sender, reported, taken: Taken::default(), is_held: false, messages: 0 }
     }
@@ -227,7 +228,7 @@ fn a_source_stays_when_the_receiver_reports_other_bytes() {
         let bytes = pattern(length);
         let mut other = bytes.clone();
         other[length / 2] ^= 1;
-        let mut copy = OneFile::new(&bytes, Some(Then::Delete));
+        let mut copy = OneFile::new(&bytes, Some(SourceDisposition::Delete));
         copy.send(blocks);
         let FileOutcome::Failed(error) = copy.hear_done(&other) else { panic!("{length} bytes count as arrived") };
         assert_eq!((error.kind, error.scope), (ErrorKind::Corrupt, Scope::Destination));
@@ -235,7 +236,7 @@ fn a_source_stays_when_the_receiver_reports_other_bytes() {
         assert!(error.text().contains(&hex(&bytes)) && error.text().contains(&hex(&other)), "{error}");
         assert_eq!(fs::read(copy.path()).unwrap(), bytes);
 
-        let mut copy = OneFile::new(&bytes, Some(Then::Delete));
+        let mut copy = OneFile::new(&bytes, Some(SourceDisposition::Delete));
         copy.send(blocks);
         assert!(matches!(copy.hear_done(&bytes), FileOutcome::Done(_)), "{length} bytes");
         assert!(!copy.path().exists(), "{length} bytes stay");
@@ -248,7 +249,7 @@ fn blocks_of_an_earlier_run_are_read_before_their_source_is_deleted() {
     let mut planted = bytes.clone();
     planted[MIB + 3] ^= 1;
     let copy = || {
-        let mut copy = OneFile::new(&bytes, Some(Then::Delete));
+        let mut copy = OneFile::new(&bytes, Some(SourceDisposition::Delete));
         // This session sends the last block and perhaps one before it; the other blocks, which it did not send, are
         // read again.
         copy.send(1);
@@ -266,8 +267,8 @@ fn blocks_of_an_earlier_run_are_read_before_their_source_is_deleted() {
 
 #[test]
 fn a_source_that_is_deleted_is_read_where_its_file_system_reports_a_hole() {
-    let sent = |then: Option<Then>| {
-        let mut copy = OneFile::new(&pattern(2 * MIB), then);
+    let sent = |disposition: Option<SourceDisposition>| {
+        let mut copy = OneFile::new(&pattern(2 * MIB), disposition);
         copy.send(2);
         copy.taken.data
     };
@@ -275,7 +276,7 @@ fn a_source_that_is_deleted_is_read_where_its_file_system_reports_a_hole() {
     thread::spawn(move || {
         sys::report_only_holes();
         assert!(sent(None).is_empty(), "the file system reports no hole: this test shows nothing");
-        assert_eq!(sent(Some(Then::Delete)), pattern(2 * MIB));
+        assert_eq!(sent(Some(SourceDisposition::Delete)), pattern(2 * MIB));
     })
     .join()
     .unwrap();

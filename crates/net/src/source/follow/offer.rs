@@ -8,7 +8,7 @@ use sterna_proto::{Error, ErrorKind, FileEntry, Growth, Phase, RelPath, Retry, S
 
 use super::super::Offers;
 use super::super::file::{DiskFile, Listed, OpenFiles};
-use super::super::seal::SealQueue;
+use super::super::final_digest::FinalDigestQueue;
 use super::active::{Active, Sent, version_of_entry};
 use crate::disk::Root;
 
@@ -59,7 +59,12 @@ impl Report<'_> {
     }
 
     /// Offers a file that has ended, or reports its end. Returns the number of the file if it was offered now.
-    pub(super) fn end(&self, active: &mut Active, growth: Growth, seals: &SealQueue) -> Result<Option<FileId>, Error> {
+    pub(super) fn end(
+        &self,
+        active: &mut Active,
+        growth: Growth,
+        seals: &FinalDigestQueue,
+    ) -> Result<Option<FileId>, Error> {
         let Self { offers, root, path, .. } = *self;
         let source = root.open_source(path)?;
         let look = active.followed.look();

@@ -11,7 +11,7 @@ use sterna_proto::session::{FileId, FileOutcome, LaneId};
 use sterna_proto::{Error, ErrorKind, Scope};
 
 use self::fixture::{Fixture, KINDS, Kind, Manifest, Offer};
-use super::{Extent, LaneChange, Offers, Source, Then};
+use super::{Extent, LaneChange, Offers, Source, SourceDisposition};
 
 const LANE: LaneId = LaneId(1);
 
@@ -184,7 +184,7 @@ fn a_file_that_changed_after_its_offer_never_passes_as_the_offered_one() {
             }
         }
         fixture.write("file", b"short");
-        assert!(offer.file.settle(&Then::Delete, &offer.entry).is_err(), "another version was deleted");
+        assert!(offer.file.settle(&SourceDisposition::Delete, &offer.entry).is_err(), "another version was deleted");
         assert_eq!(fs::read(fixture.path("file")).unwrap(), b"short");
     }
 }
@@ -197,7 +197,7 @@ fn a_file_that_has_arrived_is_deleted_or_the_source_refuses() {
         fixture.write("file", &pattern(1, size));
         let (_source, offers) = offers_of(&fixture, &["file"]);
         read_blocks(&offers[0], 0..1).unwrap();
-        let settled = offers[0].file.settle(&Then::Delete, &offers[0].entry);
+        let settled = offers[0].file.settle(&SourceDisposition::Delete, &offers[0].entry);
         match kind {
             Kind::Web => assert_eq!(settled.unwrap_err().kind, ErrorKind::Usage),
             Kind::Roots | Kind::OnDemand | Kind::Followed => settled.unwrap(),

@@ -1,17 +1,17 @@
 //! Third-party copies: a client (the *command*) asks one agent to run a session with another agent.
 //!
 //! The agent that is asked is the *active* one. It is the client of an ordinary session with the *passive* one. No
-//! block travels between the command and the active agent. The request goes to the active agent; events ([`Told`]),
-//! progress ([`Snapshot`]) and the result ([`Conclusion`]) come back. Events and result travel in the control log, so
-//! they survive the loss of lanes. [`WatchSession`] is either end of this exchange.
+//! block travels between the command and the active agent. The request goes to the active agent; events
+//! ([`AgentReport`]), progress ([`Snapshot`]) and the result ([`Conclusion`]) come back. Events and result travel in
+//! the control log, so they survive the loss of lanes. [`ControlSession`] is either end of this exchange.
 //!
 //! Refuses to open a connection, or trust a count or a length that the peer sent. Bytes and time come in as arguments.
 
-mod told;
-mod watch;
+mod control;
+mod report;
 
-pub use told::{Conclusion, IpBytes, LaneFigures, PeerAddress, Snapshot, Subject, Told};
-pub use watch::{WatchEvent, WatchSession, WatchSide};
+pub use control::{ControlEvent, ControlSession, ControlSide};
+pub use report::{AgentReport, Conclusion, IpBytes, LaneFigures, PeerAddress, Snapshot, Subject};
 
 use crate::session::values::{
     Overwrite, SOURCES_MAX, read_checks, read_contract, read_expect, read_flag, read_many, read_overwrite, read_wish,
@@ -19,7 +19,7 @@ use crate::session::values::{
 };
 use std::time::Duration;
 
-use crate::compress::Wish;
+use crate::compress::CompressionPolicy;
 use crate::digest::{Checks, Digest};
 use crate::error::Error;
 use crate::limit::{read_time, write_time};
@@ -82,7 +82,7 @@ pub struct ThirdParty {
     /// True if nothing is written.
     pub dry_run: bool,
     /// Compression policy of the sending agent.
-    pub compress: Wish,
+    pub compress: CompressionPolicy,
     /// Transport; `None`: the active agent decides.
     pub via: Option<Via>,
     /// Number of lanes; `None`: the active agent decides.

@@ -9,20 +9,20 @@ use sterna_proto::Error;
 use super::{LaneSink, LaneTx};
 
 /// Sending half of a lane whose other end is in this process.
-pub struct InsideTx {
+pub struct InProcessTx {
     sink: Box<dyn LaneSink>,
     block: u64,
     offset: u64,
 }
 
-impl InsideTx {
+impl InProcessTx {
     /// Creates a lane that ends at `sink`.
     pub fn new(sink: Box<dyn LaneSink>) -> Self {
         Self { sink, block: 0, offset: 0 }
     }
 }
 
-impl LaneTx for InsideTx {
+impl LaneTx for InProcessTx {
     fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
         self.sink.control(frame)
     }

@@ -8,25 +8,25 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::contest::{Contest, ContestStep};
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::memory::Way;
+use sterna_proto::path_cache::DataDirection;
 use sterna_proto::plan::{self, TcpPath, Via};
-use sterna_proto::rate::Manner;
+use sterna_proto::rate::Fairness;
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber};
+use sterna_proto::transport_trial::{TransportTrial, TrialStep};
 use sterna_proto::{ByteCount, Earlier, Error, ErrorKind, Phase, Retry, Scope};
 
 use super::dial::{
     DialledPath, Dialling, FirstLane, PathDials, Target, cores, dial, lane_memory, lanes_asked, lanes_most, path_memory,
 };
 use super::job::{Direction, Job};
-use super::memory::PathFile;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
+use super::path_cache::PathCache;
 use super::run::{Backoff, Driven, TICK, depart, drive, ends_session, random_session};
 use super::spec::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, ViaChoice};
-use super::stall::StallWatch;
-use super::tally::{Tally, TallyState};
+use super::stall::StallDetector;
+use super::totals::{CopyTotals, TotalsState};
 use crate::identity::Fingerprint;
 use crate::lane::{Lane, LaneHandle};
 use crate::latch::Latch;
@@ -36,11 +36,11 @@ use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEven
 const OTHER_TRANSPORT: &str = "the other transport carries more";
 
 /// State of one session, shared by the threads that keep paths and lanes alive.
-struct Keeper {
+struct Supervisor {
     end: Arc<dyn End>,
     lanes: Arc<LaneIds>,
     hello: Hello,
-    way: Way,
+    direction: DataDirection,
     welcomed: AtomicBool,
     remote: RemoteLocation,
     initiator: Initiator,
@@ -63,23 +63,23 @@ pub(super) fn run_session(
     options: &CopySpec,
     job: &Job,
     initiator: &Initiator,
-    tally: &Arc<Tally>,
+    totals: &Arc<CopyTotals>,
     started: &mut Instant,
 ) -> Result<(), Error> {
-    let observer = &tally.observer;
-    let way = match job.direction {
-        Direction::Push { .. } => Way::Out,
-        Direction::Pull { .. } | Direction::Replica { .. } => Way::In,
+    let observer = &totals.observer;
+    let direction = match job.direction {
+        Direction::Push { .. } => DataDirection::Out,
+        Direction::Pull { .. } | Direction::Replica { .. } => DataDirection::In,
     };
-    let dialling = Dialling::new(options, &job.remote, way, initiator, observer);
+    let dialling = Dialling::new(options, &job.remote, direction, initiator, observer);
     let PathDials { first, on, others } = dialling.reach_paths()?;
     // The time that a user takes to answer a question is not part of the copy.
     *started += first.trusted_after;
     let started = *started;
     let (earlier, limits_before) = {
-        let mut state = lock(&tally.state);
+        let mut state = lock(&totals.state);
         state.aborted = None;
-        (state.earlier(way == Way::In), state.summary.limits.total)
+        (state.earlier(direction == DataDirection::In), state.summary.limits.total)
     };
     let paths = kept_paths(options);
     let first_path = Arc::clone(&paths[on]);
@@ -87,19 +87,19 @@ pub(super) fn run_session(
     if first.via == Via::Quic {
         lane_memory(options, &first_path.options, lane_count)?;
     }
-    let (end, receiver) = job.start_end(options, tally)?;
+    let (end, receiver) = job.start_end(options, totals)?;
     if let Some(file) = &options.recording {
         end.limits().record(Arc::clone(file));
     }
     end.agree_rates(options.ceiling(), options.target());
-    let keeper = Arc::new(Keeper {
+    let supervisor = Arc::new(Supervisor {
         end: Arc::clone(&end),
         lanes: job.lanes(),
         hello: Hello {
             on_behalf_of: options.on_behalf_of.map(|key| key.0),
             ..Hello::new(random_session()?, job.request(options))
         },
-        way,
+        direction,
         welcomed: AtomicBool::new(false),
         remote: job.remote.clone(),
         initiator: initiator.clone(),
@@ -112,20 +112,20 @@ pub(super) fn run_session(
         over: Latch::default(),
         trusted: Mutex::new(Some(first.lane.peer)),
     });
-    keeper.begin_path(&first_path, first, lane_count)?;
-    others.into_iter().try_for_each(|(number, dialled)| keeper.start_path(&keeper.paths[number], dialled))?;
-    let alive = Arc::clone(&keeper);
+    supervisor.begin_path(&first_path, first, lane_count)?;
+    others.into_iter().try_for_each(|(number, dialled)| supervisor.start_path(&supervisor.paths[number], dialled))?;
+    let alive = Arc::clone(&supervisor);
     let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
     spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
     // A spool may have nothing to send for days. A replica may have nothing to send while others are faster.
-    let stall = (options.follow.is_none() && !options.same).then(StallWatch::of_lanes);
-    drive(&keeper, &**observer, started, stall);
-    keeper.learn();
-    depart(&keeper.over, keeper.live());
+    let stall = (options.follow.is_none() && !options.same).then(StallDetector::of_lanes);
+    drive(&supervisor, &**observer, started, stall);
+    supervisor.learn();
+    depart(&supervisor.over, supervisor.live());
     if let Some(receiver) = &receiver {
         receiver.join();
     }
-    keeper.sum_up(&mut lock(&tally.state))
+    supervisor.sum_up(&mut lock(&totals.state))
 }
 
 fn kept_paths(options: &CopySpec) -> Vec<Arc<KeptPath>> {
@@ -158,10 +158,10 @@ fn decide_lanes(options: &CopySpec, path: &KeptPath, first: &FirstLane, observer
     decision.value.clamp(1, plan::LANES_MAX)
 }
 
-impl Keeper {
+impl Supervisor {
     /// Starts the lanes of a path on which the agent has been reached.
     fn begin_path(self: &Arc<Self>, path: &Arc<KeptPath>, first: FirstLane, lane_count: u32) -> Result<(), Error> {
-        let is_contested = self.may_contest(path, &first);
+        let has_trial = self.may_try(path, &first);
         let FirstLane { via, addr, rate, lane, remembered, .. } = first;
         let stats = lane.handle.stats();
         let rtt = if stats.rtt_min.is_zero() { stats.rtt } else { stats.rtt_min };
@@ -171,8 +171,8 @@ impl Keeper {
         let is_least = given.target.is_none()
             && remembered.is_some_and(|record| !record.is_full && given.ceiling.is_none_or(|most| record.rate < most));
         let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected, is_least });
-        if is_contested {
-            *lock(&path.contest) = Contest::new();
+        if has_trial {
+            *lock(&path.trial) = TransportTrial::new();
         }
         let mut first = Some(lane);
         // The other lanes wait until the rate is measured. Reason: many lanes split the low initial rate to one packet
@@ -181,13 +181,13 @@ impl Keeper {
         (0..begins_with).try_for_each(|_| self.start_lane(path, via, first.take()))
     }
 
-    /// Returns true if a contest between TCP and QUIC is allowed on a path that was reached by QUIC. Conditions: Sterna
+    /// Returns true if a trial between TCP and QUIC is allowed on a path that was reached by QUIC. Conditions: Sterna
     /// chose the transport, the contract has nothing that TCP cannot keep, and the rate by TCP is not recorded yet. The
     /// session must have one path and no replicas. Reason: several paths or replicas limit a copy together, and the one
     /// that does cannot be determined.
-    fn may_contest(&self, path: &KeptPath, first: &FirstLane) -> bool {
+    fn may_try(&self, path: &KeptPath, first: &FirstLane) -> bool {
         let contract = &path.options.contract;
-        let is_free = contract.target.is_none() && contract.minimum.is_none() && contract.manner == Manner::Fair;
+        let is_free = contract.target.is_none() && contract.minimum.is_none() && contract.fairness == Fairness::Fair;
         let is_alone = self.paths.len() == 1 && !self.options.same;
         let is_ours = path.options.via == ViaChoice::Auto && first.via == Via::Quic && !first.is_other_known;
         is_free && is_alone && is_ours
@@ -215,17 +215,17 @@ impl Keeper {
             self.begin_dialled(path, dialled);
             return Ok(());
         }
-        let (keeper, path) = (Arc::clone(self), Arc::clone(path));
+        let (supervisor, path) = (Arc::clone(self), Arc::clone(path));
         let spawned =
-            thread::Builder::new().name("keep-path".to_owned()).spawn(move || keeper.reach_path(&path, dialled));
+            thread::Builder::new().name("keep-path".to_owned()).spawn(move || supervisor.reach_path(&path, dialled));
         spawned.map(drop).map_err(|e| crate::no_thread("start the thread of a path", e))
     }
 
     /// Tries until the agent is reached on a path, or the session is over.
     fn reach_path(self: &Arc<Self>, path: &Arc<KeptPath>, dialled: DialledPath) {
-        let dialling = Dialling::new(&self.options, &self.remote, self.way, &self.initiator, &self.observer);
+        let dialling = Dialling::new(&self.options, &self.remote, self.direction, &self.initiator, &self.observer);
         let mut outcome = dialled.wait();
-        let mut told = String::new();
+        let mut reported = String::new();
         let mut backoff = Backoff::new();
         while !self.is_ending() {
             let tried = match outcome.take() {
@@ -251,10 +251,10 @@ impl Keeper {
                 Err(error) => error,
             };
             let text = error.chain();
-            if text != told {
+            if text != reported {
                 let again = path.say(format!("{text}; it is tried again"));
                 self.observer.event(CopyEvent::Session(SessionEvent::Notice(again)));
-                told = text;
+                reported = text;
             }
             self.over.wait(backoff.after(Duration::ZERO));
         }
@@ -289,8 +289,8 @@ impl Keeper {
 
     /// Starts the thread of one more lane. The first lane of a path is already connected.
     fn start_lane(self: &Arc<Self>, path: &Arc<KeptPath>, via: Via, connected: Option<Lane>) -> Result<(), Error> {
-        let (keeper, on) = (Arc::clone(self), Arc::clone(path));
-        let run = move || keeper.keep(&on, via, connected);
+        let (supervisor, on) = (Arc::clone(self), Arc::clone(path));
+        let run = move || supervisor.keep(&on, via, connected);
         let spawned = thread::Builder::new().name("keep-lane".to_owned()).spawn(run);
         spawned.map_err(|e| crate::no_thread("start the thread of a lane", e))?;
         path.lanes_wanted(via).fetch_add(1, Ordering::Relaxed);
@@ -433,19 +433,19 @@ impl Keeper {
     }
 
     fn sends(&self) -> bool {
-        self.way == Way::Out
+        self.direction == DataDirection::Out
     }
 
-    /// Starts a contest of the transports on a path when the session gives a reason, and then uses the winner.
+    /// Starts a trial of the transports on a path when the session gives a reason, and then uses the winner.
     fn compare_transports(self: &Arc<Self>, path: &Arc<KeptPath>, progress: &CopyProgress) {
-        match path.contest(progress) {
+        match path.trial(progress) {
             None => {}
-            Some(ContestStep::Begin(decision)) => {
+            Some(TrialStep::Begin(decision)) => {
                 let lanes = lanes_asked(&self.options, &path.options).map_or(plan::CONTEST_LANES, |lanes| lanes.value);
                 self.decide("transport", path, decision.rationale);
                 self.start_more(path, decision.value, 0, lanes);
             }
-            Some(ContestStep::Take(decision)) => {
+            Some(TrialStep::Take(decision)) => {
                 let loser = decision.value.other();
                 self.decide("transport", path, decision.rationale);
                 let lanes = path.live.live().into_iter().filter(|lane| Via::from(lane.transport()) == loser);
@@ -464,14 +464,14 @@ impl Keeper {
             self.decide("congestion", path, rationale);
         }
         let given = &path.options;
-        if lock(&path.contest).is_on() {
+        if lock(&path.trial).is_on() {
             return;
         }
         let (chosen, via) = (path.chosen_via(reached), path.via(reached));
         let wanted = path.lanes_wanted(chosen).load(Ordering::Relaxed);
         if chosen == reached.via && wanted < reached.lane_count {
             // Only the search for the rate needs a lane alone on the path.
-            if via == Via::Tcp || path.found_rate(self.way).is_some() {
+            if via == Via::Tcp || path.found_rate(self.direction).is_some() {
                 self.start_more(path, chosen, wanted, reached.lane_count);
             }
             return;
@@ -484,7 +484,7 @@ impl Keeper {
             Via::Quic if given.contract.target.is_some() => None,
             Via::Quic => {
                 let most = lanes_most(path_memory(&self.options), given, reached.lane_count);
-                let found = path.found(self.way, lane_memory(&self.options, given, reached.lane_count).ok());
+                let found = path.found(self.direction, lane_memory(&self.options, given, reached.lane_count).ok());
                 found.and_then(|found| plan::choose_more_quic_lanes(wanted, &found, most))
             }
             Via::Tcp => path
@@ -512,9 +512,9 @@ impl Keeper {
     /// Writes the measured properties of the paths to the path cache.
     fn learn(&self) {
         let Some(dir) = &self.initiator.path_cache else { return };
-        let file = PathFile::new(dir);
+        let file = PathCache::new(dir);
         let is_bound = self.limits().report.total.of_path() >= PATH_BOUND;
-        for error in self.paths.iter().filter_map(|path| path.learn(self.way, &file, is_bound).err()) {
+        for error in self.paths.iter().filter_map(|path| path.learn(self.direction, &file, is_bound).err()) {
             self.observer.event(CopyEvent::Session(SessionEvent::Notice(error.chain())));
         }
     }
@@ -540,7 +540,7 @@ impl Keeper {
     }
 
     /// Adds the results of the session to those of the copy. Errors: the session ended early.
-    fn sum_up(&self, state: &mut TallyState) -> Result<(), Error> {
+    fn sum_up(&self, state: &mut TotalsState) -> Result<(), Error> {
         state.summary.counters = self.session_progress().counters;
         state.summary.limits = self.limits().report;
         let memory = |path: &Arc<KeptPath>| {
@@ -558,7 +558,7 @@ impl Keeper {
     }
 }
 
-impl Driven for Arc<Keeper> {
+impl Driven for Arc<Supervisor> {
     fn is_over(&self) -> bool {
         // On return, the last message of a lane is fully processed: sources to delete or move are gone.
         self.end.is_over() && self.end.has_followed_up()
@@ -581,7 +581,7 @@ impl Driven for Arc<Keeper> {
     fn adapt(&self, progress: &CopyProgress) {
         for path in &self.paths {
             path.listen();
-            path.watch_rate(self.way, progress);
+            path.watch_rate(self.direction, progress);
             self.compare_transports(path, progress);
             self.adapt_path(path);
         }

@@ -9,21 +9,21 @@ use crate::disk::Root;
 
 /// Action on a source that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum SourceDisposition {
     /// Delete the source.
     Delete,
     /// Move the source beneath this directory, with the path that it has beneath the destination.
     Move(PathBuf),
 }
 
-impl Then {
+impl SourceDisposition {
     /// Checks that the action is possible for the files beneath `roots`, before anything is sent.
     ///
     /// Errors: `Usage` if the directory does not exist, is on another file system, or lies within a source.
     pub fn check<'a>(&self, sources: impl IntoIterator<Item = &'a (Root, PathBuf)>) -> Result<(), Error> {
         let Self::Move(directory) = self else { return Ok(()) };
         let shown = directory.display();
-        let usage = |text: String| Error::usage(&[Setting::Then], text);
+        let usage = |text: String| Error::usage(&[Setting::SourceDisposition], text);
         let looked = |error: std::io::Error| usage(format!("{shown}, where sources are to be moved")).caused_by(error);
         let real = directory.canonicalize().map_err(looked)?;
         if !real.is_dir() {

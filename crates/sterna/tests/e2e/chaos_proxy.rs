@@ -20,14 +20,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Action at a mark.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum Reaction {
     /// Passes all data.
     Pass,
-    /// Passes nothing until [`Strait::release`]: TCP waits, datagrams are lost.
+    /// Passes nothing until [`ChaosProxy::release`]: TCP waits, datagrams are lost.
     Hold,
     /// Cuts all connections.
     Cut,
-    /// Cuts all connections, and new ones too until [`Strait::release`].
+    /// Cuts all connections, and new ones too until [`ChaosProxy::release`].
     Shut,
     /// Inverts one bit at the mark.
     Flip,
@@ -37,7 +37,7 @@ pub enum Then {
 struct State {
     up: u64,
     down: u64,
-    mark: Option<(u64, Then)>,
+    mark: Option<(u64, Reaction)>,
     marks_reached: u64,
     held: bool,
     shut: bool,
@@ -52,12 +52,12 @@ struct Shared {
 }
 
 /// Chaos proxy; ends when dropped.
-pub struct Strait {
+pub struct ChaosProxy {
     shared: Arc<Shared>,
     pub addr: SocketAddr,
 }
 
-impl Strait {
+impl ChaosProxy {
     /// Starts a TCP proxy in front of `agent`.
     pub fn tcp(agent: &crate::site::Agent) -> Self {
         Self::tcp_at(Ipv4Addr::LOCALHOST, agent)
@@ -65,8 +65,8 @@ impl Strait {
 
     fn tcp_at(ip: Ipv4Addr, agent: &crate::site::Agent) -> Self {
         let listener = TcpListener::bind((ip, 0)).unwrap();
-        let strait = Self::before(agent, listener.local_addr().unwrap());
-        let shared = Arc::clone(&strait.shared);
+        let proxy = Self::before(agent, listener.local_addr().unwrap());
+        let shared = Arc::clone(&proxy.shared);
         thread::spawn(move || {
             for client in listener.incoming() {
                 let Ok(client) = client else { return };
@@ -77,7 +77,7 @@ impl Strait {
                 thread::spawn(move || shared.join(client));
             }
         });
-        strait
+        proxy
     }
 
     /// Starts a UDP proxy in front of `agent`.
@@ -96,10 +96,10 @@ impl Strait {
     }
 
     fn ferrying(agent: &crate::site::Agent, socket: UdpSocket) -> Self {
-        let strait = Self::before(agent, socket.local_addr().unwrap());
-        let shared = Arc::clone(&strait.shared);
+        let proxy = Self::before(agent, socket.local_addr().unwrap());
+        let shared = Arc::clone(&proxy.shared);
         thread::spawn(move || shared.ferry_datagrams(socket));
-        strait
+        proxy
     }
 
     fn before(agent: &crate::site::Agent, addr: SocketAddr) -> Self {
@@ -118,7 +118,7 @@ impl Strait {
     }
 
     /// Sets the mark `bytes` after the current position. There is one mark at a time.
-    pub fn mark(&self, bytes: u64, then: Then) {
+    pub fn mark(&self, bytes: u64, then: Reaction) {
         let mut state = self.shared.lock();
         state.mark = Some((state.up + state.down + bytes, then));
     }
@@ -149,7 +149,7 @@ impl Strait {
     }
 }
 
-impl Drop for Strait {
+impl Drop for ChaosProxy {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
         self.cut();
@@ -160,7 +160,7 @@ impl Drop for Strait {
 }
 
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     Up,
     Down,
 }
@@ -173,24 +173,24 @@ impl State {
     }
 
     /// Counts `data`, and performs the action of a mark inside it.
-    fn pass(&mut self, way: Way, data: &mut [u8]) {
+    fn pass(&mut self, way: Direction, data: &mut [u8]) {
         let before = self.up + self.down;
         match way {
-            Way::Up => self.up += data.len() as u64,
-            Way::Down => self.down += data.len() as u64,
+            Direction::Up => self.up += data.len() as u64,
+            Direction::Down => self.down += data.len() as u64,
         }
         let Some((at, then)) = self.mark.filter(|(at, _)| *at < before + data.len() as u64) else { return };
         self.mark = None;
         self.marks_reached += 1;
         match then {
-            Then::Pass => {}
-            Then::Hold => self.held = true,
-            Then::Cut => self.cut(),
-            Then::Shut => {
+            Reaction::Pass => {}
+            Reaction::Hold => self.held = true,
+            Reaction::Cut => self.cut(),
+            Reaction::Shut => {
                 self.shut = true;
                 self.cut();
             }
-            Then::Flip => data[at.saturating_sub(before) as usize] ^= 1 << (at % 8),
+            Reaction::Flip => data[at.saturating_sub(before) as usize] ^= 1 << (at % 8),
         }
     }
 }
@@ -216,11 +216,11 @@ impl Shared {
         drop(state);
         let (back_from, back_to) = (agent.try_clone().unwrap(), client.try_clone().unwrap());
         let shared = Arc::clone(&self);
-        thread::spawn(move || shared.ferry(back_from, back_to, Way::Down));
-        self.ferry(client, agent, Way::Up);
+        thread::spawn(move || shared.ferry(back_from, back_to, Direction::Down));
+        self.ferry(client, agent, Direction::Up);
     }
 
-    fn ferry(&self, mut from: TcpStream, mut to: TcpStream, way: Way) {
+    fn ferry(&self, mut from: TcpStream, mut to: TcpStream, way: Direction) {
         let mut data = [0; 32 << 10];
         loop {
             let count = match from.read(&mut data) {
@@ -252,7 +252,7 @@ impl Shared {
         while !self.over.load(Ordering::Relaxed) {
             let Ok((count, client)) = socket.recv_from(&mut data) else { continue };
             let agent = upstream.entry(client).or_insert_with(|| self.datagrams_back(&socket, client));
-            if self.let_datagram_pass(Way::Up, &mut data[..count]) {
+            if self.let_datagram_pass(Direction::Up, &mut data[..count]) {
                 // An agent that is down refuses the datagram; the client detects this.
                 let _ = agent.send(&data[..count]);
             }
@@ -270,7 +270,7 @@ impl Shared {
             let mut data = [0; 64 << 10];
             while !shared.over.load(Ordering::Relaxed) {
                 match from.recv(&mut data) {
-                    Ok(count) if shared.let_datagram_pass(Way::Down, &mut data[..count]) => {
+                    Ok(count) if shared.let_datagram_pass(Direction::Down, &mut data[..count]) => {
                         let _ = to.send_to(&data[..count], client);
                     }
                     Ok(_) => {}
@@ -282,7 +282,7 @@ impl Shared {
         agent
     }
 
-    fn let_datagram_pass(&self, way: Way, data: &mut [u8]) -> bool {
+    fn let_datagram_pass(&self, way: Direction, data: &mut [u8]) -> bool {
         let mut state = self.lock();
         if state.held {
             return false;

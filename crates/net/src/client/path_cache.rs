@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sterna_proto::memory::{PathKey, PathMemory, PathRecord, Way};
+use sterna_proto::path_cache::{DataDirection, PathKey, PathRecord, PathRecords};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::identity::files;
@@ -20,11 +20,11 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Two copies that end at the same time can each write what they have read. Then the record of one copy is lost, and a
 /// later copy measures the path again.
 #[derive(Clone, Debug)]
-pub(super) struct PathFile {
+pub(super) struct PathCache {
     path: PathBuf,
 }
 
-impl PathFile {
+impl PathCache {
     pub(super) fn new(state_dir: &Path) -> Self {
         Self { path: state_dir.join(FILE) }
     }
@@ -56,9 +56,9 @@ impl PathFile {
         files::replace(&self.path, memory.to_text().as_bytes())
     }
 
-    fn read(&self) -> PathMemory {
+    fn read(&self) -> PathRecords {
         let text = files::read_text(&self.path, FILE_BYTES_MAX).ok().flatten();
-        PathMemory::parse(&text.unwrap_or_default())
+        PathRecords::parse(&text.unwrap_or_default())
     }
 }
 
@@ -70,9 +70,9 @@ pub(super) fn unix_time() -> u64 {
 /// Returns the key of the path to `remote` from `local`, or from the address that the kernel chooses.
 ///
 /// Errors: no route to `remote`.
-pub(super) fn key_of(way: Way, local: Option<IpAddr>, remote: SocketAddr) -> Result<PathKey, Error> {
+pub(super) fn key_of(direction: DataDirection, local: Option<IpAddr>, remote: SocketAddr) -> Result<PathKey, Error> {
     if let Some(local) = local {
-        return Ok(PathKey { way, local, remote });
+        return Ok(PathKey { direction, local, remote });
     }
     let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let local = UdpSocket::bind(any).and_then(|socket| {
@@ -84,7 +84,7 @@ pub(super) fn key_of(way: Way, local: Option<IpAddr>, remote: SocketAddr) -> Res
         let text = format!("look up the route to {remote}");
         Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).caused_by(e)
     })?;
-    Ok(PathKey { way, local: local.ip(), remote })
+    Ok(PathKey { direction, local: local.ip(), remote })
 }
 
 #[cfg(test)]
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn what_one_copy_learns_the_next_one_recalls_and_damage_is_no_error() {
         let dir = tempfile::tempdir().unwrap();
-        let file = PathFile::new(&dir.path().join("state"));
-        let key = key_of(Way::Out, None, ([127, 0, 0, 1], 7373).into()).unwrap();
+        let file = PathCache::new(&dir.path().join("state"));
+        let key = key_of(DataDirection::Out, None, ([127, 0, 0, 1], 7373).into()).unwrap();
         assert_eq!(file.recall(&key), []);
         let record = PathRecord {
             key,
@@ -124,8 +124,8 @@ mod tests {
     fn a_state_directory_that_cannot_be_written_is_not_named_to_the_command() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("state"), b"a file").unwrap();
-        let file = PathFile::new(&dir.path().join("state"));
-        let key = key_of(Way::Out, None, ([127, 0, 0, 1], 7373).into()).unwrap();
+        let file = PathCache::new(&dir.path().join("state"));
+        let key = key_of(DataDirection::Out, None, ([127, 0, 0, 1], 7373).into()).unwrap();
         let (via, rate, rtt) = (Via::Tcp, BitRate::megabits(1), Duration::from_millis(1));
         let record = PathRecord { key, via, is_full: true, rate, rtt, loss_ppm: 0, mtu: 1500, at: 1 };
         let said = file.learn(record).unwrap_err().chain();

@@ -2,9 +2,9 @@
 //!
 //! Finds a long session that QUIC limits, by a processor or by a device that drops packets above a rate. It requests
 //! TCP lanes beside QUIC's, and decides by the bytes that both have carried. Refuses to dial, close or read a clock.
-//! Time and byte counts come in as [`ContestFacts`], a [`ContestStep`] leaves.
+//! Time and byte counts come in as [`TrialFacts`], a [`TrialStep`] leaves.
 //!
-//! A path that is full with any transport needs no contest. A QUIC lane that replaces TCP's in an outage starts none.
+//! A path that is full with any transport needs no trial. A QUIC lane that replaces TCP's in an outage starts none.
 //! The result is stored with the path, so that it is measured once.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{BitRate, ByteCount};
 
 /// Measurements of a session with one path at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct ContestFacts<'a> {
+pub struct TrialFacts<'a> {
     /// Time since the session began.
     pub now: Duration,
     /// Bytes that QUIC lanes have delivered to the other end, on the wire.
@@ -33,22 +33,22 @@ pub struct ContestFacts<'a> {
 
 /// Action to take now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ContestStep {
+pub enum TrialStep {
     /// Open TCP lanes beside QUIC's.
     Begin(Decision<Via>),
     /// Close the lanes of the other transport, and open those of this one.
     Take(Decision<Via>),
 }
 
-/// Contest between QUIC, with which a path began, and TCP.
+/// Trial between QUIC, with which a path began, and TCP.
 #[derive(Clone, Debug, Default)]
-pub struct Contest {
+pub struct TransportTrial {
     phase: Phase,
 }
 
 #[derive(Clone, Debug, Default)]
 enum Phase {
-    /// No contest: the user, the contract of the path or the path record has decided.
+    /// No trial: the user, the contract of the path or the path record has decided.
     #[default]
     Off,
     /// No measurement yet.
@@ -59,7 +59,7 @@ enum Phase {
     Both { begun: Duration, since: Option<Mark>, alone: BitRate },
     /// TCP alone: its rate without QUIC is measured once more.
     Proof { begun: Duration, since: Option<Mark>, alone: BitRate },
-    /// The contest is over, and the path uses this transport.
+    /// The trial is over, and the path uses this transport.
     Over(Via),
 }
 
@@ -72,8 +72,8 @@ struct Mark {
     limits: LimitTimes,
 }
 
-impl Contest {
-    /// Returns a contest that begins when the session gives a reason.
+impl TransportTrial {
+    /// Returns a trial that begins when the session gives a reason.
     pub fn new() -> Self {
         Self { phase: Phase::New }
     }
@@ -93,7 +93,7 @@ impl Contest {
     }
 
     /// Evaluates the session; call it several times a second.
-    pub fn observe(&mut self, facts: &ContestFacts<'_>) -> Option<ContestStep> {
+    pub fn observe(&mut self, facts: &TrialFacts<'_>) -> Option<TrialStep> {
         let stretch = (facts.rtt * STRETCH_ROUND_TRIPS).max(STRETCH_MIN);
         let mark = Mark { at: facts.now, quic: facts.quic, tcp: facts.tcp, limits: *facts.limits };
         match &mut self.phase {
@@ -111,7 +111,7 @@ impl Contest {
                 self.phase = Phase::Both { begun: facts.now, since: None, alone };
                 let rationale =
                     format!("tcp beside quic for {}: {held_by} holds quic at {alone}", readable_time(stretch));
-                return Some(ContestStep::Begin(Decision { value: Via::Tcp, rationale }));
+                return Some(TrialStep::Begin(Decision { value: Via::Tcp, rationale }));
             }
             Phase::Both { begun, since, .. } | Phase::Proof { begun, since, .. }
                 if since.is_none() && facts.now.saturating_sub(*begun) >= stretch.mul_f64(GROWING) =>
@@ -127,7 +127,7 @@ impl Contest {
                 };
                 self.phase = phase;
                 let rationale = format!("{value}: tcp carried {tcp} beside {quic} by quic, which alone had {alone}");
-                return Some(ContestStep::Take(Decision { value, rationale }));
+                return Some(TrialStep::Take(Decision { value, rationale }));
             }
             Phase::Proof { begun, since: Some(since), alone } if facts.now.saturating_sub(*begun) >= stretch => {
                 let (tcp, alone) = (since.tcp_rate(facts), *alone);
@@ -137,7 +137,7 @@ impl Contest {
                 }
                 self.phase = Phase::Over(Via::Quic);
                 let rationale = format!("quic: it had {alone}, and tcp alone carries {tcp}");
-                return Some(ContestStep::Take(Decision { value: Via::Quic, rationale }));
+                return Some(TrialStep::Take(Decision { value: Via::Quic, rationale }));
             }
             _ => {}
         }
@@ -146,11 +146,11 @@ impl Contest {
 }
 
 impl Mark {
-    fn quic_rate(&self, facts: &ContestFacts<'_>) -> BitRate {
+    fn quic_rate(&self, facts: &TrialFacts<'_>) -> BitRate {
         self.rate(facts.now, self.quic, facts.quic)
     }
 
-    fn tcp_rate(&self, facts: &ContestFacts<'_>) -> BitRate {
+    fn tcp_rate(&self, facts: &TrialFacts<'_>) -> BitRate {
         self.rate(facts.now, self.tcp, facts.tcp)
     }
 
@@ -160,7 +160,7 @@ impl Mark {
     }
 
     /// Returns the limit of QUIC for most of the time since the mark, if TCP may avoid that limit.
-    fn held_by(&self, facts: &ContestFacts<'_>) -> Option<&'static str> {
+    fn held_by(&self, facts: &TrialFacts<'_>) -> Option<&'static str> {
         let grown = |limit| facts.limits.of(limit).saturating_sub(self.limits.of(limit)).as_secs_f64();
         let total = facts.limits.total().saturating_sub(self.limits.total()).as_secs_f64();
         let held = |limit| grown(limit) > total * HELD;
@@ -181,7 +181,7 @@ const STRETCH_MIN: Duration = Duration::from_secs(3);
 /// Part of a stretch in which lanes grow, and nothing is measured.
 const GROWING: f64 = 0.6;
 
-/// Stretches that the copy must still take. Reason: a contest that TCP loses costs a fraction of one stretch; a tenth
+/// Stretches that the copy must still take. Reason: a trial that TCP loses costs a fraction of one stretch; a tenth
 /// of a stretch is one per cent of the rest.
 const WORTH_STRETCHES: f64 = 10.0;
 
@@ -201,7 +201,7 @@ mod tests {
 
     /// Session observed every 50 ms: the rate of each transport in Mbit/s, and its limit.
     struct Session {
-        contest: Contest,
+        trial: TransportTrial,
         now: Duration,
         carried: [f64; 2],
         limits: LimitTimes,
@@ -211,18 +211,18 @@ mod tests {
     impl Session {
         fn new() -> Self {
             let (now, limits) = (Duration::ZERO, LimitTimes::default());
-            Self { contest: Contest::new(), now, carried: [0.0; 2], limits, left: ByteCount(10 << 30) }
+            Self { trial: TransportTrial::new(), now, carried: [0.0; 2], limits, left: ByteCount(10 << 30) }
         }
 
         /// Runs for `seconds`, or until the first step; returns that step and its time.
-        fn run(&mut self, seconds: u32, [quic, tcp]: [f64; 2], limit: Limit) -> Option<(ContestStep, f64)> {
+        fn run(&mut self, seconds: u32, [quic, tcp]: [f64; 2], limit: Limit) -> Option<(TrialStep, f64)> {
             let tick = Duration::from_millis(50);
             for _ in 0..seconds * 20 {
                 self.now += tick;
                 self.limits.add(limit, tick);
                 self.carried[0] += quic * 1e6 / 8.0 * tick.as_secs_f64();
                 self.carried[1] += tcp * 1e6 / 8.0 * tick.as_secs_f64();
-                let step = self.contest.observe(&ContestFacts {
+                let step = self.trial.observe(&TrialFacts {
                     now: self.now,
                     quic: self.carried[0] as u64,
                     tcp: self.carried[1] as u64,
@@ -238,10 +238,10 @@ mod tests {
         }
     }
 
-    fn taken(step: Option<(ContestStep, f64)>) -> Option<Via> {
+    fn taken(step: Option<(TrialStep, f64)>) -> Option<Via> {
         match step?.0 {
-            ContestStep::Begin(_) => None,
-            ContestStep::Take(decision) => Some(decision.value),
+            TrialStep::Begin(_) => None,
+            TrialStep::Take(decision) => Some(decision.value),
         }
     }
 
@@ -249,13 +249,13 @@ mod tests {
     fn tcp_is_taken_where_it_carries_more_and_stays_when_it_does_so_alone() {
         let mut session = Session::new();
         let (step, at) = session.run(60, [50.0, 0.0], Limit::Policer).unwrap();
-        assert!(matches!(step, ContestStep::Begin(_)) && at < 10.0, "{step:?} after {at} s");
-        assert!(session.contest.is_on() && session.contest.loser().is_none());
+        assert!(matches!(step, TrialStep::Begin(_)) && at < 10.0, "{step:?} after {at} s");
+        assert!(session.trial.is_on() && session.trial.loser().is_none());
         assert_eq!(taken(session.run(60, [50.0, 400.0], Limit::Policer)), Some(Via::Tcp));
-        assert_eq!(session.contest.loser(), Some(Via::Quic));
+        assert_eq!(session.trial.loser(), Some(Via::Quic));
         assert_eq!(session.run(600, [0.0, 390.0], Limit::CongestionWindow), None);
-        assert!(!session.contest.is_on());
-        assert_eq!(session.contest.loser(), Some(Via::Quic));
+        assert!(!session.trial.is_on());
+        assert_eq!(session.trial.loser(), Some(Via::Quic));
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         let mut session = Session::new();
         session.run(60, [50.0, 0.0], Limit::Policer).unwrap();
         assert_eq!(taken(session.run(60, [20.0, 32.0], Limit::Policer)), Some(Via::Quic));
-        assert_eq!(session.contest.loser(), Some(Via::Tcp));
+        assert_eq!(session.trial.loser(), Some(Via::Tcp));
         assert_eq!(session.run(600, [50.0, 0.0], Limit::Policer), None);
     }
 
@@ -273,7 +273,7 @@ mod tests {
         session.run(60, [50.0, 0.0], Limit::Cpu).unwrap();
         assert_eq!(taken(session.run(60, [20.0, 60.0], Limit::Cpu)), Some(Via::Tcp));
         assert_eq!(taken(session.run(60, [0.0, 40.0], Limit::Loss)), Some(Via::Quic));
-        assert_eq!(session.contest.loser(), Some(Via::Tcp));
+        assert_eq!(session.trial.loser(), Some(Via::Tcp));
     }
 
     #[test]
@@ -284,9 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn no_contest_without_cause_nor_while_quic_grows_nor_for_the_end_of_a_copy() {
+    fn no_trial_without_cause_nor_while_quic_grows_nor_for_the_end_of_a_copy() {
         assert_eq!(Session::new().run(600, [50.0, 0.0], Limit::CongestionWindow), None);
-        assert_eq!(Session { contest: Contest::default(), ..Session::new() }.run(60, [5.0, 0.0], Limit::Cpu), None);
+        assert_eq!(
+            Session { trial: TransportTrial::default(), ..Session::new() }.run(60, [5.0, 0.0], Limit::Cpu),
+            None
+        );
         // 50 Mbit/s take 30 s for 187.5 MB.
         let short = Session { left: ByteCount(180_000_000), ..Session::new() }.run(60, [50.0, 0.0], Limit::Policer);
         assert_eq!(short, None);

@@ -8,13 +8,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Socket that the runtime watches until this value is dropped.
-pub type Watch = AsyncFd<Arc<UdpSocket>>;
+pub type Readiness = AsyncFd<Arc<UdpSocket>>;
 
 /// Watches `socket`, which must be non-blocking, for `interest`. Must be called within a runtime. A descriptor can be
 /// watched only once at a time.
 ///
 /// Errors: those of the system.
-pub fn watch_for(socket: &Arc<UdpSocket>, interest: Interest) -> io::Result<Watch> {
+pub fn readiness_of(socket: &Arc<UdpSocket>, interest: Interest) -> io::Result<Readiness> {
     // SAFETY: the shared socket keeps its only descriptor open for as long as the `AsyncFd` holds the socket.
     #[allow(unsafe_code)]
     let watch = unsafe { AsyncFd::register_with_interest(Arc::clone(socket), interest) };

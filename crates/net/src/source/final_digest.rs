@@ -18,10 +18,10 @@ use crate::sync::lock;
 
 /// Number of threads that compute final digests. Reason: a small file does not wait behind a file of a terabyte that
 /// ended earlier.
-const SEALERS: usize = 2;
+const THREADS: usize = 2;
 
 /// Bytes per read. Guess: large enough to make the cost of a system call negligible.
-const SEAL_BYTES: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 /// Interval between checks for the arrival of the blocks of a file. Guess: short against the round trip of the
 /// blocks.
@@ -38,7 +38,7 @@ struct Job {
 }
 
 /// Queue of files to read. After its drop, the threads read the remaining files and end.
-pub(super) struct SealQueue(Arc<Jobs>);
+pub(super) struct FinalDigestQueue(Arc<Jobs>);
 
 #[derive(Default)]
 struct Jobs {
@@ -52,11 +52,11 @@ struct Waiting {
     is_closed: bool,
 }
 
-impl SealQueue {
+impl FinalDigestQueue {
     /// Starts the threads. Errors: the host cannot start a thread.
     pub(super) fn start(offers: &Arc<dyn Offers>) -> Result<Self, Error> {
         let queue = Self(Arc::default());
-        for _ in 0..SEALERS {
+        for _ in 0..THREADS {
             let (offers, jobs) = (Arc::clone(offers), Arc::clone(&queue.0));
             let spawned = thread::Builder::new().name("seal".to_owned()).spawn(move || run(&*offers, &jobs));
             spawned.map_err(|e| crate::no_thread("start a thread that reads followed files", e))?;
@@ -70,7 +70,7 @@ impl SealQueue {
     }
 }
 
-impl Drop for SealQueue {
+impl Drop for FinalDigestQueue {
     fn drop(&mut self) {
         lock(&self.0.waiting).is_closed = true;
         self.0.wake.notify_all();
@@ -103,9 +103,9 @@ fn run(offers: &dyn Offers, jobs: &Jobs) {
     while let Some(job) = jobs.next(offers) {
         let (root, path) = &job.source;
         match root.open_source(path).and_then(|open| seal(offers, &job, &open)) {
-            Ok(Sealed::Whole(blake3)) => offers.seal(job.id, blake3),
-            Ok(Sealed::Held) => jobs.push(Job { is_held: true, ..job }),
-            Ok(Sealed::Unwanted) => {}
+            Ok(FinalDigest::Whole(blake3)) => offers.seal(job.id, blake3),
+            Ok(FinalDigest::Held) => jobs.push(Job { is_held: true, ..job }),
+            Ok(FinalDigest::Unwanted) => {}
             Err(error) => {
                 offers.withdraw(job.id, error);
                 offers.deliver();
@@ -115,7 +115,7 @@ fn run(offers: &dyn Offers, jobs: &Jobs) {
 }
 
 /// Outcome of a job.
-enum Sealed {
+enum FinalDigest {
     /// BLAKE3 of the whole file.
     Whole([u8; 32]),
     /// A process has the file open for writing, and some blocks have not arrived.
@@ -125,20 +125,20 @@ enum Sealed {
 }
 
 /// Reads a whole file. Errors: the file cannot be read, or has changed.
-fn seal(offers: &dyn Offers, job: &Job, source: &SourceFile) -> Result<Sealed, Error> {
+fn seal(offers: &dyn Offers, job: &Job, source: &SourceFile) -> Result<FinalDigest, Error> {
     // The order of these two checks matters: blocks that have arrived were read before the check for a writer.
     let is_complete = offers.has_arrived(job.id);
     if !is_complete && source.is_being_written() {
-        return Ok(Sealed::Held);
+        return Ok(FinalDigest::Held);
     }
     let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; SEAL_BYTES.min(job.entry.size as usize)];
+    let mut buffer = vec![0; READ_BYTES.min(job.entry.size as usize)];
     let mut at = 0;
     while at < job.entry.size {
         if offers.is_closed() || !offers.is_unsettled(job.id) {
-            return Ok(Sealed::Unwanted);
+            return Ok(FinalDigest::Unwanted);
         }
-        let piece = &mut buffer[..SEAL_BYTES.min((job.entry.size - at) as usize)];
+        let piece = &mut buffer[..READ_BYTES.min((job.entry.size - at) as usize)];
         source.read_at(at, piece)?;
         hasher.update(piece);
         at += piece.len() as u64;
@@ -146,7 +146,7 @@ fn seal(offers: &dyn Offers, job: &Job, source: &SourceFile) -> Result<Sealed, E
     // This check follows the last read: the hashed data is the final data of the file.
     source.check_unchanged(&job.entry)?;
     if !is_complete && source.is_being_written() {
-        return Ok(Sealed::Held);
+        return Ok(FinalDigest::Held);
     }
-    Ok(Sealed::Whole(*hasher.finalize().as_bytes()))
+    Ok(FinalDigest::Whole(*hasher.finalize().as_bytes()))
 }

@@ -54,12 +54,12 @@ pub(crate) enum Noticed<P> {
 }
 
 /// Watched directories, each identified by a `P` of the caller.
-pub(crate) struct Watch<P> {
+pub(crate) struct DirectoryWatcher<P> {
     inotify: OwnedFd,
     places: HashMap<i32, Vec<P>>,
 }
 
-impl<P: Clone + PartialEq> Watch<P> {
+impl<P: Clone + PartialEq> DirectoryWatcher<P> {
     /// Creates an instance that watches nothing yet.
     pub(crate) fn new() -> Result<Self, Error> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);

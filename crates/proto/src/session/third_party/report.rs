@@ -56,7 +56,7 @@ impl Subject {
 
 /// Event of the session between the two agents.
 #[derive(Debug)]
-pub enum Told {
+pub enum AgentReport {
     /// A decision, with its reason.
     Decision {
         /// Subject of the decision.
@@ -97,7 +97,7 @@ pub enum Told {
     Restarted,
 }
 
-impl Told {
+impl AgentReport {
     pub(in crate::session) fn write(&self, w: &mut Writer) {
         match self {
             Self::Decision { subject, rationale } => {
@@ -179,7 +179,7 @@ impl Told {
 }
 
 /// Skips the rest of an event with an unknown optional number. Errors: the number is mandatory.
-fn skipped(r: &mut Reader<'_>, what: &str, code: u8) -> Result<Option<Told>, Error> {
+fn skipped(r: &mut Reader<'_>, what: &str, code: u8) -> Result<Option<AgentReport>, Error> {
     r.rest();
     if code >= OPTIONAL_FROM { Ok(None) } else { Err(unknown(what, code)) }
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Conclusion, Told};
+use super::{AgentReport, Conclusion};
 use crate::error::Error;
 use crate::session::LaneId;
 use crate::session::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
@@ -15,7 +15,7 @@ use crate::session::query::Answer;
 
 /// End of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchSide {
+pub enum ControlSide {
     /// The command: it has sent the request and receives reports.
     Command,
     /// The active agent: it runs the copy and sends reports.
@@ -24,9 +24,9 @@ pub enum WatchSide {
 
 /// Event for the driver.
 #[derive(Debug)]
-pub enum WatchEvent {
+pub enum ControlEvent {
     /// Command: an event of the copy.
-    Told(Told),
+    Reported(AgentReport),
     /// Command: an answer to its query.
     Answered(Answer),
     /// Command: the work of the agent has ended.
@@ -35,7 +35,7 @@ pub enum WatchEvent {
     Aborted(Error),
 }
 
-impl SessionEvent for WatchEvent {
+impl SessionEvent for ControlEvent {
     fn aborted(error: Error) -> Self {
         Self::Aborted(error)
     }
@@ -43,24 +43,24 @@ impl SessionEvent for WatchEvent {
 
 /// One end of the exchange. Its lanes carry no blocks.
 #[derive(Debug)]
-pub struct WatchSession {
-    side: WatchSide,
-    pub(in crate::session) core: SessionCore<WatchEvent>,
+pub struct ControlSession {
+    side: ControlSide,
+    pub(in crate::session) core: SessionCore<ControlEvent>,
     /// Number of outcomes that were not sent individually because the log was full.
-    untold: u64,
+    unreported: u64,
     /// Command: budget for what the agent reports besides outcomes.
     notices: NoticeBudget,
     /// Command: restarts of the passive agent in this minute.
     restarts: NoticeBudget,
 }
 
-impl WatchSession {
+impl ControlSession {
     /// Returns an end that outlives its last lane by `linger`.
-    pub fn new(side: WatchSide, linger: Duration) -> Self {
+    pub fn new(side: ControlSide, linger: Duration) -> Self {
         Self {
             side,
             core: SessionCore::new(SessionKind::Control { linger }),
-            untold: 0,
+            unreported: 0,
             notices: NoticeBudget::default(),
             restarts: NoticeBudget::default(),
         }
@@ -109,7 +109,7 @@ impl WatchSession {
     /// Command: reports the notices that were left out, if any.
     fn tell_left_out(&mut self, line: Option<String>) {
         if let Some(text) = line.filter(|_| self.core.is_active()) {
-            self.core.emit(WatchEvent::Told(Told::Notice(text)));
+            self.core.emit(ControlEvent::Reported(AgentReport::Notice(text)));
         }
     }
 
@@ -122,27 +122,30 @@ impl WatchSession {
             }
             // A result waits for the command even if the command gives up at the same time.
             (Message::Abort { .. }, _) => {}
-            (Message::Told(told), WatchSide::Command) if is_active => {
+            (Message::Report(report), ControlSide::Command) if is_active => {
                 // Each has an effect, so that none can be left out.
-                if matches!(*told, Told::Restarted) && !self.restarts.admit() {
+                if matches!(*report, AgentReport::Restarted) && !self.restarts.admit() {
                     return Err(Error::protocol(
                         "the agent reports more restarts of the other agent than there can be",
                     ));
                 }
                 // Outcomes count in the summary, and the reporter joins those that are alike.
-                if matches!(*told, Told::Settled { .. } | Told::Unreadable(_) | Told::Restarted) || self.notices.admit()
+                if matches!(*report, AgentReport::Settled { .. } | AgentReport::Unreadable(_) | AgentReport::Restarted)
+                    || self.notices.admit()
                 {
-                    self.core.emit(WatchEvent::Told(*told));
+                    self.core.emit(ControlEvent::Reported(*report));
                 }
             }
-            (Message::Answer(answer), WatchSide::Command) if is_active => self.core.emit(WatchEvent::Answered(answer)),
-            (Message::Concluded(conclusion), WatchSide::Command) if is_active => {
+            (Message::Answer(answer), ControlSide::Command) if is_active => {
+                self.core.emit(ControlEvent::Answered(answer))
+            }
+            (Message::Concluded(conclusion), ControlSide::Command) if is_active => {
                 self.flush_notices();
                 self.core.turn(LifeEvent::Leave(Ending::Complete));
-                self.core.emit(WatchEvent::Concluded(conclusion));
+                self.core.emit(ControlEvent::Concluded(conclusion));
             }
             // The agent sent these before it received our abort.
-            (Message::Told(_) | Message::Answer(_) | Message::Concluded(_), WatchSide::Command) => {}
+            (Message::Report(_) | Message::Answer(_) | Message::Concluded(_), ControlSide::Command) => {}
             _ => return Err(Error::protocol("a message from the peer that has no place in a third-party copy")),
         }
         Ok(())
@@ -152,13 +155,15 @@ impl WatchSession {
 
     /// Agent: reports an event. The copy never waits for a slow command. Outcomes for which the log has no room are
     /// only counted; the counters of the conclusion are complete.
-    pub fn tell(&mut self, told: Told) {
+    pub fn report(&mut self, report: AgentReport) {
         if !self.core.is_active() {
             return;
         }
         match self.core.log.has_room() {
-            true => self.core.log.push(&Message::Told(Box::new(told))),
-            false => self.untold += u64::from(matches!(told, Told::Settled { .. } | Told::Unreadable(_))),
+            true => self.core.log.push(&Message::Report(Box::new(report))),
+            false => {
+                self.unreported += u64::from(matches!(report, AgentReport::Settled { .. } | AgentReport::Unreadable(_)))
+            }
         }
     }
 
@@ -179,13 +184,13 @@ impl WatchSession {
         if self.core.turn(LifeEvent::Conclude(Ending::Complete)).is_none() {
             return;
         }
-        if self.untold > 0 {
+        if self.unreported > 0 {
             let text = format!(
                 "{} outcomes were not reported one by one, since the connection to the agent carried less than they took; the \
                  counts are complete",
-                self.untold
+                self.unreported
             );
-            self.core.log.push(&Message::Told(Box::new(Told::Notice(text))));
+            self.core.log.push(&Message::Report(Box::new(AgentReport::Notice(text))));
         }
         self.core.log.push(&Message::Concluded(Box::new(conclusion)));
     }
@@ -195,7 +200,7 @@ impl WatchSession {
     pub fn fail(&mut self, error: Error) {
         if self.core.turn(LifeEvent::Conclude(Ending::Aborted)).is_some() {
             self.core.log.push(&Message::Abort { error: error.clone() });
-            self.core.emit(WatchEvent::Aborted(error));
+            self.core.emit(ControlEvent::Aborted(error));
         }
     }
 
@@ -218,11 +223,11 @@ impl WatchSession {
     }
 
     /// Returns the next event.
-    pub fn poll_event(&mut self) -> Option<WatchEvent> {
+    pub fn poll_event(&mut self) -> Option<ControlEvent> {
         self.core.poll_event()
     }
 
-    /// Returns the latest time for the next call of [`WatchSession::handle_timeout`]. It may change with every input
+    /// Returns the latest time for the next call of [`ControlSession::handle_timeout`]. It may change with every input
     /// and command.
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         self.core.poll_timeout(now)
@@ -256,23 +261,24 @@ mod tests {
     const LANE: LaneId = LaneId(0);
     const LINGER: Duration = Duration::from_secs(600);
 
-    fn ends() -> (WatchSession, WatchSession) {
-        let mut ends = (WatchSession::new(WatchSide::Command, LINGER), WatchSession::new(WatchSide::Agent, LINGER));
+    fn ends() -> (ControlSession, ControlSession) {
+        let mut ends =
+            (ControlSession::new(ControlSide::Command, LINGER), ControlSession::new(ControlSide::Agent, LINGER));
         connect(&mut ends, LANE);
         ends
     }
 
-    fn connect((command, agent): &mut (WatchSession, WatchSession), lane: LaneId) {
+    fn connect((command, agent): &mut (ControlSession, ControlSession), lane: LaneId) {
         command.handle_lane_up(lane);
         agent.handle_lane_up(lane);
     }
 
-    fn notice(number: usize) -> Told {
-        Told::Notice(number.to_string())
+    fn notice(number: usize) -> AgentReport {
+        AgentReport::Notice(number.to_string())
     }
 
     /// Moves all frames of `from` on `lane` to `to`.
-    fn carry(from: &mut WatchSession, to: &mut WatchSession, lane: LaneId) {
+    fn carry(from: &mut ControlSession, to: &mut ControlSession, lane: LaneId) {
         while let Some(frame) = from.poll_frame(lane) {
             match frame {
                 Frame::Messages { first, encoded } => to.handle_messages(first, &encoded).unwrap(),
@@ -282,13 +288,13 @@ mod tests {
         }
     }
 
-    fn heard(command: &mut WatchSession) -> Vec<String> {
+    fn heard(command: &mut ControlSession) -> Vec<String> {
         std::iter::from_fn(|| command.poll_event())
             .map(|event| match event {
-                WatchEvent::Told(Told::Notice(text)) => text,
-                WatchEvent::Concluded(conclusion) => format!("{} done", conclusion.done),
-                WatchEvent::Aborted(error) => error.text().to_owned(),
-                other => panic!("{other:?} was never told"),
+                ControlEvent::Reported(AgentReport::Notice(text)) => text,
+                ControlEvent::Concluded(conclusion) => format!("{} done", conclusion.done),
+                ControlEvent::Aborted(error) => error.text().to_owned(),
+                other => panic!("{other:?} was never report"),
             })
             .collect()
     }
@@ -296,9 +302,9 @@ mod tests {
     #[test]
     fn what_a_dead_lane_took_along_is_heard_on_the_next_and_once() {
         let mut ends = ends();
-        ends.1.tell(notice(0));
+        ends.1.report(notice(0));
         carry(&mut ends.1, &mut ends.0, LANE);
-        ends.1.tell(notice(1));
+        ends.1.report(notice(1));
         // In flight when the lane goes down, and the first message is not acknowledged.
         assert!(ends.1.poll_frame(LANE).is_some());
         let now = Instant::now();
@@ -320,7 +326,7 @@ mod tests {
         let mut ends = ends();
         let error = || Error::new(ErrorKind::Io, Scope::Source, Phase::Transfer, "x");
         for _ in 0..100_000 {
-            ends.1.tell(Told::Unreadable(error()));
+            ends.1.report(AgentReport::Unreadable(error()));
         }
         assert!(ends.1.core.log.waiting_bytes() < 16 << 20);
         ends.1.conclude(Conclusion { failed: 100_000, ..Conclusion::default() });
@@ -329,11 +335,11 @@ mod tests {
         let mut last = Vec::new();
         while let Some(event) = ends.0.poll_event() {
             match event {
-                WatchEvent::Told(Told::Unreadable(_)) => count += 1,
+                ControlEvent::Reported(AgentReport::Unreadable(_)) => count += 1,
                 other => last.push(other),
             }
         }
-        let [WatchEvent::Told(Told::Notice(text)), WatchEvent::Concluded(conclusion)] = &last[..] else {
+        let [ControlEvent::Reported(AgentReport::Notice(text)), ControlEvent::Concluded(conclusion)] = &last[..] else {
             panic!("{last:?}")
         };
         assert!(text.starts_with(&format!("{} outcomes were not reported", 100_000 - count)), "{text}");
@@ -347,9 +353,9 @@ mod tests {
         ends.0.abort(stopped());
         carry(&mut ends.0, &mut ends.1, LANE);
         assert_eq!(heard(&mut ends.1), ["stopped"]);
-        ends.1.tell(notice(0));
+        ends.1.report(notice(0));
         carry(&mut ends.1, &mut ends.0, LANE);
-        assert_eq!(heard(&mut ends.0), ["stopped"], "nothing is told behind the end");
+        assert_eq!(heard(&mut ends.0), ["stopped"], "nothing is report behind the end");
         assert!(ends.0.is_over() && ends.1.is_over());
 
         let (_, mut alone) = self::ends();
@@ -358,7 +364,7 @@ mod tests {
         alone.handle_timeout(now + LINGER - Duration::from_millis(1));
         assert!(alone.poll_event().is_none());
         alone.handle_timeout(now + LINGER);
-        assert!(matches!(alone.poll_event(), Some(WatchEvent::Aborted(_))) && alone.is_over());
+        assert!(matches!(alone.poll_event(), Some(ControlEvent::Aborted(_))) && alone.is_over());
     }
 
     #[test]
@@ -377,14 +383,14 @@ mod tests {
         assert!(ends.0.is_over() && ends.1.is_over());
         // The result is not kept forever. It is dropped early if the agent needs the memory or the command's key is
         // revoked.
-        let mut forgotten = WatchSession::new(WatchSide::Agent, LINGER);
+        let mut forgotten = ControlSession::new(ControlSide::Agent, LINGER);
         forgotten.conclude(Conclusion::default());
         forgotten.handle_timeout(now);
         forgotten.handle_timeout(now + LINGER - Duration::from_millis(1));
         assert!(!forgotten.is_over());
         forgotten.handle_timeout(now + LINGER);
         assert!(forgotten.is_over());
-        let mut revoked = WatchSession::new(WatchSide::Agent, LINGER);
+        let mut revoked = ControlSession::new(ControlSide::Agent, LINGER);
         revoked.conclude(Conclusion::default());
         assert!(!revoked.is_over());
         revoked.abort(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, "not authorized"));
@@ -396,23 +402,23 @@ mod tests {
         let (mut command, _) = ends();
         let (start, mut first) = (Instant::now(), 0);
         command.handle_timeout(start);
-        let mut tell = |command: &mut WatchSession, told: Told| {
+        let mut deliver = |command: &mut ControlSession, report: AgentReport| {
             first += 1;
-            command.handle_messages(first - 1, &Message::Told(Box::new(told)).encode())
+            command.handle_messages(first - 1, &Message::Report(Box::new(report)).encode())
         };
         let error = || Error::new(ErrorKind::Io, Scope::Source, Phase::Transfer, "x");
         let (mut shown, mut failed) = (0, 0);
         for number in 0..100_000 {
-            let told = match number % 4 {
+            let report = match number % 4 {
                 0 => notice(number),
-                1 => Told::Decision { subject: Subject::Lanes, rationale: number.to_string() },
-                2 => Told::LaneDown { lane: number as u32, reason: number.to_string(), again: true },
-                _ => Told::Unreadable(error()),
+                1 => AgentReport::Decision { subject: Subject::Lanes, rationale: number.to_string() },
+                2 => AgentReport::LaneDown { lane: number as u32, reason: number.to_string(), again: true },
+                _ => AgentReport::Unreadable(error()),
             };
-            tell(&mut command, told).unwrap();
+            deliver(&mut command, report).unwrap();
             while let Some(event) = command.poll_event() {
                 match event {
-                    WatchEvent::Told(Told::Unreadable(_)) => failed += 1,
+                    ControlEvent::Reported(AgentReport::Unreadable(_)) => failed += 1,
                     _ => shown += 1,
                 }
             }
@@ -423,7 +429,7 @@ mod tests {
         assert!(said.len() == 1 && said[0].contains(&format!("{} of them", 75_000 - NOTICES_MAX)), "{said:?}");
         // The rest is reported at the end.
         for number in 0..NOTICES_MAX + 3 {
-            tell(&mut command, notice(number as usize)).unwrap();
+            deliver(&mut command, notice(number as usize)).unwrap();
         }
         command.abort(error());
         let said = heard(&mut command);
@@ -434,7 +440,7 @@ mod tests {
     #[test]
     fn an_agent_that_reports_restarts_without_end_ends_the_copy() {
         let (mut command, _) = ends();
-        let restarted = Message::Told(Box::new(Told::Restarted)).encode();
+        let restarted = Message::Report(Box::new(AgentReport::Restarted)).encode();
         let first_refused = (0..10_000).find(|number| command.handle_messages(*number, &restarted).is_err());
         assert!(first_refused.is_some() && command.is_concluded());
     }
@@ -442,8 +448,8 @@ mod tests {
     #[test]
     fn neither_end_takes_what_only_the_other_one_says() {
         let (mut command, mut agent) = ends();
-        let told = Message::Told(Box::new(notice(0))).encode();
-        assert!(agent.handle_messages(0, &told).is_err() && agent.is_concluded());
+        let report = Message::Report(Box::new(notice(0))).encode();
+        assert!(agent.handle_messages(0, &report).is_err() && agent.is_concluded());
         assert!(command.handle_messages(0, &Message::Bye.encode()).is_err() && command.is_concluded());
     }
 }

@@ -12,13 +12,13 @@ use super::spec::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
 use crate::session::{Observer, SessionEvent, SettledPaths, lock};
 
 /// Counts outcomes over all sessions of one copy, and forwards events to the observer.
-pub(super) struct Tally {
+pub(super) struct CopyTotals {
     pub(super) observer: Arc<dyn CopyObserver>,
-    pub(super) state: Mutex<TallyState>,
+    pub(super) state: Mutex<TotalsState>,
 }
 
 #[derive(Default)]
-pub(super) struct TallyState {
+pub(super) struct TotalsState {
     pub(super) summary: CopySummary,
     /// Files that earlier sessions of this copy copied or found up to date. The next session leaves them out.
     pub(super) earlier: Arc<SettledPaths>,
@@ -63,7 +63,7 @@ impl AskedDigests {
     }
 }
 
-impl Tally {
+impl CopyTotals {
     pub(super) fn new(observer: &Arc<dyn CopyObserver>) -> Arc<Self> {
         Arc::new(Self { observer: Arc::clone(observer), state: Mutex::default() })
     }
@@ -92,7 +92,7 @@ impl Tally {
     }
 }
 
-impl Observer for Tally {
+impl Observer for CopyTotals {
     fn session_event(&self, mut event: SessionEvent) {
         let mut state = lock(&self.state);
         if let (SessionEvent::Settled { entry, outcome }, Some(asked)) = (&mut event, state.asked)
@@ -122,7 +122,7 @@ impl Observer for Tally {
     }
 }
 
-impl TallyState {
+impl TotalsState {
     /// Returns the counters of the sessions up to now. `are_found_again`: the next session offers settled files again.
     pub(super) fn earlier(&self, are_found_again: bool) -> Earlier {
         Earlier {
@@ -196,13 +196,13 @@ mod tests {
         FileEntry { path, kind, size: 7, mtime, mode: 0o644, allocated: 7, inode: 1, version: 1, growth: None }
     }
 
-    fn counts(state: &TallyState) -> (u64, u64, u64) {
+    fn counts(state: &TotalsState) -> (u64, u64, u64) {
         (state.summary.done, state.summary.skipped, state.summary.failed)
     }
 
     #[test]
     fn outcomes_count_once_for_a_copy_and_failures_always() {
-        let mut state = TallyState::default();
+        let mut state = TotalsState::default();
         let done = || FileOutcome::Done(FileDigests::of(b"", Checks::NONE));
         let failed = || FileOutcome::Failed(Error::new(ErrorKind::Busy, Scope::Destination, Phase::Prepare, "busy"));
         let (file, other) = (entry("f", EntryKind::File), entry("g", EntryKind::File));
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_failure_at_the_destination_names_its_host_and_root() {
         let destination = Location::parse("sterna://hub/in/x".as_ref()).unwrap();
-        let state = TallyState { destination: Some(destination), ..TallyState::default() };
+        let state = TotalsState { destination: Some(destination), ..TotalsState::default() };
         let text = |scope| {
             let full = std::io::Error::from_raw_os_error(28);
             let error = Error::new(ErrorKind::NoSpace, scope, Phase::Transfer, "write a.h5").caused_by(full);

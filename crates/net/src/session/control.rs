@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
 use sterna_proto::session::{
-    ActiveFile, Answer, BlockTask, Conclusion, Frame, LaneId, Snapshot, Told, WatchEvent, WatchSession, WatchSide,
+    ActiveFile, AgentReport, Answer, BlockTask, Conclusion, ControlEvent, ControlSession, ControlSide, Frame, LaneId,
+    Snapshot,
 };
 
-use super::limits::{LimitWatch, Role};
+use super::limits::{LimitMonitor, Role};
 use super::{BlockSink, End, NoBlocks, Progress, Work, lock};
 use crate::lane::LaneTx;
 use crate::wake::Wake;
@@ -25,13 +26,13 @@ pub(crate) const SNAPSHOT_EVERY: Duration = Duration::from_millis(200);
 const NAP: Duration = Duration::from_secs(2);
 
 /// Callback for the events from the other end, in order, one at a time.
-type Hear = Box<dyn Fn(WatchEvent) + Send + Sync>;
+type Hear = Box<dyn Fn(ControlEvent) + Send + Sync>;
 
 /// One end of a control session.
-pub struct Watch {
-    session: Mutex<WatchSession>,
+pub struct ControlEnd {
+    session: Mutex<ControlSession>,
     wake: Wake,
-    limits: Arc<LimitWatch>,
+    limits: Arc<LimitMonitor>,
     latest: Mutex<Latest>,
     hear: Hear,
     /// Held while events are passed on, to keep their order.
@@ -47,13 +48,13 @@ struct Latest {
     sent: (u64, Option<Instant>),
 }
 
-impl Watch {
+impl ControlEnd {
     /// Returns one end. Lane threads call `hear`.
-    pub fn new(side: WatchSide, linger: Duration, hear: Hear) -> Arc<Self> {
+    pub fn new(side: ControlSide, linger: Duration, hear: Hear) -> Arc<Self> {
         Arc::new(Self {
-            session: Mutex::new(WatchSession::new(side, linger)),
+            session: Mutex::new(ControlSession::new(side, linger)),
             wake: Wake::default(),
-            limits: LimitWatch::idle(Role::Receiver),
+            limits: LimitMonitor::idle(Role::Receiver),
             latest: Mutex::default(),
             hear,
             passing_on: Mutex::new(()),
@@ -61,8 +62,8 @@ impl Watch {
     }
 
     /// Agent: sends an event of the copy.
-    pub fn tell(&self, told: Told) {
-        lock(&self.session).tell(told);
+    pub fn report(&self, report: AgentReport) {
+        lock(&self.session).report(report);
         self.wake.notify();
     }
 
@@ -142,7 +143,7 @@ impl Watch {
     }
 }
 
-impl End for Watch {
+impl End for ControlEnd {
     fn next_work(&self, lane: LaneId) -> Work {
         let mut session = lock(&self.session);
         if let Some(frame) = session.poll_frame(lane) {
@@ -217,7 +218,7 @@ impl End for Watch {
         self.after_change();
     }
 
-    fn limits(&self) -> &LimitWatch {
+    fn limits(&self) -> &LimitMonitor {
         &self.limits
     }
 

@@ -19,7 +19,7 @@ use crate::{BitRate, ByteCount};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathKey {
     /// Direction of the data.
-    pub way: Way,
+    pub direction: DataDirection,
     /// Address of this host, as chosen by the system.
     pub local: IpAddr,
     /// Address of the agent.
@@ -28,7 +28,7 @@ pub struct PathKey {
 
 /// Direction of the data on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum DataDirection {
     /// From this host.
     Out,
     /// To this host.
@@ -70,12 +70,12 @@ impl PathRecord {
 
 /// All path records of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PathMemory {
+pub struct PathRecords {
     records: Vec<PathRecord>,
 }
 
-impl PathMemory {
-    /// Reads the text that [`PathMemory::to_text`] wrote. Invalid lines are skipped: a record is not worth an error.
+impl PathRecords {
+    /// Reads the text that [`PathRecords::to_text`] wrote. Invalid lines are skipped: a record is not worth an error.
     pub fn parse(text: &str) -> Self {
         Self { records: text.lines().filter_map(|line| line.parse().ok()).take(RECORDS_MAX).collect() }
     }
@@ -119,12 +119,12 @@ impl fmt::Display for PathRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, via, rate, is_full, rtt, loss_ppm, mtu, at } = self;
         let extent = if *is_full { FULL } else { LEAST };
-        let way = match key.way {
-            Way::Out => "out",
-            Way::In => "in",
+        let direction = match key.direction {
+            DataDirection::Out => "out",
+            DataDirection::In => "in",
         };
         let (local, remote, rtt_us) = (key.local, key.remote, rtt.as_micros());
-        write!(f, "{way} {local} {remote} {via} {} {extent} {rtt_us} {loss_ppm} {mtu} {at}", rate.0)
+        write!(f, "{direction} {local} {remote} {via} {} {extent} {rtt_us} {loss_ppm} {mtu} {at}", rate.0)
     }
 }
 
@@ -133,10 +133,12 @@ impl FromStr for PathRecord {
 
     fn from_str(line: &str) -> Result<Self, ()> {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let &[way, local, remote, via, rate, extent, rtt_us, loss_ppm, mtu, at] = &fields[..] else { return Err(()) };
-        let way = match way {
-            "out" => Way::Out,
-            "in" => Way::In,
+        let &[direction, local, remote, via, rate, extent, rtt_us, loss_ppm, mtu, at] = &fields[..] else {
+            return Err(());
+        };
+        let direction = match direction {
+            "out" => DataDirection::Out,
+            "in" => DataDirection::In,
             _ => return Err(()),
         };
         let via = match via {
@@ -146,7 +148,7 @@ impl FromStr for PathRecord {
         };
         let number = |text: &str| text.parse::<u64>().map_err(drop);
         let record = Self {
-            key: PathKey { way, local: local.parse().map_err(drop)?, remote: remote.parse().map_err(drop)? },
+            key: PathKey { direction, local: local.parse().map_err(drop)?, remote: remote.parse().map_err(drop)? },
             via,
             rate: BitRate(number(rate)?),
             is_full: match extent {
@@ -213,7 +215,7 @@ const RTT_MAX: Duration = Duration::from_secs(60);
 
 /// First lines of the file.
 const HEADING: &str = "# What sterna has learnt about paths, to begin the next copy near it; harmless to delete.
-# way local remote transport rate_bps full|least rtt_us loss_ppm mtu unix_time
+# direction local remote transport rate_bps full|least rtt_us loss_ppm mtu unix_time
 ";
 
 /// Meaning of a rate: capacity of the path, or lower bound.
@@ -225,14 +227,18 @@ mod tests {
     use super::*;
 
     fn record(port: u16, via: Via, at: u64) -> PathRecord {
-        let key = PathKey { way: Way::Out, local: [10, 0, 0, 1].into(), remote: ([10, 0, 0, 2], port).into() };
+        let key = PathKey {
+            direction: DataDirection::Out,
+            local: [10, 0, 0, 1].into(),
+            remote: ([10, 0, 0, 2], port).into(),
+        };
         let rtt = Duration::from_millis(660);
         PathRecord { key, via, rate: BitRate::megabits(50), is_full: true, rtt, loss_ppm: 17, mtu: 1500, at }
     }
 
     #[test]
     fn a_trickle_teaches_nothing_of_a_path_that_carried_more() {
-        let mut memory = PathMemory::default();
+        let mut memory = PathRecords::default();
         let known = record(7373, Via::Quic, 1_000);
         let trickle = PathRecord { rate: BitRate(8_916), is_full: false, at: 1_010, ..known };
         memory.learn(trickle);
@@ -242,7 +248,7 @@ mod tests {
         assert_eq!(memory.recall(&known.key, 1_020), [known]);
         let more = PathRecord { rate: BitRate(known.rate.0 * 2), is_full: false, at: 1_030, ..known };
         memory.learn(more);
-        assert_eq!(PathMemory::parse(&memory.to_text()).recall(&known.key, 1_040), [more]);
+        assert_eq!(PathRecords::parse(&memory.to_text()).recall(&known.key, 1_040), [more]);
         // A full path shows its low capacity.
         memory.learn(PathRecord { is_full: true, at: 1_050, ..trickle });
         assert_eq!(memory.recall(&known.key, 1_060)[0].rate, trickle.rate);
@@ -250,22 +256,22 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back_and_damage_is_left_out() {
-        let mut memory = PathMemory::default();
+        let mut memory = PathRecords::default();
         memory.learn(record(7373, Via::Quic, 1_000));
         memory.learn(PathRecord {
-            key: PathKey { way: Way::In, ..record(1, Via::Tcp, 0).key },
+            key: PathKey { direction: DataDirection::In, ..record(1, Via::Tcp, 0).key },
             ..record(1, Via::Tcp, 900)
         });
         let text = memory.to_text();
-        assert_eq!(PathMemory::parse(&text), memory);
+        assert_eq!(PathRecords::parse(&text), memory);
         let damaged = text.replace("quic", "warp").replace(" tcp ", " tcp x ");
-        assert_eq!(PathMemory::parse(&damaged), PathMemory::default());
-        assert_eq!(PathMemory::parse("\u{0}\n\n# \u{fffd}"), PathMemory::default());
+        assert_eq!(PathRecords::parse(&damaged), PathRecords::default());
+        assert_eq!(PathRecords::parse("\u{0}\n\n# \u{fffd}"), PathRecords::default());
     }
 
     #[test]
     fn the_newest_of_each_transport_is_kept_and_the_old_is_forgotten() {
-        let mut memory = PathMemory::default();
+        let mut memory = PathRecords::default();
         for at in [5, 10, 7] {
             memory.learn(record(7373, Via::Quic, at));
         }
@@ -274,13 +280,13 @@ mod tests {
         let recalled = |now| memory.recall(&key, now).iter().map(|record| (record.via, record.at)).collect::<Vec<_>>();
         assert_eq!(recalled(30), [(Via::Tcp, 20), (Via::Quic, 7)]);
         assert_eq!(recalled(7 + KEPT.as_secs() + 1), [(Via::Tcp, 20)]);
-        assert!(memory.recall(&PathKey { way: Way::In, ..key }, 30).is_empty());
+        assert!(memory.recall(&PathKey { direction: DataDirection::In, ..key }, 30).is_empty());
         assert_eq!(recalled(0), [(Via::Tcp, 20), (Via::Quic, 7)], "a clock that went back forgets nothing");
     }
 
     #[test]
     fn the_number_of_records_is_bounded() {
-        let mut memory = PathMemory::default();
+        let mut memory = PathRecords::default();
         for port in 0..2000 {
             memory.learn(record(port, Via::Quic, u64::from(port)));
         }
