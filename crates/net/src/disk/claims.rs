@@ -46,7 +46,7 @@ impl Generations {
         if self.young.len() >= GENERATION_MAX {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(key_of(stat), hash_of(path));
+        self.young.insert(key_of(stat), hash_of(path.as_bytes()));
     }
 
     /// Removes a file that is about to lose its name to another file. Its inode may be reused.
@@ -61,7 +61,7 @@ impl Generations {
     /// others.
     pub(super) fn check(&self, stat: &Stat, path: &RelPath) -> Result<(), Error> {
         let claimed = self.young.get(&key_of(stat)).or_else(|| self.old.get(&key_of(stat)));
-        let is_other = claimed.is_some_and(|hash| *hash != hash_of(path));
+        let is_other = claimed.is_some_and(|hash| *hash != hash_of(path.as_bytes()));
         if !is_other || stat.st_nlink != 1 || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(());
         }
@@ -78,8 +78,8 @@ fn key_of(stat: &Stat) -> Key {
 }
 
 /// Returns 64 bits of a BLAKE3. Reason: only paths that share an inode are compared.
-pub(super) fn hash_of(path: &RelPath) -> u64 {
+pub(super) fn hash_of(path: &[u8]) -> u64 {
     let mut hash = [0; 8];
-    hash.copy_from_slice(&blake3::hash(path.as_bytes()).as_bytes()[..8]);
+    hash.copy_from_slice(&blake3::hash(path).as_bytes()[..8]);
     u64::from_le_bytes(hash)
 }

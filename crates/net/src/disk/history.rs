@@ -28,6 +28,8 @@ struct State {
     next: u64,
     /// Sessions that may still publish files.
     active: BTreeMap<u64, Fingerprint>,
+    /// Latest session that has published a recorded file.
+    latest: u64,
     young: HashMap<Key, Published>,
     old: HashMap<Key, Published>,
 }
@@ -46,8 +48,10 @@ struct Published {
 /// Version of a source file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version {
-    /// Hash of the path at the source.
-    path: u64,
+    /// Hash of the file name at the source. Reason: the path depends on the location that the copy was asked for; two
+    /// runs name the same file as `t` and as `t/f`. Files of different names that are copied to one name at the same
+    /// time are different sources.
+    name: u64,
     /// Change time, which only the kernel of the source sets.
     changed: u64,
 }
@@ -87,20 +91,21 @@ impl SessionHistory {
         if state.young.len() >= GENERATION_MAX {
             state.old = std::mem::take(&mut state.young);
         }
+        state.latest = state.latest.max(self.number);
         let published = Published { session: self.number, peer: self.peer, version };
         state.young.insert((stat.st_dev, stat.st_ino), published);
     }
 
-    /// Returns true if the file `stat` is of a later session of the same peer, from the same path at the source, and
+    /// Returns true if the file `stat` is of a later session of the same peer, from a source of the same name, and
     /// newer than `version`.
     pub(super) fn is_superseded(&self, stat: &Stat, version: Version) -> bool {
         let state = self.history.lock();
         let key = (stat.st_dev, stat.st_ino);
         let published = state.young.get(&key).or_else(|| state.old.get(&key));
         published.is_some_and(|published| {
-            let Version { path, changed } = published.version;
+            let Version { name, changed } = published.version;
             let is_later = published.session > self.number && published.peer == self.peer;
-            is_later && path == version.path && changed > version.changed
+            is_later && name == version.name && changed > version.changed
         })
     }
 }
@@ -109,8 +114,9 @@ impl Drop for SessionHistory {
     fn drop(&mut self) {
         let mut state = self.history.lock();
         state.active.remove(&self.number);
-        // Nothing is superseded without two sessions.
-        if state.active.len() < 2 {
+        // Nothing is superseded once every session that began before a published file has ended. The session of the
+        // file may have ended long before.
+        if state.active.range(..state.latest).next().is_none() {
             (state.young, state.old) = (HashMap::new(), HashMap::new());
         }
     }
@@ -119,5 +125,5 @@ impl Drop for SessionHistory {
 /// Returns the version of a file at its source; `None` if its change time is unknown.
 pub(super) fn version_of(entry: &FileEntry) -> Option<Version> {
     let is_known = entry.growth.is_none() && entry.version != 0;
-    is_known.then(|| Version { path: hash_of(&entry.path), changed: entry.version })
+    is_known.then(|| Version { name: hash_of(entry.path.name()), changed: entry.version })
 }

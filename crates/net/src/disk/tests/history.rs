@@ -60,6 +60,28 @@ fn an_earlier_session_does_not_bring_back_an_older_version() {
 }
 
 #[test]
+fn a_newer_version_stays_after_the_end_of_its_session() {
+    let (directory, history) = (scratch(), Arc::new(History::default()));
+    let earlier = session(&directory, &history, 1);
+    publish(&session(&directory, &history, 1), &version("f", 5, 20)).unwrap();
+    // Another session of another peer changes nothing.
+    drop(session(&directory, &history, 2));
+    publish(&earlier, &version("f", 5, 10)).unwrap_err();
+}
+
+#[test]
+fn a_newer_version_stays_although_it_came_by_another_location() {
+    let (directory, history) = (scratch(), Arc::new(History::default()));
+    std::fs::create_dir(directory.path().join("t")).unwrap();
+    let earlier = session(&directory, &history, 1);
+    let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
+    let later = Destination::resolve(&root, b"t/", Sources::Many).unwrap();
+    later.set_history(history.begin(Fingerprint([1; 32])));
+    publish(&later, &version("f", 5, 20)).unwrap();
+    publish(&earlier, &version("t/f", 5, 10)).unwrap_err();
+}
+
+#[test]
 fn another_source_with_the_same_name_at_the_destination_is_no_newer_version() {
     let (directory, history) = (scratch(), Arc::new(History::default()));
     let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
