@@ -215,6 +215,7 @@ fn a_client_that_is_stopped_leaves_no_file_held() {
     write(&site.local().join("f"), &Seeded::new(22).bytes(BYTES));
     let agent = site.agent();
     let proxy = ChaosProxy::udp(&agent);
+    let directory = site.root();
     // The lanes have more data than the path carries, so the last control messages queue behind the data.
     for round in 0..4 {
         let target = format!("f{round}");
@@ -227,12 +228,15 @@ fn a_client_that_is_stopped_leaves_no_file_held() {
         proxy.mark(BYTES as u64 / 4, Reaction::Pass);
         let mut stopped = copy().start();
         wait_until("a quarter of the file", || proxy.marks_reached() > marks);
+        wait_until("the file at the agent", || {
+            hidden(&directory, ".part").is_some() || directory.join(&target).exists()
+        });
         stopped.interrupt();
         let code = stopped.finish().code;
         assert!(matches!(code, Some(0 | 130)), "{code:?}");
-        // The stop reaches the agent, or the end of the lanes does: it does not wait for the client to come back. The
-        // session may be whole at the agent before the client stops.
-        agent.wait_for_ends(2 * round + 1);
+        // The stop reaches the agent, or the end of the lanes does: it does not wait for the client to come back.
+        let is_free = |part: PathBuf| File::open(part).map_or(true, |file| file.try_lock().is_ok());
+        wait_until("the release of the file", || hidden(&directory, ".part").is_none_or(is_free));
         let again = copy().succeed();
         assert!(!again.text().contains("held by another session"), "{}", again.describe());
     }

@@ -171,13 +171,6 @@ impl Agent {
         let what = format!("{words:?} in the log of the agent");
         wait_until(&what, || fs::read_to_string(&self.log).unwrap().contains(words));
     }
-
-    /// Waits until the log has the last line of `count` sessions, whole or ended early.
-    pub fn wait_for_ends(&self, count: usize) {
-        let is_end = |line: &&str| line.contains(": over: ") || line.contains(": ended early: ");
-        let ends = || fs::read_to_string(&self.log).unwrap().lines().filter(is_end).count();
-        wait_until(&format!("the end of {count} sessions in the log of the agent"), || ends() >= count);
-    }
 }
 
 impl Drop for Agent {
