@@ -739,7 +739,11 @@ impl LaneSink for AgentSink<'_> {
 
     fn control(&mut self, frame: &[u8]) -> Result<(), Error> {
         match &mut self.joined {
-            Some(joined) => joined.sink.control(frame),
+            Some(joined) => {
+                joined.sink.control(frame)?;
+                joined.seat.0.follow_contracts();
+                Ok(())
+            }
             None if self.refused => Ok(()),
             None => self.join(frame),
         }

@@ -25,14 +25,15 @@
 //! # }
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, Query};
+use sterna_proto::rate::{RATE_LEAST, RateContract};
+use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 pub use crate::client::query::Answers;
@@ -140,6 +141,11 @@ impl Engine {
     /// [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
+        let rated_paths = match planned.kind() {
+            CopyKind::Agent => spec.paths.len(),
+            CopyKind::ThirdParty => 1,
+            CopyKind::Direct | CopyKind::Replicas => 0,
+        };
         let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.clone()));
         let (initiator, observed) = (self.initiator.clone(), Arc::clone(&running));
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || {
@@ -149,7 +155,7 @@ impl Engine {
             outcome
         });
         let thread = thread.map_err(|e| crate::no_thread("start the thread of a copy", e))?;
-        Ok(CopyHandle { reader: Reader(running), thread })
+        Ok(CopyHandle { reader: Reader(running), thread, rated_paths })
     }
 }
 
@@ -180,6 +186,8 @@ pub enum Next {
 pub struct CopyHandle {
     reader: Reader,
     thread: JoinHandle<Result<CopySummary, Error>>,
+    /// Number of paths whose rate can be changed.
+    rated_paths: usize,
 }
 
 impl CopyHandle {
@@ -210,6 +218,34 @@ impl CopyHandle {
         lock(&self.reader.0.progress).clone()
     }
 
+    /// Replaces the rate contract of a path, numbered from 0 as in [`CopySpec::paths`]. The sending end follows within
+    /// some 50 ms and a one-way delay, also when it is an agent; measurements of the path are kept. A session that
+    /// starts later begins with it.
+    ///
+    /// Errors: `Usage`: the copy has no such path, its rates are given at its start only (several replicas, or no agent
+    /// among the ends), or the minimum or the target is above the ceiling.
+    pub fn set_rate(&self, path: PathNumber, contract: RateContract) -> Result<(), Error> {
+        let usage = |text: String| Err(Error::usage(&[], text));
+        if usize::from(path.0) >= self.rated_paths {
+            return match self.rated_paths {
+                0 => usage("set a rate: the rates of a copy of this kind are given at its start only".to_owned()),
+                paths => usage(format!("set the rate of path {}: the copy has {paths}, numbered from 0", path.0)),
+            };
+        }
+        for (what, rate) in [("minimum", contract.minimum), ("target", contract.target)] {
+            if let (Some(rate), Some(ceiling)) = (rate, contract.ceiling)
+                && rate > ceiling
+            {
+                return usage(format!("set a rate: the {what} {rate} is above the ceiling {ceiling}"));
+            }
+        }
+        if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
+            return usage(format!("set a rate of {rate}: the least is {RATE_LEAST}, to detect whether the path is up"));
+        }
+        lock(&self.reader.0.contracts).insert(path, contract);
+        Ok(())
+    }
+
     /// Stops the copy. What has arrived stays in the journal of the receiver, and the same copy resumes from it.
     pub fn cancel(&self) {
         self.reader.0.cancel.cancel();
@@ -235,6 +271,8 @@ struct Running {
     cut_short: Mutex<Option<CopySummary>>,
     /// Set by the handle.
     cancel: Cancel,
+    /// Rate contracts of paths that the handle has changed.
+    contracts: Mutex<BTreeMap<PathNumber, RateContract>>,
     /// Set by the owner of the specification.
     cancel_outside: Cancel,
     trust: Arc<dyn Trust>,
@@ -248,6 +286,7 @@ impl Running {
             progress: Mutex::default(),
             cut_short: Mutex::default(),
             cancel: Cancel::default(),
+            contracts: Mutex::default(),
             cancel_outside,
             trust,
         }
@@ -314,6 +353,10 @@ impl CopyObserver for Running {
 
     fn cut_short(&self, summary: CopySummary) {
         *lock(&self.cut_short) = Some(summary);
+    }
+
+    fn contract(&self, path: PathNumber) -> Option<RateContract> {
+        lock(&self.contracts).get(&path).copied()
     }
 
     fn stopped(&self) -> bool {

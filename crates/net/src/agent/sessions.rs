@@ -93,6 +93,20 @@ impl AgentSession {
         rate.clone()
     }
 
+    /// Applies the rate contracts that the client has changed.
+    pub(super) fn follow_contracts(&self) {
+        let Some(started) = self.started() else { return };
+        let changed = started.end.take_contracts();
+        if changed.is_empty() {
+            return;
+        }
+        for (path, contract) in changed {
+            self.rate_of(path, contract);
+        }
+        self.agree_rates(&*started.end);
+        self.live.share_rate();
+    }
+
     /// Passes the rates of all paths together to `end`. Each path adds its rate when its first lane joins.
     pub(super) fn agree_rates(&self, end: &dyn End) {
         let rates = lock(&self.rates);

@@ -169,6 +169,10 @@ fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySumm
             Next::Nothing => {}
             Next::Ended => return copy.wait(),
         }
+        for (path, contract) in runner.control().take_contracts() {
+            // The engine of the command has checked the contract. A wrong one of another peer changes nothing.
+            let _ = copy.set_rate(path, contract);
+        }
         if shown.elapsed() >= SNAPSHOT_EVERY {
             copy.snapshot().iter().for_each(|progress| runner.control().show(snapshot_of(progress)));
             shown = Instant::now();

@@ -129,6 +129,15 @@ impl CopySpec {
         self.rate_together(|path| path.contract.target)
     }
 
+    /// Replaces the contracts of the paths that the owner of the copy has changed after its start.
+    pub(super) fn with_changed_contracts(&self, observer: &dyn CopyObserver) -> Self {
+        let mut changed = self.clone();
+        for (number, path) in (0..).zip(&mut changed.paths) {
+            path.contract = observer.contract(PathNumber(number)).unwrap_or(path.contract);
+        }
+        changed
+    }
+
     /// Returns the sum of the rates of the paths, or of the standby paths if theirs is higher: these are used only
     /// while no other path is up. `None` if one of the paths has no rate.
     pub(crate) fn rate_together(&self, rate: impl Fn(&PathOptions) -> Option<BitRate>) -> Option<BitRate> {
@@ -158,6 +167,10 @@ pub trait CopyObserver: Send + Sync {
     }
     /// Reports the summary of a copy that ended with an error.
     fn cut_short(&self, _summary: CopySummary) {}
+    /// Returns the rate contract of `path` if the owner of the copy has changed it after its start.
+    fn contract(&self, _path: PathNumber) -> Option<RateContract> {
+        None
+    }
     /// Returns true if the user wants to stop.
     fn stopped(&self) -> bool;
 }

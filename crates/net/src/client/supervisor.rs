@@ -12,7 +12,7 @@ use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::plan::{self, TcpPath, Via};
-use sterna_proto::rate::Fairness;
+use sterna_proto::rate::{Fairness, RateContract};
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber};
 use sterna_proto::transport_trial::{TransportTrial, TrialStep};
 use sterna_proto::{ByteCount, Earlier, Error, ErrorKind, Phase, Retry, Scope};
@@ -67,6 +67,7 @@ pub(super) fn run_session(
     started: &mut Instant,
 ) -> Result<(), Error> {
     let observer = &totals.observer;
+    let options = &options.with_changed_contracts(&**observer);
     let direction = match job.direction {
         Direction::Push { .. } => DataDirection::Out,
         Direction::Pull { .. } | Direction::Replica { .. } => DataDirection::In,
@@ -432,6 +433,31 @@ impl Supervisor {
         }
     }
 
+    /// Applies the rate contracts that the owner of the copy has changed.
+    fn follow_contracts(&self) {
+        let mut is_changed = false;
+        for path in &self.paths {
+            let (Some(asked), Some(reached)) = (self.observer.contract(path.number), path.reached.get()) else {
+                continue;
+            };
+            let current = reached.rate.contract();
+            let contract = RateContract { remembered: current.remembered, expected_rtt: current.expected_rtt, ..asked };
+            if contract == current {
+                continue;
+            }
+            is_changed = true;
+            reached.rate.set_contract(contract);
+            match self.sends() {
+                true => path.live.share_rate(),
+                false => self.end.send_contract(path.number, contract),
+            }
+        }
+        if is_changed {
+            let options = self.options.with_changed_contracts(&*self.observer);
+            self.end.agree_rates(options.ceiling(), options.target());
+        }
+    }
+
     fn sends(&self) -> bool {
         self.direction == DataDirection::Out
     }
@@ -569,6 +595,7 @@ impl Driven for Arc<Supervisor> {
     }
 
     fn tick(&self) {
+        self.follow_contracts();
         self.end.tick();
     }
 

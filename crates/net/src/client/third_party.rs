@@ -7,6 +7,7 @@
 //! firewall. If it does not run third-party copies, or cannot reach the other agent, the agent of the destination is
 //! asked to pull.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
     ActiveEnd, AgentReport, Conclusion, ControlEvent, ControlSide, IpBytes, KEYS_MAX, Overwrite, PassiveAgent,
     PathNumber, Request, SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty,
@@ -216,8 +218,7 @@ impl Asking<'_> {
 
     fn request(
         &self,
-        active: ActiveEnd,
-        passive: &RemoteLocation,
+        (active, passive, contract): (ActiveEnd, &RemoteLocation, RateContract),
         keys: &[Fingerprint],
         copy: &ControlledCopy,
     ) -> Request {
@@ -244,7 +245,7 @@ impl Asking<'_> {
             },
             lanes: path.lanes,
             congestion: options.congestion.clone(),
-            contract: path.contract,
+            contract,
             linger: options.linger,
             settled: copy.settled(),
         }))
@@ -261,9 +262,12 @@ impl Asking<'_> {
         let hear = Arc::clone(copy);
         let control =
             ControlEnd::new(ControlSide::Command, self.options.linger, Box::new(move |event| hear.handle_event(event)));
-        let request = self.request(active, passive, keys, copy);
+        let given = self.options.paths.first().map(|path| path.contract).unwrap_or_default();
+        let contract = self.observer.contract(PathNumber(0)).unwrap_or(given);
+        let request = self.request((active, passive, contract), keys, copy);
         self.control(asked).run(&control, request, first, || {
-            drive(&Watched { control: &control, copy }, &**self.observer, copy.started, None);
+            let watched = Watched { control: &control, copy, contract: Cell::new(contract) };
+            drive(&watched, &**self.observer, copy.started, None);
         })?;
         copy.take_outcome()
     }
@@ -273,6 +277,8 @@ impl Asking<'_> {
 struct Watched<'a> {
     control: &'a ControlEnd,
     copy: &'a ControlledCopy,
+    /// Rate contract that the active agent has, or was sent last.
+    contract: Cell<RateContract>,
 }
 
 impl Driven for Watched<'_> {
@@ -289,6 +295,10 @@ impl Driven for Watched<'_> {
     }
 
     fn tick(&self) {
+        if let Some(asked) = self.copy.observer.contract(PathNumber(0)).filter(|asked| *asked != self.contract.get()) {
+            self.contract.set(asked);
+            self.control.send_contract(PathNumber(0), asked);
+        }
         self.control.tick();
     }
 

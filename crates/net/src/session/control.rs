@@ -3,13 +3,15 @@
 //! Runs one control log over any number of lanes, and sends the latest snapshot beside it. Refuses to run the copy
 //! (`agent::third_party` does) and to decide anything.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna_proto::Error;
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
     ActiveFile, AgentReport, Answer, BlockTask, Conclusion, ControlEvent, ControlSession, ControlSide, Frame, LaneId,
-    Snapshot,
+    PathNumber, Snapshot,
 };
 
 use super::limits::{LimitMonitor, Role};
@@ -84,6 +86,17 @@ impl ControlEnd {
             }
             self.wake.wait(seen, NAP);
         }
+    }
+
+    /// Command: changes the rate contract of a path of the copy.
+    pub fn send_contract(&self, path: PathNumber, contract: RateContract) {
+        lock(&self.session).send_contract(path, contract);
+        self.wake.notify();
+    }
+
+    /// Agent: returns the contracts that the command has changed since the last call.
+    pub fn take_contracts(&self) -> BTreeMap<PathNumber, RateContract> {
+        lock(&self.session).take_contracts()
     }
 
     /// Agent: sends the outcome of the copy.
@@ -179,7 +192,7 @@ impl End for ControlEnd {
         match frame {
             Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next)?,
-            Frame::Welcome(_) => {}
+            Frame::Welcome(capabilities) => lock(&self.session).handle_welcome(capabilities.features),
             Frame::Snapshot(snapshot) => {
                 self.show(*snapshot);
                 return Ok(());

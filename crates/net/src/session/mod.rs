@@ -34,6 +34,7 @@ pub use replicas::{ReplicaEnd, Replicas};
 pub use sender::Sender;
 pub(crate) use silence::SILENT_AFTER;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
@@ -41,7 +42,8 @@ use std::thread;
 use std::time::Duration;
 
 use sterna_proto::plan::{HeldLanes, choose_congestion};
-use sterna_proto::session::{ActiveFile, Frame, LaneId};
+use sterna_proto::rate::RateContract;
+use sterna_proto::session::{ActiveFile, Frame, LaneId, PathNumber};
 use sterna_proto::{BitRate, ByteCount, Counters, Error};
 
 use self::limits::MeteredTx;
@@ -135,6 +137,13 @@ pub trait End: Send + Sync + 'static {
     /// Sets the total rates of all paths, where given: `ceiling` is the maximum, `_target` is the expected rate.
     fn agree_rates(&self, ceiling: Option<BitRate>, _target: Option<BitRate>) {
         self.limits().set_rate_cap(ceiling);
+    }
+    /// Sends a new rate contract of a path to the peer, if the peer can follow. An end that sends the data
+    /// has nothing to send.
+    fn send_contract(&self, _path: PathNumber, _contract: RateContract) {}
+    /// Returns the contracts that the peer has changed since the last call, for an end that sends the data.
+    fn take_contracts(&self) -> BTreeMap<PathNumber, RateContract> {
+        BTreeMap::new()
     }
     /// Returns the progress of the session.
     fn progress(&self) -> Progress;
@@ -244,10 +253,9 @@ impl Lanes {
                     rate.set_fraction(over_quic.len() as f64 / lanes);
                     handle.share_rate(rate);
                 }
-                (Transport::Tcp, Some(ceiling)) => {
-                    handle.set_rate(Some(BitRate((ceiling.0 as f64 * TCP_USABLE / lanes) as u64)));
+                (Transport::Tcp, ceiling) => {
+                    handle.set_rate(ceiling.map(|most| BitRate((most.0 as f64 * TCP_USABLE / lanes) as u64)));
                 }
-                (Transport::Tcp, None) => {}
             }
         }
     }

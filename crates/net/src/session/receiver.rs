@@ -18,9 +18,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_proto::compress::Slab;
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
-    ActiveFile, BlockClaim, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, Overwrite, PrepareOutcome,
-    RecvEvent, RecvSession, corrupt_block,
+    ActiveFile, BlockClaim, BlockData, BlockHeader, BlockTask, FileId, Frame, LaneId, Overwrite, PathNumber,
+    PrepareOutcome, RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
     Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope,
@@ -568,6 +569,7 @@ impl Receiver {
                     let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };
                     self.queue(Job::Directories(modes));
                 }
+                RecvEvent::Notice(text) => self.observer.session_event(SessionEvent::Notice(text.to_owned())),
                 RecvEvent::Unreadable(error) => self.observer.session_event(SessionEvent::Unreadable(error)),
                 RecvEvent::Aborted(error) => self.observer.session_event(SessionEvent::Aborted(error)),
             }
@@ -632,7 +634,7 @@ impl End for Receiver {
         match frame {
             Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
             Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
-            Frame::Welcome(_) => {}
+            Frame::Welcome(capabilities) => session.handle_welcome(capabilities.features),
             _ => return Err(Error::protocol("a frame from the peer out of place")),
         }
         drop(session);
@@ -703,6 +705,11 @@ impl End for Receiver {
 
     fn unsettled_bytes(&self) -> u64 {
         lock(&self.session).unsettled_bytes()
+    }
+
+    fn send_contract(&self, path: PathNumber, contract: RateContract) {
+        lock(&self.session).send_contract(path, contract);
+        self.wake.notify();
     }
 
     fn abort(&self, error: Error) {

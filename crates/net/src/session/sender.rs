@@ -3,7 +3,7 @@
 mod arrived;
 mod offers;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use sterna_proto::compress::{CompressionPolicy, Method};
+use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
-    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, Overwrite, SendEvent, SendSession,
+    ActiveFile, BlockData, BlockHeader, BlockOrder, BlockTask, FileId, Frame, LaneId, Overwrite, PathNumber, SendEvent,
+    SendSession,
 };
 use sterna_proto::{BitRate, BlockHasher, Checks, Counters, Error, ErrorKind, FileEntry};
 
@@ -595,6 +597,10 @@ impl End for Sender {
     fn agree_rates(&self, ceiling: Option<BitRate>, target: Option<BitRate>) {
         self.limits.set_rate_cap(ceiling);
         self.encoding.set_rate(target);
+    }
+
+    fn take_contracts(&self) -> BTreeMap<PathNumber, RateContract> {
+        lock(&self.session).take_contracts()
     }
 
     fn progress(&self) -> Progress {

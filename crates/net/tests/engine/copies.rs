@@ -3,14 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sterna_net::engine::{CopyEvent, CopyKind, CopySpec, Engine, Next};
+use sterna_net::engine::{CopyEvent, CopyKind, CopySpec, Engine, Next, ViaChoice};
 use sterna_net::identity::{Fingerprint, Identity};
+use sterna_proto::compress::CompressionPolicy;
+use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
-use sterna_proto::{BitRate, ErrorKind, Scope};
+use sterna_proto::session::PathNumber;
+use sterna_proto::{BitRate, ErrorKind, Location, Scope};
 
-use crate::served::{OneKey, Served, local};
+use crate::served::{Keys, Served, local};
 
 #[test]
 fn ten_copies_at_once_end_each_with_its_own_files() {
@@ -71,6 +74,75 @@ fn a_cancelled_copy_ends_and_the_next_one_resumes() {
     assert_eq!(std::fs::read(to.path().join("data")).unwrap(), vec![7; 40_000_000]);
 }
 
+/// Copies `source` at a rate at which it would take ten minutes, and lifts the rate once a lane is up.
+fn copy_faster_than_it_began(engine: &Engine, sources: Vec<Location>, destination: Location, via: Via) {
+    let mut spec = CopySpec::new(sources, destination);
+    spec.paths[0].contract = RateContract::of_rate(Some(SLOW));
+    spec.paths[0].via = ViaChoice::Only(via);
+    spec.compress = CompressionPolicy::Never;
+    let copy = engine.start(spec).unwrap();
+    while !matches!(copy.next(HANG), Next::Event(CopyEvent::LaneUp { .. })) {}
+    copy.set_rate(PathNumber(0), RateContract::default()).unwrap();
+    let until = Instant::now() + HANG;
+    loop {
+        match copy.next(HANG) {
+            Next::Ended => break,
+            _ => assert!(Instant::now() < until, "{via}: the copy keeps its rate: {:?}", copy.snapshot()),
+        }
+    }
+    assert_eq!(copy.wait().unwrap().done, 1);
+}
+
+/// A file of [`FAST_BYTES`] takes ten minutes.
+const SLOW: BitRate = BitRate(256_000);
+const FAST_BYTES: usize = 20_000_000;
+
+/// Time after which a test fails that would hang.
+const HANG: Duration = Duration::from_secs(120);
+
+#[test]
+fn a_new_rate_reaches_the_end_that_sends() {
+    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let served = Served::start(theirs.path());
+    let (here, back) = (ours.path().join("data"), ours.path().join("back"));
+    std::fs::write(&here, vec![7; FAST_BYTES]).unwrap();
+    for via in [Via::Tcp, Via::Quic] {
+        copy_faster_than_it_began(&served.engine(), vec![local(&here)], served.at(&format!("{via}")), via);
+        copy_faster_than_it_began(&served.engine(), vec![served.at(&format!("{via}"))], local(&back), via);
+        assert_eq!(std::fs::read(&back).unwrap().len(), FAST_BYTES);
+        std::fs::remove_file(&back).unwrap();
+    }
+}
+
+#[test]
+fn a_new_rate_reaches_the_agent_that_runs_a_third_party_copy() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (source, destination) = (Served::start(from.path()), Served::start(to.path()));
+    std::fs::write(from.path().join("data"), vec![7; FAST_BYTES]).unwrap();
+    let keys = Arc::new(Keys(vec![source.trust().0[0], destination.trust().0[0]]));
+    let engine = Engine::new(Identity::ephemeral().unwrap(), keys);
+    copy_faster_than_it_began(&engine, vec![source.at("data")], destination.at("data"), Via::Quic);
+    assert_eq!(std::fs::read(to.path().join("data")).unwrap().len(), FAST_BYTES);
+}
+
+#[test]
+fn a_wrong_rate_is_refused_with_its_reason() {
+    let to = tempfile::tempdir().unwrap();
+    let served = Served::start(to.path());
+    let copy = served.engine().start(CopySpec::new(vec![served.at("missing")], local(&to.path().join("x")))).unwrap();
+    let refused = |path, contract| copy.set_rate(PathNumber(path), contract).unwrap_err().to_string();
+    let rate = |megabits| Some(BitRate::megabits(megabits));
+    assert!(refused(1, RateContract::default()).contains("the copy has 1"), "{}", refused(1, RateContract::default()));
+    let above = RateContract { ceiling: rate(1), target: rate(2), ..RateContract::default() };
+    assert!(
+        refused(0, above).contains("the target 2.00 Mbit/s is above the ceiling 1.00 Mbit/s"),
+        "{}",
+        refused(0, above)
+    );
+    let least = RateContract::of_rate(Some(BitRate(1)));
+    assert!(refused(0, least).contains("the least is 64.0 kbit/s"), "{}", refused(0, least));
+}
+
 #[test]
 fn wrong_usage_is_an_error_of_the_start_and_everything_else_of_the_end() {
     let to = tempfile::tempdir().unwrap();
@@ -81,7 +153,7 @@ fn wrong_usage_is_an_error_of_the_start_and_everything_else_of_the_end() {
     let missing = CopySpec::new(vec![local(&to.path().join("missing"))], served.at("x"));
     let summary = engine.start(missing).unwrap().wait().unwrap();
     assert_eq!((summary.failed, summary.failures[0].scope), (1, Scope::Source));
-    let stranger = Engine::new(Identity::ephemeral().unwrap(), Arc::new(OneKey(Fingerprint([0; 32]))));
+    let stranger = Engine::new(Identity::ephemeral().unwrap(), Arc::new(Keys(vec![Fingerprint([0; 32])])));
     let untrusted = stranger.start(CopySpec::new(vec![served.at("data")], local(&to.path().join("out")))).unwrap();
     assert_eq!(untrusted.wait().unwrap_err().error.kind, ErrorKind::Untrusted);
 }

@@ -18,19 +18,19 @@ use tempfile::TempDir;
 /// Time after which a test fails that would hang.
 const HANG: Duration = Duration::from_secs(120);
 
-/// Trust in one key.
-pub struct OneKey(pub Fingerprint);
+/// Trust in these keys.
+pub struct Keys(pub Vec<Fingerprint>);
 
-impl Trust for OneKey {
+impl Trust for Keys {
     fn check(&self, _: &RemoteLocation, peer: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
-        if *peer == self.0 {
+        if self.0.contains(peer) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, "another key"))
     }
 
     fn expected_keys(&self, _: &RemoteLocation, _: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
-        Ok(vec![self.0])
+        Ok(self.0.clone())
     }
 }
 
@@ -81,8 +81,8 @@ impl Served {
         served
     }
 
-    pub fn trust(&self) -> Arc<OneKey> {
-        Arc::new(OneKey(self.key))
+    pub fn trust(&self) -> Arc<Keys> {
+        Arc::new(Keys(vec![self.key]))
     }
 
     /// Waits until the agent has no session.

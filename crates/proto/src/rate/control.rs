@@ -163,8 +163,8 @@ impl RateControl {
         &self.contract
     }
 
-    /// Replaces the contract. The rate that the path has shown to carry is kept, except for a new target, which is sent
-    /// at once.
+    /// Replaces the contract. A new target is sent at once. Otherwise the rate that the path has shown to carry is
+    /// kept; if the former contract was the limit and the new one allows more, the search goes on from there.
     pub(super) fn set_contract(&mut self, contract: RateContract) {
         if self.noise.since.is_none() {
             self.noise.fraction = contract.loss_ceiling();
@@ -174,9 +174,23 @@ impl RateControl {
             self.limit = bytes_per_second(target);
             (self.capacity.carried, self.capacity.fallen_from) = (f64::INFINITY, 0.0);
             self.begin(Phase::Cruise);
-        } else if contract.remembered != before.remembered && matches!(self.phase, Phase::Search(_)) {
-            self.search();
+        } else if matches!(self.phase, Phase::Search(_)) {
+            if contract.remembered != before.remembered {
+                self.search();
+            }
+        } else if let Some(bound) = before.target.or(before.ceiling).map(bytes_per_second) {
+            let most = contract.target.or(contract.ceiling).map_or(f64::INFINITY, bytes_per_second);
+            if most > bound && self.limit >= bound * self.fraction * AT_BOUND {
+                self.search_above(bound * self.fraction);
+            }
         }
+    }
+
+    /// Starts a search from `proven` bytes/s, which the path carries.
+    fn search_above(&mut self, proven: f64) {
+        (self.capacity.carried, self.capacity.fallen_from) = (f64::INFINITY, 0.0);
+        self.limit = proven.max(bytes_per_second(START_RATE));
+        self.start_train((proven * TRAIN_FACTOR).max(bytes_per_second(TRAIN_FIRST)), proven);
     }
 
     /// Sets the part of the ceiling for the lanes here; returns true if it has changed.
@@ -772,6 +786,9 @@ const START_RATE: BitRate = BitRate::megabits(1);
 const TRAIN_FIRST: BitRate = BitRate::megabits(50);
 /// Ratio of the paces of two successive trains. Reason: the fourth train is above 10 Gbit/s.
 const TRAIN_FACTOR: f64 = 8.0;
+
+/// Part of a given rate from which on that rate was the limit. Reason: a rate below it was found, and is the path's.
+const AT_BOUND: f64 = 0.9;
 
 /// Part of a remembered rate that is sent until the first train is back.
 const REMEMBERED_START: f64 = 0.8;

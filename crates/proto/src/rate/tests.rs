@@ -89,6 +89,28 @@ fn lanes_of_another_transport_have_their_part_of_the_ceiling() {
 }
 
 #[test]
+fn a_path_whose_given_rate_was_the_limit_is_searched_when_the_contract_allows_more() {
+    let given = |megabits| RateContract::of_rate(Some(BitRate::megabits(megabits)));
+    let ceiling = |megabits| RateContract { ceiling: Some(BitRate::megabits(megabits)), ..RateContract::default() };
+    // Former contract, new contract, rate and pace of the train afterwards.
+    for (before, after, rate, train) in [
+        (given(10), RateContract::default(), 10, Some(80)),
+        (given(10), ceiling(20), 10, Some(20)),
+        (given(2), RateContract::default(), 2, Some(50)),
+        (given(10), given(5), 5, None),
+        (given(10), given(20), 20, None),
+        (given(10), ceiling(5), 5, None),
+    ] {
+        let mut path = PathControl::new(before);
+        let key = path.join();
+        path.set_contract(after);
+        let terms = path.terms(key, Instant::now());
+        let seen = (path.control().rate(), terms.train.map(|train| train.pace));
+        assert_eq!(seen, (BitRate::megabits(rate), train.map(BitRate::megabits)), "{before:?} {after:?}");
+    }
+}
+
+#[test]
 fn a_lane_that_left_takes_no_share() {
     let start = Instant::now();
     let rate = BitRate::megabits(100);

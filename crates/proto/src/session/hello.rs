@@ -26,6 +26,13 @@ pub struct Features(pub u64);
 impl Features {
     /// Requests of kind *query*, and their answers.
     pub const QUERIES: Self = Self(1);
+    /// [`super::Message::Contract`]: the rate of a path changes in mid-session.
+    pub const CONTRACTS: Self = Self(4);
+
+    /// Returns true if all features of `other` are in this set.
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 /// Version and features that both ends of a session use.
@@ -39,7 +46,8 @@ pub struct Agreed {
 
 impl Capabilities {
     /// Capabilities of this build.
-    pub const OURS: Self = Self { lowest: 1, highest: 1, features: Features::QUERIES };
+    pub const OURS: Self =
+        Self { lowest: 1, highest: 1, features: Features(Features::QUERIES.0 | Features::CONTRACTS.0) };
 
     /// Returns the version and the features that ends with `self` and `other` use; `None` without a common version.
     pub fn agree(&self, other: &Self) -> Option<Agreed> {
@@ -113,6 +121,15 @@ pub struct PathNumber(pub u8);
 /// at both ends.
 pub const PATHS_MAX: u8 = 8;
 
+impl PathNumber {
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
+        match r.byte()? {
+            number @ 0..PATHS_MAX => Ok(Self(number)),
+            number => Err(Error::protocol(format!("path {number} from the peer: the highest is {}", PATHS_MAX - 1))),
+        }
+    }
+}
+
 impl Hello {
     /// Returns a first hello of this build, on the only path, with the default contract.
     pub fn new(session: SessionId, request: Request) -> Self {
@@ -138,12 +155,7 @@ impl Hello {
         let rejoin = read_flag(r)?;
         let on_behalf_of = read_flag(r)?.then(|| r.array()).transpose()?;
         let request = Request::read(r)?;
-        let path = match r.byte()? {
-            number @ 0..PATHS_MAX => PathNumber(number),
-            number => {
-                return Err(Error::protocol(format!("hello from the peer: path {number}, of at most {PATHS_MAX}")));
-            }
-        };
+        let path = PathNumber::read(r)?;
         Ok(Self { capabilities, session, rejoin, on_behalf_of, request, path, contract: read_contract(r)? })
     }
 }

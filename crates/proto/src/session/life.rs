@@ -24,12 +24,14 @@
 //! In a control session, an end that leaves also waits until its acknowledgement is on a lane. At the limit of `Active`
 //! an end aborts; at the limits of the other states it leaves.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::hello::{Features, PathNumber};
 use super::message::{Frame, Message};
 use super::{ControlLog, LaneId};
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
+use crate::rate::RateContract;
 
 /// Maximum time in which an end that leaves tries to deliver its final message. Reason: a working lane accepts a
 /// message within its queueing time and a round trip. A peer that accepts none is stuck and detects the end by a
@@ -117,11 +119,30 @@ pub(super) struct SessionCore<E> {
     /// Time of the first check of a [`Limit::Ending`].
     ending_since: Option<Instant>,
     events: VecDeque<E>,
+    /// Latest contract of each path that the peer has changed, until the driver takes it.
+    contracts: BTreeMap<PathNumber, RateContract>,
+    /// Latest contract of each path that this end has changed.
+    changed: BTreeMap<PathNumber, RateContract>,
+    /// Features of the peer, from its last welcome; `None` at an end that sends welcomes.
+    peer: Option<Features>,
 }
+
+/// Notice to a user whose agent lacks [`Features::CONTRACTS`].
+const KEEPS_ITS_RATE: &str = "the agent has a version of sterna that cannot change a rate in mid-copy: a new rate applies \
+     from the next connection of a lane";
 
 impl<E> SessionCore<E> {
     pub(super) fn new(kind: SessionKind) -> Self {
-        Self { log: ControlLog::default(), kind, life: Life::Active, ending_since: None, events: VecDeque::new() }
+        Self {
+            log: ControlLog::default(),
+            kind,
+            life: Life::Active,
+            ending_since: None,
+            events: VecDeque::new(),
+            contracts: BTreeMap::new(),
+            changed: BTreeMap::new(),
+            peer: None,
+        }
     }
 
     // Input.
@@ -133,6 +154,44 @@ impl<E> SessionCore<E> {
             self.turn(LifeEvent::Exit);
         }
         self.log.handle_lane_down(lane, now);
+    }
+
+    /// Accepts a new rate contract of a path from the peer.
+    pub(super) fn handle_contract(&mut self, path: PathNumber, contract: RateContract) {
+        if self.is_active() {
+            self.contracts.insert(path, contract);
+        }
+    }
+
+    /// Returns the contracts that the peer has changed since the last call.
+    pub(super) fn take_contracts(&mut self) -> BTreeMap<PathNumber, RateContract> {
+        std::mem::take(&mut self.contracts)
+    }
+
+    /// Sends a new rate contract of a path to the peer, now or after its welcome. Returns a text for the user if the
+    /// peer cannot change a rate.
+    pub(super) fn send_contract(&mut self, path: PathNumber, contract: RateContract) -> Option<&'static str> {
+        self.changed.insert(path, contract);
+        self.send_changed(|changed| changed == path)
+    }
+
+    /// Accepts the welcome of a lane. Sends the changed contracts again: the hello of the lane may carry an older one,
+    /// and the last that the peer receives counts. Returns a text as [`Self::send_contract`] does.
+    pub(super) fn handle_welcome(&mut self, features: Features) -> Option<&'static str> {
+        self.peer = Some(features);
+        self.send_changed(|_| true)
+    }
+
+    fn send_changed(&mut self, which: impl Fn(PathNumber) -> bool) -> Option<&'static str> {
+        let features = self.peer.filter(|_| self.is_active() && !self.changed.is_empty())?;
+        if !features.has(Features::CONTRACTS) {
+            self.changed.clear();
+            return Some(KEEPS_ITS_RATE);
+        }
+        for (&path, &contract) in self.changed.iter().filter(|(path, _)| which(**path)) {
+            self.log.push(&Message::Contract { path, contract });
+        }
+        None
     }
 
     /// Takes the edge of `event`. Returns the former state; `None`: there is no such edge, and nothing changes.
@@ -416,5 +475,57 @@ mod tests {
         assert!(core.poll_frame(LANE).is_some() && core.is_over());
         core.handle_lane_down(LANE, Instant::now());
         assert!(core.is_over() && !core.log.is_sent(), "the message is queued again for the other lane");
+    }
+
+    #[test]
+    fn changed_contracts_wait_for_the_welcome_and_are_sent_again_after_each() {
+        let mut core = SessionCore::<()>::new(SessionKind::Copy { linger: LINGER });
+        core.log.handle_lane_up(LANE);
+        let rate = |megabits| RateContract::of_rate(Some(crate::BitRate::megabits(megabits)));
+        let sent = |core: &mut SessionCore<()>| {
+            let mut messages = Vec::new();
+            while let Some(frame) = core.poll_frame(LANE) {
+                let Frame::Messages { encoded, .. } = frame else { continue };
+                messages.extend(Message::decode_all(&encoded).unwrap().into_iter().map(|message| match message {
+                    Message::Contract { path, contract } => (path, contract),
+                    other => panic!("{other:?}"),
+                }));
+            }
+            messages
+        };
+        let message = |path, megabits| (PathNumber(path), rate(megabits));
+        assert_eq!(core.send_contract(PathNumber(1), rate(1)), None);
+        assert_eq!(core.send_contract(PathNumber(1), rate(2)), None);
+        assert_eq!(sent(&mut core), []);
+        assert_eq!(core.handle_welcome(Features::CONTRACTS), None);
+        assert_eq!(sent(&mut core), [message(1, 2)]);
+        core.send_contract(PathNumber(0), rate(3));
+        assert_eq!(sent(&mut core), [message(0, 3)]);
+        // The hello of another lane may have carried an older contract.
+        core.handle_welcome(Features(u64::MAX));
+        assert_eq!(sent(&mut core), [message(0, 3), message(1, 2)]);
+    }
+
+    #[test]
+    fn a_peer_that_cannot_change_a_rate_is_reported_once_for_each_change() {
+        let mut core = SessionCore::<()>::new(SessionKind::Copy { linger: LINGER });
+        core.log.handle_lane_up(LANE);
+        core.send_contract(PathNumber(0), RateContract::default());
+        assert_eq!(core.handle_welcome(Features::QUERIES), Some(KEEPS_ITS_RATE));
+        assert_eq!(core.handle_welcome(Features::QUERIES), None);
+        assert_eq!(core.send_contract(PathNumber(0), RateContract::default()), Some(KEEPS_ITS_RATE));
+        assert!(core.poll_frame(LANE).is_none());
+    }
+
+    #[test]
+    fn the_latest_contract_of_each_path_is_taken_once() {
+        let mut core = SessionCore::<()>::new(SessionKind::Copy { linger: LINGER });
+        let rate = |megabits| RateContract::of_rate(Some(crate::BitRate::megabits(megabits)));
+        for (path, megabits) in [(0, 1), (3, 2), (0, 4)] {
+            core.handle_contract(PathNumber(path), rate(megabits));
+        }
+        let taken = core.take_contracts();
+        assert_eq!(taken.into_iter().collect::<Vec<_>>(), [(PathNumber(0), rate(4)), (PathNumber(3), rate(2))]);
+        assert!(core.take_contracts().is_empty());
     }
 }

@@ -7,7 +7,7 @@
 //! sent. It holds no state and needs no time.
 
 use super::FileId;
-use super::hello::{Capabilities, Hello};
+use super::hello::{Capabilities, Hello, PathNumber};
 use super::query::{Answer, Query};
 use super::third_party::{AgentReport, Conclusion, Snapshot, ThirdParty};
 use crate::compress::{CompressionPolicy, SLAB_BYTES, Slab, SlabEncoding, encoded_length, slab_count};
@@ -15,9 +15,10 @@ use crate::digest::{Checks, Digest, FileDigests};
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX};
 use crate::limit::{LimitReport, ReceiverReport};
+use crate::rate::RateContract;
 use crate::session::values::{
-    Overwrite, SOURCES_MAX, read_checks, read_digests, read_expect, read_flag, read_overwrite, read_text, read_wish,
-    write_checks, write_digests, write_expect, write_overwrite, write_wish,
+    Overwrite, SOURCES_MAX, read_checks, read_contract, read_digests, read_expect, read_flag, read_overwrite,
+    read_text, read_wish, write_checks, write_contract, write_digests, write_expect, write_overwrite, write_wish,
 };
 use crate::wire::{OPTIONAL_FROM, Reader, Writer};
 
@@ -212,6 +213,14 @@ pub enum Message {
     Concluded(Box<Conclusion>),
     /// Agent: an answer to a query.
     Answer(Answer),
+    /// End that does not send the data, or command: new rate contract of a path, from now on. Optional; sent only to a
+    /// peer with [`super::Features::CONTRACTS`].
+    Contract {
+        /// Path.
+        path: PathNumber,
+        /// Contract that replaces the former one.
+        contract: RateContract,
+    },
 }
 
 /// Header in front of the data of a block.
@@ -420,6 +429,7 @@ impl Message {
             Self::Ended { .. } => 17,
             Self::Sealed { .. } => 18,
             Self::Answer(_) => 19,
+            Self::Contract { .. } => OPTIONAL_FROM,
         }
     }
 
@@ -452,6 +462,10 @@ impl Message {
             Self::Report(told) => told.write(w),
             Self::Answer(answer) => answer.write(w),
             Self::Concluded(conclusion) => conclusion.write(w),
+            Self::Contract { path, contract } => {
+                w.byte(path.0);
+                write_contract(w, contract);
+            }
             Self::Sealed { file, blake3 } => {
                 w.integer(file.0);
                 w.raw(blake3);
@@ -511,7 +525,8 @@ impl Message {
             17 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
             18 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },
             19 => Self::Answer(Answer::read(r)?),
-            OPTIONAL_FROM.. => return Ok(None),
+            OPTIONAL_FROM => Self::Contract { path: PathNumber::read(r)?, contract: read_contract(r)? },
+            code if code >= OPTIONAL_FROM => return Ok(None),
             other => return Err(Error::protocol(format!("message from the peer: unknown type {other}"))),
         }))
     }

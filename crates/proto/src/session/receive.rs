@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::hello::{Features, PathNumber};
 use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, ranges_per_message};
 use super::send::{FileOutcome, unit_count};
@@ -20,6 +21,7 @@ use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{FileEntry, RelPath};
 use crate::range_set::RangeSet;
+use crate::rate::RateContract;
 
 /// Maximum delay before arrived blocks are reported to the sender. Reason: well below any round trip that matters, and
 /// at most a few messages a second.
@@ -106,6 +108,8 @@ pub enum RecvEvent {
     },
     /// The sender reported a source or file that it cannot offer.
     Unreadable(Error),
+    /// Notice for the user.
+    Notice(&'static str),
     /// The session cannot continue.
     Aborted(Error),
 }
@@ -619,6 +623,7 @@ impl RecvSession {
             | Message::Finished
             | Message::Notice { .. }
             | Message::Answer(_)
+            | Message::Contract { .. }
             | Message::Report(_)
             | Message::Concluded(_) => Err(Error::protocol("a sender sent a message that senders do not send")),
         }
@@ -689,6 +694,19 @@ impl RecvSession {
         file.claims.clear();
         file.rechecking = false;
         self.core.emit(RecvEvent::Discard { file: id });
+    }
+
+    /// Changes the rate contract of a path for the sender. A sender without
+    /// [`Features::CONTRACTS`] ignores it, and the user gets a notice.
+    pub fn send_contract(&mut self, path: PathNumber, contract: RateContract) {
+        let notice = self.core.send_contract(path, contract);
+        notice.into_iter().for_each(|text| self.core.emit(RecvEvent::Notice(text)));
+    }
+
+    /// Records the features of the sender, from the welcome of a lane.
+    pub fn handle_welcome(&mut self, features: Features) {
+        let notice = self.core.handle_welcome(features);
+        notice.into_iter().for_each(|text| self.core.emit(RecvEvent::Notice(text)));
     }
 
     /// Ends the session at both ends.

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::hello::PathNumber;
 use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER_BYTES_MAX};
 use super::notices::NoticeBudget;
@@ -20,6 +21,7 @@ use crate::digest::FileDigests;
 use crate::error::Error;
 use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
+use crate::rate::RateContract;
 use crate::setting::Setting;
 
 /// Maximum bytes of an entry in a header besides its path: eight integers including the file number, and a kind.
@@ -337,6 +339,10 @@ impl SendSession {
                 Ok(())
             }
             Message::Wait { file } => self.handle_wait(file),
+            Message::Contract { path, contract } => {
+                self.core.handle_contract(path, contract);
+                Ok(())
+            }
             Message::Finished => self.handle_finished(),
             Message::Abort { error } => {
                 self.flush_notices();
@@ -689,6 +695,11 @@ impl SendSession {
     /// Returns the next control frame for `lane`.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
         self.core.poll_frame(lane)
+    }
+
+    /// Returns the rate contracts that the receiver has changed since the last call.
+    pub fn take_contracts(&mut self) -> BTreeMap<PathNumber, RateContract> {
+        self.core.take_contracts()
     }
 
     /// Returns the next event.

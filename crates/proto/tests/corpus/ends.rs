@@ -271,6 +271,7 @@ impl Receiver {
                 RecvEvent::Publish { file } => self.session.handle_published(file, Ok(digests())),
                 RecvEvent::Settled { entry, outcome, .. } => self.outcomes.push(outcome_text(&entry, &outcome)),
                 RecvEvent::Finish { .. } => self.session.handle_finished(),
+                RecvEvent::Notice(text) => self.outcomes.push(format!("notice {text}")),
                 RecvEvent::Unreadable(error) => self.outcomes.push(format!("unreadable {}", error_text(&error))),
                 RecvEvent::Aborted(error) => self.outcomes.push(format!("aborted {}", error_text(&error))),
             }

@@ -470,6 +470,7 @@ impl World {
                 self.outcome = Some(matches!(outcome, FileOutcome::Done(_)));
             }
             RecvEvent::Finish { .. } => self.receiver.handle_finished(),
+            RecvEvent::Notice(text) => panic!("a notice without a cause: {text}"),
             RecvEvent::Unreadable(error) | RecvEvent::Aborted(error) => {
                 self.said.push(error.chain());
                 self.outcome.get_or_insert(false);

@@ -257,6 +257,10 @@ pub fn messages() -> Vec<Message> {
         Message::Notice { file, text: "the source has changed: ünïcode".into() },
         Message::Wait { file },
         Message::Finished,
+        Message::Contract {
+            path: PathNumber(PATHS_MAX - 1),
+            contract: RateContract::of_rate(Some(BitRate::megabits(40))),
+        },
         Message::Ended { file, entry: entry(b"a", 5) },
         Message::Sealed { file, blake3: [0xb3; 32] },
     ];

@@ -587,7 +587,7 @@ impl World {
                     let delay = self.random.up_to(self.config.publish);
                     self.after(delay, Event::Finished);
                 }
-                RecvEvent::Unreadable(_) => {}
+                RecvEvent::Notice(_) | RecvEvent::Unreadable(_) => {}
                 RecvEvent::Aborted(error) => {
                     let before = self.session.receiver.aborted.replace(error.kind);
                     assert!(before.is_none(), "the receiver was aborted twice");

@@ -3,11 +3,14 @@
 //! Delivers reports in order and exactly once, and keeps the result for a command that reconnects. Refuses to read a
 //! clock. Time and frames come in by `handle_*`; frames and events leave by `poll_*`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{AgentReport, Conclusion};
 use crate::error::Error;
+use crate::rate::RateContract;
 use crate::session::LaneId;
+use crate::session::hello::{Features, PathNumber};
 use crate::session::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use crate::session::message::{Frame, Message};
 use crate::session::notices::NoticeBudget;
@@ -136,6 +139,7 @@ impl ControlSession {
                     self.core.emit(ControlEvent::Reported(*report));
                 }
             }
+            (Message::Contract { path, contract }, ControlSide::Agent) => self.core.handle_contract(path, contract),
             (Message::Answer(answer), ControlSide::Command) if is_active => {
                 self.core.emit(ControlEvent::Answered(answer))
             }
@@ -177,6 +181,29 @@ impl ControlSession {
             self.core.log.push(&Message::Answer(answer));
         }
         None
+    }
+
+    /// Command: changes the rate contract of a path of the copy. An agent without [`Features::CONTRACTS`] ignores it,
+    /// and the user gets a notice.
+    pub fn send_contract(&mut self, path: PathNumber, contract: RateContract) {
+        let notice = self.core.send_contract(path, contract);
+        self.emit_notice(notice);
+    }
+
+    /// Command: records the features of the agent, from the welcome of a lane.
+    pub fn handle_welcome(&mut self, features: Features) {
+        let notice = self.core.handle_welcome(features);
+        self.emit_notice(notice);
+    }
+
+    fn emit_notice(&mut self, text: Option<&str>) {
+        let notice = text.map(|text| ControlEvent::Reported(AgentReport::Notice(text.to_owned())));
+        notice.into_iter().for_each(|notice| self.core.emit(notice));
+    }
+
+    /// Agent: returns the contracts that the command has changed since the last call.
+    pub fn take_contracts(&mut self) -> BTreeMap<PathNumber, RateContract> {
+        self.core.take_contracts()
     }
 
     /// Agent: ends the exchange with the result of the copy.
