@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable
 
@@ -241,3 +241,14 @@ PEERS = {peer.name: peer for peer in (
     _sterna_peer("sterna-quic", "--via", "quic"),
     _sterna_peer("sterna-tcp", "--via", "tcp"),
 )}
+
+# Prefix of the names of peers that run an earlier build of sterna.
+BEFORE = "before:"
+
+
+def with_build(peer: Peer, program: str) -> Peer:
+    """Returns `peer`, a peer of sterna, with another build of the program."""
+    swap = lambda command: [program if word == STERNA else word for word in command]  # noqa: E731
+    server = peer.server
+    return replace(peer, name=BEFORE + peer.name, programs=tuple(swap(peer.programs)), client=lambda place: swap(peer.client(place)),
+                   server=(lambda place: swap(server(place))) if server else None)

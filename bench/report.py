@@ -6,6 +6,7 @@ import json
 import statistics
 from pathlib import Path
 
+from peers import BEFORE
 from rows import ROWS, Row
 
 Record = dict[str, object]
@@ -49,7 +50,7 @@ def _ratio(records: list[Record]) -> str:
     """Compares Sterna with the best file tool under any kernel congestion control."""
     best: dict[str, float] = {}
     for record in records:
-        if record["peer"] not in NO_PEERS and record["identical"]:
+        if record["peer"] not in NO_PEERS and record["identical"] and not str(record["peer"]).startswith(BEFORE):
             name = f"{record['peer']} {record['control']}"
             best[name] = max(best.get(name, 0.0), _number(record, "goodput_bits"))
     ours = {name: rate for name, rate in best.items() if name.startswith("sterna")}
@@ -93,6 +94,22 @@ def _neighbour(records: list[Record]) -> str:
     return "".join(lines)
 
 
+def _builds(records: list[Record]) -> str:
+    """Compares this build with the earlier one, over the repeats that both have."""
+    shares: dict[str, dict[tuple[object, object], float]] = {}
+    for record in records:
+        if record["identical"]:
+            shares.setdefault(str(record["peer"]), {})[record["control"], record["repeat"]] = 100 * _number(record, "share")
+    lines = []
+    for peer in (name for name in shares if BEFORE + name in shares):
+        before, after = shares[BEFORE + peer], shares[peer]
+        both = [after[run] - before[run] for run in after if run in before]
+        if both:
+            spread = f" ({min(both):+.1f} to {max(both):+.1f})" if len(both) > 1 else ""
+            lines.append(f"\n{peer}: {statistics.median(both):+.1f} points{spread} against the earlier build, {len(both)} pairs.\n")
+    return "".join(lines)
+
+
 def _section(row: Row, records: list[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -102,7 +119,7 @@ def _section(row: Row, records: list[Record]) -> str:
             "| server peak MB | runs |\n|---|---|---|---|---|---|---|---|---|---|\n")
     lines = "\n".join(_line(peer, control, group) for (peer, control), group in groups.items())
     flags = " ".join(row.lab) if row.lab else "none"
-    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}{_floor(records)}{_cap(row, records)}{_neighbour(records)}"
+    return f"## {row.name}: {row.title}\n\nLab: `{flags}`. Data flows from a to b.{asked}\n\n{head}{lines}\n{_ratio(records)}{_floor(records)}{_cap(row, records)}{_neighbour(records)}{_builds(records)}"
 
 
 def write(folder: Path) -> None:

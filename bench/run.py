@@ -35,7 +35,7 @@ from pathlib import Path
 import environment
 import report
 from measure import HostShare, Program, Usage, stored_bytes
-from peers import PEERS, ROOT, STERNA, Peer, Place
+from peers import PEERS, ROOT, STERNA, Peer, Place, with_build
 from rows import ROWS, Row
 
 # Time limit of a run, as a multiple of the ideal time, but at least LIMIT_MIN_S.
@@ -269,9 +269,13 @@ def run_rows(options: argparse.Namespace, into: Path) -> None:
     work.chmod(0o755)
     try:
         for row in (row for row in ROWS if not options.rows or row.name in options.rows):
-            names = [name for name in options.peers or row.peers if name in PEERS]
-            wanted = [(PEERS[name], control, repeat) for repeat in range(options.repeat) for name in names
-                      for control in controls_of(row, PEERS[name]) if PEERS[name].is_installed()]
+            peers = [PEERS[name] for name in options.peers or row.peers if name in PEERS]
+            if options.before:
+                # Side by side: both builds meet the same state of this machine.
+                pairs = [(peer, with_build(peer, options.before)) if STERNA in peer.programs else (peer,) for peer in peers]
+                peers = [peer for pair in pairs for peer in pair]
+            wanted = [(peer, control, repeat) for repeat in range(options.repeat) for peer in peers
+                      for control in controls_of(row, peer) if peer.is_installed()]
             wanted = [w for w in wanted if (row.name, w[0].name, w[1], w[2]) not in done]
             if not wanted:
                 continue
@@ -299,6 +303,8 @@ def read_options() -> argparse.Namespace:
     split = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--rows", type=split, default=[], help="names, comma separated: " + ", ".join(r.name for r in ROWS))
     parser.add_argument("--peers", type=split, default=[], help="names, comma separated: " + ", ".join(PEERS))
+    parser.add_argument("--before", type=lambda path: str(Path(path).resolve()), metavar="PROGRAM",
+                        help="also run this earlier build of sterna, beside each of its runs")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each, each with a seed of its own")
     parser.add_argument("--seed", type=int, default=1, help="of the path's random choices")
     parser.add_argument("--stolen-max", type=float, default=1.0,
