@@ -28,8 +28,9 @@ struct Keys(BTreeMap<String, Fingerprint>);
 
 impl Keys {
     fn of(&self, agent: &HostPort) -> Result<Fingerprint, Error> {
-        let unknown =
-            || Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, format!("the key of {agent} is not given"));
+        let unknown = || {
+            Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, format!("the key of {agent} is not given"))
+        };
         self.0.get(&agent.to_string()).copied().ok_or_else(unknown)
     }
 }
