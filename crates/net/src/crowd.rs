@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_neighbour_of_a_flood_is_told_from_it_by_the_narrower_prefix() {
+    fn an_honest_neighbour_of_a_flood_is_distinguished_from_it_by_the_narrower_prefix() {
         // 200 /64s of one /48, which locked out everybody in an earlier version. The honest entry is in another /56 of
         // the site.
         let share = staying(1024, 1000, v6(7, 0xff00), |knock| v6(7, knock % 200));

@@ -73,7 +73,7 @@ const MTU_LEAST: u16 = 1280;
 const LONG_PATH_LANES: u32 = 8;
 
 /// TCP lanes that measure TCP's rate on a long path (`trial`). Reason: TCP alone would have begun with as many.
-pub const CONTEST_LANES: u32 = LONG_PATH_LANES;
+pub const TRIAL_LANES: u32 = LONG_PATH_LANES;
 
 /// Round-trip time from which a path counts as long. Reason: below it one window refills in the time a disk needs for a
 /// block.

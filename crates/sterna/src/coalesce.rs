@@ -13,10 +13,10 @@ const TOGETHER: Duration = Duration::from_millis(500);
 
 /// Longest time that a line waits for more lanes. Reason: QUIC lanes detect a restarted agent one after the other,
 /// within some 1.5 s.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+const REPORTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Failures of one kind that get one line each. Reason: enough to see the common cause, few enough to read.
-pub const ALIKE_TOLD_MAX: u64 = 5;
+pub const ALIKE_REPORTED_MAX: u64 = 5;
 
 /// Most kinds of failures that are counted separately. Reason: more than the file systems of one copy produce. A peer
 /// that invents error texts cannot fill memory.
@@ -53,10 +53,10 @@ impl LanesDown {
     }
 
     /// Returns the lines of groups that are due: no lane joined for `TOGETHER`, or the line has waited for
-    /// `TOLD_WITHIN`.
+    /// `REPORTED_WITHIN`.
     pub fn poll_lines(&mut self, now: Instant) -> Vec<String> {
         let is_due = |group: &LaneGroup| {
-            now.duration_since(group.last) >= TOGETHER || now.duration_since(group.since) >= TOLD_WITHIN
+            now.duration_since(group.last) >= TOGETHER || now.duration_since(group.since) >= REPORTED_WITHIN
         };
         let (due, waiting) = std::mem::take(&mut self.groups).into_iter().partition(is_due);
         self.groups = waiting;
@@ -107,7 +107,7 @@ impl AlikeFailures {
         match self.groups.iter_mut().find(|group| group.kind == kind && group.said == said) {
             Some(group) => {
                 group.count += 1;
-                group.count <= ALIKE_TOLD_MAX
+                group.count <= ALIKE_REPORTED_MAX
             }
             None if is_full => {
                 self.others += 1;
@@ -123,7 +123,7 @@ impl AlikeFailures {
     /// Returns the closing lines, with the numbers of failures that got no line. Then resets all counts.
     pub fn take_lines(&mut self) -> Vec<String> {
         let Self { groups, others } = std::mem::take(self);
-        let told = groups.iter().filter(|group| group.count > ALIKE_TOLD_MAX).map(FailureGroup::line);
+        let told = groups.iter().filter(|group| group.count > ALIKE_REPORTED_MAX).map(FailureGroup::line);
         let others = (others > 0).then(|| format!("{others} more failed in other ways (-v names each)"));
         told.chain(others).collect()
     }
@@ -131,7 +131,7 @@ impl AlikeFailures {
 
 impl FailureGroup {
     fn line(&self) -> String {
-        let more = self.count - ALIKE_TOLD_MAX;
+        let more = self.count - ALIKE_REPORTED_MAX;
         match self.said.as_str() {
             "" => format!("{more} more failed in the same way as: {} (-v names each)", self.first_line),
             said => format!("{more} more failed in the same way: {said} (-v names each)"),

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_told_once_and_so_is_its_end() {
+    fn an_outage_is_reported_once_and_so_is_its_end() {
         let lines = Captured::start();
         let session = started();
         session.lane_down(LaneId(3), "reset".to_owned());

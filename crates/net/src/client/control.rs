@@ -150,14 +150,14 @@ impl LaneSupervisor {
         let ControlClient { remote, options, initiator, observer } = &self.client;
         let mut next = Some(first);
         let mut backoff = Backoff::new();
-        let mut is_told = false;
+        let mut is_reported = false;
         while !self.control.is_over() {
             let born = Instant::now();
             let lane = match next.take() {
                 Some(lane) => Ok(lane),
                 None => dial_any(remote, options, initiator, observer),
             };
-            let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_told));
+            let outcome = lane.and_then(|lane| self.run_lane(self.lanes.next(), lane, &mut is_reported));
             if self.control.is_over() || self.over.is_set() {
                 return;
             }
@@ -166,31 +166,31 @@ impl LaneSupervisor {
                 Err(error) if ends_session(&error) => return self.control.abort(error),
                 Err(error) => error.chain(),
             };
-            if !std::mem::replace(&mut is_told, true) {
+            if !std::mem::replace(&mut is_reported, true) {
                 self.notice(format!("no connection to the agent ({reason}), which goes on; dialling again"));
             }
             self.over.wait(backoff.after(born.elapsed()));
         }
     }
 
-    fn run_lane(&self, id: LaneId, lane: Lane, is_told: &mut bool) -> Result<(), Error> {
+    fn run_lane(&self, id: LaneId, lane: Lane, is_reported: &mut bool) -> Result<(), Error> {
         if *lock(&self.key) != lane.peer {
             self.client.observer.trust(&self.client.remote, &lane.peer)?;
             *lock(&self.key) = lane.peer;
         }
         *lock(&self.handle) = Some(Arc::clone(&lane.handle));
         let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
-        let was_told = std::mem::take(is_told);
+        let was_reported = std::mem::take(is_reported);
         let is_back = AtomicBool::new(false);
         let on_welcome = || {
             self.welcomed.store(true, Ordering::Relaxed);
-            if !is_back.swap(true, Ordering::Relaxed) && was_told {
+            if !is_back.swap(true, Ordering::Relaxed) && was_reported {
                 self.notice("the agent is connected again".to_owned());
             }
         };
         let end: Arc<dyn End> = Arc::clone(&self.control) as _;
         let outcome = attach(end, id, lane, Some(Frame::Hello(hello)), &on_welcome);
-        *is_told = was_told && !is_back.into_inner();
+        *is_reported = was_reported && !is_back.into_inner();
         outcome
     }
 

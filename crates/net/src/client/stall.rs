@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 /// Time with almost no data before the user is notified. Reason: longer than pauses that end without action, and dead
 /// lanes are detected earlier.
-const TOLD_AFTER: Duration = Duration::from_secs(60);
+const REPORTED_AFTER: Duration = Duration::from_secs(60);
 
-/// Maximum bytes that an idle lane carries in [`TOLD_AFTER`]: keep-alives and reports of waits. Reason: these are 35
-/// kB, and a path of 10 kbit/s carries 75 kB.
+/// Maximum bytes that an idle lane carries in [`REPORTED_AFTER`]: keep-alives and reports of waits. Reason: these are
+/// 35 kB, and a path of 10 kbit/s carries 75 kB.
 const IDLE_BYTES_MAX: u64 = 50_000;
 
 /// Stall detector for the lanes of one session.
@@ -40,15 +40,15 @@ impl StallDetector {
         let idle_bytes = lanes.len() as u64 * IDLE_BYTES_MAX;
         let bytes: u64 = lanes.sum();
         let (before, since) = *self.begun.get_or_insert((bytes, now));
-        if now.saturating_duration_since(since) < TOLD_AFTER {
+        if now.saturating_duration_since(since) < REPORTED_AFTER {
             return None;
         }
         self.begun = Some((bytes, now));
         // Fewer bytes than before: a lane has ended, which is reported to the user separately.
         let is_stalled = idle_bytes > 0 && bytes.checked_sub(before).is_some_and(|moved| moved <= idle_bytes);
-        let is_told = std::mem::replace(&mut self.is_stalled, is_stalled);
-        (is_stalled && !is_told).then(|| {
-            let seconds = TOLD_AFTER.as_secs();
+        let is_reported = std::mem::replace(&mut self.is_stalled, is_stalled);
+        (is_stalled && !is_reported).then(|| {
+            let seconds = REPORTED_AFTER.as_secs();
             format!("nothing has come for {seconds} s {}; waiting", self.suspect)
         })
     }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_person_is_told_once_that_nothing_moves_and_again_when_something_did() {
+    fn the_person_is_reported_once_that_nothing_moves_and_again_when_something_did() {
         let (mut watch, start) = (StallDetector::of_lanes(), Instant::now());
         let mut reported = Vec::new();
         for second in 0..1200 {

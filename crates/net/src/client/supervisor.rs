@@ -467,7 +467,7 @@ impl Supervisor {
         match path.trial(progress) {
             None => {}
             Some(TrialStep::Begin(decision)) => {
-                let lanes = lanes_asked(&self.options, &path.options).map_or(plan::CONTEST_LANES, |lanes| lanes.value);
+                let lanes = lanes_asked(&self.options, &path.options).map_or(plan::TRIAL_LANES, |lanes| lanes.value);
                 self.decide("transport", path, decision.rationale);
                 self.start_more(path, decision.value, 0, lanes);
             }

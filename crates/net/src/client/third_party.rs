@@ -18,7 +18,7 @@ use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
     ActiveEnd, AgentReport, Conclusion, ControlEvent, ControlSide, IpBytes, KEYS_MAX, Overwrite, PassiveAgent,
-    PathNumber, Request, SETTLED_TOLD_MAX, SOURCES_MAX, Snapshot, ThirdParty,
+    PathNumber, Request, SETTLED_REPORTED_MAX, SOURCES_MAX, Snapshot, ThirdParty,
 };
 use sterna_proto::{Earlier, Error, ErrorKind, Location, Phase, Scope, Setting};
 
@@ -410,7 +410,7 @@ impl ControlledCopy {
         if self.overwrite == Overwrite::IfChanged || self.dry_run {
             return Vec::new();
         }
-        state.totals.earlier.hashes().take(SETTLED_TOLD_MAX).collect()
+        state.totals.earlier.hashes().take(SETTLED_REPORTED_MAX).collect()
     }
 
     /// Prepares for the session after the active agent lost one. Errors: the next session could not distinguish files
@@ -419,9 +419,9 @@ impl ControlledCopy {
         let mut state = lock(&self.state);
         state.outcome = None;
         state.totals.start_over();
-        if self.overwrite != Overwrite::IfChanged && state.totals.earlier.hashes().len() > SETTLED_TOLD_MAX {
+        if self.overwrite != Overwrite::IfChanged && state.totals.earlier.hashes().len() > SETTLED_REPORTED_MAX {
             let text = format!(
-                "the agent was restarted after more than {SETTLED_TOLD_MAX} files, and the next one cannot distinguish those that this \
+                "the agent was restarted after more than {SETTLED_REPORTED_MAX} files, and the next one cannot distinguish those that this \
                  copy wrote, since existing files are always or never replaced; to go on, run the same copy so that files are \
                  replaced if they have changed"
             );

@@ -111,8 +111,8 @@ impl SinkFile for IncomingFile {
         self.verify(expected)
     }
 
-    fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error> {
-        self.check_seal(blake3)
+    fn check_final_digest(&self, blake3: [u8; 32]) -> Result<(), Error> {
+        self.check_final_digest(blake3)
     }
 
     fn publish(&self, expected: &[Digest]) -> Result<FileDigests, Error> {

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_leaves_the_last_list_in_force_and_is_told_once() {
+    fn a_damaged_file_leaves_the_last_list_in_force_and_is_reported_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("authorized");
         fs::write(&path, format!("{PEER} ro\n")).unwrap();

@@ -74,7 +74,7 @@ const BUSY_NAP: Duration = Duration::from_millis(100);
 
 /// Wait for a file that another session holds, before the wait is reported. Reason: a client that ends takes about
 /// this long to do so.
-const BUSY_TOLD_AFTER: Duration = Duration::from_secs(1);
+const BUSY_REPORTED_AFTER: Duration = Duration::from_secs(1);
 
 /// Maximum of waiting files that are retried in one turn. Reason: bounds the duration of a turn.
 const BUSY_A_TURN: usize = 64;
@@ -153,7 +153,7 @@ pub struct Receiver {
     /// Files that the storage could not take yet. The preparer retries them.
     later: Mutex<VecDeque<FileId>>,
     /// True once the sender has received a notice that another session holds a file.
-    told_busy: AtomicBool,
+    has_reported_busy: AtomicBool,
     /// Large files that are open, and their maximum.
     open: OpenCount,
     open_max: usize,
@@ -195,7 +195,7 @@ impl Receiver {
             slots: Mutex::new(HashMap::new()),
             queues: Mutex::new(Some(Queues { prepare, recheck, publish })),
             later: Mutex::default(),
-            told_busy: AtomicBool::new(false),
+            has_reported_busy: AtomicBool::new(false),
             open: OpenCount::default(),
             open_max: (descriptors::limit() / DESCRIPTORS_DIVISOR).clamp(1, INCOMING_FILES_MAX),
             waiting: Mutex::default(),
@@ -351,15 +351,16 @@ impl Receiver {
         if error.kind == ErrorKind::Busy {
             self.options.sink.place_of(&entry.path).iter().for_each(|place| (self.options.on_busy)(place));
             // One notice is enough for any number of waiting files. There is none if the other session ends within
-            // `BUSY_TOLD_AFTER`.
-            notice = (waited >= BUSY_TOLD_AFTER && !self.told_busy.swap(true, Ordering::Relaxed)).then(|| {
-                let them = match lock(&self.later).len() {
-                    0 | 1 => entry.path.to_string(),
-                    files => format!("{} and {} more", entry.path, files - 1),
-                };
-                let patience = BUSY_PATIENCE.as_secs();
-                format!("{them}: held by another session; waiting up to {patience} s for it to end")
-            });
+            // `BUSY_REPORTED_AFTER`.
+            notice =
+                (waited >= BUSY_REPORTED_AFTER && !self.has_reported_busy.swap(true, Ordering::Relaxed)).then(|| {
+                    let them = match lock(&self.later).len() {
+                        0 | 1 => entry.path.to_string(),
+                        files => format!("{} and {} more", entry.path, files - 1),
+                    };
+                    let patience = BUSY_PATIENCE.as_secs();
+                    format!("{them}: held by another session; waiting up to {patience} s for it to end")
+                });
         }
         lock(&self.session).handle_busy(id, notice);
         self.after_change();
@@ -488,12 +489,13 @@ impl Receiver {
     /// Compares a file that was sent while it grew with the final digest of its sender.
     fn close_growing(&self, id: FileId, incoming: &dyn SinkFile) -> Result<(), Error> {
         let session = lock(&self.session);
-        let (entry, seal) = session.open_entry(id).map_or((None, None), |(entry, seal)| (Some(entry.clone()), seal));
+        let (entry, final_digest) =
+            session.open_entry(id).map_or((None, None), |(entry, final_digest)| (Some(entry.clone()), final_digest));
         drop(session);
         if let Some(entry) = entry {
             incoming.grow(&entry)?;
         }
-        seal.map_or(Ok(()), |blake3| incoming.check_seal(blake3))
+        final_digest.map_or(Ok(()), |blake3| incoming.check_final_digest(blake3))
     }
 
     fn discard_file(&self, id: FileId) {

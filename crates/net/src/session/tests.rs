@@ -94,7 +94,7 @@ impl LaneRx for ClosedRx {
 
 /// Observer that blocks the report of the end of a session until it is released.
 struct SlowToHear {
-    is_told: Barrier,
+    is_reported: Barrier,
     let_go: Barrier,
     has_heard: AtomicBool,
 }
@@ -102,7 +102,7 @@ struct SlowToHear {
 impl Observer for SlowToHear {
     fn session_event(&self, event: SessionEvent) {
         if matches!(event, SessionEvent::Aborted(_)) {
-            self.is_told.wait();
+            self.is_reported.wait();
             self.let_go.wait();
             self.has_heard.store(true, Ordering::SeqCst);
         }
@@ -111,8 +111,11 @@ impl Observer for SlowToHear {
 
 #[test]
 fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
-    let observer =
-        Arc::new(SlowToHear { is_told: Barrier::new(2), let_go: Barrier::new(2), has_heard: AtomicBool::new(false) });
+    let observer = Arc::new(SlowToHear {
+        is_reported: Barrier::new(2),
+        let_go: Barrier::new(2),
+        has_heard: AtomicBool::new(false),
+    });
     let linger = Duration::from_secs(600);
     let heard = Arc::clone(&observer) as Arc<dyn Observer>;
     let end = Sender::start(
@@ -127,7 +130,7 @@ fn a_session_is_done_with_when_its_observer_has_heard_how_it_ended() {
     .unwrap();
     let aborting = Arc::clone(&end);
     let aborted = thread::spawn(move || aborting.abort(Error::protocol("ended")));
-    observer.is_told.wait();
+    observer.is_reported.wait();
     assert!(end.is_over());
     let (done, is_done) = std::sync::mpsc::channel();
     let (asked, seen) = (Arc::clone(&end), Arc::clone(&observer));

@@ -258,7 +258,7 @@ pub trait SinkFile: Send + Sync {
     /// Compares a file that has grown with the BLAKE3 of its ended source.
     ///
     /// Errors: `Changed` with `Retry::After` if it differs; the data is then deleted.
-    fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error>;
+    fn check_final_digest(&self, blake3: [u8; 32]) -> Result<(), Error>;
 
     /// Verifies the whole file, makes it durable and gives it its final name. Returns the requested digests.
     ///

@@ -58,7 +58,7 @@ impl FinalDigestQueue {
         let queue = Self(Arc::default());
         for _ in 0..THREADS {
             let (offers, jobs) = (Arc::clone(offers), Arc::clone(&queue.0));
-            let spawned = thread::Builder::new().name("seal".to_owned()).spawn(move || run(&*offers, &jobs));
+            let spawned = thread::Builder::new().name("final-digest".to_owned()).spawn(move || run(&*offers, &jobs));
             spawned.map_err(|e| crate::no_thread("start a thread that reads followed files", e))?;
         }
         Ok(queue)
@@ -102,8 +102,8 @@ impl Jobs {
 fn run(offers: &dyn Offers, jobs: &Jobs) {
     while let Some(job) = jobs.next(offers) {
         let (root, path) = &job.source;
-        match root.open_source(path).and_then(|open| seal(offers, &job, &open)) {
-            Ok(FinalDigest::Whole(blake3)) => offers.seal(job.id, blake3),
+        match root.open_source(path).and_then(|open| digest(offers, &job, &open)) {
+            Ok(FinalDigest::Whole(blake3)) => offers.final_digest(job.id, blake3),
             Ok(FinalDigest::Held) => jobs.push(Job { is_held: true, ..job }),
             Ok(FinalDigest::Unwanted) => {}
             Err(error) => {
@@ -125,7 +125,7 @@ enum FinalDigest {
 }
 
 /// Reads a whole file. Errors: the file cannot be read, or has changed.
-fn seal(offers: &dyn Offers, job: &Job, source: &SourceFile) -> Result<FinalDigest, Error> {
+fn digest(offers: &dyn Offers, job: &Job, source: &SourceFile) -> Result<FinalDigest, Error> {
     // The order of these two checks matters: blocks that have arrived were read before the check for a writer.
     let is_complete = offers.has_arrived(job.id);
     if !is_complete && source.is_being_written() {

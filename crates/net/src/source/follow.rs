@@ -446,8 +446,8 @@ impl State {
         for key in keys {
             // A file that cannot be offered now is not looked at either. Reason: there may be many such files.
             let waits = |active: &Active| {
-                let is_untold = matches!(active.sent, Sent::Nothing);
-                is_untold && (active.followed.step(now, rules.end) == FollowStep::Wait || !offers.has_room())
+                let is_unreported = matches!(active.sent, Sent::Nothing);
+                is_unreported && (active.followed.step(now, rules.end) == FollowStep::Wait || !offers.has_room())
             };
             if self.active.get(&key).is_none_or(waits) {
                 continue;

@@ -180,7 +180,7 @@ pub trait Offers: Send + Sync {
     fn set_tail(&self, file: FileId, size: u64);
 
     /// Sets the final digest of a growing file: its BLAKE3, read as a whole.
-    fn seal(&self, file: FileId, blake3: [u8; 32]);
+    fn final_digest(&self, file: FileId, blake3: [u8; 32]);
 
     /// Withdraws a file that cannot be sent after all.
     fn withdraw(&self, file: FileId, error: Error);

@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn each_choice_is_told_once() {
+    fn each_choice_is_reported_once() {
         let mut chooser = Chooser::new(CompressionPolicy::Auto);
         for id in 0..200 {
             run(&mut chooser, 2 * id, "a.i16", 1 << 20, &sensor());

@@ -147,7 +147,7 @@ pub enum Message {
     },
     /// Sender: the BLAKE3 of a growing file, read as a whole after the file ended. The receiver publishes the file only
     /// with this digest.
-    Sealed {
+    FinalDigest {
         /// The file.
         file: FileId,
         /// BLAKE3 of the whole file.
@@ -427,7 +427,7 @@ impl Message {
             Self::Report(_) => 15,
             Self::Concluded(_) => 16,
             Self::Ended { .. } => 17,
-            Self::Sealed { .. } => 18,
+            Self::FinalDigest { .. } => 18,
             Self::Answer(_) => 19,
             Self::Contract { .. } => OPTIONAL_FROM,
         }
@@ -466,7 +466,7 @@ impl Message {
                 w.byte(path.0);
                 write_contract(w, contract);
             }
-            Self::Sealed { file, blake3 } => {
+            Self::FinalDigest { file, blake3 } => {
                 w.integer(file.0);
                 w.raw(blake3);
             }
@@ -523,7 +523,7 @@ impl Message {
             15 => return Ok(AgentReport::read(r)?.map(|told| Self::Report(Box::new(told)))),
             16 => Self::Concluded(Box::new(Conclusion::read(r)?)),
             17 => Self::Ended { file: FileId(r.integer()?), entry: r.entry()? },
-            18 => Self::Sealed { file: FileId(r.integer()?), blake3: r.array()? },
+            18 => Self::FinalDigest { file: FileId(r.integer()?), blake3: r.array()? },
             19 => Self::Answer(Answer::read(r)?),
             OPTIONAL_FROM => Self::Contract { path: PathNumber::read(r)?, contract: read_contract(r)? },
             code if code >= OPTIONAL_FROM => return Ok(None),

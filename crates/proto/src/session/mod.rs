@@ -36,7 +36,7 @@ pub use runs::BlockOrder;
 pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
 pub use third_party::{
     ActiveEnd, AgentReport, Conclusion, ControlEvent, ControlSession, ControlSide, IpBytes, KEYS_MAX, LaneFigures,
-    PassiveAgent, PeerAddress, SETTLED_TOLD_MAX, Snapshot, Subject, ThirdParty,
+    PassiveAgent, PeerAddress, SETTLED_REPORTED_MAX, Snapshot, Subject, ThirdParty,
 };
 pub use values::{Overwrite, SOURCES_MAX};
 

@@ -159,7 +159,7 @@ struct RecvFile {
     /// Error with which the file fails once the storage has answered.
     fails_by: Option<Error>,
     /// BLAKE3 that a growing file must have as a whole, once its sender has reported it.
-    seal: Option<[u8; 32]>,
+    final_digest: Option<[u8; 32]>,
     /// True until [`RecvSession::release`]: the file is not published before.
     withheld: bool,
 }
@@ -343,7 +343,7 @@ impl RecvSession {
                 claims: BTreeMap::new(),
                 failures: BTreeMap::new(),
                 fails_by: None,
-                seal: None,
+                final_digest: None,
                 withheld: self.withholds,
             },
         );
@@ -413,7 +413,7 @@ impl RecvSession {
                     self.core.log.push(&Message::Notice { file: id, text });
                 }
                 self.want(id, &missed);
-                // A growing file may have ended and been sealed with no block missing.
+                // A growing file may have ended and its final digest may have come, with no block missing.
                 if self.files.get(&id).is_some_and(|file| file.entry.growth.is_some()) {
                     self.publish_if_complete(id);
                 }
@@ -589,7 +589,7 @@ impl RecvSession {
             }
             Message::Withdraw { file, error } => self.handle_withdraw(file, error),
             Message::Ended { file, entry } => self.handle_ended(file, &entry),
-            Message::Sealed { file, blake3 } => self.handle_sealed(file, blake3),
+            Message::FinalDigest { file, blake3 } => self.handle_final_digest(file, blake3),
             Message::Unreadable { error } => {
                 self.is_lacking |= is_missing(&error);
                 self.core.emit(RecvEvent::Unreadable(error));

@@ -354,7 +354,7 @@ impl SendSession {
             | Message::Unreadable { .. }
             | Message::OffersEnd { .. }
             | Message::Ended { .. }
-            | Message::Sealed { .. }
+            | Message::FinalDigest { .. }
             | Message::Bye
             | Message::Answer(_)
             | Message::Report(_)

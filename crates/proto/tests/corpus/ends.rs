@@ -53,7 +53,7 @@ pub enum Story {
     Files,
     /// The same, and the second lane dies and comes back.
     LaneDies,
-    /// A file that grows, pauses, ends and is sealed.
+    /// A file that grows, pauses, ends and has a final digest.
     Grows,
     /// The receiver cannot go on.
     Aborted,
@@ -175,7 +175,7 @@ impl End for Sender {
             3 => {
                 let end = Growth::for_rate(None).end();
                 self.session.grow(file, FileEntry { growth: Some(end), ..growing(2 * MIB + 100) });
-                self.session.seal(file, [0xb3; 32]);
+                self.session.final_digest(file, [0xb3; 32]);
             }
             _ => {}
         }

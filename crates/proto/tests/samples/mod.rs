@@ -10,8 +10,8 @@ use sterna_proto::session::{
     ActiveEnd, ActiveFile, AgentReport, Answer, Attributes, BlockData, BlockHeader, Capabilities, Conclusion,
     DeleteDirectories, Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Hello, IpBytes, KEYS_MAX,
     LINGER_DEFAULT, LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner, PACK_FILES_MAX, PATHS_MAX,
-    PassiveAgent, PathNumber, PeerAddress, Query, Request, SETTLED_TOLD_MAX, SOURCES_MAX, SessionId, Snapshot, Subject,
-    Symlinks, ThirdParty, Xattr,
+    PassiveAgent, PathNumber, PeerAddress, Query, Request, SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, Snapshot,
+    Subject, Symlinks, ThirdParty, Xattr,
 };
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,
@@ -177,7 +177,7 @@ pub fn third_party(active: ActiveEnd, host: &str, count: usize) -> Request {
         congestion: is_rich.then(|| "bbr".to_owned()),
         contract: RateContract { ceiling: Some(BitRate(5)), ..RateContract::default() },
         linger: LINGER_DEFAULT,
-        settled: vec![[9; 16]; if is_rich { SETTLED_TOLD_MAX } else { 0 }],
+        settled: vec![[9; 16]; if is_rich { SETTLED_REPORTED_MAX } else { 0 }],
     }))
 }
 
@@ -262,7 +262,7 @@ pub fn messages() -> Vec<Message> {
             contract: RateContract::of_rate(Some(BitRate::megabits(40))),
         },
         Message::Ended { file, entry: entry(b"a", 5) },
-        Message::Sealed { file, blake3: [0xb3; 32] },
+        Message::FinalDigest { file, blake3: [0xb3; 32] },
     ];
     all.extend(reports().into_iter().map(|report| Message::Report(Box::new(report))));
     let failures = [None, errors().pop()];

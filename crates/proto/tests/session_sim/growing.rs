@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// Schedules the seal if the offered file has already ended.
+    /// Schedules the final digest if the offered file has already ended.
     pub fn seal_if_ended(&mut self, index: usize) {
         if self.sources[index].entry.growth.is_some_and(|growth| growth.has_ended())
             && let Some(file) = self.offered_as(index)
@@ -60,7 +60,7 @@ impl World {
 
     fn seal_soon(&mut self, file: FileId) {
         let delay = self.random.up_to(SEAL_TIME);
-        self.after(delay, Event::Sealed { file });
+        self.after(delay, Event::FinalDigest { file });
     }
 
     /// Returns the number of a source in this session, if it was offered.
@@ -147,7 +147,7 @@ fn receiver_of(messages: &[Message]) -> Result<RecvSession, Error> {
 fn a_sender_that_lies_about_a_growing_file_ends_the_session() {
     let file = FileId(0);
     let end = |size| Message::Ended { file, entry: ended(size) };
-    let seal = |byte| Message::Sealed { file, blake3: [byte; 32] };
+    let final_digest = |byte| Message::FinalDigest { file, blake3: [byte; 32] };
     let lies: [&[Message]; 9] = [
         &[end(MIB)],
         &[end(3 * MIB), end(4 * MIB)],
@@ -155,15 +155,15 @@ fn a_sender_that_lies_about_a_growing_file_ends_the_session() {
         &[Message::Ended { file, entry: FileEntry { growth: None, ..ended(3 * MIB) } }],
         &[Message::Ended { file, entry: FileEntry { inode: 2, ..ended(3 * MIB) } }],
         &[Message::Ended { file: FileId(1), entry: ended(3 * MIB) }],
-        &[seal(1)],
-        &[Message::Sealed { file: FileId(u64::MAX), blake3: [0; 32] }],
-        &[end(3 * MIB), seal(1), seal(2)],
+        &[final_digest(1)],
+        &[Message::FinalDigest { file: FileId(u64::MAX), blake3: [0; 32] }],
+        &[end(3 * MIB), final_digest(1), final_digest(2)],
     ];
     for lie in lies {
         assert_eq!(receiver_of(lie).unwrap_err().kind, ErrorKind::Protocol, "{lie:?}");
     }
     // A file that has ended does not grow, even if a block header claims so. A late block from a slow lane is valid.
-    let mut receiver = receiver_of(&[end(3 * MIB + 1), seal(1), seal(1)]).unwrap();
+    let mut receiver = receiver_of(&[end(3 * MIB + 1), final_digest(1), final_digest(1)]).unwrap();
     assert!(receiver.handle_entry(file, &growing_entry(MIB)).is_ok());
     assert!(receiver.handle_entry(file, &growing_entry(4 * MIB)).is_err());
 }
@@ -187,7 +187,7 @@ fn a_growing_file_is_published_once_it_has_ended_and_was_read_as_a_whole_and_eve
     receiver.handle_messages(1, &Message::Ended { file, entry: ended(2 * MIB + 1) }.encode()).unwrap();
     bring(&mut receiver, 2);
     assert!(!is_published(&mut receiver), "nobody has read it as a whole");
-    receiver.handle_messages(2, &Message::Sealed { file, blake3: [1; 32] }.encode()).unwrap();
+    receiver.handle_messages(2, &Message::FinalDigest { file, blake3: [1; 32] }.encode()).unwrap();
     assert!(is_published(&mut receiver));
 }
 
@@ -203,7 +203,7 @@ fn a_growing_file_is_not_published_while_a_lane_writes_behind_its_end() {
     }
     assert_eq!(receiver.claim_tail(slow, file, 2 * MIB), BlockClaim::Take);
     for (number, message) in
-        [(1, Message::Ended { file, entry: ended(2 * MIB) }), (2, Message::Sealed { file, blake3: [1; 32] })]
+        [(1, Message::Ended { file, entry: ended(2 * MIB) }), (2, Message::FinalDigest { file, blake3: [1; 32] })]
     {
         receiver.handle_messages(number, &message.encode()).unwrap();
     }

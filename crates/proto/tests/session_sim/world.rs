@@ -163,7 +163,7 @@ pub enum Event {
     /// Writers write to their files and close them.
     Grow,
     /// A growing file that has ended was read as a whole.
-    Sealed {
+    FinalDigest {
         file: FileId,
     },
     /// The directory reader has found more files.
@@ -421,7 +421,7 @@ impl World {
             Event::Discarded { file } => self.discard(file),
             Event::Finished => self.finished(),
             Event::Grow => self.grow_sources(),
-            Event::Sealed { file } => self.session.send.seal(file, SEAL),
+            Event::FinalDigest { file } => self.session.send.final_digest(file, FINAL_DIGEST),
             Event::Checkpoint => {
                 self.store.checkpoint();
                 self.after(Duration::from_secs(1), Event::Checkpoint);
@@ -706,7 +706,7 @@ fn growing_file(number: u64, final_size: u64) -> SourceFile {
 }
 
 /// Digest of every growing file, because the store compares no bytes.
-const SEAL: [u8; 32] = [7; 32];
+const FINAL_DIGEST: [u8; 32] = [7; 32];
 
 fn directory(number: u64) -> SourceFile {
     let mut source = file(number, 0);

@@ -461,7 +461,7 @@ fn a_spool_that_is_stopped_says_what_it_has_copied() {
 }
 
 #[test]
-fn what_appears_in_a_spool_and_cannot_be_copied_is_told_once() {
+fn what_appears_in_a_spool_and_cannot_be_copied_is_reported_once() {
     let site = Site::new();
     let agent = site.agent();
     let spool = site.local().join("spool");

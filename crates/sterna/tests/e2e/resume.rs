@@ -271,7 +271,7 @@ fn blocks_that_were_cut_from_a_part_file_are_sent_again_with_a_message() {
 }
 
 #[test]
-fn a_flipped_bit_in_data_that_the_journal_names_costs_its_block_and_is_told() {
+fn a_flipped_bit_in_data_that_the_journal_names_costs_its_block_and_is_reported() {
     for push in [true, false] {
         let mut crossing = Crossing::new(5, push);
         crossing.stop_half_way();

@@ -49,7 +49,7 @@ impl IncomingFile {
     ///
     /// Errors: `Changed` with `Retry::After` if the received data differs from the current source. The received
     /// data is deleted, and the next attempt starts over.
-    pub fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error> {
+    pub fn check_final_digest(&self, blake3: [u8; 32]) -> Result<(), Error> {
         let size = self.entry().size;
         // The tail of a block that was expected, but did not come, may lie behind the end.
         if rustix::fs::fstat(&self.part).is_ok_and(|stat| stat.st_size as u64 > size) {

@@ -37,7 +37,7 @@ fn a_file_that_grows_is_resumed_at_any_size_and_gets_the_digest_of_its_end() {
         file.grow(&growing(0)).unwrap();
         (have..file.blocks().count()).for_each(|index| put_block(&file, &data, index));
         let blake3 = *blake3::hash(&data).as_bytes();
-        file.check_seal(blake3).unwrap();
+        file.check_final_digest(blake3).unwrap();
         assert_eq!(file.publish(&[]).unwrap().blake3, blake3);
         assert_matches_entry(&directory.path().join("capture"), &ended(size), &data);
     }
@@ -53,7 +53,7 @@ fn what_is_not_the_whole_of_its_source_is_deleted_and_never_published() {
     file.checkpoint().unwrap();
     file.grow(&ended(2 * MIB + 1)).unwrap();
     put_block(&file, &data, 2);
-    let error = file.check_seal([0; 32]).unwrap_err();
+    let error = file.check_final_digest([0; 32]).unwrap_err();
     assert_eq!((error.kind, error.retry), (ErrorKind::Changed, Retry::After));
     assert!(names_in(directory.path()).is_empty());
 }
@@ -102,7 +102,7 @@ fn what_was_taken_for_the_end_of_a_file_that_grows_on_is_forgotten_alone() {
     put_block(&file, &data, 3);
     // The tail of a block that was expected.
     file.write_tail(4 * MIB, b"behind the end").unwrap();
-    file.check_seal(*blake3::hash(&data).as_bytes()).unwrap();
+    file.check_final_digest(*blake3::hash(&data).as_bytes()).unwrap();
     file.publish(&[]).unwrap();
     assert_matches_entry(&directory.path().join("capture"), &ended(4 * MIB), &data);
 }

@@ -195,7 +195,7 @@ fn a_directory_of_100_000_files_is_listed_and_may_be_left_early() {
 }
 
 #[test]
-fn a_source_that_changes_while_it_is_read_is_told() {
+fn a_source_that_changes_while_it_is_read_is_reported() {
     let directory = scratch();
     touch(directory.path(), b"a.h5", &pattern(3 * MIB));
     let root = Root::open(directory.path(), Access::ReadOnly).unwrap();

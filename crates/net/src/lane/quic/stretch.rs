@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_header_data_and_trailer_are_told_apart_wherever_the_stream_is_cut() {
+    fn prefix_header_data_and_trailer_are_distinguished_wherever_the_stream_is_cut() {
         let mut stream = prefix(7, 5, 0, 4).write().to_vec();
         stream.extend(b"headabcdetrailer");
         let stream: &'static [u8] = stream.leak();

@@ -126,7 +126,7 @@ fn lane_pair_with(change: impl FnOnce(QuicOptions) -> QuicOptions) -> (Side, Sid
 }
 
 #[test]
-fn a_handshake_that_fails_is_told_to_who_accepts() {
+fn a_handshake_that_fails_is_reported_to_who_accepts() {
     let (ours, theirs) = (Identity::ephemeral().unwrap(), Identity::ephemeral().unwrap());
     let listener = listener(&theirs);
     let mut config = (*ours.client_config()).clone();

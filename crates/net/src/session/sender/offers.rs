@@ -57,9 +57,9 @@ impl Offers for Sender {
         lock(&self.session).set_tail(id, size);
     }
 
-    fn seal(&self, id: FileId, blake3: [u8; 32]) {
+    fn final_digest(&self, id: FileId, blake3: [u8; 32]) {
         self.record(id, |sweeper| sweeper.record_whole(id, blake3));
-        lock(&self.session).seal(id, blake3);
+        lock(&self.session).final_digest(id, blake3);
         self.wake.notify();
     }
 

@@ -149,7 +149,8 @@ impl OneFile {
                 continue;
             };
             let messages = Message::decode_all(&encoded).unwrap();
-            let is_verdict = |message: &Message| matches!(message, Message::Sealed { .. } | Message::Withdraw { .. });
+            let is_verdict =
+                |message: &Message| matches!(message, Message::FinalDigest { .. } | Message::Withdraw { .. });
             if let Some(verdict) = messages.into_iter().find(is_verdict) {
                 return verdict;
             }
@@ -176,7 +177,7 @@ fn a_file_that_is_written_through_a_map_while_it_is_read_is_not_published() {
     copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
     // The receiver compares this digest with that of its file.
     assert!(copy.is_held, "it is not read once more");
-    let Message::Sealed { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
+    let Message::FinalDigest { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
     assert!(blake3 != *blake3::hash(&copy.taken.data).as_bytes(), "a torn copy is published");
 }
 
@@ -186,7 +187,7 @@ fn a_file_that_nobody_writes_to_is_copied_though_it_is_mapped() {
     copy.send(3);
     copy.hear(&Message::Have { file: FileId(0), blocks: vec![(0, 3)] });
     assert!(copy.is_held, "it is not read once more");
-    let Message::Sealed { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
+    let Message::FinalDigest { blake3, .. } = copy.verdict() else { panic!("it cannot be sent") };
     assert_eq!(blake3, *blake3::hash(&copy.taken.data).as_bytes());
     drop(writer);
 }

@@ -408,7 +408,7 @@ impl SinkFile for MemoryFile {
         expected.iter().try_for_each(|digest| digest.check(&digests, &self.path))
     }
 
-    fn check_seal(&self, blake3: [u8; 32]) -> Result<(), Error> {
+    fn check_final_digest(&self, blake3: [u8; 32]) -> Result<(), Error> {
         let digests = lock(&self.received).digests(Checks::NONE)?;
         if digests.blake3 == blake3 {
             return Ok(());

@@ -542,7 +542,7 @@ fn a_growing_file_is_resumed_and_published_with_the_digest_of_its_end() {
         file.grow(&ended(size)).unwrap();
         file.grow(&growing(0)).unwrap();
         (whole..file.blocks().count()).for_each(|index| put(&*file, &data, index));
-        file.check_seal(*blake3::hash(&data).as_bytes()).unwrap();
+        file.check_final_digest(*blake3::hash(&data).as_bytes()).unwrap();
         file.publish(&[]).unwrap();
         assert!(fixture.read("capture").unwrap() == data);
     }
@@ -557,7 +557,7 @@ fn a_grown_file_that_is_not_its_source_is_deleted() {
         put_all(&*file, &data);
         file.checkpoint().unwrap();
         file.grow(&ended(2 * MIB)).unwrap();
-        let error = file.check_seal([0; 32]).unwrap_err();
+        let error = file.check_final_digest([0; 32]).unwrap_err();
         assert_eq!((error.kind, error.retry), (ErrorKind::Changed, Retry::After), "{error}");
         assert!(file.publish(&[]).is_err());
         drop(file);

@@ -104,7 +104,7 @@ pub(super) struct Manifest {
 pub(super) struct Listed {
     offers: Vec<Offer>,
     errors: Vec<Error>,
-    sealed: HashMap<FileId, [u8; 32]>,
+    final_digests: HashMap<FileId, [u8; 32]>,
     /// Number of files that may still be offered.
     room: usize,
     is_closed: bool,
@@ -117,8 +117,8 @@ impl Listed {
     }
 
     /// True if every growing file has its digest.
-    pub(super) fn is_sealed(&self) -> bool {
-        let needs_none = |offer: &Offer| offer.entry.growth.is_none() || self.sealed.contains_key(&offer.id);
+    pub(super) fn is_digested(&self) -> bool {
+        let needs_none = |offer: &Offer| offer.entry.growth.is_none() || self.final_digests.contains_key(&offer.id);
         self.offers.iter().all(needs_none)
     }
 
@@ -216,9 +216,9 @@ impl Offers for Manifest {
 
     fn set_tail(&self, _: FileId, _: u64) {}
 
-    fn seal(&self, file: FileId, blake3: [u8; 32]) {
+    fn final_digest(&self, file: FileId, blake3: [u8; 32]) {
         self.change(|listed| {
-            listed.sealed.insert(file, blake3);
+            listed.final_digests.insert(file, blake3);
         });
     }
 

@@ -28,7 +28,7 @@ fn pattern(seed: u64, count: usize) -> Vec<u8> {
 /// Lists a source to its end. Files get the outcome *skipped* as soon as all are offered.
 fn list(source: &Arc<dyn Source>, manifest: &Arc<Manifest>, count: usize) {
     let listing = start_listing(source, manifest);
-    manifest.wait_until(|listed| listed.reported() == count && listed.is_sealed());
+    manifest.wait_until(|listed| listed.reported() == count && listed.is_digested());
     for offer in manifest.offers() {
         source.handle_settled(offer.id, &FileOutcome::Skipped);
     }

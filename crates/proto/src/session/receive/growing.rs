@@ -51,13 +51,16 @@ impl RecvSession {
     }
 
     /// Records the digest of a growing file that has ended and that its sender has read as a whole.
-    pub(super) fn handle_sealed(&mut self, id: FileId, blake3: [u8; 32]) -> Result<(), Error> {
+    pub(super) fn handle_final_digest(&mut self, id: FileId, blake3: [u8; 32]) -> Result<(), Error> {
         self.check_offered(id)?;
         let Some(file) = self.files.get_mut(&id) else { return Ok(()) };
-        if file.entry.growth.is_none() || file.entry.is_growing() || file.seal.is_some_and(|seal| seal != blake3) {
+        if file.entry.growth.is_none()
+            || file.entry.is_growing()
+            || file.final_digest.is_some_and(|final_digest| final_digest != blake3)
+        {
             return Err(Error::protocol(format!("file {} from the peer: its digest comes out of place", id.0)));
         }
-        file.seal = Some(blake3);
+        file.final_digest = Some(blake3);
         self.publish_if_complete(id);
         Ok(())
     }
@@ -73,15 +76,15 @@ impl RecvSession {
     /// Returns the current entry of an open file, which may have grown since its offer. Also returns the BLAKE3 that
     /// the file must have, if its sender has reported it.
     pub fn open_entry(&self, file: FileId) -> Option<(&FileEntry, Option<[u8; 32]>)> {
-        self.files.get(&file).map(|file| (&file.entry, file.seal))
+        self.files.get(&file).map(|file| (&file.entry, file.final_digest))
     }
 }
 
 impl RecvFile {
-    /// Returns true if the file may get its name once its blocks have arrived: it does not grow, or it has ended and is
-    /// sealed.
+    /// Returns true if the file may get its name once its blocks have arrived: it does not grow, or it has ended and
+    /// has its final digest.
     pub(super) fn is_closed(&self) -> bool {
-        self.entry.growth.is_none() || !self.entry.is_growing() && self.seal.is_some()
+        self.entry.growth.is_none() || !self.entry.is_growing() && self.final_digest.is_some()
     }
 
     /// Adopts an entry that came with a block or a message. Errors: the entry belongs to another file.

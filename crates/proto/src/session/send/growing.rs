@@ -30,9 +30,9 @@ impl SendSession {
 
     /// Sends the BLAKE3 of a growing file that has ended and was read again as a whole. The blocks that were sent must
     /// have the same digest.
-    pub fn seal(&mut self, id: FileId, blake3: [u8; 32]) {
+    pub fn final_digest(&mut self, id: FileId, blake3: [u8; 32]) {
         if self.files.get(&id).is_some_and(|file| !file.withdrawn && !file.entry.is_growing()) {
-            self.core.log.push(&Message::Sealed { file: id, blake3 });
+            self.core.log.push(&Message::FinalDigest { file: id, blake3 });
         }
     }
 

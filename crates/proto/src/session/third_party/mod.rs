@@ -34,7 +34,7 @@ pub const KEYS_MAX: usize = 16;
 
 /// Maximum number of files that a request excludes. Reason: 16 bytes each, in one control frame together with
 /// [`SOURCES_MAX`] sources.
-pub const SETTLED_TOLD_MAX: usize = 8192;
+pub const SETTLED_REPORTED_MAX: usize = 8192;
 
 /// Maximum length of a host name, in bytes: a DNS name (RFC 1035, section 2.3.4), or an IPv6 address with a zone.
 const HOST_BYTES_MAX: usize = 300;
@@ -155,7 +155,7 @@ impl ThirdParty {
             congestion: read_congestion(r)?,
             contract: read_contract(r)?,
             linger: read_time(r)?,
-            settled: read_many(r, SETTLED_TOLD_MAX, Reader::array)?,
+            settled: read_many(r, SETTLED_REPORTED_MAX, Reader::array)?,
         })
     }
 }
