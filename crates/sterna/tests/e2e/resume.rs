@@ -159,12 +159,15 @@ fn a_file_that_a_killed_client_still_holds_waits_and_is_not_sent_in_vain() {
         copy.args(["--via", "quic", "--rate", "40Mbit", "f"]).arg(proxy.url("f"));
         copy
     };
+    // Nothing passes after the mark, so that the file cannot become whole before the journal is looked at.
+    proxy.mark(BYTES as u64 * 3 / 4, Reaction::Hold);
     let mut killed = copy().start();
     let directory = site.root();
     wait_until("a journal of half the file", || {
         journal(&directory).is_some_and(|file| journaled_bytes(&file) >= BYTES as u64 / 2)
     });
     killed.kill();
+    proxy.release();
     let kept = journaled_bytes(&journal(&directory).unwrap());
     let before = proxy.passed();
     let outcome = copy().run().expect(0);
