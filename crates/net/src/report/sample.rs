@@ -138,7 +138,8 @@ pub enum LaneTransport {
     Tcp(TcpLane),
     /// QUIC.
     Quic(QuicLane),
-    /// The lane is within this process and has no measurements.
+    /// The lane is within this process and has no measurements. The name in JSON is API.
+    #[serde(rename = "inside")]
     InProcess,
 }
 
