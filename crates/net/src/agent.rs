@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Query, Request};
+use sterna_proto::compress::CompressionPolicy;
+use sterna_proto::path_cache::DataDirection;
+use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Probe, Query, Request};
 use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope, Setting};
 use tracing::{Level, Span, error_span};
 
@@ -35,8 +37,8 @@ use crate::session::{
     ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within,
     close_all, spawn_feeder,
 };
-use crate::sink::Place;
-use crate::source::{Roots, SourcePlace};
+use crate::sink::{Discard, Place};
+use crate::source::{Generated, Roots, SourcePlace};
 
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
@@ -450,6 +452,8 @@ impl Shared {
         let grant = self.narrowed(self.grant(peer)?, peer, on_behalf_of)?;
         match request {
             Request::Query(query) => self.query_places(query, &grant).map(drop)?,
+            // A probe is about no file: every authorized peer may send one.
+            Request::Probe(_) => {}
             copy => self.places(copy, &grant).map(drop)?,
         }
         Ok(grant)
@@ -492,18 +496,15 @@ impl Shared {
                 let (agent, log) = (Arc::downgrade(self), log());
                 let receiver = Receiver::start(
                     ReceiverOptions {
-                        sink: Arc::new(destination),
                         overwrite: *overwrite,
                         checks: *checks,
                         expect: *expect,
                         dry_run: *dry_run,
                         linger: self.linger,
-                        leaves_first: false,
-                        asked: AskedNames::Any,
-                        settled: Arc::default(),
                         on_busy: Box::new(move |place| {
                             agent.upgrade().iter().for_each(|agent| agent.end_abandoned(&peer, place));
                         }),
+                        ..ReceiverOptions::new(Arc::new(destination))
                     },
                     Arc::clone(&log) as Arc<dyn Observer>,
                 )?;
@@ -537,11 +538,24 @@ impl Shared {
                 let runner = query::start(query.clone(), self.query_places(query, grant)?, self.linger, &log)?;
                 Ok(Started { end: Arc::clone(runner.control()) as _, receiver: None, log, runner: Some(runner) })
             }
+            Request::Probe(Probe { direction: DataDirection::Out, bytes }) => {
+                let log = log();
+                let sink = Arc::new(Discard::new(*bytes));
+                let options = ReceiverOptions { linger: self.linger, ..ReceiverOptions::new(sink) };
+                let receiver = Receiver::start(options, Arc::clone(&log) as Arc<dyn Observer>)?;
+                Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log, runner: None })
+            }
+            Request::Probe(Probe { direction: DataDirection::In, bytes }) => {
+                let (log, pool, source) = (log(), Arc::clone(&self.pool), Generated::new(*bytes)?);
+                let (observer, compress) = (Arc::clone(&log) as Arc<dyn Observer>, CompressionPolicy::Never);
+                let end = Sender::start(source, self.linger, false, Arc::default(), compress, pool, observer)?;
+                Ok(Started { end, receiver: None, log, runner: None })
+            }
         }
     }
 
-    /// Returns the places of a copy at this agent: its destination, or its sources. A query has none of them. Errors:
-    /// the grant does not allow one of them.
+    /// Returns the places of a copy at this agent: its destination, or its sources. Queries and probes have none of
+    /// them. Errors: the grant does not allow one of them.
     fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<SourcePlace>, Error> {
         let place = |path: &[u8], needed| {
             let (root, rest) = self.root_of(path, grant, needed)?;
@@ -557,7 +571,7 @@ impl Shared {
                 ActiveEnd::Source => copy.sources.iter().map(|source| place(source, Rights::Read)).collect(),
                 ActiveEnd::Destination => Ok(vec![place(&copy.destination, Rights::ReadWrite)?]),
             },
-            Request::Query(_) => Ok(Vec::new()),
+            Request::Query(_) | Request::Probe(_) => Ok(Vec::new()),
         }
     }
 

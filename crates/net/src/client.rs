@@ -10,6 +10,7 @@ mod follow;
 mod job;
 mod path;
 mod path_cache;
+pub(crate) mod probe;
 pub(crate) mod query;
 mod replicas;
 mod run;
@@ -119,7 +120,7 @@ fn copy_job(
     let mut restarts = Restarts::new(options.linger, started);
     loop {
         let outcome = run_session(options, job, initiator, totals, &mut started);
-        let again = outcome.as_ref().err().filter(|_| !observer.stopped());
+        let again = outcome.as_ref().err().filter(|_| !observer.stopped() && job.may_start_again());
         match again.and_then(|error| restarts.after(error, Instant::now())) {
             Some(Again::Restarted(wait)) => {
                 lock(&totals.state).start_over();

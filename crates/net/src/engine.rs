@@ -36,6 +36,7 @@ use sterna_proto::rate::{RATE_LEAST, RateContract};
 use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
+pub use crate::client::probe::ProbeSpec;
 pub use crate::client::query::Answers;
 pub use crate::client::spec::{
     Cancel, CopyEvent, CopyKind, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan,
@@ -43,7 +44,7 @@ pub use crate::client::spec::{
 };
 
 use crate::client::spec::{CopyObserver, Initiator};
-use crate::client::{self, query};
+use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
 use crate::session::lock;
 
@@ -141,13 +142,27 @@ impl Engine {
     /// [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
+        self.launch(spec, planned, self.initiator.clone())
+    }
+
+    /// Starts a probe: a copy of generated data, which is verified and then discarded. It has the events, the progress
+    /// (with the counters of each lane) and the summary (with the limits) of a copy of one file.
+    ///
+    /// The path cache is neither used nor updated. A session that the agent loses ends the probe. Errors: `Usage`; as
+    /// [`Engine::start`]. An agent of an earlier release refuses a probe with `Protocol`.
+    pub fn probe(&self, spec: ProbeSpec) -> Result<CopyHandle, Error> {
+        let (spec, planned) = spec.plan()?;
+        self.launch(spec, planned, Initiator { path_cache: None, ..self.initiator.clone() })
+    }
+
+    fn launch(&self, spec: CopySpec, planned: PlannedCopy, initiator: Initiator) -> Result<CopyHandle, Error> {
         let rated_paths = match planned.kind() {
             CopyKind::Agent => spec.paths.len(),
             CopyKind::ThirdParty => 1,
             CopyKind::Direct | CopyKind::Replicas => 0,
         };
         let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.clone()));
-        let (initiator, observed) = (self.initiator.clone(), Arc::clone(&running));
+        let observed = Arc::clone(&running);
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || {
             let ending = Ending(Arc::clone(&observed));
             let outcome = client::run(planned, &spec, &initiator, &(observed as Arc<dyn CopyObserver>));

@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sterna_proto::path_cache::DataDirection;
 use sterna_proto::quantity::readable_time;
-use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Query, Request, SessionId};
+use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Probe, Query, Request, SessionId};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 use tracing::{Level, error_span};
 
@@ -86,7 +87,7 @@ impl SessionLog {
         let is_dry_run = match request {
             Request::Push { dry_run, .. } | Request::Pull { dry_run, .. } => *dry_run,
             Request::ThirdParty(copy) => copy.dry_run,
-            Request::Query(_) => false,
+            Request::Query(_) | Request::Probe(_) => false,
         };
         let (log, started, totals) = (Arc::clone(log), Instant::now(), Mutex::default());
         Self { log, origin, is_dry_run, linger, started, totals }
@@ -251,6 +252,7 @@ fn request_name(request: &Request) -> &'static str {
         Request::Query(Query::List { .. }) => "list",
         Request::Query(Query::Delete { .. }) => "delete",
         Request::Query(Query::Rename { .. }) => "rename",
+        Request::Probe(_) => "probe",
     }
 }
 
@@ -266,6 +268,7 @@ fn place(request: &Request) -> String {
         },
         Request::Query(Query::List { paths, .. } | Query::Delete { paths, .. }) => first_of(paths, bare),
         Request::Query(Query::Rename { from, .. }) => bare(from),
+        Request::Probe(_) => String::new(),
     }
 }
 
@@ -291,6 +294,13 @@ fn described(request: &Request) -> String {
                 Query::Rename { from, to, .. } => format!("rename of {} to {}", quoted(from), quoted(to)),
             };
             (words, &false)
+        }
+        Request::Probe(Probe { direction, bytes }) => {
+            let way = match direction {
+                DataDirection::Out => "to",
+                DataDirection::In => "from",
+            };
+            (format!("probe with {} {way} this agent", ByteCount(*bytes)), &false)
         }
     };
     if *dry_run { format!("dry run of a {words}") } else { words }

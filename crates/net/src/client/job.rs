@@ -4,8 +4,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::location::RemoteLocation;
-use sterna_proto::session::{Overwrite, Request, SOURCES_MAX};
+use sterna_proto::path_cache::DataDirection;
+use sterna_proto::session::{Overwrite, Probe, Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
@@ -18,7 +20,8 @@ use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
 use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
-use crate::source::{Follow, Roots, Source, SourcePlace};
+use crate::sink::Discard;
+use crate::source::{Follow, Generated, Roots, Source, SourcePlace};
 use crate::web::Web;
 
 /// Local end of a session, and the same end as a receiver if it is one.
@@ -46,6 +49,19 @@ pub(super) enum Direction {
         source: Vec<u8>,
         worker: Arc<ReplicaWorker>,
     },
+    /// Generated data that the receiving end discards.
+    Probe(Probe),
+}
+
+impl Direction {
+    /// Returns the direction of the data.
+    pub(super) fn of_data(&self) -> DataDirection {
+        match self {
+            Self::Push { .. } => DataDirection::Out,
+            Self::Pull { .. } | Self::Replica { .. } => DataDirection::In,
+            Self::Probe(probe) => probe.direction,
+        }
+    }
 }
 
 /// Destination of a pull.
@@ -189,14 +205,21 @@ impl Job {
                 let CopySpec { dry_run, compress, .. } = *options;
                 Request::Pull { sources: vec![source.clone()], dry_run, compress, on_demand: true }
             }
+            Direction::Probe(probe) => Request::Probe(*probe),
         }
+    }
+
+    /// Returns true if another session may continue after a lost one. A probe has no journal to continue from, and
+    /// would exceed its budget.
+    pub(super) fn may_start_again(&self) -> bool {
+        !matches!(self.direction, Direction::Probe(_))
     }
 
     /// Returns the counter that numbers the lanes of the session.
     pub(super) fn lanes(&self) -> Arc<LaneIds> {
         match &self.direction {
             Direction::Replica { worker, .. } => worker.lanes(),
-            Direction::Push { .. } | Direction::Pull { .. } => Arc::default(),
+            Direction::Push { .. } | Direction::Pull { .. } | Direction::Probe(_) => Arc::default(),
         }
     }
 
@@ -206,6 +229,17 @@ impl Job {
             Direction::Push { sources, .. } => self.start_sender(sources, options, totals),
             Direction::Pull { sources, destination } => start_receiver(sources, destination, options, totals),
             Direction::Replica { worker, .. } => Ok((worker.join()?, None)),
+            Direction::Probe(Probe { direction: DataDirection::Out, bytes }) => {
+                let (pool, observer) = (BufferPool::new(), Arc::clone(totals) as Arc<dyn Observer>);
+                let (source, compress) = (Generated::new(*bytes)?, CompressionPolicy::Never);
+                let sender = Sender::start(source, options.linger, false, Arc::default(), compress, pool, observer)?;
+                Ok((sender, None))
+            }
+            Direction::Probe(Probe { direction: DataDirection::In, bytes }) => {
+                let sink = Arc::new(Discard::new(*bytes));
+                let ours = receiver_options(options, sink, AskedNames::Any, totals);
+                start_receiving(ReceiverOptions { leaves_first: true, ..ours }, totals)
+            }
         }
     }
 
@@ -260,8 +294,14 @@ fn start_receiver(
     let kind = if many { Sources::Many } else { Sources::One };
     let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
     let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-    let ours = ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, totals) };
-    let receiver = Receiver::start(ours, Arc::clone(totals) as Arc<dyn Observer>)?;
+    start_receiving(
+        ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, totals) },
+        totals,
+    )
+}
+
+fn start_receiving(options: ReceiverOptions, totals: &Arc<CopyTotals>) -> Result<OurEnd, Error> {
+    let receiver = Receiver::start(options, Arc::clone(totals) as Arc<dyn Observer>)?;
     Ok((Arc::clone(&receiver) as Arc<dyn End>, Some(receiver)))
 }
 

@@ -173,9 +173,11 @@ pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
     thread::sleep(LAST_PACKET);
 }
 
-/// Returns true if the failure of a lane would occur on every other lane too.
+/// Returns true if the failure of a lane would occur on every other lane too. This end may have read damaged bytes on
+/// one lane only; an agent that refuses the protocol of a hello refuses every hello.
 pub(super) fn ends_session(error: &Error) -> bool {
-    error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && error.kind != ErrorKind::Protocol
+    let may_be_of_lane = error.kind == ErrorKind::Protocol && !error.is_from_peer();
+    error.kind == ErrorKind::SessionLost || error.retry == Retry::Never && !may_be_of_lane
 }
 
 #[cfg(test)]

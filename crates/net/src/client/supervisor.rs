@@ -20,7 +20,7 @@ use sterna_proto::{ByteCount, Earlier, Error, ErrorKind, Phase, Retry, Scope};
 use super::dial::{
     DialledPath, Dialling, FirstLane, PathDials, Target, cores, dial, lane_memory, lanes_asked, lanes_most, path_memory,
 };
-use super::job::{Direction, Job};
+use super::job::Job;
 use super::path::{KeptPath, ReachedPath, STANDBY_AFTER};
 use super::path_cache::PathCache;
 use super::run::{Backoff, Driven, TICK, depart, drive, ends_session, random_session};
@@ -68,10 +68,7 @@ pub(super) fn run_session(
 ) -> Result<(), Error> {
     let observer = &totals.observer;
     let options = &options.with_changed_contracts(&**observer);
-    let direction = match job.direction {
-        Direction::Push { .. } => DataDirection::Out,
-        Direction::Pull { .. } | Direction::Replica { .. } => DataDirection::In,
-    };
+    let direction = job.direction.of_data();
     let dialling = Dialling::new(options, &job.remote, direction, initiator, observer);
     let PathDials { first, on, others } = dialling.reach_paths()?;
     // The time that a user takes to answer a question is not part of the copy.

@@ -7,6 +7,7 @@
 //! - one makes journals durable about once a second.
 
 mod durable;
+mod options;
 mod replicas;
 mod tail;
 
@@ -24,7 +25,7 @@ use sterna_proto::session::{
     PrepareOutcome, RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
-    Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope,
+    Checks, Counters, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope,
     Setting,
 };
 
@@ -36,10 +37,10 @@ use super::silence::{SilenceDetector, close_aside};
 use super::slabs::{BlockSlabs, Decoding};
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
-use super::{AskedNames, BlockSink, End, Observer, Progress, SessionEvent, SettledPaths, Work, lock};
+use super::{BlockSink, End, Observer, Progress, SessionEvent, Work, lock};
 use crate::descriptors;
 use crate::lane::LaneTx;
-use crate::sink::{DirectoryModes, Inspected, PackedFile, Place, Prepared, Sink, SinkFile, Terms};
+use crate::sink::{DirectoryModes, Inspected, PackedFile, Place, Prepared, SinkFile, Terms};
 use crate::wake::Wake;
 
 /// Interval between checkpoints. Reason: after a power loss, at most this much of a transfer is sent again.
@@ -79,35 +80,8 @@ const BUSY_REPORTED_AFTER: Duration = Duration::from_secs(1);
 /// Maximum of waiting files that are retried in one turn. Reason: bounds the duration of a turn.
 const BUSY_A_TURN: usize = 64;
 
-/// Callback for a place that another session holds.
-pub type OnBusy = Box<dyn Fn(&Place) + Send + Sync>;
-
+pub use self::options::ReceiverOptions;
 pub(super) use self::replicas::Judge;
-
-/// Options of a receiver.
-pub struct ReceiverOptions {
-    /// Sink of the files.
-    pub sink: Arc<dyn Sink>,
-    /// Rule for files that exist. With `expect`, even a file that looks up to date is copied again: only its bytes
-    /// can prove the digest.
-    pub overwrite: Overwrite,
-    /// Digests to compute in addition to BLAKE3.
-    pub checks: Checks,
-    /// Digest that the file must have. Only for a copy of one file.
-    pub expect: Option<Digest>,
-    /// True if nothing is written.
-    pub dry_run: bool,
-    /// Time that the session survives without a lane.
-    pub linger: Duration,
-    /// True if this end is the client: it leaves as soon as all its messages are sent.
-    pub leaves_first: bool,
-    /// First names that entries may have. Any other name ends the session before its entry is looked up.
-    pub asked: AskedNames,
-    /// Files that count as up to date, because an earlier session of the same copy has settled them.
-    pub settled: Arc<SettledPaths>,
-    /// Callback for the place of a file that another session holds. It can end that session if it is abandoned.
-    pub on_busy: OnBusy,
-}
 
 enum Job {
     File(FileId),

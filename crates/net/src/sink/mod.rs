@@ -5,8 +5,8 @@
 //! file its name. Refuses to know sessions, lanes and hashing: a sink calls nobody, and the receiver compares digests
 //! before it records a block.
 //!
-//! Implementations: [`crate::disk::Destination`] (files of this host). Every implementation runs the promises in
-//! `tests`.
+//! Implementations: [`crate::disk::Destination`] (files of this host) and [`Discard`] (data of a probe). Every
+//! implementation that keeps files runs the promises in `tests`.
 //!
 //! # Order of durability
 //!
@@ -25,8 +25,11 @@
 //! A disk may lose data that it reported as durable. Claims of an earlier session therefore count only after
 //! [`SinkFile::settle_claim`].
 
+mod discard;
 #[cfg(test)]
 pub(crate) mod tests;
+
+pub use discard::Discard;
 
 use std::any::Any;
 use std::fmt;

@@ -5,7 +5,7 @@
 //! moves it. Refuses to know sessions, lanes and blocks: a source calls its sender only through [`Offers`].
 //!
 //! Implementations: [`Roots`] (files of this host, all blocks or on demand), [`FollowSession`] (growing files, and
-//! directories in which files appear), and [`crate::web::Web`]. Every implementation runs the promises in `tests.rs`.
+//! directories in which files appear), [`crate::web::Web`], and [`Generated`] (data of a probe). Every implementation runs the promises in `tests.rs`.
 //!
 //! Cost: a reader is one allocation and one virtual call per block, and one virtual call per read.
 
@@ -13,6 +13,7 @@ mod disposition;
 mod file;
 mod final_digest;
 mod follow;
+mod generated;
 mod held;
 mod names;
 mod place;
@@ -23,6 +24,7 @@ mod tests;
 pub use disposition::SourceDisposition;
 pub use file::DiskFile;
 pub use follow::{Follow, FollowRules, FollowSession};
+pub use generated::Generated;
 pub(crate) use names::{PathHash, first_name, hash_of};
 pub use place::SourcePlace;
 pub use roots::Roots;

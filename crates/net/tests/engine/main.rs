@@ -1,5 +1,6 @@
 //! The engine as a program of others uses it: against an agent in this process, over loopback.
 
 mod copies;
+mod probes;
 mod queries;
 mod served;

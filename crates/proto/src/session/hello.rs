@@ -26,6 +26,8 @@ pub struct Features(pub u64);
 impl Features {
     /// Requests of kind *query*, and their answers.
     pub const QUERIES: Self = Self(1);
+    /// Requests of kind *probe*.
+    pub const PROBES: Self = Self(2);
     /// [`super::Message::Contract`]: the rate of a path changes in mid-session.
     pub const CONTRACTS: Self = Self(4);
 
@@ -46,8 +48,11 @@ pub struct Agreed {
 
 impl Capabilities {
     /// Capabilities of this build.
-    pub const OURS: Self =
-        Self { lowest: 1, highest: 1, features: Features(Features::QUERIES.0 | Features::CONTRACTS.0) };
+    pub const OURS: Self = Self {
+        lowest: 1,
+        highest: 1,
+        features: Features(Features::QUERIES.0 | Features::PROBES.0 | Features::CONTRACTS.0),
+    };
 
     /// Returns the version and the features that ends with `self` and `other` use; `None` without a common version.
     pub fn agree(&self, other: &Self) -> Option<Agreed> {

@@ -8,6 +8,7 @@
 
 use super::FileId;
 use super::hello::{Capabilities, Hello, PathNumber};
+use super::probe::Probe;
 use super::query::{Answer, Query};
 use super::third_party::{AgentReport, Conclusion, Snapshot, ThirdParty};
 use crate::compress::{CompressionPolicy, SLAB_BYTES, Slab, SlabEncoding, encoded_length, slab_count};
@@ -76,6 +77,9 @@ pub enum Request {
     /// The agent answers a question about its files, or changes names. No block travels on this lane. Only agents with
     /// [`super::Features::QUERIES`].
     Query(Query),
+    /// One end sends generated data, and the other verifies and discards it. Only agents with
+    /// [`super::Features::PROBES`].
+    Probe(Probe),
 }
 
 /// Control frame of a lane.
@@ -364,6 +368,10 @@ impl Request {
                 w.byte(4);
                 query.write(w);
             }
+            Self::Probe(probe) => {
+                w.byte(5);
+                probe.write(w);
+            }
         }
         w.empty_area();
     }
@@ -389,7 +397,11 @@ impl Request {
             }
             3 => Self::ThirdParty(Box::new(ThirdParty::read(r)?)),
             4 => Self::Query(Query::read(r)?),
-            code => return Err(Error::protocol(format!("request from the peer: unknown kind {code}"))),
+            5 => Self::Probe(Probe::read(r)?),
+            code => {
+                let text = format!("a request of kind {code}, which this release does not know: update sterna here");
+                return Err(Error::protocol(text));
+            }
         };
         r.skip_area()?;
         Ok(request)

@@ -89,7 +89,15 @@ pub fn requests() -> Vec<Request> {
     ]
     .into_iter()
     .chain(queries().into_iter().map(Request::Query))
+    .chain(probes().into_iter().map(Request::Probe))
     .collect()
+}
+
+pub fn probes() -> Vec<Probe> {
+    vec![
+        Probe { direction: DataDirection::Out, bytes: PROBE_BYTES_MIN },
+        Probe { direction: DataDirection::In, bytes: PROBE_BYTES_MAX },
+    ]
 }
 
 pub fn queries() -> Vec<Query> {
