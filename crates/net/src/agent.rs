@@ -39,6 +39,7 @@ use crate::session::{
 };
 use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
+use crate::wake::Wake;
 
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
@@ -46,8 +47,12 @@ use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};
 
-/// Interval at which sessions are ticked.
+/// Interval at which sessions are ticked while data of one of them moves.
 const TICK: Duration = Duration::from_millis(250);
+
+/// The same while no data moves. Reason: an agent has hundreds of sessions that mostly wait, and silent lanes are
+/// detected within seconds.
+const IDLE_TICK: Duration = Duration::from_secs(1);
 
 /// Maximum time that a stop waits for journals. Reason: service managers kill after 90 s, and lanes are closed after
 /// the wait.
@@ -93,6 +98,8 @@ struct Shared {
     pool: Arc<BufferPool>,
     log: Arc<Limiter>,
     stopping: AtomicBool,
+    /// Notified when a session starts, and when the agent is to stop.
+    wake: Wake,
     handshakes: Arc<Handshakes>,
     history: Arc<History>,
 }
@@ -131,6 +138,7 @@ impl Agent {
             pool: BufferPool::new(),
             log: Arc::default(),
             stopping: AtomicBool::new(false),
+            wake: Wake::default(),
             history: Arc::default(),
             // Each handshake has two descriptors. Handshakes and arrivals use half of the descriptors; the other half
             // is for sessions.
@@ -167,13 +175,22 @@ impl Agent {
         self.shared.sessions.all().len()
     }
 
-    /// Ticks the sessions until `stop` returns true, then ends them. Received data is made durable.
-    pub fn run(&self, stop: impl Fn() -> bool) {
-        while !stop() {
-            thread::sleep(TICK);
-            self.tick();
-        }
+    /// Ends [`Agent::run`], also one that starts later.
+    pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
+        self.shared.wake.notify();
+    }
+
+    /// Ticks the sessions until [`Agent::stop`], then ends them. Received data is made durable.
+    pub fn run(&self) {
+        loop {
+            let seen = self.shared.wake.seen();
+            if self.shared.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            let next = self.tick(Instant::now());
+            self.shared.wake.wait_to(seen, Some(next));
+        }
         self.quic.stop();
         let sessions = self.shared.sessions.all();
         let receivers = || sessions.iter().filter_map(|(_, session)| session.started()?.receiver.clone());
@@ -187,21 +204,25 @@ impl Agent {
         sessions.iter().for_each(|(_, session)| session.log_end(Some("the agent is stopping")));
     }
 
-    fn tick(&self) {
-        self.shared.log.tick(Instant::now());
+    /// Ticks the sessions. Returns the time of the next tick.
+    fn tick(&self, now: Instant) -> Instant {
+        self.shared.log.tick(now);
+        let (mut is_moving, mut next) = (false, now + IDLE_TICK);
         for (_, session) in self.shared.sessions.all() {
             let Some(started) = session.started() else { continue };
             started.end.tick();
-            session.listen();
+            is_moving |= !session.listen(now);
             if started.receiver.is_none() {
                 session.live.adapt_congestion().iter().for_each(|reason| started.log.detail(reason));
             }
             if session.is_over() {
                 self.shared.sessions.remove(&session);
             } else {
-                started.log.handle_lanes(session.lanes_joined());
+                started.log.handle_lanes(session.lanes_joined(), now);
+                next = started.end.deadline().map_or(next, |deadline| next.min(deadline));
             }
         }
+        if is_moving { next.min(now + TICK) } else { next }
     }
 }
 
@@ -469,7 +490,12 @@ impl Shared {
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
         session
-            .start(|| self.start_session(session, &key, from, &grant, hello))
+            .start(|| {
+                let started = self.start_session(session, &key, from, &grant, hello);
+                // The pace of the ticks is that of a session with data, from now on.
+                self.wake.notify();
+                started
+            })
             .inspect_err(|_| self.sessions.remove(session))?;
         Ok(seat)
     }

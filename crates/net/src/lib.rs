@@ -19,6 +19,7 @@ pub mod lane;
 mod latch;
 mod lister;
 mod observer;
+mod pace;
 pub mod report;
 pub mod session;
 pub mod sink;

@@ -49,10 +49,18 @@ impl Wake {
 
     /// Waits for a change after `seen`, at most for `time`.
     pub fn wait(&self, seen: Seen, time: Duration) {
-        let until = Instant::now() + time;
+        self.wait_to(seen, Some(Instant::now() + time));
+    }
+
+    /// Waits for a change after `seen`, at most until the deadline, if there is one.
+    pub fn wait_to(&self, seen: Seen, deadline: Option<Instant>) {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         while self.changes.load(Ordering::Acquire) == seen.0 {
-            let left = until.saturating_duration_since(Instant::now());
+            let Some(deadline) = deadline else {
+                turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }

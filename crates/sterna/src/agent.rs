@@ -4,8 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
 use sterna_net::disk::{Access, Root};
 use sterna_net::identity::Authorized;
@@ -39,18 +41,19 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     };
     let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party };
     agent_log::start(flags.log_format, flags.log_level())?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| {
-            Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
-        })?;
-    }
-    let agent = Agent::start(options, identity)?;
+    let deaf = |e: std::io::Error| {
+        Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
+    };
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(deaf)?;
+    let agent = Arc::new(Agent::start(options, identity)?);
+    let stopped = Arc::clone(&agent);
+    let wait = move || signals.forever().take(1).for_each(|_| stopped.stop());
+    thread::Builder::new().name("signals".to_owned()).spawn(wait).map_err(deaf)?;
     let listening = format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr());
     if let Err(error) = print_line(listening.as_bytes()) {
         say(&format!("{listening}; {}", error.chain()));
     }
-    agent.run(|| stop.load(Ordering::Relaxed));
+    agent.run();
     Ok(0)
 }
 

@@ -47,16 +47,23 @@ struct Totals {
     elapsed: Duration,
     /// Reason of the early end of the session, if it ended early.
     aborted: Option<String>,
-    /// Number of consecutive ticks without a lane.
-    ticks_alone: u32,
+    /// Outage: no lane is up.
+    outage: Option<Outage>,
     /// Reason of the end of the last lane.
     last_down: String,
     is_logged: bool,
 }
 
-/// Number of ticks without a lane that count as an outage. Reason: one tick may fall between the end of the last lane
-/// and the end of the session.
-const TICKS_ALONE: u32 = 3;
+/// Time without a lane of a session that is not over.
+#[derive(Clone, Copy)]
+struct Outage {
+    since: Instant,
+    is_logged: bool,
+}
+
+/// Time without a lane after which an outage is logged. Reason: a tick may fall between the end of the last lane and the
+/// end of the session.
+const OUTAGE_LOGGED_AFTER: Duration = Duration::from_millis(700);
 
 impl SessionLog {
     /// Starts the log of a session that starts now, and writes its first line.
@@ -111,19 +118,21 @@ impl SessionLog {
     }
 
     /// Records the number of lanes at a tick. Logs an outage once, and its end once.
-    pub(super) fn handle_lanes(&self, lanes: u32) {
+    pub(super) fn handle_lanes(&self, lanes: u32, now: Instant) {
         let mut totals = lock(&self.totals);
-        let line = match (lanes, totals.ticks_alone) {
-            (0, ticks) => {
-                totals.ticks_alone = ticks.saturating_add(1);
-                (totals.ticks_alone == TICKS_ALONE).then(|| {
+        let line = match (lanes, totals.outage) {
+            (0, outage) => {
+                let Outage { since, is_logged } = outage.unwrap_or(Outage { since: now, is_logged: false });
+                let is_long = now.saturating_duration_since(since) >= OUTAGE_LOGGED_AFTER;
+                totals.outage = Some(Outage { since, is_logged: is_long });
+                (is_long && !is_logged).then(|| {
                     let (reason, patience) = (&totals.last_down, readable_time(self.linger));
                     (Level::WARN, format!("no lane is left ({reason}); waiting up to {patience} for its client"))
                 })
             }
-            (_, ticks) => {
-                totals.ticks_alone = 0;
-                (ticks >= TICKS_ALONE).then(|| (Level::INFO, "its client is back".to_owned()))
+            (_, outage) => {
+                totals.outage = None;
+                outage.is_some_and(|outage| outage.is_logged).then(|| (Level::INFO, "its client is back".to_owned()))
             }
         };
         drop(totals);
@@ -404,8 +413,9 @@ mod tests {
         let lines = Captured::start();
         let session = started();
         session.lane_down(LaneId(3), "reset".to_owned());
-        for lanes in [1, 0, 0, 1, 0, 0, 0, 0, 0, 2, 2] {
-            session.handle_lanes(lanes);
+        let start = Instant::now();
+        for (tick, lanes) in (0u32..).zip([1, 0, 0, 1, 0, 0, 0, 0, 0, 2, 2]) {
+            session.handle_lanes(lanes, start + tick * Duration::from_millis(250));
         }
         let said = lines.all();
         let outage = "session a5a5a5a5: no lane is left (reset); waiting up to 10 min for its client";

@@ -17,6 +17,7 @@ use super::log::SessionLog;
 use super::runner::Runner;
 use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
+use crate::pace::Pace;
 use crate::session::{End, LaneIds, Lanes, Receiver, lock};
 
 /// Maximum number of sessions. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
@@ -65,6 +66,7 @@ pub(super) struct AgentSession {
 struct LastReceived {
     bytes: u64,
     at: Instant,
+    pace: Pace,
 }
 
 impl AgentSession {
@@ -79,7 +81,7 @@ impl AgentSession {
             started: OnceLock::new(),
             failure: Mutex::new(None),
             seats: AtomicU32::new(0),
-            heard: Mutex::new(LastReceived { bytes: 0, at: Instant::now() }),
+            heard: Mutex::new(LastReceived { bytes: 0, at: Instant::now(), pace: Pace::new(Instant::now()) }),
         }
     }
 
@@ -172,14 +174,17 @@ impl AgentSession {
             .is_some_and(|started| started.end.is_over() && has_ended(started) && started.end.has_followed_up())
     }
 
-    /// Records if new data has arrived from the client.
-    pub(super) fn listen(&self) {
+    /// Records if new data has arrived from the client. Returns true if no data moves.
+    pub(super) fn listen(&self, now: Instant) -> bool {
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
         let mut heard = lock(&self.heard);
         // A lane that waits for local storage counts as active: more data has arrived than this end can process.
         if bytes.is_none_or(|bytes| bytes != heard.bytes) {
-            *heard = LastReceived { bytes: bytes.unwrap_or(heard.bytes), at: Instant::now() };
+            heard.at = now;
         }
+        heard.bytes = bytes.unwrap_or(heard.bytes);
+        let carried = heard.bytes;
+        heard.pace.observe(carried, now) && bytes.is_some()
     }
 
     /// Returns true if the client is gone: no lane has joined, or all lanes are silent.

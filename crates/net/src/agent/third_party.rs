@@ -26,12 +26,17 @@ use crate::engine::{
 };
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::Transport;
+use crate::pace::Pace;
 use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths};
 use crate::source::SourcePlace;
 
 /// Maximum time that a new copy waits for an older copy of the same command to the same place, whose command is gone.
 /// Reason: the older copy detects its stop within a tick, and sends its final messages for at most 2 s.
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Interval between snapshots for the command while no data moves. Reason: a command has a thousand copies that mostly
+/// wait.
+const SNAPSHOT_IDLE_EVERY: Duration = Duration::from_secs(1);
 
 /// Agents to which this agent may connect for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,8 +165,10 @@ fn run(runner: &Runner, assignment: &Assignment, spec: CopySpec, log: &SessionLo
 /// Forwards the events and the progress of a copy to the command, and its events to the log of this agent.
 fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySummary, CopyFailure> {
     let mut shown = Instant::now();
+    let mut pace = Pace::new(shown);
     loop {
-        match copy.next(SNAPSHOT_EVERY) {
+        let every = if pace.is_idle(Instant::now()) { SNAPSHOT_IDLE_EVERY } else { SNAPSHOT_EVERY };
+        match copy.next(every) {
             Next::Event(event) => {
                 report_of(&event).into_iter().for_each(|event| runner.control().report(event));
                 record(log, event);
@@ -173,9 +180,13 @@ fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySumm
             // The engine of the command has checked the contract. A wrong one of another peer changes nothing.
             let _ = copy.set_rate(path, contract);
         }
-        if shown.elapsed() >= SNAPSHOT_EVERY {
-            copy.snapshot().iter().for_each(|progress| runner.control().show(snapshot_of(progress)));
+        if shown.elapsed() >= every {
             shown = Instant::now();
+            for progress in copy.snapshot() {
+                let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
+                pace.observe(carried.sum(), shown);
+                runner.control().show(snapshot_of(&progress));
+            }
         }
     }
 }

@@ -194,6 +194,10 @@ impl Driven for Asked<'_> {
         self.0.tick();
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.0.deadline()
+    }
+
     fn progress(&self) -> Option<CopyProgress> {
         None
     }

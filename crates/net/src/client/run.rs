@@ -14,10 +14,15 @@ use super::spec::{CopyEvent, CopyObserver, CopyProgress};
 use super::stall::StallDetector;
 use crate::lane::LaneHandle;
 use crate::latch::Latch;
+use crate::pace::Pace;
 use crate::session::{SessionEvent, close_all};
 
 /// Interval at which a session with lanes is ticked, measured and displayed.
 pub(super) const TICK: Duration = Duration::from_millis(50);
+
+/// Minimum of that interval while no data moves. Reason: a process runs a thousand copies that mostly wait, and a user
+/// who stops one waits this long.
+const IDLE_TICK: Duration = Duration::from_millis(250);
 
 /// First wait before a dead lane is dialled again; doubled up to [`BACKOFF_MAX`]. Reason: a short interruption costs
 /// little.
@@ -36,9 +41,13 @@ const HEALTHY_LIFE: Duration = Duration::from_secs(10);
 pub(super) trait Driven {
     /// Returns true if the session is over and its follow-up work is done.
     fn is_over(&self) -> bool;
-    /// Returns the interval at which the session is ticked, measured and displayed.
+    /// Returns the interval at which the session is ticked, measured and displayed while data moves.
     fn interval(&self) -> Duration {
         TICK
+    }
+    /// Returns the latest time for the next tick; `None`: the interval decides.
+    fn deadline(&self) -> Option<Instant> {
+        None
     }
     /// Waits for `time`, or until the session is over. May move data meanwhile.
     fn wait(&self, time: Duration);
@@ -66,12 +75,17 @@ pub(super) fn drive(
         Some(progress)
     };
     let mut is_stopping = false;
+    let mut pace = Pace::new(started);
     while !session.is_over() {
-        session.wait(session.interval());
+        let now = Instant::now();
+        let due = session.deadline().map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+        let interval = if pace.is_idle(now) { session.interval().max(IDLE_TICK) } else { session.interval() };
+        session.wait(interval.min(due));
         session.tick();
         if let Some(progress) = show() {
             session.adapt(&progress);
             let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
+            pace.observe(carried.clone().sum(), Instant::now());
             if let Some(text) = stall.as_mut().and_then(|stall| stall.observe(carried, Instant::now())) {
                 observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
             }

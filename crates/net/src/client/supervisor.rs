@@ -228,11 +228,13 @@ impl Supervisor {
         while !self.is_ending() {
             let tried = match outcome.take() {
                 Some(tried) => tried,
-                None if self.is_held_back(path) => {
-                    self.over.wait(TICK);
-                    continue;
-                }
-                None => dialling.reach_path(usize::from(path.number.0)),
+                None => match self.held_back(path) {
+                    Some(time) => {
+                        self.over.wait(time);
+                        continue;
+                    }
+                    None => dialling.reach_path(usize::from(path.number.0)),
+                },
             };
             let error = match tried {
                 Ok(first) if Some(first.lane.peer) != *lock(&self.trusted) => {
@@ -263,26 +265,17 @@ impl Supervisor {
         self.paths.iter().any(|path| !path.options.standby && path.is_up() && path.is_heard())
     }
 
-    /// Returns true if the path is a standby path that must not be used now.
-    fn is_held_back(&self, path: &KeptPath) -> bool {
+    /// Returns the time for which the path must not be used at least, because it is a standby path; `None`: it may be
+    /// used now.
+    fn held_back(&self, path: &KeptPath) -> Option<Duration> {
         if !path.options.standby {
-            return false;
+            return None;
         }
-        let now = Instant::now();
-        let mut served = lock(&self.served);
-        if self.is_served() {
-            *served = now;
-        }
-        now.saturating_duration_since(*served) < STANDBY_AFTER
+        STANDBY_AFTER.checked_sub(lock(&self.served).elapsed()).filter(|left| !left.is_zero())
     }
 
     fn is_ending(&self) -> bool {
         self.end.is_over() || self.observer.stopped()
-    }
-
-    /// Returns true if lanes by `via` must not be used on the path now.
-    fn is_lane_held_back(&self, path: &KeptPath, via: Via) -> bool {
-        self.is_held_back(path) || path.is_retired(via)
     }
 
     /// Starts the thread of one more lane. The first lane of a path is already connected.
@@ -302,8 +295,15 @@ impl Supervisor {
         let mut next = first;
         let mut backoff = Backoff::new();
         while !self.end.is_over() {
-            if next.is_none() && self.is_lane_held_back(path, via) {
+            if next.is_none() && path.is_retired(via) {
+                if !lock(&path.trial).is_on() {
+                    return;
+                }
                 self.over.wait(TICK);
+                continue;
+            }
+            if let Some(time) = self.held_back(path).filter(|_| next.is_none()) {
+                self.over.wait(time);
                 continue;
             }
             let born = Instant::now();
@@ -596,6 +596,10 @@ impl Driven for Arc<Supervisor> {
         self.end.tick();
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.end.deadline()
+    }
+
     fn progress(&self) -> Option<CopyProgress> {
         let lanes = self.live().iter().map(|handle| handle.stats()).collect();
         let (session, files) = (self.session_progress(), self.end.active_files(ACTIVE_FILES_SHOWN));
@@ -603,8 +607,11 @@ impl Driven for Arc<Supervisor> {
     }
 
     fn adapt(&self, progress: &CopyProgress) {
+        self.paths.iter().for_each(|path| path.listen());
+        if self.is_served() {
+            *lock(&self.served) = Instant::now();
+        }
         for path in &self.paths {
-            path.listen();
             path.watch_rate(self.direction, progress);
             self.compare_transports(path, progress);
             self.adapt_path(path);

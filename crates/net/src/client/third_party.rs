@@ -302,6 +302,10 @@ impl Driven for Watched<'_> {
         self.control.tick();
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.control.deadline()
+    }
+
     fn progress(&self) -> Option<CopyProgress> {
         self.control.latest().map(|(number, snapshot)| self.copy.progress(number, snapshot))
     }

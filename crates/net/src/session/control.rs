@@ -23,10 +23,6 @@ use crate::wake::Wake;
 /// bytes.
 pub(crate) const SNAPSHOT_EVERY: Duration = Duration::from_millis(200);
 
-/// Longest sleep of a feeder without a snapshot to send. Reason: every change wakes it; a host runs a thousand control
-/// sessions that mostly wait.
-const NAP: Duration = Duration::from_secs(2);
-
 /// Callback for the events from the other end, in order, one at a time.
 type Hear = Box<dyn Fn(ControlEvent) + Send + Sync>;
 
@@ -84,7 +80,7 @@ impl ControlEnd {
                 self.wake.notify();
                 return true;
             }
-            self.wake.wait(seen, NAP);
+            self.wake.wait_to(seen, None);
         }
     }
 
@@ -126,15 +122,16 @@ impl ControlEnd {
         latest.snapshot.clone().map(|snapshot| (latest.number, snapshot))
     }
 
-    /// Passes received events on. After this call, the events taken by other threads have also been passed on.
-    pub fn pass_on(&self) {
+    /// Passes received events on. After this call, the events taken by other threads have also been passed on. Returns
+    /// true if there were any.
+    fn pass_on(&self) -> bool {
         let _one = lock(&self.passing_on);
+        let mut is_any = false;
         loop {
             let event = lock(&self.session).poll_event();
-            match event {
-                Some(event) => (self.hear)(event),
-                None => break,
-            }
+            let Some(event) = event else { return is_any };
+            is_any = true;
+            (self.hear)(event);
         }
     }
 
@@ -143,16 +140,19 @@ impl ControlEnd {
         self.wake.notify();
     }
 
-    /// Returns the latest snapshot, if it is new and due.
-    fn poll_snapshot(&self, now: Instant) -> Option<Frame> {
+    /// Returns the latest snapshot if it is new and due, or the time at which it is due.
+    fn poll_snapshot(&self, now: Instant) -> Work {
         let mut latest = lock(&self.latest);
         let (number, at) = latest.sent;
-        let is_due = at.is_none_or(|at| now.saturating_duration_since(at) >= SNAPSHOT_EVERY);
-        if number == latest.number || !is_due {
-            return None;
+        if number == latest.number {
+            return Work::Idle(None);
+        }
+        if let Some(due) = at.map(|at| at + SNAPSHOT_EVERY).filter(|due| *due > now) {
+            return Work::Idle(Some(due));
         }
         latest.sent = (latest.number, Some(now));
-        latest.snapshot.clone().map(|snapshot| Frame::Snapshot(Box::new(snapshot)))
+        let snapshot = latest.snapshot.clone();
+        snapshot.map_or(Work::Idle(None), |snapshot| Work::Frame(Frame::Snapshot(Box::new(snapshot))))
     }
 }
 
@@ -168,20 +168,11 @@ impl End for ControlEnd {
         // A snapshot after the conclusion is of no use.
         let is_concluded = session.is_concluded();
         drop(session);
-        let snapshot = if is_concluded { None } else { self.poll_snapshot(Instant::now()) };
-        snapshot.map_or(Work::Idle, Work::Frame)
+        if is_concluded { Work::Idle(None) } else { self.poll_snapshot(Instant::now()) }
     }
 
     fn wake(&self) -> &Wake {
         &self.wake
-    }
-
-    fn nap(&self) -> Duration {
-        let latest = lock(&self.latest);
-        match latest.sent {
-            (number, Some(at)) if number != latest.number => SNAPSHOT_EVERY.saturating_sub(at.elapsed()),
-            _ => NAP,
-        }
     }
 
     fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {
@@ -227,8 +218,18 @@ impl End for ControlEnd {
     }
 
     fn tick(&self) {
-        lock(&self.session).handle_timeout(Instant::now());
-        self.after_change();
+        let now = Instant::now();
+        let mut session = lock(&self.session);
+        let is_due = session.poll_timeout(now).is_some_and(|due| due <= now);
+        session.handle_timeout(now);
+        drop(session);
+        if self.pass_on() || is_due {
+            self.wake.notify();
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        lock(&self.session).poll_timeout(Instant::now())
     }
 
     fn limits(&self) -> &LimitMonitor {

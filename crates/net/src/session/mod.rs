@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::rate::RateContract;
@@ -57,10 +57,6 @@ pub(crate) use crate::sync::lock;
 
 /// Bytes that are read and hashed in one step.
 const READ_BYTES: usize = crate::lane::PIECE_BYTES;
-
-/// Longest sleep of a feeder of blocks that nothing wakes. Reason: timeouts of the state machine are seconds; reports
-/// are due every 25 ms.
-const FEEDER_NAP: Duration = Duration::from_millis(25);
 
 /// Interval of the keep-alive frames of an end. Reason: the same as the keep-alive of QUIC lanes. After three
 /// intervals without data, a peer considers the client gone if another client wants its place. After fifteen
@@ -87,8 +83,9 @@ pub enum Work {
     Frame(Frame),
     /// Send a block with [`End::send_block`].
     Block(sterna_proto::session::BlockTask),
-    /// Wait: there is no work now.
-    Idle,
+    /// Wait for a change of the session: there is no work now. With a time, there is work at that time even without a
+    /// change.
+    Idle(Option<Instant>),
     /// Flush and stop: the session is over.
     Over,
 }
@@ -99,10 +96,6 @@ pub trait End: Send + Sync + 'static {
     fn next_work(&self, lane: LaneId) -> Work;
     /// Returns the event count that every change of the session notifies.
     fn wake(&self) -> &Wake;
-    /// Returns the longest sleep of a feeder that nothing wakes.
-    fn nap(&self) -> Duration {
-        FEEDER_NAP
-    }
     /// Reads and sends one block. Errors: of the lane only; an unreadable source is reported to the session.
     fn send_block(
         &self,
@@ -130,8 +123,11 @@ pub trait End: Send + Sync + 'static {
     /// True if the follow-up work is done: the observer has received all events, and sources are deleted or moved.
     /// Only valid once the session is over.
     fn has_followed_up(&self) -> bool;
-    /// Advances timers. The owner of the session calls it a few times a second.
+    /// Advances timers, and detects silent lanes. The owner of the session calls it at [`End::deadline`], and at least
+    /// once a second.
     fn tick(&self);
+    /// Returns the latest time for the next [`End::tick`]. It may change with every change of the session.
+    fn deadline(&self) -> Option<Instant>;
     /// Returns the sampler that finds the limits of the lanes.
     fn limits(&self) -> &LimitMonitor;
     /// Sets the total rates of all paths, where given: `ceiling` is the maximum, `_target` is the expected rate.
@@ -430,12 +426,12 @@ pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: 
             Work::Block(task) => end.send_block(id, task, &mut tx)?,
             Work::Over => return tx.flush(),
             // Ask once more after a flush: the flush can take long, and work may have arrived.
-            Work::Idle if !flushed => {
+            Work::Idle(_) if !flushed => {
                 tx.flush()?;
                 flushed = true;
                 continue;
             }
-            Work::Idle => meter.during(Wait::Work, 0, || end.wake().wait(seen, end.nap())),
+            Work::Idle(until) => meter.during(Wait::Work, 0, || end.wake().wait_to(seen, until)),
         }
         flushed = false;
     }

@@ -96,7 +96,8 @@ enum Job {
 
 /// Queues to the threads of a session. They are dropped when the session is over, which ends the threads.
 struct Queues {
-    prepare: JobQueue<FileId>,
+    /// Files to look up. `None`: a file was added to [`Receiver::later`].
+    prepare: JobQueue<Option<FileId>>,
     recheck: JobQueue<FileId>,
     publish: JobQueue<Job>,
 }
@@ -120,7 +121,7 @@ impl Waiting {
 /// Receiving end of a session.
 pub struct Receiver {
     session: Mutex<RecvSession>,
-    wake: Wake,
+    wake: Arc<Wake>,
     options: ReceiverOptions,
     slots: Mutex<HashMap<FileId, Arc<Slot>>>,
     queues: Mutex<Option<Queues>>,
@@ -162,9 +163,10 @@ impl Receiver {
         if options.leaves_first {
             session.leave_first();
         }
+        let wake = Arc::<Wake>::default();
         let receiver = Arc::new(Self {
             session: Mutex::new(session),
-            wake: Wake::default(),
+            wake: Arc::clone(&wake),
             options,
             slots: Mutex::new(HashMap::new()),
             queues: Mutex::new(Some(Queues { prepare, recheck, publish })),
@@ -177,7 +179,7 @@ impl Receiver {
             checkpointer: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             holes: HoleCount::default(),
-            limits: LimitMonitor::start(Role::Receiver)?,
+            limits: LimitMonitor::start(Role::Receiver, &wake)?,
             silence: Mutex::default(),
             carried: Carried::default(),
             observer,
@@ -191,7 +193,7 @@ impl Receiver {
 
     fn start_threads(
         self: &Arc<Self>,
-        to_prepare: Jobs<FileId>,
+        to_prepare: Jobs<Option<FileId>>,
         to_recheck: Jobs<FileId>,
         to_publish: Jobs<Job>,
     ) -> Result<(), Error> {
@@ -216,7 +218,7 @@ impl Receiver {
 
     /// Looks files up in the order of the manifest, some of them before their blocks arrive. Retries files that the
     /// storage could not take. Ends with the session.
-    fn run_preparer(&self, files: &Jobs<FileId>) {
+    fn run_preparer(&self, files: &Jobs<Option<FileId>>) {
         let ahead_max = PREPARED_AHEAD_MAX.min(self.open_max.div_ceil(2));
         let mut ahead: Vec<Weak<Slot>> = Vec::new();
         let mut again = Instant::now();
@@ -224,11 +226,13 @@ impl Receiver {
             let seen = self.wake.seen();
             ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
             let mut turn = Vec::new();
-            if ahead.len() < ahead_max {
-                // A closed queue means that the session is over; the loop condition detects that.
-                turn.extend(files.recv_timeout(BUSY_NAP).ok().map(|file| (file, false)));
-            } else {
+            // A closed queue means that the session is over; the loop condition detects that.
+            if ahead.len() >= ahead_max {
                 self.wake.wait(seen, BUSY_NAP);
+            } else if lock(&self.later).is_empty() {
+                turn.extend(files.recv().ok().flatten().map(|file| (file, false)));
+            } else {
+                turn.extend(files.recv_timeout(BUSY_NAP).ok().flatten().map(|file| (file, false)));
             }
             let now = Instant::now();
             if now >= again {
@@ -301,7 +305,7 @@ impl Receiver {
                 Some(until) => {
                     *asked = Some(until);
                     drop(asked);
-                    lock(&self.later).push_back(id);
+                    self.look_up_later(id);
                     let waited = BUSY_PATIENCE.saturating_sub(until.saturating_duration_since(Instant::now()));
                     self.postpone(id, &slot.entry, &error, waited);
                     return;
@@ -512,23 +516,37 @@ impl Receiver {
         *lock(&again.asked) = Some(until);
         lock(&self.slots).insert(id, Arc::new(again));
         if lock(&self.session).handle_unpublished(id) {
-            lock(&self.later).push_back(id);
+            self.look_up_later(id);
         }
         true
     }
 
+    /// Queues a file that the storage could not take for one more attempt.
+    fn look_up_later(&self, id: FileId) {
+        lock(&self.later).push_back(id);
+        // A session that is over has no preparer and needs none.
+        lock(&self.queues).as_ref().map(|queues| queues.prepare.send(None));
+    }
+
     /// Carries out the requests of the state machine, passes its events to the observer, and wakes the feeders.
     fn after_change(&self) {
+        self.pass_on(true);
+    }
+
+    /// Carries out the requests of the state machine, and passes its events to the observer. Wakes the feeders if there
+    /// were any, or something else `has_changed`.
+    fn pass_on(&self, mut has_changed: bool) {
         let mut settled = Vec::new();
         let turn = lock(&self.telling);
         loop {
             let event = lock(&self.session).poll_event();
             let Some(event) = event else { break };
+            has_changed = true;
             match event {
                 RecvEvent::Prepare { file, entry } => {
                     if self.slot(file, &entry).is_some() {
                         // A session that is over has no preparer and needs none.
-                        lock(&self.queues).as_ref().map(|queues| queues.prepare.send(file));
+                        lock(&self.queues).as_ref().map(|queues| queues.prepare.send(Some(file)));
                     }
                 }
                 RecvEvent::Recheck { file } => {
@@ -551,7 +569,9 @@ impl Receiver {
             }
         }
         drop(turn);
-        self.wake.notify();
+        if has_changed {
+            self.wake.notify();
+        }
         // This drop is last: the operating system takes a while to close a large file that was removed.
         drop(settled);
     }
@@ -582,13 +602,14 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<thread::Join
 
 impl End for Receiver {
     fn next_work(&self, lane: LaneId) -> Work {
-        let mut session = lock(&self.session);
-        match session.poll_frame(lane, Instant::now()) {
+        let (mut session, now) = (lock(&self.session), Instant::now());
+        match session.poll_frame(lane, now) {
             Some(frame) => Work::Frame(frame),
             None if session.is_over() => Work::Over,
             None => {
+                let report = session.next_report(now);
                 drop(session);
-                self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
+                self.limits.poll_frame(now).map_or(Work::Idle(report), Work::Frame)
             }
         }
     }
@@ -637,20 +658,25 @@ impl End for Receiver {
     }
 
     fn has_followed_up(&self) -> bool {
-        self.after_change();
+        self.pass_on(false);
         true
     }
 
     fn tick(&self) {
         let now = Instant::now();
         let silent = lock(&self.silence).observe(&self.limits.heard(), now);
-        let given_up = {
+        let (given_up, is_due) = {
             let mut session = lock(&self.session);
+            let is_due = session.poll_timeout(now).is_some_and(|due| due <= now);
             session.handle_timeout(now);
-            session.handle_silence(&silent, now)
+            (session.handle_silence(&silent, now), is_due || !silent.is_empty())
         };
         close_aside(self.limits.handles(&given_up));
-        self.after_change();
+        self.pass_on(is_due);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        lock(&self.session).poll_timeout(Instant::now())
     }
 
     fn limits(&self) -> &LimitMonitor {

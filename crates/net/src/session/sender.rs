@@ -53,7 +53,7 @@ impl OutgoingBlock {
 /// Sending end of a session.
 pub struct Sender {
     session: Mutex<SendSession>,
-    wake: Wake,
+    wake: Arc<Wake>,
     source: Arc<dyn Source>,
     /// Files without an outcome.
     files: Mutex<HashMap<FileId, Arc<dyn OfferedFile>>>,
@@ -85,9 +85,11 @@ impl Sender {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, Error> {
         let compress = if source.is_sequential() { CompressionPolicy::Never } else { compress };
+        let wake = Arc::<Wake>::default();
+        let limits = LimitMonitor::start(Role::Sender, &wake)?;
         let sender = Arc::new(Self {
             session: Mutex::new(SendSession::new(linger)),
-            wake: Wake::default(),
+            wake,
             source,
             files: Mutex::default(),
             sweeper: OnceLock::new(),
@@ -98,7 +100,7 @@ impl Sender {
             dry_run,
             settled,
             holes: HoleCount::default(),
-            limits: LimitMonitor::start(Role::Sender)?,
+            limits,
             silence: Mutex::default(),
         });
         if sender.source.measured().is_some() {
@@ -174,10 +176,18 @@ impl Sender {
 
     /// Passes the events of the state machine to the observer, and wakes the feeders.
     pub(super) fn after_change(&self) {
+        self.pass_on();
+        self.wake.notify();
+    }
+
+    /// Passes the events of the state machine to the observer. Returns true if there were any.
+    fn pass_on(&self) -> bool {
         let _turn = lock(&self.telling);
+        let mut is_any = false;
         loop {
             let event = lock(&self.session).poll_event();
-            let Some(event) = event else { break };
+            let Some(event) = event else { return is_any };
+            is_any = true;
             self.observer.session_event(match event {
                 SendEvent::Settled { file, entry, outcome } => match self.handle_settled(file, entry, outcome) {
                     Some(settled) => settled,
@@ -191,7 +201,6 @@ impl Sender {
                 }
             });
         }
-        self.wake.notify();
     }
 
     /// Returns a file that has no outcome yet.
@@ -512,7 +521,7 @@ impl End for Sender {
         }
         drop(session);
         self.source.handle_lane(lane, LaneChange::Idle);
-        self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
+        self.limits.poll_frame(Instant::now()).map_or(Work::Idle(None), Work::Frame)
     }
 
     fn wake(&self) -> &Wake {
@@ -578,16 +587,23 @@ impl End for Sender {
     fn tick(&self) {
         let now = Instant::now();
         let silent = lock(&self.silence).observe(&self.limits.heard(), now);
-        let given_up = {
+        let round_trip = self.source.round_trip();
+        let (given_up, is_due) = {
             let mut session = lock(&self.session);
+            let is_due = session.poll_timeout(now).is_some_and(|due| due <= now);
             session.handle_timeout(now);
-            if let Some(round_trip) = self.source.round_trip() {
-                session.handle_round_trip(round_trip, now);
-            }
-            session.handle_silence(&silent)
+            // The blocks that a lane may take from the run of another lane change with time.
+            round_trip.iter().for_each(|round_trip| session.handle_round_trip(*round_trip, now));
+            (session.handle_silence(&silent), is_due || round_trip.is_some() || !silent.is_empty())
         };
         close_aside(self.limits.handles(&given_up));
-        self.after_change();
+        if self.pass_on() || is_due {
+            self.wake.notify();
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        lock(&self.session).poll_timeout(Instant::now())
     }
 
     fn limits(&self) -> &LimitMonitor {
@@ -630,7 +646,7 @@ impl End for Sender {
     }
 
     fn has_followed_up(&self) -> bool {
-        self.after_change();
+        self.pass_on();
         self.sweeper.get().is_none_or(Sweeper::is_idle)
     }
 

@@ -19,8 +19,8 @@ use crate::lane::LaneHandle;
 pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(ALIVE_EVERY.as_millis() as u64 * 5 / 2);
 
 /// Longest time between two observations that count. Reason: a host that was suspended did not read its sockets, so
-/// its peers were not silent.
-const LOOKS_APART_MAX: Duration = Duration::from_secs(1);
+/// its peers were not silent. An idle session is looked at once a second, and its thread may be late.
+const LOOKS_APART_MAX: Duration = Duration::from_secs(2);
 
 /// Closes silent lanes without a wait: a close takes some seconds to give up on its peer.
 pub(super) fn close_aside(lanes: Vec<Arc<dyn LaneHandle>>) {

@@ -122,8 +122,8 @@ fn a_probe_takes_another_rate_and_ends_when_it_is_cancelled() {
     let served = Served::start(root.path());
     for direction in DIRECTIONS {
         let mut spec = probe(&served, direction, PROBE_BYTES_MAX);
-        // Five months.
-        spec.paths[0].contract = RateContract::of_rate(Some(BitRate(40_000)));
+        // Three months.
+        spec.paths[0].contract = RateContract::of_rate(Some(BitRate(64_000)));
         let probe = served.engine().probe(spec).unwrap();
         while !matches!(probe.next(HANG), Next::Event(CopyEvent::LaneUp { .. })) {}
         probe.set_rate(PathNumber(0), RateContract::default()).unwrap();

@@ -3,7 +3,6 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -39,7 +38,6 @@ pub struct Served {
     addr: SocketAddr,
     key: Fingerprint,
     agent: Arc<Agent>,
-    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     /// Directory of the list of authorized keys.
     keys: Option<TempDir>,
@@ -62,10 +60,10 @@ impl Served {
             third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
         };
         let agent = Arc::new(Agent::start(options, identity).unwrap());
-        let (addr, stop) = (agent.local_addr(), Arc::new(AtomicBool::new(false)));
-        let (stopped, running) = (Arc::clone(&stop), Arc::clone(&agent));
-        let thread = Some(thread::spawn(move || running.run(|| stopped.load(Ordering::Relaxed))));
-        Self { addr, key, agent, stop, thread, keys: None }
+        let addr = agent.local_addr();
+        let running = Arc::clone(&agent);
+        let thread = Some(thread::spawn(move || running.run()));
+        Self { addr, key, agent, thread, keys: None }
     }
 
     /// Starts an agent that grants `words` to `client`, as a line of its list of authorized keys.
@@ -105,7 +103,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.agent.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

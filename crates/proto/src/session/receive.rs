@@ -773,15 +773,19 @@ impl RecvSession {
         self.core.poll_event()
     }
 
-    /// Returns the latest time for the next call of [`RecvSession::handle_timeout`], followed by
-    /// [`RecvSession::poll_frame`] for every lane with room. It may change with every input and command. Silent lanes
-    /// have no deadline here: see [`RecvSession::handle_silence`].
-    ///
-    /// A report that is due has no deadline: it leaves with the next frame that a lane has room for.
+    /// Returns the latest time for the next call of [`RecvSession::handle_timeout`]. It may change with every input and
+    /// command. Silent lanes have no deadline here: see [`RecvSession::handle_silence`].
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.core.poll_timeout(now)
+    }
+
+    /// Returns the time after `now` at which [`RecvSession::poll_frame`] has a report of new blocks for the lanes, even
+    /// without an input or a command. A report that is due has no such time: it leaves with the next frame that a lane
+    /// has room for.
+    pub fn next_report(&self, now: Instant) -> Option<Instant> {
         let reports = !self.unreported.is_empty() && self.core.log.has_room() && self.core.log.lane_count() > 0;
         let report = self.last_report.filter(|_| reports).map(|last| last + REPORT_INTERVAL);
-        [report.filter(|due| *due > now), self.core.poll_timeout(now)].into_iter().flatten().min()
+        report.filter(|due| *due > now)
     }
 
     // Getters.

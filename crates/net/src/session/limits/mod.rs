@@ -1,7 +1,7 @@
 //! Sampler of the limits of a session: reads its lanes and the waits of its threads ten times a second.
 //!
 //! Keeps a [`Meter`] for each thread of a lane, reads the meters and the transports, and passes them to the
-//! [`Accountant`]. Exchanges reports with the other end. Refuses to decide anything: the [`Accountant`] does. Its one
+//! [`Accountant`]. Exchanges reports with the other end, and wakes the feeders when one is due. Refuses to decide anything: the [`Accountant`] does. Its one
 //! thread (`limits`) ends with the session.
 
 mod meter;
@@ -23,7 +23,9 @@ use sterna_proto::{BitRate, ByteCount, Error};
 
 use self::meter::Reading;
 use crate::lane::{LaneHandle, tcp};
+use crate::pace::Pace;
 use crate::sync::lock;
+use crate::wake::Wake;
 
 pub(in crate::session) use self::meter::MeteredTx;
 pub use self::meter::{Meter, Wait};
@@ -35,10 +37,13 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 /// costs about 10 µs, so 64 lanes at ten samples a second would take 0.7 % of a core.
 const LANES_SAMPLED: u32 = 32;
 
+/// Interval between samples while no data moves. Reason: a host runs a thousand sessions that mostly wait.
+const SAMPLE_IDLE_EVERY: Duration = Duration::from_secs(1);
+
 /// Interval between reports to the other end: [`REPORT_EVERY_OFTEN`] while the session is younger than [`YOUNG`],
 /// then [`REPORT_EVERY`]. Reason: a copy of one second still sends some reports. A long session that waits for
 /// storage sends few bytes of reports, so that the stall detector sees the session as idle.
-const REPORT_EVERY_OFTEN: Duration = Duration::from_millis(250);
+const REPORT_EVERY_OFTEN: Duration = Duration::from_millis(200);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 const YOUNG: Duration = Duration::from_secs(10);
 
@@ -69,6 +74,8 @@ pub struct LimitsNow {
 pub struct LimitMonitor {
     role: Role,
     begun: Instant,
+    /// Notified when a report is due.
+    wake: Arc<Wake>,
     state: Mutex<State>,
     storage_work: Mutex<StorageWork>,
     /// Measures the web servers of the sources.
@@ -94,6 +101,7 @@ struct State {
     /// Bytes that lanes which have ended read from the source, and the sum of their waits for the source.
     source_bytes: u64,
     source_time: Duration,
+    pace: Option<Pace>,
 }
 
 struct WatchedLane {
@@ -102,6 +110,16 @@ struct WatchedLane {
     reader: Arc<Meter>,
     fed: (Reading, Waits),
     read: (Reading, Waits),
+}
+
+/// State of the next report to the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReportDue {
+    No,
+    /// Due if this host has dropped packets. Reason: a sender that sends more than this host can read must learn of it
+    /// soon.
+    WithNews,
+    Yes,
 }
 
 /// Connection between the ends of a lane.
@@ -145,10 +163,15 @@ impl StorageWork {
 impl LimitMonitor {
     /// Returns a sampler that takes no samples. Reason: a session without blocks has no limits.
     pub(crate) fn idle(role: Role) -> Arc<Self> {
+        Self::new(role, Arc::default())
+    }
+
+    fn new(role: Role, wake: Arc<Wake>) -> Arc<Self> {
         let (state, storage_work) = (Mutex::default(), Mutex::default());
         Arc::new(Self {
             role,
             begun: Instant::now(),
+            wake,
             state,
             storage_work,
             web: OnceLock::new(),
@@ -157,19 +180,32 @@ impl LimitMonitor {
         })
     }
 
-    /// Starts a sampler of an end with this `role`. Its thread ends with the sampler.
-    pub fn start(role: Role) -> Result<Arc<Self>, Error> {
-        let watch = Self::idle(role);
-        let watched = Arc::downgrade(&watch);
+    /// Starts a sampler of an end with this `role`, which notifies `wake` when a report is due. Its thread ends with
+    /// the sampler.
+    pub fn start(role: Role, wake: &Arc<Wake>) -> Result<Arc<Self>, Error> {
+        let monitor = Self::new(role, Arc::clone(wake));
+        let sampled = Arc::downgrade(&monitor);
         let spawned = thread::Builder::new().name("limits".to_owned()).spawn(move || {
-            while let Some(watch) = watched.upgrade() {
-                let lanes = watch.sample(Instant::now());
-                drop(watch);
-                thread::sleep(SAMPLE_EVERY * (1 + lanes as u32 / LANES_SAMPLED));
+            while let Some(monitor) = sampled.upgrade() {
+                let pause = monitor.turn(Instant::now());
+                drop(monitor);
+                thread::sleep(pause);
             }
         });
         spawned.map_err(|e| crate::no_thread("start the thread that samples lanes", e))?;
-        Ok(watch)
+        Ok(monitor)
+    }
+
+    /// Samples every lane, and wakes the feeders if a report may be due. Returns the time to the next turn.
+    fn turn(&self, now: Instant) -> Duration {
+        let (lanes, is_idle) = self.sample(now);
+        if self.is_report_due(&lock(&self.state), now) != ReportDue::No {
+            self.wake.notify();
+        }
+        match is_idle {
+            true => SAMPLE_IDLE_EVERY,
+            false => SAMPLE_EVERY * (1 + lanes as u32 / LANES_SAMPLED),
+        }
     }
 
     /// Sets the function that measures the web servers of the sources.
@@ -278,24 +314,29 @@ impl LimitMonitor {
     /// Returns a report for the other end, if one is due.
     pub(crate) fn poll_frame(&self, now: Instant) -> Option<Frame> {
         let mut state = lock(&self.state);
-        let age = now.saturating_duration_since(self.begun);
-        let since = state.reported.map(|at| now.saturating_duration_since(at));
-        if since.is_some_and(|since| since < REPORT_EVERY_OFTEN) {
-            return None;
-        }
-        let is_due = age < YOUNG || since.is_none_or(|since| since >= REPORT_EVERY);
+        let due = self.is_report_due(&state, now);
         let frame = match self.role {
-            Role::Sender if is_due => Frame::Limits(Box::new(state.accountant.report())),
-            Role::Sender => return None,
+            _ if due == ReportDue::No => return None,
+            Role::Sender => Frame::Limits(Box::new(state.accountant.report())),
             Role::Receiver => {
                 let report = self.receiver_report(&state, now);
-                // A sender that sends more than this host can read must learn of it soon.
                 let is_news = self.dropped.swap(report.dropped, Ordering::Relaxed) < report.dropped;
-                (is_due || is_news).then_some(Frame::Receiver(report))?
+                (due == ReportDue::Yes || is_news).then_some(Frame::Receiver(report))?
             }
         };
         state.reported = Some(now);
         Some(frame)
+    }
+
+    fn is_report_due(&self, state: &State, now: Instant) -> ReportDue {
+        let age = now.saturating_duration_since(self.begun);
+        let since = state.reported.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
+        match self.role {
+            _ if since < REPORT_EVERY_OFTEN => ReportDue::No,
+            _ if age < YOUNG || since >= REPORT_EVERY => ReportDue::Yes,
+            Role::Sender => ReportDue::No,
+            Role::Receiver => ReportDue::WithNews,
+        }
     }
 
     /// Handles a report of the receiver.
@@ -329,8 +370,8 @@ impl LimitMonitor {
         LimitsNow { number: state.number, report, lanes }
     }
 
-    /// Samples every lane. Returns the number of lanes.
-    fn sample(&self, now: Instant) -> usize {
+    /// Samples every lane. Returns the number of lanes, and true if the session is idle.
+    fn sample(&self, now: Instant) -> (usize, bool) {
         let mut state = lock(&self.state);
         state.read_buffer_limits(now);
         let limits = state.buffer_limits;
@@ -356,7 +397,9 @@ impl LimitMonitor {
             self.account(&mut state, now, &Input::Samples(samples, source));
             state.number += 1;
         }
-        state.lanes.len()
+        let carried = state.lanes.values().map(WatchedLane::carried).sum::<u64>();
+        let is_idle = state.pace.get_or_insert_with(|| Pace::new(now)).observe(carried, now);
+        (state.lanes.len(), is_idle)
     }
 
     fn receiver_report(&self, state: &State, now: Instant) -> ReceiverReport {
@@ -399,6 +442,17 @@ impl WatchedLane {
         let read = self.reader.read();
         add(&mut self.read.1, &read.of_reader(&self.read.0));
         self.read.0 = read;
+    }
+
+    /// Returns the bytes that the lane has carried in both directions.
+    fn carried(&self) -> u64 {
+        match &self.link {
+            Link::Transport(handle) => handle.upgrade().map_or(0, |handle| {
+                let stats = handle.stats();
+                stats.wire_bytes_sent + stats.wire_bytes_received
+            }),
+            Link::InProcess => self.feeder.bytes() + self.reader.bytes(),
+        }
     }
 
     /// Returns the bytes that the feeder read from sources, and the time for it.

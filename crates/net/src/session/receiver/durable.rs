@@ -26,10 +26,7 @@ impl Receiver {
                 self.end_files();
                 return;
             }
-            let until = Instant::now() + CHECKPOINT_INTERVAL;
-            while Instant::now() < until && !self.is_over() {
-                self.wake.wait(self.wake.seen(), CHECKPOINT_INTERVAL / 4);
-            }
+            self.wake.wait_until(CHECKPOINT_INTERVAL, || self.is_over());
         }
     }
 

@@ -31,7 +31,7 @@ impl ReplicaEnd {
             replicas: Arc::clone(replicas),
             replica,
             epoch,
-            limits: LimitMonitor::start(Role::Receiver)?,
+            limits: LimitMonitor::start(Role::Receiver, &replicas.wake)?,
             silence: Mutex::default(),
         }))
     }
@@ -62,7 +62,7 @@ impl End for ReplicaEnd {
             None if session.is_left(self.replica) => Work::Over,
             None => {
                 drop(session);
-                self.limits.poll_frame(Instant::now()).map_or(Work::Idle, Work::Frame)
+                self.limits.poll_frame(Instant::now()).map_or(Work::Idle(None), Work::Frame)
             }
         }
     }
@@ -118,7 +118,14 @@ impl End for ReplicaEnd {
 
     fn tick(&self) {
         let silent = lock(&self.silence).observe(&self.limits.heard(), Instant::now());
-        self.with_session(|session| session.handle_silence(self.replica, &silent));
+        if !silent.is_empty() {
+            self.with_session(|session| session.handle_silence(self.replica, &silent));
+        }
+    }
+
+    /// Always `None`: [`Replicas::turn`] advances the timers.
+    fn deadline(&self) -> Option<Instant> {
+        None
     }
 
     fn limits(&self) -> &LimitMonitor {

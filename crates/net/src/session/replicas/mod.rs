@@ -43,7 +43,7 @@ struct Gate {
 pub struct Replicas {
     session: Mutex<ReplicaSession>,
     /// Notified when there may be a change for the ends.
-    wake: Wake,
+    wake: Arc<Wake>,
     receiver: Arc<Receiver>,
     /// Counter for the lanes of the receiver: one for each lane to a sender.
     lanes: LaneIds,
@@ -68,7 +68,7 @@ impl Replicas {
         let counters = || (0..count).map(|_| AtomicU64::new(0)).collect();
         let replicas = Arc::new(Self {
             session: Mutex::new(ReplicaSession::new(plan)),
-            wake: Wake::default(),
+            wake: Arc::default(),
             receiver,
             lanes: LaneIds::default(),
             copies: AtomicU64::new(0),

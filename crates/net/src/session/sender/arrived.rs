@@ -72,6 +72,7 @@ impl Sender {
         }
         self.observer.session_event(SessionEvent::Settled { entry, outcome });
         sweeper.handle_swept();
+        self.wake.notify();
     }
 
     /// Handles a panic of the sweep thread on a file: its source remains, and the thread continues with the next
@@ -80,6 +81,7 @@ impl Sender {
         let text = format!("{name} has arrived and stays where it is: comparing it or taking it away ended by a panic");
         self.observer.session_event(SessionEvent::Left(crate::internal(&text)));
         self.sweeper.get().into_iter().for_each(Sweeper::handle_swept);
+        self.wake.notify();
     }
 
     /// Records the digest of data that was read, if the sweeper needs it once the file has arrived.

@@ -20,7 +20,9 @@ impl Offers for Sender {
 
     fn try_offer(&self, entry: FileEntry, file: Arc<dyn OfferedFile>) -> Option<FileId> {
         let session = lock(&self.session);
-        session.has_room().then(|| self.add_file(session, entry, BlockOrder::Next, file))
+        let id = session.has_room().then(|| self.add_file(session, entry, BlockOrder::Next, file));
+        self.wake.notify();
+        id
     }
 
     fn has_room(&self) -> bool {
@@ -51,10 +53,12 @@ impl Offers for Sender {
 
     fn grow(&self, id: FileId, entry: FileEntry) {
         lock(&self.session).grow(id, entry);
+        self.wake.notify();
     }
 
     fn set_tail(&self, id: FileId, size: u64) {
         lock(&self.session).set_tail(id, size);
+        self.wake.notify();
     }
 
     fn final_digest(&self, id: FileId, blake3: [u8; 32]) {
@@ -65,6 +69,7 @@ impl Offers for Sender {
 
     fn withdraw(&self, id: FileId, error: Error) {
         lock(&self.session).withdraw(id, error);
+        self.wake.notify();
     }
 
     fn has_arrived(&self, id: FileId) -> bool {

@@ -85,7 +85,7 @@ fn copy(source: &Path, fixture: &Fixture, dry_run: bool) -> Arc<Reported> {
         let is_over = || ends.iter().all(|end| end.is_over());
         wait_until("end of the session", || {
             ends.iter().for_each(|end| end.tick());
-            receiver.wake().wait_until(FEEDER_NAP, is_over);
+            receiver.wake().wait_until(Duration::from_millis(25), is_over);
             is_over()
         });
     });

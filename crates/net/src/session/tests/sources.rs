@@ -98,7 +98,7 @@ impl OneFile {
             match self.sender.next_work(LANE) {
                 Work::Block(task) => return task,
                 Work::Frame(_) => {}
-                Work::Idle => self.sender.wake().wait(seen, FEEDER_NAP),
+                Work::Idle(until) => self.sender.wake().wait_to(seen, until),
                 Work::Over => panic!("the session is over: {:?}", lock(&self.reported.0)),
             }
         }
@@ -145,7 +145,7 @@ impl OneFile {
         loop {
             let seen = self.sender.wake().seen();
             let Work::Frame(Frame::Messages { encoded, .. }) = self.sender.next_work(LANE) else {
-                self.sender.wake().wait(seen, FEEDER_NAP);
+                self.sender.wake().wait(seen, Duration::from_millis(25));
                 continue;
             };
             let messages = Message::decode_all(&encoded).unwrap();
