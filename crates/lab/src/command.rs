@@ -10,7 +10,8 @@ use sterna_proto::error::ErrorKind;
 use sterna_proto::{Error, Phase, Scope};
 
 use crate::args::{HostArgs, PathArgs};
-use crate::lab::{Lab, cannot};
+use crate::error::cannot;
+use crate::lab::Lab;
 use crate::profiles::PROFILES;
 use crate::record::{self, Content, NAME_VARIABLE};
 use crate::router::Counters;

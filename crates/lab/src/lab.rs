@@ -16,6 +16,7 @@ use sterna_proto::error::ErrorKind;
 use sterna_proto::{ByteCount, Error, Phase, Scope};
 
 use crate::cpus;
+use crate::error::cannot;
 use crate::model::{Direction, LinkModel};
 use crate::record::{self, Record};
 use crate::router::{self, Attachment, Counters, RouterHandle};
@@ -293,10 +294,6 @@ fn is_machine_wide(key: &str) -> bool {
         "net.ipv4.udp_mem",
     ]
     .contains(&key)
-}
-
-pub(crate) fn cannot(action: &str, error: io::Error) -> Error {
-    Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, format!("cannot {action}")).caused_by(error)
 }
 
 fn needs_root(error: io::Error) -> Error {

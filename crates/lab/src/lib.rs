@@ -8,6 +8,7 @@
 pub mod args;
 pub mod command;
 mod cpus;
+mod error;
 mod lab;
 pub mod model;
 mod packet;

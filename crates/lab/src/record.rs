@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sterna_proto::error::ErrorKind;
 use sterna_proto::{Error, Phase, Scope};
 
-use crate::lab::cannot;
+use crate::error::cannot;
 
 /// Environment variable that names the lab on its hosts.
 pub const NAME_VARIABLE: &str = "STERNA_LAB";

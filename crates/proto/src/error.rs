@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::location::HostPort;
+use crate::host_port::HostPort;
 use crate::setting::Setting;
 
 /// End of a transfer that a failure belongs to.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Phase, Scope};
-use crate::growth::Growth;
+use crate::growth::{Growth, block_bytes_of};
 
 /// Maximum length of a relative path, in bytes: Linux's PATH_MAX.
 pub const PATH_BYTES_MAX: usize = 4096;
@@ -180,6 +180,23 @@ impl FileEntry {
         let version = |entry: &Self| (entry.kind, entry.size, entry.mtime, entry.inode, entry.version);
         version(self) == version(other)
     }
+
+    /// Returns true if the file may still grow.
+    pub fn is_growing(&self) -> bool {
+        self.growth.is_some_and(|growth| !growth.has_ended())
+    }
+
+    /// Returns true if `other` is the same growing file at any stage, so that the blocks of both are the same.
+    pub fn same_growing_file(&self, other: &Self) -> bool {
+        let (Some(ours), Some(theirs)) = (self.growth, other.growth) else { return false };
+        let identity = |entry: &Self| (entry.kind, entry.inode, entry.version);
+        ours.block_bytes() == theirs.block_bytes() && identity(self) == identity(other)
+    }
+
+    /// Returns true if `later` may follow this entry of a growing file: it has grown or has ended.
+    pub fn grows_into(&self, later: &Self) -> bool {
+        self.is_growing() && self.path == later.path && self.same_growing_file(later) && self.size <= later.size
+    }
 }
 
 /// Cut of a file into blocks of equal size, a power of two; the last block is shorter.
@@ -196,16 +213,8 @@ pub struct BlockMap {
 
 impl BlockMap {
     /// Returns the cut of a file of `size` bytes.
-    ///
-    /// Blocks have 1 MiB while a file has at most 1024 of them. Then the size doubles, up to 16 MiB. Such blocks are
-    /// small enough that a lost lane costs little, and that 16 lanes finish within a sixtieth of the total time of each
-    /// other. They are large enough that a 5 TB file has 300,000 blocks instead of five million.
     pub fn new(size: u64) -> Self {
-        let mut block_bytes = 1u64 << 20;
-        while block_bytes < 16 << 20 && size > block_bytes * 1024 {
-            block_bytes *= 2;
-        }
-        Self { size, block_bytes, grows: false }
+        Self { size, block_bytes: block_bytes_of(size), grows: false }
     }
 
     /// Returns the cut of a growing file. `size` is the bytes in complete blocks, or the final size once the file has

@@ -12,6 +12,7 @@ pub mod error;
 pub mod file;
 pub mod follow;
 pub mod growth;
+mod host_port;
 pub mod journal;
 pub mod limit;
 pub mod location;
@@ -23,6 +24,7 @@ pub mod rate;
 pub mod session;
 pub mod setting;
 pub mod transport_trial;
+mod via;
 pub mod web;
 pub mod wire;
 

@@ -6,15 +6,14 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use crate::error::{Error, ErrorKind, Phase, Scope};
-use crate::web::WebLocation;
+pub use crate::host_port::{DEFAULT_PORT, HostPort};
 
-/// Default port of an agent, TCP and UDP.
-pub const DEFAULT_PORT: u16 = 7373;
+use crate::error::{Error, ErrorKind, Phase, Scope};
+use crate::host_port::percent_decode;
+use crate::web::WebLocation;
 
 /// Maximum length of a location, in bytes: a path of Linux's PATH_MAX with every byte percent-encoded, and a host.
 pub const LOCATION_BYTES_MAX: usize = 4096 * 3 + 512;
@@ -59,53 +58,6 @@ pub struct RemoteLocation {
     pub port: u16,
     /// Path beneath the agent's root, percent-decoded, without the leading slash. Any bytes except NUL.
     pub path: Vec<u8>,
-}
-
-/// A host and a port.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HostPort {
-    /// Host name or address; an IPv6 address without its brackets.
-    pub host: String,
-    /// Port, TCP and UDP.
-    pub port: u16,
-}
-
-impl FromStr for HostPort {
-    type Err = &'static str;
-
-    /// Reads `host`, `host:port`, `[::1]` or `[::1]:port`. The default port is [`DEFAULT_PORT`].
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const NO_HOST: &str = "the host is not well formed";
-        let (host, port) = split_authority(text).ok_or(NO_HOST)?;
-        let port = match port {
-            None => DEFAULT_PORT,
-            Some(digits) => match digits.parse::<u16>() {
-                Ok(port) if port != 0 && digits.bytes().all(|b| b.is_ascii_digit()) => port,
-                _ => return Err("the port is not a number from 1 to 65535"),
-            },
-        };
-        if !Self::is_host(host) {
-            return Err(NO_HOST);
-        }
-        Ok(Self { host: host.to_owned(), port })
-    }
-}
-
-impl HostPort {
-    /// Returns true if `host` can be a host name or address.
-    pub fn is_host(host: &str) -> bool {
-        let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b"@/".contains(&b);
-        !host.is_empty() && !host.bytes().any(is_odd)
-    }
-}
-
-impl fmt::Display for HostPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
 }
 
 impl Location {
@@ -169,28 +121,6 @@ fn find_scheme(bytes: &[u8]) -> Option<usize> {
     let well_formed = scheme.first().is_some_and(u8::is_ascii_alphabetic)
         && scheme.iter().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b));
     well_formed.then_some(end)
-}
-
-fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
-    if let Some(rest) = authority.strip_prefix('[') {
-        let (host, after) = rest.split_once(']')?;
-        return match after {
-            "" => Some((host, None)),
-            _ => after.strip_prefix(':').map(|port| (host, Some(port))),
-        };
-    }
-    match authority.split_once(':') {
-        None => Some((authority, None)),
-        // A second colon means an IPv6 address without brackets, where the port is ambiguous.
-        Some((host, port)) => (!port.contains(':')).then_some((host, Some(port))),
-    }
-}
-
-/// Decodes percent escapes; `None` if a `%` has no two hexadecimal digits.
-pub(crate) fn percent_decode(bytes: &[u8]) -> Option<Vec<u8>> {
-    let is_whole = |rest: &[u8]| rest.get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit));
-    let is_valid = bytes.split(|&b| b == b'%').skip(1).all(is_whole);
-    is_valid.then(|| percent_encoding::percent_decode(bytes).collect())
 }
 
 fn usage(text: String) -> Error {

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::plan::Via;
+use crate::via::Via;
 use crate::{BitRate, ByteCount};
 
 /// Identity of a path: the direction of the data, and the addresses of both ends, which stand for their networks.

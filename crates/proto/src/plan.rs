@@ -1,9 +1,8 @@
 //! Decisions about a session, before and during it: transport, number of lanes. Pure functions of measurements.
 
-use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+pub use crate::via::Via;
 
 use crate::path_cache::PathRecord;
 use crate::quantity::{BitRate, ByteCount, bandwidth_delay_product, readable_time};
@@ -16,36 +15,6 @@ pub struct Decision<T> {
     pub value: T,
     /// Reason in words.
     pub rationale: String,
-}
-
-/// Transport of lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Via {
-    /// TLS over TCP.
-    Tcp,
-    /// QUIC over UDP.
-    Quic,
-}
-
-impl Via {
-    /// Returns the other transport.
-    pub fn other(self) -> Self {
-        match self {
-            Self::Tcp => Self::Quic,
-            Self::Quic => Self::Tcp,
-        }
-    }
-}
-
-impl fmt::Display for Via {
-    /// Writes the name in the format of `--via`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Quic => "quic",
-        })
-    }
 }
 
 /// Most lanes of a session. Reason: a lane costs two threads and a socket at each end; 64 fill any path that we know.

@@ -11,7 +11,7 @@ use url::{Host, ParseError, Position, SyntaxViolation, Url};
 
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::RelPath;
-use crate::location::percent_decode;
+use crate::host_port::percent_decode;
 
 /// Maximum length of a URL as sent, in bytes. Reason: signed URLs have about 2,000 bytes; servers accept at most 8,000.
 pub const URL_BYTES_MAX: usize = 8192;

@@ -29,7 +29,8 @@ use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
 use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Phase, RelPath, Scope};
 
 use crate::coalesce::{AlikeFailures, LanesDown};
-use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, ViaFlag, worded, worded_event};
+use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, worded, worded_event};
+use crate::paths::ViaFlag;
 use crate::log::SampleLog;
 use crate::output::{print_line, say};
 use crate::paths::PathFlag;

@@ -13,7 +13,7 @@ use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
 use tracing::level_filters::LevelFilter;
 
-use crate::paths::PathFlag;
+use crate::paths::{PathFlag, ViaFlag};
 
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.
 macro_rules! exit_codes {
@@ -210,17 +210,6 @@ pub struct ManFlags {
     /// Directory for the pages (sterna.1, sterna-copy.1, …); made if it is missing
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
-}
-
-/// `--via`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ViaFlag {
-    /// sterna selects: QUIC on long paths, TCP on short ones, or the transport that carried more before
-    Auto,
-    /// TLS over parallel TCP connections
-    Tcp,
-    /// rate-controlled QUIC over UDP
-    Quic,
 }
 
 /// `--overwrite`.

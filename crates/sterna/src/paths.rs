@@ -3,11 +3,21 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use sterna_proto::BitRate;
 use sterna_proto::location::HostPort;
 use sterna_proto::plan::LANES_MAX;
 
-use crate::flags::ViaFlag;
+/// `--via`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ViaFlag {
+    /// sterna selects: QUIC on long paths, TCP on short ones, or the transport that carried more before
+    Auto,
+    /// TLS over parallel TCP connections
+    Tcp,
+    /// rate-controlled QUIC over UDP
+    Quic,
+}
 
 /// One path of `--path`. Other flags give the values of absent keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,7 +72,7 @@ impl PathFlag {
             }
             ("remote", Some(text)) => self.remote = Some(text.parse().map_err(|why: &str| wrong(why.to_owned()))?),
             ("via", Some(text)) => {
-                let via = <ViaFlag as clap::ValueEnum>::from_str(text, false);
+                let via = <ViaFlag as ValueEnum>::from_str(text, false);
                 self.via = Some(via.map_err(|_| wrong("expected auto, tcp or quic".to_owned()))?);
             }
             ("lanes", Some(text)) => match text.parse() {

@@ -28,4 +28,5 @@ pub use contract::{Fairness, RATE_LEAST, RateContract};
 pub use control::{RateControl, RateState};
 pub use evidence::AckBatch;
 pub use lane::{AckedPacket, LaneControl};
-pub use path::{PathControl, Terms, TrainOrder};
+pub use path::{PathControl, Terms};
+pub use search::TrainOrder;

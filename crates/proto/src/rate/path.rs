@@ -6,6 +6,7 @@ use super::budget::{LaneKey, RateBudget, Sent};
 use super::contract::RateContract;
 use super::control::RateControl;
 use super::evidence::AckBatch;
+use super::search::TrainOrder;
 use crate::{BitRate, ByteCount};
 
 /// Send permission of one lane, at one moment.
@@ -30,15 +31,6 @@ pub struct Terms {
     pub ack_gap: Duration,
     /// Smallest RTT of the last half minute or so; before the first sample the expected RTT.
     pub rtt_min: Duration,
-}
-
-/// Train that one lane must send.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TrainOrder {
-    /// Pace of the train.
-    pub pace: BitRate,
-    /// Size of the whole train.
-    pub bytes: ByteCount,
 }
 
 /// Rate of a path, and its division among the lanes of the path.

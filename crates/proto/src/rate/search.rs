@@ -7,6 +7,16 @@
 use std::time::Duration;
 
 use super::evidence::Losses;
+use crate::{BitRate, ByteCount};
+
+/// Train that one lane must send.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainOrder {
+    /// Pace of the train.
+    pub pace: BitRate,
+    /// Size of the whole train.
+    pub bytes: ByteCount,
+}
 
 /// A packet train in progress.
 #[derive(Clone, Copy, Debug)]

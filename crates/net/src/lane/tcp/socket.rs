@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 
-use super::{ConnectOptions, TcpOptions};
+use super::options::{ConnectOptions, TcpOptions};
 use crate::sys::{self, TcpInfo};
 
 /// Unsent bytes that the kernel takes ahead. Reason: a sender thread that wakes up to 0.4 ms late leaves no gap at

@@ -19,6 +19,8 @@ mod votes;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+pub use self::votes::ReplicaId;
+
 use self::peer::{FILE, Peer, Standing};
 use self::votes::Votes;
 use super::LaneId;
@@ -49,16 +51,6 @@ const COMPARING_MAX: Duration = Duration::from_secs(3);
 /// of those it gave. Reason: a few may be chance; the file fails at [`super::BLOCK_FAILURES_MAX`] failures of one
 /// block.
 const CORRUPT_BLOCKS_MAX: u64 = 3;
-
-/// A replica, numbered from 0 in the order of the names given by the user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReplicaId(pub u32);
-
-impl ReplicaId {
-    fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 /// A transfer of a block from a replica, numbered by the driver; numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

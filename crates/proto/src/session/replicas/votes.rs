@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::ReplicaId;
-
 /// Number of blocks of a file that are compared between replicas. Reason: replicas of another version differ nearly
 /// everywhere, so one block shows it. Files that were truncated or overwritten from some offset on differ at their end.
 /// Two more random blocks cost little.
@@ -12,6 +10,17 @@ const COMPARED_MAX: u64 = 3;
 /// Number of blocks from which a file has more than its last block compared. Reason: a compared block travels once for
 /// each replica.
 const COMPARED_MORE_FROM: u64 = 16;
+
+/// A replica, numbered from 0 in the order of the names given by the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplicaId(pub u32);
+
+impl ReplicaId {
+    /// Returns the place of the replica among all replicas.
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// Digests reported by the replicas for the compared blocks.
 #[derive(Debug, Default)]
