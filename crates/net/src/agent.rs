@@ -34,8 +34,8 @@ use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::lister::QueryPlace;
 use crate::session::{
-    ALIVE_EVERY, AskedNames, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within,
-    close_all, spawn_feeder,
+    ALIVE_EVERY, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within, close_all,
+    spawn_feeder,
 };
 use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
@@ -473,8 +473,7 @@ impl Shared {
         let grant = self.narrowed(self.grant(peer)?, peer, on_behalf_of)?;
         match request {
             Request::Query(query) => self.query_places(query, &grant).map(drop)?,
-            // A probe is about no file: every authorized peer may send one.
-            Request::Probe(_) => {}
+            Request::Probe(_) => self.may_probe(&grant)?,
             copy => self.places(copy, &grant).map(drop)?,
         }
         Ok(grant)
@@ -489,14 +488,17 @@ impl Shared {
         })?;
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;
+        let mut is_new = false;
         session
             .start(|| {
-                let started = self.start_session(session, &key, from, &grant, hello);
-                // The pace of the ticks is that of a session with data, from now on.
-                self.wake.notify();
-                started
+                is_new = true;
+                self.start_session(session, &key, from, &grant, hello)
             })
             .inspect_err(|_| self.sessions.remove(session))?;
+        if is_new {
+            // The pace of the ticks is that of a session with data from now on.
+            self.wake.notify();
+        }
         Ok(seat)
     }
 
@@ -564,16 +566,22 @@ impl Shared {
                 let runner = query::start(query.clone(), self.query_places(query, grant)?, self.linger, &log)?;
                 Ok(Started { end: Arc::clone(runner.control()) as _, receiver: None, log, runner: Some(runner) })
             }
-            Request::Probe(Probe { direction: DataDirection::Out, bytes }) => {
-                let log = log();
-                let sink = Arc::new(Discard::new(*bytes));
+            Request::Probe(probe) => self.start_probe(*probe, log()),
+        }
+    }
+
+    fn start_probe(&self, probe: Probe, log: Arc<SessionLog>) -> Result<Started, Error> {
+        let observer = Arc::clone(&log) as Arc<dyn Observer>;
+        match probe.direction {
+            DataDirection::Out => {
+                let sink = Arc::new(Discard::new(probe));
                 let options = ReceiverOptions { linger: self.linger, ..ReceiverOptions::new(sink) };
-                let receiver = Receiver::start(options, Arc::clone(&log) as Arc<dyn Observer>)?;
+                let receiver = Receiver::start(options, observer)?;
                 Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log, runner: None })
             }
-            Request::Probe(Probe { direction: DataDirection::In, bytes }) => {
-                let (log, pool, source) = (log(), Arc::clone(&self.pool), Generated::new(*bytes)?);
-                let (observer, compress) = (Arc::clone(&log) as Arc<dyn Observer>, CompressionPolicy::Never);
+            DataDirection::In => {
+                let (source, pool) = (Generated::new(probe)?, Arc::clone(&self.pool));
+                let compress = CompressionPolicy::Never;
                 let end = Sender::start(source, self.linger, false, Arc::default(), compress, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
             }
@@ -599,6 +607,16 @@ impl Shared {
             },
             Request::Query(_) | Request::Probe(_) => Ok(Vec::new()),
         }
+    }
+
+    /// Checks the right to a probe: a probe is about no file, and any right to read is enough. Errors: there is none.
+    fn may_probe(&self, grant: &Grant) -> Result<(), Error> {
+        let may_read = |root: &NamedRoot| grant.rights(root.name.as_deref().unwrap_or("")).may_read();
+        if self.roots.iter().any(may_read) {
+            return Ok(());
+        }
+        let text = format!("probe the path: not allowed to you, who may read nothing here; {GRANTED_BY}");
+        Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
     }
 
     /// Returns the places of a query. Errors: the grant does not allow one of them.

@@ -146,7 +146,7 @@ impl Engine {
     }
 
     /// Starts a probe: a copy of generated data, which is verified and then discarded. It has the events, the progress
-    /// (with the counters of each lane) and the summary (with the limits) of a copy of one file.
+    /// (with the counters of each lane) and the summary (with the limits) of a copy.
     ///
     /// The path cache is neither used nor updated. A session that the agent loses ends the probe. Errors: `Usage`; as
     /// [`Engine::start`]. An agent of an earlier release refuses a probe with `Protocol`.
@@ -228,14 +228,14 @@ impl CopyHandle {
     }
 
     /// Returns the latest progress; `None` before the first session begins. The copy updates it about 20 times a
-    /// second.
+    /// second while data moves, and 4 times a second otherwise.
     pub fn snapshot(&self) -> Option<CopyProgress> {
         lock(&self.reader.0.progress).clone()
     }
 
     /// Replaces the rate contract of a path, numbered from 0 as in [`CopySpec::paths`]. The sending end follows within
     /// some 50 ms and a one-way delay, also when it is an agent (while no data moves, within some 0.3 s; in a
-    /// third-party copy 1 s). Measurements of the path are kept. A session that starts later begins with it.
+    /// third-party copy 1.5 s). Measurements of the path are kept. A session that starts later begins with it.
     ///
     /// Errors: `Usage`: the copy has no such path, its rates are given at its start only (several replicas, or no agent
     /// among the ends), or the minimum or the target is above the ceiling.

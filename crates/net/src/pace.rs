@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// Time over which the bytes of lanes are compared, and after which lanes without data count as idle.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// Maximum bytes that idle lanes carry in a [`WINDOW`]. Reason: keep-alives and reports of eight lanes are about 8 kB. A
-/// session at less than 128 kbit/s needs no fast looks.
+/// Maximum bytes that idle lanes carry in a [`WINDOW`]. Reason: keep-alives and reports of eight lanes are about 8 kB.
+/// A session at less than 128 kbit/s needs no fast looks.
 const IDLE_BYTES: u64 = 32_000;
 
 /// Detector of lanes that carry no data.

@@ -30,10 +30,10 @@ use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Pha
 
 use crate::coalesce::{AlikeFailures, LanesDown};
 use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, worded, worded_event};
-use crate::paths::ViaFlag;
 use crate::log::SampleLog;
 use crate::output::{print_line, say};
 use crate::paths::PathFlag;
+use crate::paths::ViaFlag;
 use crate::progress::{Display, compression_ratio};
 use crate::{limits, plan, state};
 

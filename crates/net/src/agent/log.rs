@@ -61,8 +61,8 @@ struct Outage {
     is_logged: bool,
 }
 
-/// Time without a lane after which an outage is logged. Reason: a tick may fall between the end of the last lane and the
-/// end of the session.
+/// Time without a lane after which an outage is logged. Reason: a tick may fall between the end of the last lane and
+/// the end of the session.
 const OUTAGE_LOGGED_AFTER: Duration = Duration::from_millis(700);
 
 impl SessionLog {

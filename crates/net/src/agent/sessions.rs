@@ -183,8 +183,11 @@ impl AgentSession {
             heard.at = now;
         }
         heard.bytes = bytes.unwrap_or(heard.bytes);
-        let carried = heard.bytes;
-        heard.pace.observe(carried, now) && bytes.is_some()
+        let live = self.live.live();
+        let stats = live.iter().map(|lane| lane.stats());
+        let is_idle = heard.pace.observe(stats.map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received).sum(), now);
+        // A silent lane beside others is detected by looks that are close to each other.
+        is_idle && live.len() < 2
     }
 
     /// Returns true if the client is gone: no lane has joined, or all lanes are silent.

@@ -182,7 +182,7 @@ fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySumm
         }
         if shown.elapsed() >= every {
             shown = Instant::now();
-            for progress in copy.snapshot() {
+            if let Some(progress) = copy.snapshot() {
                 let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
                 pace.observe(carried.sum(), shown);
                 runner.control().show(snapshot_of(&progress));

@@ -229,14 +229,16 @@ impl Job {
             Direction::Push { sources, .. } => self.start_sender(sources, options, totals),
             Direction::Pull { sources, destination } => start_receiver(sources, destination, options, totals),
             Direction::Replica { worker, .. } => Ok((worker.join()?, None)),
-            Direction::Probe(Probe { direction: DataDirection::Out, bytes }) => {
+            Direction::Probe(probe) if probe.direction == DataDirection::Out => {
                 let (pool, observer) = (BufferPool::new(), Arc::clone(totals) as Arc<dyn Observer>);
-                let (source, compress) = (Generated::new(*bytes)?, CompressionPolicy::Never);
+                let (source, compress) = (Generated::new(*probe)?, CompressionPolicy::Never);
                 let sender = Sender::start(source, options.linger, false, Arc::default(), compress, pool, observer)?;
+                // The agent has none of these files: it cannot report one as up to date.
+                sender.set_overwrite(Overwrite::Always);
                 Ok((sender, None))
             }
-            Direction::Probe(Probe { direction: DataDirection::In, bytes }) => {
-                let sink = Arc::new(Discard::new(*bytes));
+            Direction::Probe(probe) => {
+                let sink = Arc::new(Discard::new(*probe));
                 let ours = receiver_options(options, sink, AskedNames::Any, totals);
                 start_receiving(ReceiverOptions { leaves_first: true, ..ours }, totals)
             }
@@ -294,10 +296,7 @@ fn start_receiver(
     let kind = if many { Sources::Many } else { Sources::One };
     let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
     let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-    start_receiving(
-        ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, totals) },
-        totals,
-    )
+    start_receiving(ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, totals) }, totals)
 }
 
 fn start_receiving(options: ReceiverOptions, totals: &Arc<CopyTotals>) -> Result<OurEnd, Error> {

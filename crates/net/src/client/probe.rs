@@ -1,6 +1,6 @@
 //! Probes: transfers of generated data between this host and an agent, to measure a path.
 //!
-//! A probe is a copy whose file exists at neither end: its lanes, rates and limits are those of a copy. It neither uses
+//! A probe is a copy whose files exist at neither end: its lanes, rates and limits are those of a copy. It neither uses
 //! nor updates the path cache, so each probe measures the path afresh.
 
 use sterna_proto::location::RemoteLocation;

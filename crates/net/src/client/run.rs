@@ -75,7 +75,7 @@ pub(super) fn drive(
         Some(progress)
     };
     let mut is_stopping = false;
-    let mut pace = Pace::new(started);
+    let mut pace = Pace::new(Instant::now());
     while !session.is_over() {
         let now = Instant::now();
         let due = session.deadline().map_or(Duration::MAX, |at| at.saturating_duration_since(now));

@@ -271,7 +271,15 @@ impl Supervisor {
         if !path.options.standby {
             return None;
         }
+        self.note_served();
         STANDBY_AFTER.checked_sub(lock(&self.served).elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// Records the time at which a path that is not a standby path is up.
+    fn note_served(&self) {
+        if self.is_served() {
+            *lock(&self.served) = Instant::now();
+        }
     }
 
     fn is_ending(&self) -> bool {
@@ -295,12 +303,17 @@ impl Supervisor {
         let mut next = first;
         let mut backoff = Backoff::new();
         while !self.end.is_over() {
-            if next.is_none() && path.is_retired(via) {
-                if !lock(&path.trial).is_on() {
+            if next.is_none() {
+                let trial = lock(&path.trial);
+                let (is_retired, may_return) = (trial.loser() == Some(via), trial.is_on());
+                drop(trial);
+                if is_retired && !may_return {
                     return;
                 }
-                self.over.wait(TICK);
-                continue;
+                if is_retired {
+                    self.over.wait(TICK);
+                    continue;
+                }
             }
             if let Some(time) = self.held_back(path).filter(|_| next.is_none()) {
                 self.over.wait(time);
@@ -608,9 +621,7 @@ impl Driven for Arc<Supervisor> {
 
     fn adapt(&self, progress: &CopyProgress) {
         self.paths.iter().for_each(|path| path.listen());
-        if self.is_served() {
-            *lock(&self.served) = Instant::now();
-        }
+        self.note_served();
         for path in &self.paths {
             path.watch_rate(self.direction, progress);
             self.compare_transports(path, progress);

@@ -28,6 +28,7 @@ type Hear = Box<dyn Fn(ControlEvent) + Send + Sync>;
 
 /// One end of a control session.
 pub struct ControlEnd {
+    side: ControlSide,
     session: Mutex<ControlSession>,
     wake: Wake,
     limits: Arc<LimitMonitor>,
@@ -46,10 +47,18 @@ struct Latest {
     sent: (u64, Option<Instant>),
 }
 
+impl Latest {
+    fn set(&mut self, snapshot: Snapshot) {
+        self.snapshot = Some(snapshot);
+        self.number += 1;
+    }
+}
+
 impl ControlEnd {
     /// Returns one end. Lane threads call `hear`.
     pub fn new(side: ControlSide, linger: Duration, hear: Hear) -> Arc<Self> {
         Arc::new(Self {
+            side,
             session: Mutex::new(ControlSession::new(side, linger)),
             wake: Wake::default(),
             limits: LimitMonitor::idle(Role::Receiver),
@@ -107,12 +116,9 @@ impl ControlEnd {
         self.after_change();
     }
 
-    /// Agent: sets the snapshot to send. Command: stores a received snapshot.
+    /// Agent: sets the snapshot to send.
     pub fn show(&self, snapshot: Snapshot) {
-        let mut latest = lock(&self.latest);
-        latest.snapshot = Some(snapshot);
-        latest.number += 1;
-        drop(latest);
+        lock(&self.latest).set(snapshot);
         self.wake.notify();
     }
 
@@ -165,10 +171,10 @@ impl End for ControlEnd {
         if session.is_over() {
             return Work::Over;
         }
-        // A snapshot after the conclusion is of no use.
-        let is_concluded = session.is_concluded();
+        // Only the agent sends snapshots, and none after the conclusion.
+        let has_snapshots = self.side == ControlSide::Agent && !session.is_concluded();
         drop(session);
-        if is_concluded { Work::Idle(None) } else { self.poll_snapshot(Instant::now()) }
+        if has_snapshots { self.poll_snapshot(Instant::now()) } else { Work::Idle(None) }
     }
 
     fn wake(&self) -> &Wake {
@@ -180,18 +186,22 @@ impl End for ControlEnd {
     }
 
     fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
-        match frame {
-            Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded)?,
-            Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next)?,
-            Frame::Welcome(capabilities) => lock(&self.session).handle_welcome(capabilities.features),
-            Frame::Snapshot(snapshot) => {
-                self.show(*snapshot);
+        let handled = match frame {
+            Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded),
+            Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next),
+            Frame::Welcome(capabilities) => {
+                lock(&self.session).handle_welcome(capabilities.features);
+                Ok(())
+            }
+            Frame::Snapshot(snapshot) if self.side == ControlSide::Command => {
+                lock(&self.latest).set(*snapshot);
                 return Ok(());
             }
-            _ => return Err(Error::protocol("a frame from the peer out of place")),
-        }
+            _ => Err(Error::protocol("a frame from the peer out of place")),
+        };
+        // An error has ended the session: the other lanes have to send that.
         self.after_change();
-        Ok(())
+        handled
     }
 
     fn lane_up(&self, lane: LaneId) {

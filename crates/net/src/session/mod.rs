@@ -424,7 +424,11 @@ pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: 
         match end.next_work(id) {
             Work::Frame(frame) => tx.control(&frame.encode())?,
             Work::Block(task) => end.send_block(id, task, &mut tx)?,
-            Work::Over => return tx.flush(),
+            Work::Over => {
+                // The frame that was sent last may have ended the session: other threads wait for that.
+                end.wake().notify();
+                return tx.flush();
+            }
             // Ask once more after a flush: the flush can take long, and work may have arrived.
             Work::Idle(_) if !flushed => {
                 tx.flush()?;

@@ -25,8 +25,7 @@ use sterna_proto::session::{
     PrepareOutcome, RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
-    Checks, Counters, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope,
-    Setting,
+    Checks, Counters, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope, Setting,
 };
 
 use super::encode::Carried;
@@ -344,6 +343,13 @@ impl Receiver {
         self.after_change();
     }
 
+    /// Records the entry that came with a block. Errors: it contradicts the recorded entry; the session has ended.
+    fn handle_entry(&self, file: FileId, entry: &FileEntry) -> Result<(), Error> {
+        let handled = lock(&self.session).handle_entry(file, entry);
+        self.after_change();
+        handled
+    }
+
     /// Returns the slot of a file; `None` if the file has settled, or if the session is over and has dropped its
     /// slots.
     fn slot(&self, file: FileId, entry: &FileEntry) -> Option<Arc<Slot>> {
@@ -523,9 +529,15 @@ impl Receiver {
 
     /// Queues a file that the storage could not take for one more attempt.
     fn look_up_later(&self, id: FileId) {
-        lock(&self.later).push_back(id);
-        // A session that is over has no preparer and needs none.
-        lock(&self.queues).as_ref().map(|queues| queues.prepare.send(None));
+        let mut later = lock(&self.later);
+        let was_empty = later.is_empty();
+        later.push_back(id);
+        drop(later);
+        // The preparer waits without a time only while no file is to be looked up later. A session that is over has no
+        // preparer and needs none.
+        if was_empty {
+            lock(&self.queues).as_ref().map(|queues| queues.prepare.send(None));
+        }
     }
 
     /// Carries out the requests of the state machine, passes its events to the observer, and wakes the feeders.
@@ -628,15 +640,19 @@ impl End for Receiver {
             return Ok(());
         }
         let mut session = lock(&self.session);
-        match frame {
-            Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
-            Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
-            Frame::Welcome(capabilities) => session.handle_welcome(capabilities.features),
-            _ => return Err(Error::protocol("a frame from the peer out of place")),
-        }
+        let handled = match frame {
+            Frame::Messages { first, encoded } => session.handle_messages(first, &encoded),
+            Frame::Acknowledge { next } => session.handle_acknowledgement(next),
+            Frame::Welcome(capabilities) => {
+                session.handle_welcome(capabilities.features);
+                Ok(())
+            }
+            _ => Err(Error::protocol("a frame from the peer out of place")),
+        };
         drop(session);
+        // An error has ended the session: the other lanes have to send that.
         self.after_change();
-        Ok(())
+        handled
     }
 
     fn lane_up(&self, lane: LaneId) {
@@ -760,8 +776,7 @@ impl ReceiverLane {
         data_len: u64,
     ) -> Result<OpenBlock, Error> {
         let receiver = &self.receiver;
-        lock(&receiver.session).handle_entry(file, &entry)?;
-        receiver.after_change();
+        receiver.handle_entry(file, &entry)?;
         let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
         let meter = receiver.limits.reader(self.lane);
         if !slot.has_begun() {
@@ -815,8 +830,7 @@ impl ReceiverLane {
         let receiver = &self.receiver;
         let mut claimed = Vec::with_capacity(files.len());
         for (file, entry) in files {
-            lock(&receiver.session).handle_entry(file, &entry)?;
-            receiver.after_change();
+            receiver.handle_entry(file, &entry)?;
             if let Some(slot) = receiver.slot(file, &entry) {
                 receiver.look_up(file, &slot, false);
             }

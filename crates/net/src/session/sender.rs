@@ -550,15 +550,16 @@ impl End for Sender {
             return Ok(());
         }
         let mut session = lock(&self.session);
-        match frame {
-            Frame::Messages { first, encoded } => session.handle_messages(first, &encoded)?,
-            Frame::Acknowledge { next } => session.handle_acknowledgement(next)?,
-            Frame::Welcome(_) => {}
-            _ => return Err(Error::protocol("a frame from the peer out of place")),
-        }
+        let handled = match frame {
+            Frame::Messages { first, encoded } => session.handle_messages(first, &encoded),
+            Frame::Acknowledge { next } => session.handle_acknowledgement(next),
+            Frame::Welcome(_) => Ok(()),
+            _ => Err(Error::protocol("a frame from the peer out of place")),
+        };
         drop(session);
+        // An error has ended the session: the other lanes have to send that.
         self.after_change();
-        Ok(())
+        handled
     }
 
     fn lane_up(&self, lane: LaneId) {

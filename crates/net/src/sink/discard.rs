@@ -1,46 +1,45 @@
-//! Sink that verifies one file and keeps nothing of it: the receiving end of a probe.
+//! Sink that verifies files and keeps nothing of them: the receiving end of a probe.
 
 use std::any::Any;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use sterna_proto::session::{Overwrite, PROBE_NAME};
+use sterna_proto::session::{Overwrite, Probe};
 use sterna_proto::{
-    BlockDigest, BlockMap, Digest, EntryKind, Error, ErrorKind, FileDigester, FileDigests, FileEntry, Phase,
-    RangeSet, RelPath, Scope,
+    BlockDigest, BlockMap, Digest, EntryKind, Error, ErrorKind, FileDigester, FileDigests, FileEntry, Phase, RangeSet,
+    RelPath, Scope,
 };
 
 use super::{DirectoryModes, Inspected, PackedFile, PackedOutcome, Place, Prepared, Sink, SinkFile, Terms};
 use crate::sync::lock;
 
-/// Sink of one file of an announced size, whose data is verified and discarded. Refuses every other entry.
+/// Sink of the files of a probe, whose data is verified and discarded. Refuses every other entry.
 ///
 /// Nothing is durable: a later session starts at zero.
 pub struct Discard {
-    bytes: u64,
-    /// True once the file has been prepared.
-    is_taken: AtomicBool,
+    /// Files of the probe, with their sizes.
+    announced: BTreeMap<RelPath, u64>,
+    /// Files that have been prepared.
+    taken: Mutex<BTreeSet<RelPath>>,
     storage: Arc<dyn Any + Send + Sync>,
 }
 
 impl Discard {
-    /// Creates a sink of one file of `bytes` bytes, which must be more than a packed file has.
-    pub fn new(bytes: u64) -> Self {
-        Self { bytes, is_taken: AtomicBool::new(false), storage: Arc::new(()) }
+    /// Creates a sink of the files of `probe`.
+    pub fn new(probe: Probe) -> Self {
+        Self { announced: probe.files().collect(), taken: Mutex::default(), storage: Arc::new(()) }
     }
 
-    /// Checks that an entry is the announced file. Errors: `Denied`.
+    /// Checks that an entry is an announced file. Errors: `Denied`.
     fn check(&self, entry: &FileEntry) -> Result<(), Error> {
         let is_announced = entry.kind == EntryKind::File
-            && entry.path.as_bytes() == PROBE_NAME
-            && entry.size == self.bytes
             && entry.growth.is_none()
-            && !entry.is_packed();
+            && self.announced.get(&entry.path) == Some(&entry.size);
         if is_announced {
             return Ok(());
         }
-        Err(refused(ErrorKind::Denied, format!("receive {}: a probe of {} bytes was announced", entry.path, self.bytes)))
+        let text = format!("receive {} with {} bytes: no such file of the probe was announced", entry.path, entry.size);
+        Err(refused(ErrorKind::Denied, text))
     }
 }
 
@@ -55,7 +54,7 @@ impl Sink for Discard {
             let text = "compute more digests than BLAKE3: the data of a probe is not kept";
             return Err(refused(ErrorKind::Usage, text.to_owned()));
         }
-        if self.is_taken.swap(true, Ordering::Relaxed) {
+        if !lock(&self.taken).insert(entry.path.clone()) {
             return Err(refused(ErrorKind::Exists, format!("receive {}: the probe has it already", entry.path)));
         }
         let blocks = entry.blocks();
@@ -69,7 +68,11 @@ impl Sink for Discard {
     fn claim_settled(&self, _entry: &FileEntry) {}
 
     fn publish_packed(&self, files: &[PackedFile<'_>], _terms: &Terms) -> Vec<PackedOutcome> {
-        files.iter().map(|file| self.check(file.entry).map(|()| None)).collect()
+        let unannounced = |file: &PackedFile<'_>| {
+            let text = format!("receive {}: no packed file of the probe was announced", file.entry.path);
+            Err(refused(ErrorKind::Denied, text))
+        };
+        files.iter().map(unannounced).collect()
     }
 
     fn finish(&self, _modes: DirectoryModes) -> Result<(), Error> {
@@ -132,8 +135,8 @@ impl SinkFile for Discarded {
         self.check_range(offset, data.len() as u64)
     }
 
-    fn write_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
-        self.check_range(offset, length)
+    fn write_hole(&self, _offset: u64, _length: u64) -> Result<(), Error> {
+        Err(Error::protocol(format!("a hole in {}, which has none", self.path)))
     }
 
     fn write_tail(&self, _offset: u64, _data: &[u8]) -> Result<(), Error> {
@@ -198,6 +201,7 @@ fn refused(kind: ErrorKind, text: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use sterna_proto::path_cache::DataDirection;
     use sterna_proto::{Checks, FileTime, Growth};
 
     use super::*;
@@ -206,9 +210,13 @@ mod tests {
     const BYTES: u64 = (3 << 20) + 7;
     const TERMS: Terms = Terms { overwrite: Overwrite::IfChanged, checks: Checks::NONE };
 
+    fn sink() -> Discard {
+        Discard::new(Probe { direction: DataDirection::In, bytes: BYTES })
+    }
+
     fn announced() -> FileEntry {
         FileEntry {
-            path: RelPath::new(PROBE_NAME).unwrap(),
+            path: RelPath::new(b"probe0").unwrap(),
             kind: EntryKind::File,
             size: BYTES,
             mtime: FileTime::default(),
@@ -220,6 +228,10 @@ mod tests {
         }
     }
 
+    fn refusal(sink: &Discard, entry: &FileEntry) -> ErrorKind {
+        sink.prepare(entry, &TERMS).err().unwrap_or_else(|| panic!("{entry:?} is accepted")).kind
+    }
+
     fn open(sink: &Discard) -> Arc<dyn SinkFile> {
         match sink.prepare(&announced(), &TERMS).unwrap() {
             Prepared::Incoming(file) => file,
@@ -229,7 +241,7 @@ mod tests {
 
     #[test]
     fn the_digest_of_the_data_is_that_of_its_blocks() {
-        let (file, data) = (open(&Discard::new(BYTES)), vec![7; BYTES as usize]);
+        let (file, data) = (open(&sink()), vec![7; BYTES as usize]);
         let map = file.blocks();
         assert_eq!(file.publish(&[]).unwrap_err().kind, ErrorKind::Internal, "blocks are missing");
         for index in [3, 1, 0, 2] {
@@ -237,34 +249,36 @@ mod tests {
             file.write_at(map.offset(index), block).unwrap();
             file.record(index, BlockDigest::of(&map, index, Checks::NONE, block)).unwrap();
         }
-        assert_eq!(file.have(), [0..4].into_iter().collect());
+        assert_eq!(file.have(), std::iter::once(0..4).collect());
         assert_eq!(file.publish(&[]).unwrap().blake3, *blake3::hash(&data).as_bytes());
     }
 
     #[test]
     fn only_the_announced_file_is_accepted_and_only_once() {
-        let sink = Discard::new(BYTES);
+        let sink = sink();
         let named = |name: &[u8]| FileEntry { path: RelPath::new(name).unwrap(), ..announced() };
         let others = [
             named(b"other"),
-            named(b"probe/probe"),
+            named(b"probe1"),
+            named(b"probe0/probe0"),
             FileEntry { size: BYTES + 1, ..announced() },
             FileEntry { size: BYTES - 1, ..announced() },
             FileEntry { size: 0, kind: EntryKind::Directory, ..announced() },
             FileEntry { growth: Some(Growth::for_rate(None)), ..announced() },
         ];
         for other in &others {
-            assert_eq!(sink.prepare(other, &TERMS).unwrap_err().kind, ErrorKind::Denied, "{other:?}");
+            assert_eq!(refusal(&sink, other), ErrorKind::Denied, "{other:?}");
             assert_eq!(sink.inspect(other, Overwrite::Always).unwrap_err().kind, ErrorKind::Denied, "{other:?}");
         }
         let small = FileEntry { size: 5, ..announced() };
-        let packed =
-            PackedFile { entry: &small, data: b"small", blake3: None, expected: &[], seen: Seen::default() };
+        let packed = PackedFile { entry: &small, data: b"small", blake3: None, expected: &[], seen: Seen::default() };
         assert_eq!(sink.publish_packed(&[packed], &TERMS).remove(0).unwrap_err().kind, ErrorKind::Denied);
         let file = open(&sink);
-        assert_eq!(sink.prepare(&announced(), &TERMS).unwrap_err().kind, ErrorKind::Exists);
+        assert_eq!(refusal(&sink, &announced()), ErrorKind::Exists);
         assert_eq!(file.write_at(BYTES - 1, b"xy").unwrap_err().kind, ErrorKind::Protocol);
         assert_eq!(file.write_at(u64::MAX, b"x").unwrap_err().kind, ErrorKind::Protocol);
-        assert_eq!(file.record(4, BlockDigest::of(&file.blocks(), 3, Checks::NONE, b"x")).unwrap_err().kind, ErrorKind::Protocol);
+        assert_eq!(file.write_hole(0, 1 << 20).unwrap_err().kind, ErrorKind::Protocol);
+        let digest = BlockDigest::of(&file.blocks(), 3, Checks::NONE, &[7; 7]);
+        assert_eq!(file.record(4, digest).unwrap_err().kind, ErrorKind::Protocol);
     }
 }

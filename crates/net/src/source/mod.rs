@@ -5,7 +5,8 @@
 //! moves it. Refuses to know sessions, lanes and blocks: a source calls its sender only through [`Offers`].
 //!
 //! Implementations: [`Roots`] (files of this host, all blocks or on demand), [`FollowSession`] (growing files, and
-//! directories in which files appear), [`crate::web::Web`], and [`Generated`] (data of a probe). Every implementation runs the promises in `tests.rs`.
+//! directories in which files appear), [`crate::web::Web`], and [`Generated`] (data of a probe). Every implementation
+//! with files runs the promises in `tests.rs`.
 //!
 //! Cost: a reader is one allocation and one virtual call per block, and one virtual call per read.
 

@@ -39,7 +39,7 @@ fn probe(served: &Served, direction: DataDirection, bytes: u64) -> ProbeSpec {
 fn a_probe_carries_its_budget_and_leaves_no_file() {
     let root = tempfile::tempdir().unwrap();
     let served = Served::start(root.path());
-    // The least, an incomplete last block, more than 1024 of the smallest blocks.
+    // The least, an incomplete last block, two files.
     for bytes in [PROBE_BYTES_MIN, 20_000_001, (1 << 30) + 1] {
         for direction in DIRECTIONS {
             for via in [Via::Tcp, Via::Quic] {
@@ -56,15 +56,13 @@ fn a_probe_carries_its_budget_and_leaves_no_file() {
                         Next::Ended => break,
                     }
                 }
-                let lanes = probe.snapshot().unwrap().lanes;
-                let carried: u64 = match direction {
-                    DataDirection::Out => lanes.iter().map(|lane| lane.wire_bytes_sent).sum(),
-                    DataDirection::In => lanes.iter().map(|lane| lane.wire_bytes_received).sum(),
-                };
                 let summary = probe.wait().unwrap();
-                assert!(is_up && (summary.done, summary.failed) == (1, 0), "{summary:?}");
+                let files = bytes.div_ceil(1 << 30);
+                assert!(is_up && (summary.done, summary.failed) == (files, 0), "{summary:?}");
                 assert_eq!((summary.bytes, summary.counters.bytes_done), (bytes, bytes));
-                assert!(carried >= bytes, "{carried} bytes on the wire: data that compresses proves nothing");
+                // Data that compresses proves nothing.
+                let (carried, encoded) = (summary.counters.bytes_carried, summary.counters.bytes_encoded);
+                assert!(carried >= bytes && encoded == carried, "{summary:?}");
             }
         }
     }
@@ -94,6 +92,11 @@ fn every_authorized_peer_may_probe_and_no_other() {
         assert_eq!(ours.probe(probe(&served, direction, PROBE_BYTES_MIN)).unwrap().wait().unwrap().done, 1);
         let failure = served.engine().probe(probe(&served, direction, PROBE_BYTES_MIN)).unwrap().wait().unwrap_err();
         assert_eq!(failure.error.kind, ErrorKind::Untrusted);
+        let locked_out = Identity::ephemeral().unwrap();
+        let served = Served::with_rights(named(), &locked_out, "none");
+        let theirs = Engine::new(locked_out, served.trust());
+        let failure = theirs.probe(probe(&served, direction, PROBE_BYTES_MIN)).unwrap().wait().unwrap_err();
+        assert_eq!(failure.error.kind, ErrorKind::Denied);
     }
 }
 

@@ -24,7 +24,7 @@ mod values;
 pub use hello::{Agreed, Capabilities, Features, Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
 pub use message::{BlockData, BlockHeader, Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, Request};
-pub use probe::{PROBE_BYTES_MAX, PROBE_BYTES_MIN, PROBE_NAME, Probe};
+pub use probe::{PROBE_BYTES_MAX, PROBE_BYTES_MIN, Probe};
 pub use query::{
     Answer, Attributes, DeleteDirectories, Details, DigestQuery, FILTER_NAMES_MAX, Filter, ListOptions, Listed,
     ListedKind, Owner, Query, Symlinks, XATTRS_BYTES_MAX, XATTRS_MAX, Xattr,

@@ -66,6 +66,7 @@ fn scenarios() -> Vec<Scenario> {
             story: Story::Files,
             lanes: 1,
         },
+        Scenario { name: "probe", request: Request::Probe(samples::probes()[0]), story: Story::Files, lanes: 2 },
     ]
 }
 
@@ -76,7 +77,7 @@ impl Scenario {
             (Request::ThirdParty(_), Side::Agent) => Box::new(ControlEnd::new(ControlSide::Agent)),
             (Request::Query(_), Side::Client) => Box::new(ControlEnd::of_query(ControlSide::Command)),
             (Request::Query(_), Side::Agent) => Box::new(ControlEnd::of_query(ControlSide::Agent)),
-            (Request::Push { .. }, Side::Client) | (Request::Pull { .. }, Side::Agent) => {
+            (Request::Push { .. } | Request::Probe(_), Side::Client) | (Request::Pull { .. }, Side::Agent) => {
                 Box::new(Sender::new(self.story))
             }
             _ => Box::new(Receiver::new(self.story, side == Side::Client)),

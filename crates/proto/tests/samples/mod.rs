@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use sterna_proto::compress::{CompressionPolicy, Slab, SlabEncoding};
 use sterna_proto::limit::{Facts, Limit, LimitReport, ReceiverReport};
+use sterna_proto::path_cache::DataDirection;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Fairness, RateContract};
 use sterna_proto::session::{
     ActiveEnd, ActiveFile, AgentReport, Answer, Attributes, BlockData, BlockHeader, Capabilities, Conclusion,
     DeleteDirectories, Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Hello, IpBytes, KEYS_MAX,
     LINGER_DEFAULT, LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner, PACK_FILES_MAX, PATHS_MAX,
-    PassiveAgent, PathNumber, PeerAddress, Query, Request, SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, Snapshot,
-    Subject, Symlinks, ThirdParty, Xattr,
+    PROBE_BYTES_MAX, PROBE_BYTES_MIN, PassiveAgent, PathNumber, PeerAddress, Probe, Query, Request,
+    SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, Snapshot, Subject, Symlinks, ThirdParty, Xattr,
 };
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,

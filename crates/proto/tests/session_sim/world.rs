@@ -387,7 +387,8 @@ impl World {
         let send = session.send.poll_timeout(now).filter(|_| !session.sender.gone);
         let recv = session.recv.poll_timeout(now).filter(|_| !session.receiver.gone);
         let report = session.recv.next_report(now).filter(|_| !session.receiver.gone);
-        let timer = [send, recv, report].into_iter().flatten().min().map(|at| at.saturating_duration_since(self.origin));
+        let timer =
+            [send, recv, report].into_iter().flatten().min().map(|at| at.saturating_duration_since(self.origin));
         [arrival, event, timer].into_iter().flatten().min()
     }
 

@@ -1,8 +1,8 @@
 //! Sampler of the limits of a session: reads its lanes and the waits of its threads ten times a second.
 //!
 //! Keeps a [`Meter`] for each thread of a lane, reads the meters and the transports, and passes them to the
-//! [`Accountant`]. Exchanges reports with the other end, and wakes the feeders when one is due. Refuses to decide anything: the [`Accountant`] does. Its one
-//! thread (`limits`) ends with the session.
+//! [`Accountant`]. Exchanges reports with the other end, and wakes the feeders when one is due. Refuses to decide
+//! anything: the [`Accountant`] does. Its one thread (`limits`) ends with the session.
 
 mod meter;
 
@@ -37,8 +37,9 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 /// costs about 10 µs, so 64 lanes at ten samples a second would take 0.7 % of a core.
 const LANES_SAMPLED: u32 = 32;
 
-/// Interval between samples while no data moves. Reason: a host runs a thousand sessions that mostly wait.
-const SAMPLE_IDLE_EVERY: Duration = Duration::from_secs(1);
+/// Interval between samples while no data moves. Reason: a host runs a thousand sessions that mostly wait. Lanes that
+/// are silent for a second have another limit.
+const SAMPLE_IDLE_EVERY: Duration = Duration::from_millis(500);
 
 /// Interval between reports to the other end: [`REPORT_EVERY_OFTEN`] while the session is younger than [`YOUNG`],
 /// then [`REPORT_EVERY`]. Reason: a copy of one second still sends some reports. A long session that waits for

@@ -18,8 +18,7 @@ impl ReceiverLane {
         data_len: u64,
     ) -> Result<OpenBlock, Error> {
         let receiver = &self.receiver;
-        lock(&receiver.session).handle_entry(file, &entry)?;
-        receiver.after_change();
+        receiver.handle_entry(file, &entry)?;
         let Some(slot) = receiver.slot(file, &entry) else { return Ok(OpenBlock::Discard) };
         receiver.look_up(file, &slot, false);
         Ok(OpenBlock::Tail { file, entry, offset, data: vec![0; data_len as usize] })
