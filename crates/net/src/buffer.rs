@@ -5,12 +5,11 @@
 //! once, at most `KEPT_MAX`, and never shrinks.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use sterna_proto::Error;
-
-use crate::sync::lock;
 
 /// Maximum number of free buffers in the pool. Reason: 512 buffers of 128 KiB are 64 MiB, the memory that a session may
 /// use besides the BDP of its path.
@@ -34,7 +33,7 @@ impl BufferPool {
 
     /// Takes an empty buffer.
     pub fn take(self: &Arc<Self>) -> PooledBuffer {
-        let bytes = lock(&self.free).pop().unwrap_or_default();
+        let bytes = self.free.lock().pop().unwrap_or_default();
         PooledBuffer { bytes, used: 0, pool: Arc::clone(self) }
     }
 }
@@ -89,7 +88,7 @@ impl AsRef<[u8]> for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        let mut free = lock(&self.pool.free);
+        let mut free = self.pool.free.lock();
         if free.len() < KEPT_MAX {
             free.push(std::mem::take(&mut self.bytes));
         }

@@ -26,8 +26,6 @@ use std::time::Instant;
 
 use sterna_proto::Error;
 
-use crate::session::lock;
-
 use self::direct::Direct;
 use self::job::Job;
 use self::replicas::ReplicaCopy;
@@ -97,12 +95,12 @@ pub(crate) fn run(
         PlannedCopy::ThirdParty(third_party) => third_party.copy(options, initiator, observer),
         PlannedCopy::Agent(job) => {
             let totals = CopyTotals::new(observer);
-            lock(&totals.state).remembers_none = options.follow.is_some();
+            totals.state.lock().remembers_none = options.follow.is_some();
             // The command of a granted copy names the destination itself.
-            lock(&totals.state).destination = options.granted.is_none().then(|| options.destination.clone());
+            totals.state.lock().destination = options.granted.is_none().then(|| options.destination.clone());
             totals.leave_out(options.settled.clone());
             let CopySpec { checks, expect, dry_run, .. } = *options;
-            lock(&totals.state).asked = (!dry_run).then_some(AskedDigests { checks, expect });
+            totals.state.lock().asked = (!dry_run).then_some(AskedDigests { checks, expect });
             copy_job(options, &job, initiator, &totals)
         }
     }
@@ -123,7 +121,7 @@ fn copy_job(
         let again = outcome.as_ref().err().filter(|_| !observer.stopped() && job.may_start_again());
         match again.and_then(|error| restarts.after(error, Instant::now())) {
             Some(Again::Restarted(wait)) => {
-                lock(&totals.state).start_over();
+                totals.state.lock().start_over();
                 observer.event(CopyEvent::Restarted);
                 thread::sleep(wait);
             }

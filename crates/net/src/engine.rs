@@ -27,10 +27,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::rate::{RATE_LEAST, RateContract};
 use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query};
@@ -46,7 +47,6 @@ pub use crate::client::spec::{
 use crate::client::spec::{CopyObserver, Initiator};
 use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
-use crate::session::lock;
 
 /// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files
 /// settles some thousand files in that time and waits for the rest.
@@ -210,7 +210,7 @@ impl CopyHandle {
     pub fn next(&self, time: Duration) -> Next {
         let running = &self.reader.0;
         let until = Instant::now().checked_add(time);
-        let mut events = lock(&running.events);
+        let mut events = running.events.lock();
         loop {
             if let Some(event) = events.queue.pop_front() {
                 running.changed.notify_all();
@@ -223,14 +223,14 @@ impl CopyHandle {
             if left.is_zero() {
                 return Next::Nothing;
             }
-            events = running.changed.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
+            running.changed.wait_for(&mut events, left);
         }
     }
 
     /// Returns the latest progress; `None` before the first session begins. The copy updates it about 20 times a
     /// second while data moves, and 4 times a second otherwise.
     pub fn snapshot(&self) -> Option<CopyProgress> {
-        lock(&self.reader.0.progress).clone()
+        self.reader.0.progress.lock().clone()
     }
 
     /// Replaces the rate contract of a path, numbered from 0 as in [`CopySpec::paths`]. The sending end follows within
@@ -257,7 +257,7 @@ impl CopyHandle {
         if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
             return usage(format!("set a rate of {rate}: the least is {RATE_LEAST}, to detect whether the path is up"));
         }
-        lock(&self.reader.0.contracts).insert(path, contract);
+        self.reader.0.contracts.lock().insert(path, contract);
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl CopyHandle {
     pub fn wait(self) -> Result<CopySummary, CopyFailure> {
         while !matches!(self.next(FOREVER), Next::Ended) {}
         let outcome = self.thread.join().unwrap_or_else(|_| Err(crate::internal("the thread of a copy panicked")));
-        outcome.map_err(|error| CopyFailure { error, summary: lock(&self.reader.0.cut_short).take().map(Box::new) })
+        outcome.map_err(|error| CopyFailure { error, summary: self.reader.0.cut_short.lock().take().map(Box::new) })
     }
 }
 
@@ -323,7 +323,7 @@ struct Reader(Arc<Running>);
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut events = lock(&self.0.events);
+        let mut events = self.0.events.lock();
         events.are_unread = true;
         events.queue.clear();
         self.0.changed.notify_all();
@@ -335,7 +335,7 @@ struct Ending(Arc<Running>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        lock(&self.0.events).have_ended = true;
+        self.0.events.lock().have_ended = true;
         self.0.changed.notify_all();
     }
 }
@@ -344,9 +344,9 @@ impl CopyObserver for Running {
     /// Waits while the reader is [`EVENTS_MAX`] events behind, unless the copy is cancelled: a copy ends although
     /// nobody reads.
     fn event(&self, event: CopyEvent) {
-        let mut events = lock(&self.events);
+        let mut events = self.events.lock();
         while events.queue.len() >= EVENTS_MAX && !events.are_unread && !self.stopped() {
-            events = self.changed.wait_timeout(events, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut events, LOOK);
         }
         if !events.are_unread {
             events.queue.push_back(event);
@@ -355,7 +355,7 @@ impl CopyObserver for Running {
     }
 
     fn progress(&self, progress: &CopyProgress) {
-        *lock(&self.progress) = Some(progress.clone());
+        *self.progress.lock() = Some(progress.clone());
     }
 
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
@@ -367,11 +367,11 @@ impl CopyObserver for Running {
     }
 
     fn cut_short(&self, summary: CopySummary) {
-        *lock(&self.cut_short) = Some(summary);
+        *self.cut_short.lock() = Some(summary);
     }
 
     fn contract(&self, path: PathNumber) -> Option<RateContract> {
-        lock(&self.contracts).get(&path).copied()
+        self.contracts.lock().get(&path).copied()
     }
 
     fn stopped(&self) -> bool {
@@ -409,7 +409,7 @@ mod tests {
             }
             let _ = ended.send(());
         });
-        while lock(&running.events).queue.len() < EVENTS_MAX {
+        while running.events.lock().queue.len() < EVENTS_MAX {
             thread::yield_now();
         }
         assert!(end.try_recv().is_err(), "the copy waits for its reader");

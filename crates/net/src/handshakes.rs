@@ -12,12 +12,13 @@
 //! times: 0.99 at 500, 0.94 at 1,000. A connection without a ClientHello never gets here: see [`crate::arrivals`].
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::crowd::Crowd;
 use crate::lane::tcp;
-use crate::sync::lock;
 
 /// Maximum number of lanes without a hello, of both transports together, if the process may have enough descriptors.
 /// Reason: each costs a thread and about 100 kB until it is admitted, 100 MB in all; honest lanes stay for one round
@@ -51,12 +52,12 @@ impl Handshakes {
 
     /// Returns the number of lanes in the table.
     pub fn count(&self) -> usize {
-        lock(&self.crowd).len()
+        self.crowd.lock().len()
     }
 
     /// Adds a lane from `from`; ends another lane if there are too many. `cut` ends this lane, and must not block.
     pub fn begin(self: &Arc<Self>, from: IpAddr, now: Instant, cut: impl Fn() + Send + 'static) -> Slot {
-        let (number, evicted) = lock(&self.crowd).add(from, UnderWay { since: now, cut: Box::new(cut) });
+        let (number, evicted) = self.crowd.lock().add(from, UnderWay { since: now, cut: Box::new(cut) });
         evicted.iter().for_each(|handshake| (handshake.cut)());
         Slot { table: Arc::clone(self), number }
     }
@@ -64,7 +65,7 @@ impl Handshakes {
     /// Ends every lane that has exceeded its time limit.
     pub fn end_late(&self, now: Instant) {
         let is_late = |handshake: &UnderWay| now.saturating_duration_since(handshake.since) > HELLO_TIME_MAX;
-        let late = lock(&self.crowd).remove_all(is_late);
+        let late = self.crowd.lock().remove_all(is_late);
         late.iter().for_each(|handshake| (handshake.cut)());
     }
 }
@@ -72,14 +73,14 @@ impl Handshakes {
 impl Slot {
     /// Returns true if the table has not ended the lane.
     pub fn stays(&self) -> bool {
-        lock(&self.table.crowd).find(self.number).is_some()
+        self.table.crowd.lock().find(self.number).is_some()
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         // The closure may hold a descriptor, which is closed outside the lock.
-        let gone = lock(&self.table.crowd).remove(self.number);
+        let gone = self.table.crowd.lock().remove(self.number);
         drop(gone);
     }
 }

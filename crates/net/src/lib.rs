@@ -24,7 +24,6 @@ pub mod report;
 pub mod session;
 pub mod sink;
 pub mod source;
-mod sync;
 pub mod sys;
 mod thread_clock;
 mod wake;

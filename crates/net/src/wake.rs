@@ -4,8 +4,9 @@
 //! look and the wait ends the wait at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 /// Counter of changes, with the threads that wait for the next one.
 #[derive(Debug, Default)]
@@ -30,7 +31,7 @@ impl Wake {
     pub fn notify(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         // A waiter that has checked the counter waits before this lock is taken, so that the notification reaches it.
-        drop(self.turn.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.turn.lock());
         self.changed.notify_all();
     }
 
@@ -54,17 +55,17 @@ impl Wake {
 
     /// Waits for a change after `seen`, at most until the deadline, if there is one.
     pub fn wait_to(&self, seen: Seen, deadline: Option<Instant>) {
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn.lock();
         while self.changes.load(Ordering::Acquire) == seen.0 {
             let Some(deadline) = deadline else {
-                turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut turn);
                 continue;
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            turn = self.changed.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut turn, left);
         }
     }
 }

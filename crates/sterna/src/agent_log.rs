@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Map, Value};
 use sterna_proto::file::plain;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
@@ -64,7 +64,7 @@ impl<W: Fn(&str)> Lines<W> {
     }
 
     fn spans(&self) -> MutexGuard<'_, Spans> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spans.lock()
     }
 }
 
@@ -175,8 +175,9 @@ impl Visit for Fields {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use tracing::{Dispatch, debug, error_span, info, warn};
 
     use super::*;
@@ -189,9 +190,9 @@ mod tests {
     fn logged_to(has_priorities: bool, format: LogFormat, level: LevelFilter, run: impl FnOnce()) -> Vec<String> {
         let written = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&written);
-        let write = move |line: &str| lines.lock().unwrap().push(line.to_owned());
+        let write = move |line: &str| lines.lock().push(line.to_owned());
         tracing::subscriber::with_default(Lines::new(format, level, has_priorities, write), run);
-        written.lock().unwrap().clone()
+        written.lock().clone()
     }
 
     fn session() {

@@ -6,10 +6,11 @@
 use std::fs::File;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sterna_net::engine::{
@@ -419,7 +420,7 @@ fn failed_file(path: &str, text: String) -> String {
 impl Trust for ConsoleReporter {
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let name = known_as(remote);
-        let _one = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.asking.lock();
         match self.trust.first() {
             Some(_) if self.trust.contains(peer) => return self.known.add(&name, peer),
             Some(expected) if !self.has_several_agents => {
@@ -516,7 +517,7 @@ impl ConsoleReporter {
     }
 
     fn untold(&self) -> MutexGuard<'_, Untold> {
-        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+        self.untold.lock()
     }
 
     /// Returns the line that an event prints at once, if any.
@@ -578,7 +579,7 @@ impl ConsoleReporter {
     /// Writes a line of output; continues the copy if that fails. Reports the first failure of output or log only.
     fn print(&self, line: &[u8]) {
         let Err(error) = print_line(line) else { return };
-        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = self.lost.lock();
         if lost.is_none() {
             say(&format!("{}; the copy goes on", error.chain()));
             *lost = Some(error);
@@ -588,18 +589,18 @@ impl ConsoleReporter {
     /// Returns the exit code of the copy: `code`, or the code of lost output if `code` is 0. A reader that closed the
     /// pipe is no failure.
     fn code_with_output(&self, code: u8) -> u8 {
-        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = self.lost.lock();
         let failed = lost.as_ref().filter(|error| !is_broken_pipe(error));
         failed.filter(|_| code == 0).map_or(code, Error::exit_code)
     }
 
     /// Writes to the log, if there is one. Closes the log at the first failure and reports the failure once.
     fn write_log(&self, write: impl FnOnce(&mut SampleLog) -> Result<(), Error>) {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.log.lock();
         if let Some(Err(error)) = log.as_mut().map(write) {
             *log = None;
             self.display.line(&format!("{}; the copy itself is not affected", error.chain()));
-            self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            self.lost.lock().get_or_insert(error);
         }
     }
 

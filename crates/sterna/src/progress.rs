@@ -1,9 +1,9 @@
 //! Draws the progress display: the total and the active files, with goodput, remaining time, lanes, RTT and loss.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 use sterna_net::engine::CopyProgress;
 use sterna_net::report;
 use sterna_proto::quantity::readable_time;
@@ -56,7 +56,7 @@ impl Display {
     /// Draws a snapshot, at most once per `DRAW_INTERVAL`.
     pub fn show(&self, progress: &CopyProgress) {
         let Some(bars) = &self.bars else { return };
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.drawn.is_some_and(|drawn| drawn.elapsed() < DRAW_INTERVAL) {
             return;
         }
@@ -67,7 +67,7 @@ impl Display {
         bars.total.set_length(session.counters.bytes_known);
         bars.total.set_position(session.counters.bytes_done);
         bars.total.set_message(total_words(progress, goodput));
-        let mut lines = bars.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = bars.files.lock();
         while lines.len() < progress.files.len() {
             let line = bars.all.add(ProgressBar::new(0));
             line.set_style(style("  {bar:26} {percent:>3}% {msg}"));
@@ -85,7 +85,7 @@ impl Display {
 
     /// Returns true, at most once per `JSON_INTERVAL`, if a progress event is due.
     pub fn json_due(&self) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let due = state.json.is_none_or(|printed| printed.elapsed() >= JSON_INTERVAL);
         if due {
             state.json = Some(Instant::now());

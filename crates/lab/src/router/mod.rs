@@ -15,11 +15,12 @@ mod ring;
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
@@ -117,7 +118,7 @@ pub(crate) fn spawn(attachments: Vec<Attachment>) -> io::Result<RouterHandle> {
 impl RouterHandle {
     /// Returns counters that are at most [`PUBLISH_EVERY`] old.
     pub(crate) fn counters(&self) -> Counters {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.counters.lock().clone()
     }
 
     /// Cuts both directions of network `network`, or connects them again. Packets that are in flight still arrive.
@@ -333,7 +334,7 @@ impl Router {
             reverse: *both[1].direction.counters(),
         });
         let counters = Counters { elapsed_s: now.as_secs_f64(), router: self.figures, networks: networks.collect() };
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+        *self.shared.lock() = counters;
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber};
-
-use crate::session::lock;
 
 /// Log since [`Captured::start`], until it is dropped.
 pub(super) struct Captured {
@@ -30,12 +29,12 @@ impl Captured {
 
     /// Returns all lines. Those of a session begin with its name; details stand in parentheses.
     pub(super) fn all(&self) -> Vec<String> {
-        lock(&self.capture.lines).clone()
+        self.capture.lines.lock().clone()
     }
 
     /// Returns the fields of each span.
     pub(super) fn spans(&self) -> Vec<Fields> {
-        lock(&self.capture.spans).clone()
+        self.capture.spans.lock().clone()
     }
 }
 
@@ -66,7 +65,7 @@ impl Subscriber for Capture {
     fn new_span(&self, attributes: &Attributes<'_>) -> Id {
         let mut fields = Fields::new();
         attributes.record(&mut Recorder(&mut fields));
-        let mut spans = lock(&self.spans);
+        let mut spans = self.spans.lock();
         spans.push(fields);
         Id::from_u64(spans.len() as u64)
     }
@@ -74,13 +73,13 @@ impl Subscriber for Capture {
     fn event(&self, event: &Event<'_>) {
         let mut fields = event.parent().map_or_else(Fields::new, |id| {
             let index = id.into_u64() as usize - 1;
-            lock(&self.spans)[index].clone()
+            self.spans.lock()[index].clone()
         });
         event.record(&mut Recorder(&mut fields));
         let session = fields.get("session").map(|session| format!("session {session}: "));
         let line = format!("{}{}", session.unwrap_or_default(), fields["message"]);
         let is_detail = *event.metadata().level() > Level::INFO;
-        lock(&self.lines).push(if is_detail { format!("({line})") } else { line });
+        self.lines.lock().push(if is_detail { format!("({line})") } else { line });
     }
 
     fn record(&self, _: &Id, _: &Record<'_>) {}

@@ -4,14 +4,13 @@
 //! not interpret the lines. Time is an argument. Lines that the budgets allow leave as events of `tracing`.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::file::plain;
 use tracing::{Level, Span, debug, info, warn};
 
 use crate::identity::Fingerprint;
-use crate::session::lock;
 
 /// Subject of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +118,7 @@ impl Limiter {
     /// details.
     pub(super) fn line(&self, of: &Origin, (kind, level): (Kind, Level), line: &str, now: Instant) {
         self.tick(now);
-        let is_within = lock(&self.state).takes(of.cause, kind);
+        let is_within = self.state.lock().takes(of.cause, kind);
         match is_within {
             true => emit(&of.span, kind, level, line),
             false => self.detail(of, line, now),
@@ -129,7 +128,7 @@ impl Limiter {
     /// Logs a line for the search of a problem.
     pub(super) fn detail(&self, of: &Origin, line: &str, now: Instant) {
         self.tick(now);
-        let is_within = lock(&self.state).takes(of.cause, Kind::Details);
+        let is_within = self.state.lock().takes(of.cause, Kind::Details);
         if is_within {
             emit(&of.span, Kind::Details, Level::DEBUG, line);
         }
@@ -137,7 +136,7 @@ impl Limiter {
 
     /// Logs a refusal of `peer`; as a detail, if the same refusal was just logged.
     pub(super) fn refusal(&self, of: &Origin, peer: Fingerprint, (reason, line): (String, &str), now: Instant) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let is_known = state.refusal.as_ref().is_some_and(|(who, why, at)| {
             (*who, why) == (peer, &reason) && now.saturating_duration_since(*at) < REFUSAL_LASTS
         });
@@ -153,7 +152,7 @@ impl Limiter {
 
     /// Logs the number of lines that the last minute left out, once.
     pub(super) fn tick(&self, now: Instant) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.minute.is_some_and(|minute| now.saturating_duration_since(minute) < MINUTE) {
             return;
         }

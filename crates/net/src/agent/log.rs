@@ -5,9 +5,10 @@
 
 use std::fmt::Write;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Probe, Query, Request, SessionId};
@@ -16,7 +17,7 @@ use tracing::{Level, error_span};
 
 use super::limiter::{Cause, Kind, Limiter, Origin, cut, shown};
 use crate::identity::Fingerprint;
-use crate::session::{Observer, Progress, SessionEvent, lock};
+use crate::session::{Observer, Progress, SessionEvent};
 
 /// Name of a root without a name. Reason: only the operator may see its directory, and `/` would look like the root of
 /// the file system.
@@ -109,7 +110,7 @@ impl SessionLog {
     pub(super) fn lane_down(&self, lane: LaneId, reason: String) {
         let reason = cut(&reason);
         self.detail(&format!("lane {} is down: {reason}", lane.0));
-        lock(&self.totals).last_down = reason;
+        self.totals.lock().last_down = reason;
     }
 
     /// Logs a detail of this session.
@@ -119,7 +120,7 @@ impl SessionLog {
 
     /// Records the number of lanes at a tick. Logs an outage once, and its end once.
     pub(super) fn handle_lanes(&self, lanes: u32, now: Instant) {
-        let mut totals = lock(&self.totals);
+        let mut totals = self.totals.lock();
         let line = match (lanes, totals.outage) {
             (0, outage) => {
                 let Outage { since, is_logged } = outage.unwrap_or(Outage { since: now, is_logged: false });
@@ -141,7 +142,7 @@ impl SessionLog {
 
     /// Writes the last line, once. `cut` is the reason if the agent ends a session that is not over.
     pub(super) fn end(&self, progress: &Progress, cut: Option<&str>) {
-        let mut totals = lock(&self.totals);
+        let mut totals = self.totals.lock();
         if std::mem::replace(&mut totals.is_logged, true) {
             return;
         }
@@ -211,7 +212,7 @@ impl Totals {
 
 impl Observer for SessionLog {
     fn session_event(&self, event: SessionEvent) {
-        let mut totals = lock(&self.totals);
+        let mut totals = self.totals.lock();
         totals.elapsed = self.started.elapsed();
         let (kind, line) = match event {
             SessionEvent::Settled { entry, outcome } => totals.count(&entry, &outcome, self.is_dry_run),

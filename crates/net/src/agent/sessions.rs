@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::plan::LANES_MAX;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Hello, PathNumber, Request, SessionId, ThirdParty};
@@ -18,7 +19,7 @@ use super::runner::Runner;
 use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::pace::Pace;
-use crate::session::{End, LaneIds, Lanes, Receiver, lock};
+use crate::session::{End, LaneIds, Lanes, Receiver};
 
 /// Maximum number of sessions. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
 const SESSIONS_MAX: usize = 512;
@@ -87,7 +88,7 @@ impl AgentSession {
 
     /// Returns the shared rate of `path`, after an update to the contract that the client sent.
     pub(super) fn rate_of(&self, path: PathNumber, contract: RateContract) -> SharedRate {
-        let mut rates = lock(&self.rates);
+        let mut rates = self.rates.lock();
         let rate = rates.entry(path).or_insert_with(|| SharedRate::new(contract));
         if rate.contract() != contract {
             rate.set_contract(contract);
@@ -111,7 +112,7 @@ impl AgentSession {
 
     /// Passes the rates of all paths together to `end`. Each path adds its rate when its first lane joins.
     pub(super) fn agree_rates(&self, end: &dyn End) {
-        let rates = lock(&self.rates);
+        let rates = self.rates.lock();
         let contracts = || rates.values().map(|rate| rate.contract());
         end.agree_rates(
             BitRate::sum(contracts().map(|contract| contract.ceiling)),
@@ -129,7 +130,7 @@ impl AgentSession {
         if let Some(started) = self.started.get() {
             return Ok(started);
         }
-        let mut failure = lock(&self.failure);
+        let mut failure = self.failure.lock();
         if let Some(error) = &*failure {
             return Err(error.clone());
         }
@@ -177,7 +178,7 @@ impl AgentSession {
     /// Records if new data has arrived from the client. Returns true if no data moves.
     pub(super) fn listen(&self, now: Instant) -> bool {
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
-        let mut heard = lock(&self.heard);
+        let mut heard = self.heard.lock();
         // A lane that waits for local storage counts as active: more data has arrived than this end can process.
         if bytes.is_none_or(|bytes| bytes != heard.bytes) {
             heard.at = now;
@@ -192,7 +193,7 @@ impl AgentSession {
 
     /// Returns true if the client is gone: no lane has joined, or all lanes are silent.
     pub(super) fn is_deserted(&self) -> bool {
-        let is_silent = || lock(&self.heard).at.elapsed() > DESERTED_AFTER;
+        let is_silent = || self.heard.lock().at.elapsed() > DESERTED_AFTER;
         self.started().is_some() && (self.lanes_joined() == 0 || is_silent())
     }
 }
@@ -219,7 +220,7 @@ impl Sessions {
         if self.of_peer(&key.0).len() >= SESSIONS_OF_PEER_MAX {
             self.end_deserted(&key.0);
         }
-        let mut sessions = lock(&self.0);
+        let mut sessions = self.0.lock();
         if let Some(session) = sessions.get(&key) {
             if session.request != hello.request {
                 return Err(Error::protocol("hello from the peer: another request than the session has"));
@@ -246,12 +247,12 @@ impl Sessions {
 
     /// Returns the session `key`, if it has this request.
     pub(super) fn find(&self, key: &SessionKey, request: &Request) -> Option<Arc<AgentSession>> {
-        lock(&self.0).get(key).filter(|session| session.request == *request).cloned()
+        self.0.lock().get(key).filter(|session| session.request == *request).cloned()
     }
 
     /// Returns every session of a peer.
     pub(super) fn of_peer(&self, peer: &Fingerprint) -> Vec<Arc<AgentSession>> {
-        lock(&self.0).values().filter(|session| session.peer == *peer).cloned().collect()
+        self.0.lock().values().filter(|session| session.peer == *peer).cloned().collect()
     }
 
     /// Returns the third-party copies for `peer` to the same place as `request` that have lost their command.
@@ -275,12 +276,12 @@ impl Sessions {
 
     /// Returns every session with its key.
     pub(super) fn all(&self) -> Vec<(SessionKey, Arc<AgentSession>)> {
-        lock(&self.0).iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
+        self.0.lock().iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
     }
 
     /// Removes `session`, and writes its last line to the log.
     pub(super) fn remove(&self, session: &Arc<AgentSession>) {
-        lock(&self.0).retain(|_, other| !Arc::ptr_eq(other, session));
+        self.0.lock().retain(|_, other| !Arc::ptr_eq(other, session));
         session.log_end(None);
     }
 

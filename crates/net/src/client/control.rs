@@ -2,12 +2,13 @@
 //!
 //! Third-party copies and queries share it. Does not know what the session reports.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{Frame, Hello, LaneId, Request};
@@ -20,7 +21,7 @@ use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle};
 use crate::latch::Latch;
-use crate::session::{ALIVE_EVERY, ControlEnd, End, LaneIds, SessionEvent, attach, lock};
+use crate::session::{ALIVE_EVERY, ControlEnd, End, LaneIds, SessionEvent, attach};
 
 /// Interval at which a wait checks if the user wants to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -100,7 +101,7 @@ impl ControlClient {
         let spawned = thread::Builder::new().name("keep-alive".to_owned()).spawn(move || alive.keep_alive());
         spawned.map_err(|e| crate::no_thread("start the thread that keeps lanes alive", e))?;
         drive();
-        depart(&supervisor.over, lock(&supervisor.handle).take().into_iter().collect());
+        depart(&supervisor.over, supervisor.handle.lock().take().into_iter().collect());
         Ok(())
     }
 }
@@ -174,11 +175,11 @@ impl LaneSupervisor {
     }
 
     fn run_lane(&self, id: LaneId, lane: Lane, is_reported: &mut bool) -> Result<(), Error> {
-        if *lock(&self.key) != lane.peer {
+        if *self.key.lock() != lane.peer {
             self.client.observer.trust(&self.client.remote, &lane.peer)?;
-            *lock(&self.key) = lane.peer;
+            *self.key.lock() = lane.peer;
         }
-        *lock(&self.handle) = Some(Arc::clone(&lane.handle));
+        *self.handle.lock() = Some(Arc::clone(&lane.handle));
         let hello = Hello { rejoin: self.welcomed.load(Ordering::Relaxed), ..self.hello.clone() };
         let was_reported = std::mem::take(is_reported);
         let is_back = AtomicBool::new(false);
@@ -201,7 +202,7 @@ impl LaneSupervisor {
     /// Sends keep-alives of the client to the agent. Runs in a separate thread, because the user interface may block.
     fn keep_alive(&self) {
         while !self.over.is_set() {
-            lock(&self.handle).iter().for_each(|handle| handle.say_alive());
+            self.handle.lock().iter().for_each(|handle| handle.say_alive());
             self.over.wait(ALIVE_EVERY);
         }
     }

@@ -634,14 +634,14 @@ mod tests {
     /// Observer that records decisions and stops on request.
     #[derive(Default)]
     struct Recorder {
-        decisions: std::sync::Mutex<Vec<String>>,
+        decisions: parking_lot::Mutex<Vec<String>>,
         stop: crate::engine::Cancel,
     }
 
     impl CopyObserver for Recorder {
         fn event(&self, event: CopyEvent) {
             if let CopyEvent::Decision { rationale, .. } = event {
-                crate::session::lock(&self.decisions).push(rationale);
+                self.decisions.lock().push(rationale);
             }
         }
 
@@ -683,7 +683,7 @@ mod tests {
             connection.expect("a second dial");
             assert!(failed.iter().any(|error| error.kind == ErrorKind::Cancelled), "{failed:?}");
         });
-        let decisions = crate::session::lock(&recorder.decisions).clone();
+        let decisions = recorder.decisions.lock().clone();
         assert!(decisions.iter().any(|text| text.starts_with("tcp too: no answer by quic")), "{decisions:?}");
     }
 

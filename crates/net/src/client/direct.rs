@@ -28,9 +28,7 @@ use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources};
 use crate::lane::LaneStats;
 use crate::lane::in_process::InProcessTx;
-use crate::session::{
-    AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed, lock,
-};
+use crate::session::{AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed};
 use crate::sink::Sink;
 use crate::web::{Web, WebOptions};
 
@@ -106,7 +104,7 @@ impl Direct {
     pub(super) fn copy(self, options: &CopySpec, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let totals = CopyTotals::new(observer);
-        lock(&totals.state).destination = Some(options.destination.clone());
+        totals.state.lock().destination = Some(options.destination.clone());
         let ends = self.start_ends(options, &totals)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
@@ -117,7 +115,7 @@ impl Direct {
         ends.web.stop();
         feeders.into_iter().for_each(|feeder| drop(feeder.join()));
         ends.receiver.join();
-        let mut state = lock(&totals.state);
+        let mut state = totals.state.lock();
         state.summary.counters = ends.receiver.progress().counters;
         state.summary.limits = ends.sender.limits().now().report;
         let outcome = state.aborted.take().map_or(Ok(()), Err);

@@ -1,10 +1,11 @@
 //! One path of a copy: its options, its lanes and its measurements.
 
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::path_cache::{DataDirection, PathRecord, PeakRate};
 use sterna_proto::plan::{FoundPath, MTU_USUAL, Via};
 use sterna_proto::rate::Fairness;
@@ -16,7 +17,7 @@ use super::path_cache::{self, PathCache};
 use super::spec::{CopyProgress, PathOptions, PathPlan, UnreachedPath};
 use crate::lane::LaneStats;
 use crate::lane::quic::SharedRate;
-use crate::session::{Lanes, SILENT_AFTER, lock};
+use crate::session::{Lanes, SILENT_AFTER};
 
 /// Time without another live path before a standby path is used. Reason: a lane that was cut is up again sooner if its
 /// path still carries data. Also, a new session has no lane for its first round trips.
@@ -111,14 +112,14 @@ impl KeptPath {
 
     /// Returns true if data was received on the path lately. Lanes on a path that was cut stay up for a long time.
     pub(super) fn is_heard(&self) -> bool {
-        lock(&self.heard).at.elapsed() < SILENT_AFTER
+        self.heard.lock().at.elapsed() < SILENT_AFTER
     }
 
     /// Records how many bytes the lanes have received.
     pub(super) fn listen(&self) {
         // `None` from a lane counts as received data: the lane does not read, because it still processes earlier data.
         let bytes = self.live.live().iter().map(|lane| lane.heard()).sum::<Option<u64>>();
-        lock(&self.heard).observe(bytes, Instant::now());
+        self.heard.lock().observe(bytes, Instant::now());
     }
 
     /// Returns `text`, after the name of the path if there are several paths.
@@ -133,12 +134,12 @@ impl KeptPath {
 
     /// Returns the transport that is dialled first: that of the first connection, or the winner of the trial.
     pub(super) fn chosen_via(&self, reached: &ReachedPath) -> Via {
-        lock(&self.trial).loser().map_or(reached.via, Via::other)
+        self.trial.lock().loser().map_or(reached.via, Via::other)
     }
 
     /// Returns true if the trial showed that lanes by `via` carry less than the other transport.
     pub(super) fn is_retired(&self, via: Via) -> bool {
-        lock(&self.trial).loser() == Some(via)
+        self.trial.lock().loser() == Some(via)
     }
 
     /// Returns the counter of lanes to keep by `via`.
@@ -150,7 +151,7 @@ impl KeptPath {
     pub(super) fn found_rate(&self, direction: DataDirection) -> Option<BitRate> {
         match direction {
             DataDirection::Out => self.reached.get()?.rate.found(),
-            DataDirection::In => lock(&self.carried)[Via::Quic as usize].peak.value(),
+            DataDirection::In => self.carried.lock()[Via::Quic as usize].peak.value(),
         }
     }
 
@@ -159,7 +160,7 @@ impl KeptPath {
     /// before any rate is measured.
     pub(super) fn found(&self, direction: DataDirection, lane_memory: Option<ByteCount>) -> Option<FoundPath> {
         let rate = self.found_rate(direction)?;
-        let stats = lock(&self.carried)[Via::Quic as usize].stats?;
+        let stats = self.carried.lock()[Via::Quic as usize].stats?;
         Some(FoundPath { rate, mtu: stats.mtu.max(MTU_USUAL), rtt: stats.rtt_min, lane_memory: lane_memory? })
     }
 
@@ -177,7 +178,7 @@ impl KeptPath {
                 mtu: one.mtu.max(other.mtu),
                 ..one
             });
-            let Carried { peak, bytes, stats } = &mut lock(&self.carried)[via as usize];
+            let Carried { peak, bytes, stats } = &mut self.carried.lock()[via as usize];
             *bytes = together.map_or(0, |lanes| match direction {
                 DataDirection::Out => (lanes.wire_bytes_sent as f64 * (1.0 - loss_of(&lanes))) as u64,
                 DataDirection::In => lanes.wire_bytes_received,
@@ -189,9 +190,9 @@ impl KeptPath {
 
     /// Returns the next step of the trial between the transports, if any.
     pub(super) fn trial(&self, progress: &CopyProgress) -> Option<TrialStep> {
-        let [tcp, quic] = *lock(&self.carried);
+        let [tcp, quic] = *self.carried.lock();
         let session = &progress.session;
-        lock(&self.trial).observe(&TrialFacts {
+        self.trial.lock().observe(&TrialFacts {
             now: progress.elapsed,
             quic: quic.bytes,
             tcp: tcp.bytes,
@@ -232,7 +233,7 @@ impl KeptPath {
     pub(super) fn learn(&self, direction: DataDirection, file: &PathCache, is_bound: bool) -> Result<(), Error> {
         let Some(reached) = self.reached.get() else { return Ok(()) };
         let Ok(key) = path_cache::key_of(direction, self.options.local, reached.addr) else { return Ok(()) };
-        let (carried, loser) = (*lock(&self.carried), lock(&self.trial).loser());
+        let (carried, loser) = (*self.carried.lock(), self.trial.lock().loser());
         for via in [Via::Tcp, Via::Quic] {
             let Carried { peak, stats, .. } = carried[via as usize];
             let (Some(rate), Some(stats)) = (peak.value(), stats) else { continue };

@@ -2,11 +2,12 @@
 //!
 //! Lists of this host are read directly, without a session.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::session::{Answer, ControlEvent, ControlSide, ListOptions, Query, Request, SOURCES_MAX};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
@@ -18,7 +19,7 @@ use crate::disk::Root;
 
 use crate::identity::Fingerprint;
 use crate::lister::{Lister, QueryPlace};
-use crate::session::{ControlEnd, End, lock};
+use crate::session::{ControlEnd, End};
 
 /// Answers that wait for their reader. Reason: bounds memory; the agent waits for a slow reader.
 const ANSWERS_MAX: usize = 1024;
@@ -161,14 +162,14 @@ fn run(
     let handle = move |event| match event {
         // Waits for the reader; the lane waits with it. A reader that is gone cancels the query.
         ControlEvent::Answered(answer) => drop(sender.send(Ok(answer))),
-        ControlEvent::Aborted(error) => *lock(&failed) = Some(error),
+        ControlEvent::Aborted(error) => *failed.lock() = Some(error),
         ControlEvent::Reported(_) | ControlEvent::Concluded(_) => {}
     };
     let control = ControlEnd::new(ControlSide::Command, LINGER, Box::new(handle));
     client.run(&control, Request::Query(query), first, || {
         drive(&Asked(&control), &**observer, Instant::now(), None);
     })?;
-    match lock(&failure).take() {
+    match failure.lock().take() {
         Some(error) => Err(error),
         None => Ok(()),
     }

@@ -10,11 +10,12 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::session::{REPLICAS_MAX, ReplicaId, ReplicaPlan};
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, RelPath, Retry, Scope, Setting};
@@ -35,7 +36,7 @@ use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::Fingerprint;
 use crate::lane::LaneStats;
 use crate::session::{
-    AskedNames, End, LaneIds, LimitsNow, Observer, ReplicaEnd, Replicas, Sender, SessionEvent, SettledPaths, lock,
+    AskedNames, End, LaneIds, LimitsNow, Observer, ReplicaEnd, Replicas, Sender, SessionEvent, SettledPaths,
 };
 use crate::source::{Roots, Source};
 use crate::web::Web;
@@ -113,7 +114,7 @@ impl ReplicaCopy {
     ) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let totals = CopyTotals::new(observer);
-        lock(&totals.state).destination = Some(options.destination.clone());
+        totals.state.lock().destination = Some(options.destination.clone());
         let names: Vec<String> = self.sources.iter().map(shown).collect();
         let replicas = self.start(options, &names, &totals)?;
         let set = Arc::new(ReplicaSet {
@@ -228,7 +229,7 @@ impl ReplicaSet {
     fn limits(&self) -> LimitsNow {
         let mut limits = LimitsNow::default();
         for figures in &self.figures {
-            let (_, now) = &*lock(figures);
+            let (_, now) = &*figures.lock();
             limits.number += now.number;
             limits.report.total.merge(&now.report.total);
             limits.report.recent.merge(&now.report.recent);
@@ -246,11 +247,11 @@ impl ReplicaSet {
     }
 
     fn sum_up(&self, totals: &CopyTotals, names: &[String], started: Instant) -> Result<CopySummary, Error> {
-        let mut state = lock(&totals.state);
+        let mut state = totals.state.lock();
         let summary = &mut state.summary;
         summary.counters = self.replicas.receiver().progress().counters;
         summary.limits = self.limits().report;
-        summary.paths = lock(&self.paths).values().flatten().copied().collect();
+        summary.paths = self.paths.lock().values().flatten().copied().collect();
         let account = |(account, name): (sterna_proto::session::ReplicaAccount, &String)| ReplicaSummary {
             source: name.clone(),
             bytes: account.bytes,
@@ -285,7 +286,7 @@ impl Driven for ReplicaSet {
         let receiver = self.replicas.receiver();
         let mut session = receiver.progress();
         session.lanes = self.replicas.lane_count();
-        let lanes = self.figures.iter().flat_map(|figures| lock(figures).0.clone()).collect();
+        let lanes = self.figures.iter().flat_map(|figures| figures.lock().0.clone()).collect();
         let (files, limits) = (receiver.active_files(ACTIVE_FILES_SHOWN), self.limits());
         Some(CopyProgress { session, lanes, files, limits, ..CopyProgress::default() })
     }
@@ -350,7 +351,7 @@ impl ReplicaWorker {
         let mut started = Instant::now();
         let _busy = Busy::new(&self.set);
         let outcome = run_session(&options, &job, &self.set.initiator, totals, &mut started);
-        lock(&self.set.paths).insert(self.replica, lock(&totals.state).summary.paths.clone());
+        self.set.paths.lock().insert(self.replica, totals.state.lock().summary.paths.clone());
         outcome
     }
 
@@ -449,7 +450,7 @@ impl CopyObserver for ReplicaWorker {
 
     fn progress(&self, progress: &CopyProgress) {
         let figures = (progress.lanes.clone(), progress.limits.clone());
-        *lock(&self.set.figures[self.replica.0 as usize]) = figures;
+        *self.set.figures[self.replica.0 as usize].lock() = figures;
     }
 
     fn trust(&self, remote: &sterna_proto::location::RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {

@@ -3,11 +3,12 @@
 //! Reaches the agent on every path, decides the number of lanes of each path, and keeps every lane alive. A dead lane
 //! is dialled again with backoff. Keeps standby paths unused while another path is up. Module `run` drives the session.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
@@ -30,7 +31,7 @@ use super::totals::{CopyTotals, TotalsState};
 use crate::identity::Fingerprint;
 use crate::lane::{Lane, LaneHandle};
 use crate::latch::Latch;
-use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all, lock};
+use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all};
 
 /// Reason for the close of a lane whose transport carries less.
 const OTHER_TRANSPORT: &str = "the other transport carries more";
@@ -75,7 +76,7 @@ pub(super) fn run_session(
     *started += first.trusted_after;
     let started = *started;
     let (earlier, limits_before) = {
-        let mut state = lock(&totals.state);
+        let mut state = totals.state.lock();
         state.aborted = None;
         (state.earlier(direction == DataDirection::In), state.summary.limits.total)
     };
@@ -123,7 +124,7 @@ pub(super) fn run_session(
     if let Some(receiver) = &receiver {
         receiver.join();
     }
-    supervisor.sum_up(&mut lock(&totals.state))
+    supervisor.sum_up(&mut totals.state.lock())
 }
 
 fn kept_paths(options: &CopySpec) -> Vec<Arc<KeptPath>> {
@@ -170,7 +171,7 @@ impl Supervisor {
             && remembered.is_some_and(|record| !record.is_full && given.ceiling.is_none_or(|most| record.rate < most));
         let _ = path.reached.set(ReachedPath { via, addr, rate, lane_count, rtt, expected, is_least });
         if has_trial {
-            *lock(&path.trial) = TransportTrial::new();
+            *path.trial.lock() = TransportTrial::new();
         }
         let mut first = Some(lane);
         // The other lanes wait until the rate is measured. Reason: many lanes split the low initial rate to one packet
@@ -237,7 +238,7 @@ impl Supervisor {
                 },
             };
             let error = match tried {
-                Ok(first) if Some(first.lane.peer) != *lock(&self.trusted) => {
+                Ok(first) if Some(first.lane.peer) != *self.trusted.lock() => {
                     first.lane.handle.close("another agent");
                     let text = format!("{} is another agent, with the key {}: not used", first.addr, first.lane.peer);
                     Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text)
@@ -272,13 +273,13 @@ impl Supervisor {
             return None;
         }
         self.note_served();
-        STANDBY_AFTER.checked_sub(lock(&self.served).elapsed()).filter(|left| !left.is_zero())
+        STANDBY_AFTER.checked_sub(self.served.lock().elapsed()).filter(|left| !left.is_zero())
     }
 
     /// Records the time at which a path that is not a standby path is up.
     fn note_served(&self) {
         if self.is_served() {
-            *lock(&self.served) = Instant::now();
+            *self.served.lock() = Instant::now();
         }
     }
 
@@ -304,7 +305,7 @@ impl Supervisor {
         let mut backoff = Backoff::new();
         while !self.end.is_over() {
             if next.is_none() {
-                let trial = lock(&path.trial);
+                let trial = path.trial.lock();
                 let (is_retired, may_return) = (trial.loser() == Some(via), trial.is_on());
                 drop(trial);
                 if is_retired && !may_return {
@@ -419,7 +420,7 @@ impl Supervisor {
     /// Checks that a lane ends at the agent that the first lane reached. For a lane that the copy needs, asks the user
     /// to trust another key.
     fn check_trust(&self, lane: &Lane, is_needed: bool) -> Result<(), Error> {
-        let trusted = *lock(&self.trusted);
+        let trusted = *self.trusted.lock();
         if trusted == Some(lane.peer) {
             return Ok(());
         }
@@ -430,7 +431,7 @@ impl Supervisor {
             return Err(Error::new(ErrorKind::Untrusted, Scope::Path, Phase::Prepare, text).retry(Retry::After));
         }
         self.observer.trust(&self.remote, &lane.peer)?;
-        *lock(&self.trusted) = Some(lane.peer);
+        *self.trusted.lock() = Some(lane.peer);
         Ok(())
     }
 
@@ -500,7 +501,7 @@ impl Supervisor {
             self.decide("congestion", path, rationale);
         }
         let given = &path.options;
-        if lock(&path.trial).is_on() {
+        if path.trial.lock().is_on() {
             return;
         }
         let (chosen, via) = (path.chosen_via(reached), path.via(reached));

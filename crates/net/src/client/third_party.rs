@@ -9,10 +9,11 @@
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
@@ -28,7 +29,7 @@ use super::spec::{CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, 
 use super::totals::TotalsState;
 use crate::identity::Fingerprint;
 use crate::lane::{Lane, LaneStats, Transport};
-use crate::session::{ControlEnd, End, LimitsNow, SNAPSHOT_EVERY, SessionEvent, lock, progress_of};
+use crate::session::{ControlEnd, End, LimitsNow, SNAPSHOT_EVERY, SessionEvent, progress_of};
 
 /// Error text for sources of two kinds.
 pub(super) const TWO_KINDS: &str = "the sources are of two kinds, at an agent and not: copy each kind by itself";
@@ -358,15 +359,15 @@ impl ControlledCopy {
             ControlEvent::Reported(report) => self.handle_report(report),
             // Answers belong to queries.
             ControlEvent::Answered(_) => {}
-            ControlEvent::Concluded(conclusion) => lock(&self.state).outcome = Some(Ok(*conclusion)),
+            ControlEvent::Concluded(conclusion) => self.state.lock().outcome = Some(Ok(*conclusion)),
             ControlEvent::Aborted(error) => {
-                lock(&self.state).outcome.get_or_insert(Err(error));
+                self.state.lock().outcome.get_or_insert(Err(error));
             }
         }
     }
 
     fn handle_report(&self, mut report: AgentReport) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let AgentReport::Settled { outcome, .. } = &mut report {
             state.totals.locate(outcome);
         }
@@ -383,7 +384,7 @@ impl ControlledCopy {
 
     /// Converts the snapshot with this number to the progress of the copy.
     fn progress(&self, number: u64, snapshot: Snapshot) -> CopyProgress {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let before = state.before;
         state.latest = Some((number, snapshot.clone()));
         drop(state);
@@ -410,7 +411,7 @@ impl ControlledCopy {
     /// Returns the files that the next session leaves out. Returns none if that session compares existing files: it
     /// finds these files up to date.
     fn settled(&self) -> Vec<[u8; 16]> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         if self.overwrite == Overwrite::IfChanged || self.dry_run {
             return Vec::new();
         }
@@ -420,7 +421,7 @@ impl ControlledCopy {
     /// Prepares for the session after the active agent lost one. Errors: the next session could not distinguish files
     /// that this copy wrote from files that existed before.
     fn start_over(&self) -> Result<(), Error> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.outcome = None;
         state.totals.start_over();
         if self.overwrite != Overwrite::IfChanged && state.totals.earlier.hashes().len() > SETTLED_REPORTED_MAX {
@@ -452,7 +453,7 @@ impl ControlledCopy {
     }
 
     fn take_outcome(&self) -> Result<Conclusion, Error> {
-        let outcome = lock(&self.state).outcome.take();
+        let outcome = self.state.lock().outcome.take();
         outcome.unwrap_or_else(|| Err(crate::internal("a copy between agents without an outcome")))
     }
 
@@ -463,11 +464,11 @@ impl ControlledCopy {
         let is_unknown_there = (error.kind, error.scope) == (ErrorKind::Untrusted, Scope::Client);
         error.phase == Phase::Prepare
             && (cannot_run || cannot_reach || is_unknown_there)
-            && !lock(&self.state).has_begun
+            && !self.state.lock().has_begun
     }
 
     fn sum_up(&self, conclusion: Conclusion) -> CopySummary {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let before = state.before;
         // The last session reports files of earlier sessions as up to date, unless its request left them out.
         let found_again = if self.overwrite == Overwrite::IfChanged { before } else { Before::default() };

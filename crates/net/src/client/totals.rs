@@ -1,15 +1,16 @@
 //! Outcomes of a copy, over all its sessions.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sterna_proto::session::FileOutcome;
 use sterna_proto::{
     Checks, Digest, Earlier, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Location, Phase, Scope,
 };
 
 use super::spec::{CopyEvent, CopyObserver, CopySummary, FAILURES_KEPT_MAX};
-use crate::session::{Observer, SessionEvent, SettledPaths, lock};
+use crate::session::{Observer, SessionEvent, SettledPaths};
 
 /// Counts outcomes over all sessions of one copy, and forwards events to the observer.
 pub(super) struct CopyTotals {
@@ -70,13 +71,13 @@ impl CopyTotals {
 
     /// Returns the files that earlier sessions of the copy copied or found up to date.
     pub(super) fn settled(&self) -> Arc<SettledPaths> {
-        Arc::clone(&lock(&self.state).earlier)
+        Arc::clone(&self.state.lock().earlier)
     }
 
     /// Returns the summary of the copy after `elapsed`. If the copy ended with an error, the observer receives the
     /// summary.
     pub(super) fn conclude(&self, outcome: Result<(), Error>, elapsed: Duration) -> Result<CopySummary, Error> {
-        let summary = CopySummary { elapsed, ..std::mem::take(&mut lock(&self.state).summary) };
+        let summary = CopySummary { elapsed, ..std::mem::take(&mut self.state.lock().summary) };
         match outcome {
             Ok(()) => Ok(summary),
             Err(error) => {
@@ -88,13 +89,13 @@ impl CopyTotals {
 
     /// Leaves out files that were settled before this copy began.
     pub(super) fn leave_out(&self, settled: SettledPaths) {
-        Arc::make_mut(&mut lock(&self.state).earlier).extend(settled);
+        Arc::make_mut(&mut self.state.lock().earlier).extend(settled);
     }
 }
 
 impl Observer for CopyTotals {
     fn session_event(&self, mut event: SessionEvent) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let (SessionEvent::Settled { entry, outcome }, Some(asked)) = (&mut event, state.asked)
             && let FileOutcome::Done(digests) = outcome
             && entry.kind == EntryKind::File

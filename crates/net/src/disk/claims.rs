@@ -5,8 +5,8 @@
 //! copied.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{FileType, Stat};
 use sterna_proto::{Error, ErrorKind, RelPath};
 
@@ -36,7 +36,7 @@ impl Claims {
     /// Locks the claims for a check and the rename that follows. No other thread of the session publishes in between.
     pub(super) fn lock(&self) -> MutexGuard<'_, Generations> {
         // Consistent between any two statements, so it stays valid after a panic in another thread.
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.generations.lock()
     }
 }
 

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::session::Overwrite;
@@ -214,7 +215,7 @@ impl Destination {
     /// Makes the names of all created directories durable. Errors: those of the disk; the next call tries again.
     pub fn settle(&self) -> Result<(), Error> {
         // Held to the end: a caller that finds nothing left to sync must know that the sync has ended, not just begun.
-        let _turn = self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.shared.settling.lock();
         let unsynced = std::mem::take(&mut self.made().unsynced);
         self.sync_directories(&unsynced).map_err(|errno| {
             let error = FINALISING.failed(errno, format_args!("sync directories in {}", self.shared.root));
@@ -226,7 +227,7 @@ impl Destination {
     /// Blocks [`Destination::settle`], as a slow disk does.
     #[cfg(test)]
     pub(crate) fn hold_up(&self) -> MutexGuard<'_, ()> {
-        self.shared.settling.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.settling.lock()
     }
 
     fn sync_directories(&self, paths: &BTreeSet<Vec<u8>>) -> rustix::io::Result<()> {
@@ -326,7 +327,7 @@ impl Destination {
 
     fn made(&self) -> MutexGuard<'_, Made> {
         // The data is consistent between any two statements, so it stays valid after a panic in another thread.
-        self.shared.made.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.made.lock()
     }
 }
 

@@ -6,8 +6,9 @@
 //! versions back.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::Stat;
 use sterna_proto::FileEntry;
 
@@ -68,7 +69,7 @@ impl History {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Consistent between any two statements, so it stays valid after a panic in another thread.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

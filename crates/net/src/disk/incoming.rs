@@ -10,8 +10,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sterna_proto::digest::InOrder;
@@ -394,9 +394,9 @@ impl IncomingFile {
     /// durable are sent again.
     pub fn end(&self) {
         let mut journal = match self.journal.try_lock() {
-            Ok(journal) => journal,
-            Err(_) if self.has_journal.load(Ordering::Relaxed) => return,
-            Err(_) => self.journal(),
+            Some(journal) => journal,
+            None if self.has_journal.load(Ordering::Relaxed) => return,
+            None => self.journal(),
         };
         let _ = self.save(&mut journal);
         match *journal {
@@ -546,21 +546,21 @@ impl IncomingFile {
 
     fn entry_now(&self) -> RwLockReadGuard<'_, FileEntry> {
         // An entry is replaced as a whole, so it stays valid after a panic in another thread.
-        self.entry.read().unwrap_or_else(PoisonError::into_inner)
+        self.entry.read()
     }
 
     fn entry_mut(&self) -> RwLockWriteGuard<'_, FileEntry> {
-        self.entry.write().unwrap_or_else(PoisonError::into_inner)
+        self.entry.write()
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
         // Records are consistent between any two statements, so they stay valid after a panic in another thread.
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {
         // As above: a half-written journal is closed before the lock is released.
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.journal.lock()
     }
 }
 

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::{Fingerprint, files};
-use crate::sync::lock;
 
 /// Maximum size of the file in bytes. Reason: 10,000 peers with a few rights each, read in a few milliseconds.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -177,7 +176,7 @@ impl Authorized {
     /// Cost: reads the file; call it once or twice per handshake.
     pub fn ask(&self, peer: &Fingerprint) -> Answer {
         let read = read(&self.path, &self.roots);
-        let mut last = lock(&self.last);
+        let mut last = self.last.lock();
         last.is_in_use = read.is_ok();
         let damage = match read {
             Ok(Listed { mut grants, strays }) => {
@@ -206,13 +205,13 @@ impl Authorized {
     /// Cost: one system call.
     pub fn has_changed(&self) -> bool {
         let now = stamp_of(&self.path);
-        std::mem::replace(&mut *lock(&self.stamp), now) != now
+        std::mem::replace(&mut *self.stamp.lock(), now) != now
     }
 
     /// Returns the reason why the file was not used at the last read. `None` if it was used, even if some lines name
     /// another root.
     pub fn why_not_in_use(&self) -> Option<String> {
-        let last = lock(&self.last);
+        let last = self.last.lock();
         last.damage.clone().filter(|_| !last.is_in_use)
     }
 }

@@ -4,9 +4,10 @@
 //! (`agent::third_party` does) and to decide anything.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::Error;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
@@ -15,7 +16,7 @@ use sterna_proto::session::{
 };
 
 use super::limits::{LimitMonitor, Role};
-use super::{BlockSink, End, NoBlocks, Progress, Work, lock};
+use super::{BlockSink, End, NoBlocks, Progress, Work};
 use crate::lane::LaneTx;
 use crate::wake::Wake;
 
@@ -70,7 +71,7 @@ impl ControlEnd {
 
     /// Agent: sends an event of the copy.
     pub fn report(&self, report: AgentReport) {
-        lock(&self.session).report(report);
+        self.session.lock().report(report);
         self.wake.notify();
     }
 
@@ -79,7 +80,7 @@ impl ControlEnd {
         let mut waiting = Some(answer);
         loop {
             let seen = self.wake.seen();
-            let mut session = lock(&self.session);
+            let mut session = self.session.lock();
             if session.is_concluded() {
                 return false;
             }
@@ -95,46 +96,46 @@ impl ControlEnd {
 
     /// Command: changes the rate contract of a path of the copy.
     pub fn send_contract(&self, path: PathNumber, contract: RateContract) {
-        lock(&self.session).send_contract(path, contract);
+        self.session.lock().send_contract(path, contract);
         self.wake.notify();
     }
 
     /// Agent: returns the contracts that the command has changed since the last call.
     pub fn take_contracts(&self) -> BTreeMap<PathNumber, RateContract> {
-        lock(&self.session).take_contracts()
+        self.session.lock().take_contracts()
     }
 
     /// Agent: sends the outcome of the copy.
     pub fn conclude(&self, conclusion: Conclusion) {
-        lock(&self.session).conclude(conclusion);
+        self.session.lock().conclude(conclusion);
         self.wake.notify();
     }
 
     /// Agent: fails the copy.
     pub fn fail(&self, error: Error) {
-        lock(&self.session).fail(error);
+        self.session.lock().fail(error);
         self.after_change();
     }
 
     /// Agent: sets the snapshot to send.
     pub fn show(&self, snapshot: Snapshot) {
-        lock(&self.latest).set(snapshot);
+        self.latest.lock().set(snapshot);
         self.wake.notify();
     }
 
     /// Command: returns the last snapshot, with a number that identifies it.
     pub fn latest(&self) -> Option<(u64, Snapshot)> {
-        let latest = lock(&self.latest);
+        let latest = self.latest.lock();
         latest.snapshot.clone().map(|snapshot| (latest.number, snapshot))
     }
 
     /// Passes received events on. After this call, the events taken by other threads have also been passed on. Returns
     /// true if there were any.
     fn pass_on(&self) -> bool {
-        let _one = lock(&self.passing_on);
+        let _one = self.passing_on.lock();
         let mut is_any = false;
         loop {
-            let event = lock(&self.session).poll_event();
+            let event = self.session.lock().poll_event();
             let Some(event) = event else { return is_any };
             is_any = true;
             (self.hear)(event);
@@ -148,7 +149,7 @@ impl ControlEnd {
 
     /// Returns the latest snapshot if it is new and due, or the time at which it is due.
     fn poll_snapshot(&self, now: Instant) -> Work {
-        let mut latest = lock(&self.latest);
+        let mut latest = self.latest.lock();
         let (number, at) = latest.sent;
         if number == latest.number {
             return Work::Idle(None);
@@ -164,12 +165,15 @@ impl ControlEnd {
 
 impl End for ControlEnd {
     fn next_work(&self, lane: LaneId) -> Work {
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         if let Some(frame) = session.poll_frame(lane) {
             return Work::Frame(frame);
         }
         if session.is_over() {
             return Work::Over;
+        }
+        if !session.is_up(lane) {
+            return Work::Down;
         }
         // Only the agent sends snapshots, and none after the conclusion.
         let has_snapshots = self.side == ControlSide::Agent && !session.is_concluded();
@@ -187,14 +191,14 @@ impl End for ControlEnd {
 
     fn handle_frame(&self, frame: Frame) -> Result<(), Error> {
         let handled = match frame {
-            Frame::Messages { first, encoded } => lock(&self.session).handle_messages(first, &encoded),
-            Frame::Acknowledge { next } => lock(&self.session).handle_acknowledgement(next),
+            Frame::Messages { first, encoded } => self.session.lock().handle_messages(first, &encoded),
+            Frame::Acknowledge { next } => self.session.lock().handle_acknowledgement(next),
             Frame::Welcome(capabilities) => {
-                lock(&self.session).handle_welcome(capabilities.features);
+                self.session.lock().handle_welcome(capabilities.features);
                 Ok(())
             }
             Frame::Snapshot(snapshot) if self.side == ControlSide::Command => {
-                lock(&self.latest).set(*snapshot);
+                self.latest.lock().set(*snapshot);
                 return Ok(());
             }
             _ => Err(Error::protocol("a frame from the peer out of place")),
@@ -205,12 +209,12 @@ impl End for ControlEnd {
     }
 
     fn lane_up(&self, lane: LaneId) {
-        lock(&self.session).handle_lane_up(lane);
+        self.session.lock().handle_lane_up(lane);
         self.wake.notify();
     }
 
     fn lane_down(&self, lane: LaneId) {
-        lock(&self.session).handle_lane_down(lane, Instant::now());
+        self.session.lock().handle_lane_down(lane, Instant::now());
         self.after_change();
     }
 
@@ -219,7 +223,7 @@ impl End for ControlEnd {
     }
 
     fn is_over(&self) -> bool {
-        lock(&self.session).is_over()
+        self.session.lock().is_over()
     }
 
     fn has_followed_up(&self) -> bool {
@@ -229,7 +233,7 @@ impl End for ControlEnd {
 
     fn tick(&self) {
         let now = Instant::now();
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         let is_due = session.poll_timeout(now).is_some_and(|due| due <= now);
         session.handle_timeout(now);
         drop(session);
@@ -239,7 +243,7 @@ impl End for ControlEnd {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        lock(&self.session).poll_timeout(Instant::now())
+        self.session.lock().poll_timeout(Instant::now())
     }
 
     fn limits(&self) -> &LimitMonitor {
@@ -247,11 +251,11 @@ impl End for ControlEnd {
     }
 
     fn progress(&self) -> Progress {
-        lock(&self.latest).snapshot.as_ref().map(progress_of).unwrap_or_default()
+        self.latest.lock().snapshot.as_ref().map(progress_of).unwrap_or_default()
     }
 
     fn active_files(&self, most: usize) -> Vec<ActiveFile> {
-        let latest = lock(&self.latest);
+        let latest = self.latest.lock();
         latest.snapshot.iter().flat_map(|snapshot| snapshot.files.iter().take(most).cloned()).collect()
     }
 
@@ -260,7 +264,7 @@ impl End for ControlEnd {
     }
 
     fn abort(&self, error: Error) {
-        lock(&self.session).abort(error);
+        self.session.lock().abort(error);
         self.after_change();
     }
 }

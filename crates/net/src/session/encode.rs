@@ -6,11 +6,12 @@
 //! does.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use sterna_proto::compress::{
     Chooser, CompressionPolicy, Encoder, LaneWork, Method, PathMeter, Plan, SAMPLE_BYTES, SLAB_BYTES, Slab,
@@ -22,7 +23,6 @@ use sterna_proto::{BitRate, Error, FileEntry};
 use super::READ_BYTES;
 use super::limits::Meter;
 use crate::buffer::BufferPool;
-use crate::sync::lock;
 
 /// Maximum of encoded bytes that the lanes of one session hold. Reason: one block of 16 MiB for each of sixteen
 /// lanes, as much as QUIC may have in flight by default.
@@ -126,7 +126,7 @@ impl Encoding {
 
     /// Sets the rate of all paths together, if one is given.
     pub(super) fn set_rate(&self, rate: Option<BitRate>) {
-        lock(&self.meter).set_rate(rate);
+        self.meter.lock().set_rate(rate);
     }
 
     /// Returns the encoding for the next block of `entry`, `length` bytes long. `read` reads bytes for samples at an
@@ -143,10 +143,10 @@ impl Encoding {
         if self.policy == CompressionPolicy::Never {
             return Ok(Method::Raw);
         }
-        let facts = lock(&self.meter).facts(Instant::now());
+        let facts = self.meter.lock().facts(Instant::now());
         let mut sampled = false;
         loop {
-            match lock(&self.chooser).plan(file, entry, length, &facts) {
+            match self.chooser.lock().plan(file, entry, length, &facts) {
                 Plan::Encode(method) => return Ok(method),
                 // Another lane requested samples of the same file at the same time: the samples of one lane are
                 // enough.
@@ -165,7 +165,7 @@ impl Encoding {
             let Bench { encoder, encoded, .. } = &mut bench;
             let measured = measure(encoder, &samples, encoded, core_time);
             self.return_bench(bench);
-            lock(&self.chooser).handle_measured(file, &entry.path, measured);
+            self.chooser.lock().handle_measured(file, &entry.path, measured);
             sampled = true;
         }
     }
@@ -250,17 +250,17 @@ impl Encoding {
 
     /// Records the result of `method` for a block: `bytes` of a file became `encoded` bytes.
     pub(super) fn handle_encoded(&self, file: FileId, method: Method, bytes: u64, encoded: u64) {
-        lock(&self.chooser).handle_encoded(file, method, bytes, encoded);
+        self.chooser.lock().handle_encoded(file, method, bytes, encoded);
     }
 
     /// Drops the state of a file that has its outcome.
     pub(super) fn forget(&self, file: FileId) {
-        lock(&self.chooser).forget(file);
+        self.chooser.lock().forget(file);
     }
 
     /// Returns the next decision on the encoding of files, as text for the user.
     pub(super) fn poll_decision(&self) -> Option<String> {
-        lock(&self.chooser).poll_decision().map(|decision| decision.rationale)
+        self.chooser.lock().poll_decision().map(|decision| decision.rationale)
     }
 
     /// Starts to measure the work of a lane on a block.
@@ -294,7 +294,7 @@ impl Encoding {
         work.waited = whole.saturating_sub(lap.own.max(work.core_time));
         work.worked = whole.saturating_sub(work.waited);
         *lap = Lap { work: LaneWork::default(), own: Duration::ZERO, began: now, core_began: core };
-        lock(&self.meter).handle_work(&work, now);
+        self.meter.lock().handle_work(&work, now);
     }
 
     fn hold(&self, bytes: u64) -> Option<HeldBytes<'_>> {
@@ -317,11 +317,11 @@ impl Encoding {
     }
 
     fn take_bench(&self) -> Bench {
-        lock(&self.benches).pop().unwrap_or_default()
+        self.benches.lock().pop().unwrap_or_default()
     }
 
     fn return_bench(&self, bench: Bench) {
-        lock(&self.benches).push(bench);
+        self.benches.lock().push(bench);
     }
 }
 

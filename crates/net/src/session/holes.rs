@@ -4,12 +4,10 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use sterna_proto::RangeSet;
 use sterna_proto::session::{FileId, FileOutcome};
-
-use crate::sync::lock;
 
 /// Counter of hole bytes. Each byte counts once, even if its block is sent several times.
 #[derive(Debug, Default)]
@@ -26,7 +24,7 @@ struct Counted {
 impl HoleCount {
     /// Adds the hole `range` of a file. The caller prevents the file from settling during the call.
     pub(super) fn add(&self, file: FileId, range: Range<u64>) {
-        let mut counted = lock(&self.0);
+        let mut counted = self.0.lock();
         let holes = counted.open.entry(file).or_default();
         let known: u64 = holes.within(range.clone()).map(|part| part.end - part.start).sum();
         holes.insert(range.clone());
@@ -35,7 +33,7 @@ impl HoleCount {
 
     /// Handles the outcome of a file. The holes of a file that was not copied do not count.
     pub(super) fn settle(&self, file: FileId, outcome: &FileOutcome) {
-        let mut counted = lock(&self.0);
+        let mut counted = self.0.lock();
         let Some(holes) = counted.open.remove(&file) else { return };
         let bytes: u64 = holes.iter().map(|part| part.end - part.start).sum();
         counted.open_bytes -= bytes;
@@ -46,7 +44,7 @@ impl HoleCount {
 
     /// Returns the hole bytes up to now.
     pub(super) fn bytes(&self) -> u64 {
-        let counted = lock(&self.0);
+        let counted = self.0.lock();
         counted.open_bytes + counted.settled_bytes
     }
 }

@@ -37,10 +37,11 @@ pub(crate) use silence::SILENT_AFTER;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::plan::{HeldLanes, choose_congestion};
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveFile, Frame, LaneId, PathNumber};
@@ -53,7 +54,6 @@ use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, Transport};
 use crate::wake::Wake;
 
 pub use crate::observer::{Observer, SessionEvent};
-pub(crate) use crate::sync::lock;
 
 /// Bytes that are read and hashed in one step.
 const READ_BYTES: usize = crate::lane::PIECE_BYTES;
@@ -86,6 +86,8 @@ pub enum Work {
     /// Wait for a change of the session: there is no work now. With a time, there is work at that time even without a
     /// change.
     Idle(Option<Instant>),
+    /// Stop: the lane is down.
+    Down,
     /// Flush and stop: the session is over.
     Over,
 }
@@ -214,19 +216,19 @@ struct KnownLane {
 impl Lanes {
     /// Adds a lane with the rate of its path. `congestion_given`: the user has chosen the congestion control.
     pub fn add(&self, handle: &Arc<dyn LaneHandle>, rate: SharedRate, congestion_given: bool) {
-        let mut live = lock(&self.live);
+        let mut live = self.live.lock();
         live.retain(|lane| lane.handle.strong_count() > 0);
         live.push(KnownLane { handle: Arc::downgrade(handle), rate, settled: congestion_given });
     }
 
     /// Removes a lane that has ended, even if other code still holds its handle.
     pub fn remove(&self, handle: &Arc<dyn LaneHandle>) {
-        lock(&self.live).retain(|lane| !std::ptr::addr_eq(lane.handle.as_ptr(), Arc::as_ptr(handle)));
+        self.live.lock().retain(|lane| !std::ptr::addr_eq(lane.handle.as_ptr(), Arc::as_ptr(handle)));
     }
 
     /// Returns every lane that is up.
     pub fn live(&self) -> Vec<Arc<dyn LaneHandle>> {
-        lock(&self.live).iter().filter_map(|lane| lane.handle.upgrade()).collect()
+        self.live.lock().iter().filter_map(|lane| lane.handle.upgrade()).collect()
     }
 
     /// Sends a keep-alive on every lane. The owner calls it every [`ALIVE_EVERY`], even while storage is slow.
@@ -238,7 +240,7 @@ impl Lanes {
     /// sum of their equal parts.
     pub fn share_rate(&self) {
         let known: Vec<(Arc<dyn LaneHandle>, SharedRate)> =
-            lock(&self.live).iter().filter_map(|lane| Some((lane.handle.upgrade()?, lane.rate.clone()))).collect();
+            self.live.lock().iter().filter_map(|lane| Some((lane.handle.upgrade()?, lane.rate.clone()))).collect();
         for (handle, rate) in &known {
             let beside = known.iter().filter(|(_, other)| other.is(rate));
             let (over_quic, over_tcp): (Vec<_>, Vec<_>) =
@@ -275,7 +277,7 @@ impl Lanes {
     /// Changes the congestion control of TCP lanes that lose packets; returns one reason for each changed lane.
     pub fn adapt_congestion(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        for lane in lock(&self.live).iter_mut().filter(|lane| !lane.settled) {
+        for lane in self.live.lock().iter_mut().filter(|lane| !lane.settled) {
             let Some(handle) = lane.handle.upgrade().filter(|handle| handle.transport() == Transport::Tcp) else {
                 continue;
             };
@@ -429,6 +431,7 @@ pub(crate) fn feed(end: &dyn End, id: LaneId, tx: Box<dyn LaneTx>, first_frame: 
                 end.wake().notify();
                 return tx.flush();
             }
+            Work::Down => return Ok(()),
             // Ask once more after a flush: the flush can take long, and work may have arrived.
             Work::Idle(_) if !flushed => {
                 tx.flush()?;

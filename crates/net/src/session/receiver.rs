@@ -14,10 +14,11 @@ mod tail;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Jobs, Sender as JobQueue, channel};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::compress::Slab;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
@@ -36,7 +37,7 @@ use super::silence::{SilenceDetector, close_aside};
 use super::slabs::{BlockSlabs, Decoding};
 use super::slot::{BUSY_PATIENCE, OpenCount, Slot, patience};
 use super::writer::BlockWriter;
-use super::{BlockSink, End, Observer, Progress, SessionEvent, Work, lock};
+use super::{BlockSink, End, Observer, Progress, SessionEvent, Work};
 use crate::descriptors;
 use crate::lane::LaneTx;
 use crate::sink::{DirectoryModes, Inspected, PackedFile, Place, Prepared, SinkFile, Terms};
@@ -206,13 +207,13 @@ impl Receiver {
         let rechecker = Arc::clone(self);
         spawn("recheck", move || rechecker.run_rechecker(&to_recheck))?;
         let checkpointer = Arc::clone(self);
-        *lock(&self.checkpointer) = Some(spawn("checkpoint", move || checkpointer.run_checkpoints())?);
+        *self.checkpointer.lock() = Some(spawn("checkpoint", move || checkpointer.run_checkpoints())?);
         Ok(())
     }
 
     /// Drops the queues, which ends the threads that wait for work of this session.
     fn drop_queues(&self) {
-        lock(&self.queues).take();
+        self.queues.lock().take();
     }
 
     /// Looks files up in the order of the manifest, some of them before their blocks arrive. Retries files that the
@@ -221,27 +222,27 @@ impl Receiver {
         let ahead_max = PREPARED_AHEAD_MAX.min(self.open_max.div_ceil(2));
         let mut ahead: Vec<Weak<Slot>> = Vec::new();
         let mut again = Instant::now();
-        while lock(&self.queues).is_some() {
+        while self.queues.lock().is_some() {
             let seen = self.wake.seen();
             ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
             let mut turn = Vec::new();
             // A closed queue means that the session is over; the loop condition detects that.
             if ahead.len() >= ahead_max {
                 self.wake.wait(seen, BUSY_NAP);
-            } else if lock(&self.later).is_empty() {
+            } else if self.later.lock().is_empty() {
                 turn.extend(files.recv().ok().flatten().map(|file| (file, false)));
             } else {
                 turn.extend(files.recv_timeout(BUSY_NAP).ok().flatten().map(|file| (file, false)));
             }
             let now = Instant::now();
             if now >= again {
-                let mut later = lock(&self.later);
+                let mut later = self.later.lock();
                 let count = later.len().min(BUSY_A_TURN);
                 turn.extend(later.drain(..count).map(|file| (file, true)));
                 again = now + BUSY_NAP;
             }
             for (file, again) in turn {
-                let slot = lock(&self.slots).get(&file).cloned();
+                let slot = self.slots.lock().get(&file).cloned();
                 if let Some(slot) = slot {
                     self.look_up(file, &slot, again);
                     ahead.push(Arc::downgrade(&slot));
@@ -253,9 +254,9 @@ impl Receiver {
     /// Rereads the data of earlier sessions. Ends with the session.
     fn run_rechecker(&self, files: &Jobs<FileId>) {
         while let Ok(file) = files.recv() {
-            let slot = lock(&self.slots).get(&file).cloned();
+            let slot = self.slots.lock().get(&file).cloned();
             let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { continue };
-            let is_moot = || self.is_over() || !lock(&self.session).is_receiving(file);
+            let is_moot = || self.is_over() || !self.session.lock().is_receiving(file);
             let Some(lost) = self.limits.storage_work(|| recheck(&*incoming, self.options.checks, is_moot)) else {
                 continue;
             };
@@ -266,7 +267,7 @@ impl Receiver {
             if let Some(text) = &notice {
                 self.observer.session_event(SessionEvent::Notice(text.clone()));
             }
-            lock(&self.session).handle_rechecked(file, &lost, notice);
+            self.session.lock().handle_rechecked(file, &lost, notice);
             self.after_change();
         }
     }
@@ -275,7 +276,7 @@ impl Receiver {
     /// the session.
     fn run_publisher(&self, jobs: &Mutex<Jobs<Job>>) {
         loop {
-            let job = lock(jobs).recv();
+            let job = jobs.lock().recv();
             let Ok(job) = job else { return };
             self.limits.storage_work(|| match &job {
                 // The next session receives these small files again. One more batch would delay the end of this one.
@@ -285,7 +286,7 @@ impl Receiver {
                 Job::Packed { files, data } => self.publish_packed(files, data),
                 Job::Directories(modes) => self.finish_directories(*modes),
             });
-            *lock(&self.waiting).of(&job) -= 1;
+            *self.waiting.lock().of(&job) -= 1;
             self.job_done.notify_all();
             self.after_change();
         }
@@ -294,7 +295,7 @@ impl Receiver {
     /// Looks a file up in the storage, if that was not done yet. With `again`: also if the storage could not take the
     /// file before.
     fn look_up(&self, id: FileId, slot: &Slot, again: bool) {
-        let mut asked = lock(&slot.asked);
+        let mut asked = slot.asked.lock();
         if slot.is_found() || asked.is_some() && !again {
             return;
         }
@@ -316,7 +317,7 @@ impl Receiver {
         if let PrepareOutcome::Ready { notice: Some(text), .. } = &outcome {
             self.observer.session_event(SessionEvent::Notice(text.clone()));
         }
-        lock(&self.session).handle_prepared(id, outcome);
+        self.session.lock().handle_prepared(id, outcome);
         drop(asked);
         self.after_change();
     }
@@ -331,7 +332,7 @@ impl Receiver {
             // `BUSY_REPORTED_AFTER`.
             notice =
                 (waited >= BUSY_REPORTED_AFTER && !self.has_reported_busy.swap(true, Ordering::Relaxed)).then(|| {
-                    let them = match lock(&self.later).len() {
+                    let them = match self.later.lock().len() {
                         0 | 1 => entry.path.to_string(),
                         files => format!("{} and {} more", entry.path, files - 1),
                     };
@@ -339,13 +340,13 @@ impl Receiver {
                     format!("{them}: held by another session; waiting up to {patience} s for it to end")
                 });
         }
-        lock(&self.session).handle_busy(id, notice);
+        self.session.lock().handle_busy(id, notice);
         self.after_change();
     }
 
     /// Records the entry that came with a block. Errors: it contradicts the recorded entry; the session has ended.
     fn handle_entry(&self, file: FileId, entry: &FileEntry) -> Result<(), Error> {
-        let handled = lock(&self.session).handle_entry(file, entry);
+        let handled = self.session.lock().handle_entry(file, entry);
         self.after_change();
         handled
     }
@@ -355,7 +356,7 @@ impl Receiver {
     fn slot(&self, file: FileId, entry: &FileEntry) -> Option<Arc<Slot>> {
         // Both locks are held: a slot is created only while its file is open. The file settles later, and that
         // removes the slot.
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         if !session.is_open(file) || session.is_ending() {
             return None;
         }
@@ -364,7 +365,7 @@ impl Receiver {
             session.abort(error);
             return None;
         }
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         if self.has_ended.load(Ordering::Relaxed) {
             return None;
         }
@@ -382,7 +383,7 @@ impl Receiver {
 
     /// True if this receiver writes the file at `place`. Asked for another session that wants this file.
     pub fn holds(&self, place: &Place) -> bool {
-        let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
+        let slots: Vec<Arc<Slot>> = self.slots.lock().values().cloned().collect();
         // Another session holds the files that this receiver still waits for: only open files count.
         let mut open = slots.iter().filter(|slot| slot.incoming().is_some());
         open.any(|slot| self.options.sink.place_of(&slot.entry.path).is_ok_and(|ours| ours == *place))
@@ -434,7 +435,7 @@ impl Receiver {
         // A failed mode or time is only a notice; a name that is not durable aborts the session.
         self.notice(sink.finish(modes));
         let durable = sink.sync_names();
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         match durable {
             Ok(()) => session.handle_finished(),
             Err(error) => session.abort(error),
@@ -452,7 +453,7 @@ impl Receiver {
     }
 
     fn publish_file(&self, id: FileId) {
-        let slot = lock(&self.slots).get(&id).cloned();
+        let slot = self.slots.lock().get(&id).cloned();
         let outcome = match slot.and_then(|slot| slot.incoming()) {
             Some(incoming) => match self.take_wrong_blocks_back(id, &*incoming) {
                 Ok(true) => return,
@@ -467,12 +468,12 @@ impl Receiver {
         if outcome.is_err() && self.has_ended.load(Ordering::Relaxed) {
             return;
         }
-        lock(&self.session).handle_published(id, outcome);
+        self.session.lock().handle_published(id, outcome);
     }
 
     /// Compares a file that was sent while it grew with the final digest of its sender.
     fn close_growing(&self, id: FileId, incoming: &dyn SinkFile) -> Result<(), Error> {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         let (entry, final_digest) =
             session.open_entry(id).map_or((None, None), |(entry, final_digest)| (Some(entry.clone()), final_digest));
         drop(session);
@@ -483,12 +484,12 @@ impl Receiver {
     }
 
     fn discard_file(&self, id: FileId) {
-        let slot = lock(&self.slots).get(&id).cloned();
+        let slot = self.slots.lock().get(&id).cloned();
         if let Some(incoming) = slot.and_then(|slot| slot.incoming()) {
             // The next lookup of the file finds and empties any rest.
             let _ = incoming.discard();
         }
-        lock(&self.session).handle_discarded(id);
+        self.session.lock().handle_discarded(id);
     }
 
     fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
@@ -498,16 +499,16 @@ impl Receiver {
         for (id, entry, blake3) in files {
             let (data, behind) = rest.split_at(entry.size as usize);
             rest = behind;
-            let seen = lock(&self.slots).get(id).map(|slot| slot.seen()).unwrap_or_default();
+            let seen = self.slots.lock().get(id).map(|slot| slot.seen()).unwrap_or_default();
             packed.push(PackedFile { entry, data, blake3: Some(*blake3), expected, seen });
         }
         let outcomes = self.options.sink.publish_packed(&packed, &self.terms());
         for ((id, entry, _), outcome) in files.iter().zip(outcomes) {
             match outcome {
                 Err(error) if error.kind == ErrorKind::Busy && self.publish_later(*id, entry, &error) => {}
-                Err(error) => lock(&self.session).handle_published(*id, Err(error)),
-                Ok(Some(digests)) => lock(&self.session).handle_published(*id, Ok(digests)),
-                Ok(None) => lock(&self.session).handle_up_to_date(*id),
+                Err(error) => self.session.lock().handle_published(*id, Err(error)),
+                Ok(Some(digests)) => self.session.lock().handle_published(*id, Ok(digests)),
+                Ok(None) => self.session.lock().handle_up_to_date(*id),
             }
         }
     }
@@ -515,13 +516,13 @@ impl Receiver {
     /// Looks a small file up again and requests it again, because another session holds its place. Returns false if
     /// patience has ended.
     fn publish_later(&self, id: FileId, entry: &FileEntry, error: &Error) -> bool {
-        let slot = lock(&self.slots).get(&id).cloned();
-        let asked = slot.and_then(|slot| *lock(&slot.asked));
+        let slot = self.slots.lock().get(&id).cloned();
+        let asked = slot.and_then(|slot| *slot.asked.lock());
         let Some(until) = patience(error, asked, Instant::now(), 0) else { return false };
         let again = Slot::new(entry);
-        *lock(&again.asked) = Some(until);
-        lock(&self.slots).insert(id, Arc::new(again));
-        if lock(&self.session).handle_unpublished(id) {
+        *again.asked.lock() = Some(until);
+        self.slots.lock().insert(id, Arc::new(again));
+        if self.session.lock().handle_unpublished(id) {
             self.look_up_later(id);
         }
         true
@@ -529,14 +530,14 @@ impl Receiver {
 
     /// Queues a file that the storage could not take for one more attempt.
     fn look_up_later(&self, id: FileId) {
-        let mut later = lock(&self.later);
+        let mut later = self.later.lock();
         let was_empty = later.is_empty();
         later.push_back(id);
         drop(later);
         // The preparer waits without a time only while no file is to be looked up later. A session that is over has no
         // preparer and needs none.
         if was_empty {
-            lock(&self.queues).as_ref().map(|queues| queues.prepare.send(None));
+            self.queues.lock().as_ref().map(|queues| queues.prepare.send(None));
         }
     }
 
@@ -549,27 +550,27 @@ impl Receiver {
     /// were any, or something else `has_changed`.
     fn pass_on(&self, mut has_changed: bool) {
         let mut settled = Vec::new();
-        let turn = lock(&self.telling);
+        let turn = self.telling.lock();
         loop {
-            let event = lock(&self.session).poll_event();
+            let event = self.session.lock().poll_event();
             let Some(event) = event else { break };
             has_changed = true;
             match event {
                 RecvEvent::Prepare { file, entry } => {
                     if self.slot(file, &entry).is_some() {
                         // A session that is over has no preparer and needs none.
-                        lock(&self.queues).as_ref().map(|queues| queues.prepare.send(Some(file)));
+                        self.queues.lock().as_ref().map(|queues| queues.prepare.send(Some(file)));
                     }
                 }
                 RecvEvent::Recheck { file } => {
-                    lock(&self.queues).as_ref().map(|queues| queues.recheck.send(file));
+                    self.queues.lock().as_ref().map(|queues| queues.recheck.send(file));
                 }
                 RecvEvent::Discard { file } => self.queue(Job::Discard(file)),
                 RecvEvent::Publish { file } => self.queue(Job::File(file)),
                 RecvEvent::Settled { file, entry, outcome } => {
                     self.holes.settle(file, &outcome);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
-                    settled.extend(lock(&self.slots).remove(&file));
+                    settled.extend(self.slots.lock().remove(&file));
                 }
                 RecvEvent::Finish { whole } => {
                     let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };
@@ -590,8 +591,8 @@ impl Receiver {
 
     fn queue(&self, job: Job) {
         // Without publishers the session is over; the journal keeps the received data.
-        if let Some(queues) = &*lock(&self.queues) {
-            *lock(&self.waiting).of(&job) += 1;
+        if let Some(queues) = &*self.queues.lock() {
+            *self.waiting.lock().of(&job) += 1;
             // The publishers end later than their queue.
             let _ = queues.publish.send(job);
         }
@@ -599,10 +600,9 @@ impl Receiver {
 
     /// Waits while the publishers have too many jobs. Publishers need no lane, so there is no deadlock.
     fn wait_for_publishers(&self, too_many: impl Fn(&Waiting) -> bool) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         while too_many(&waiting) && !self.is_over() {
-            let waited = self.job_done.wait_timeout(waiting, CHECKPOINT_INTERVAL);
-            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.job_done.wait_for(&mut waiting, CHECKPOINT_INTERVAL);
         }
     }
 }
@@ -614,10 +614,11 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<thread::Join
 
 impl End for Receiver {
     fn next_work(&self, lane: LaneId) -> Work {
-        let (mut session, now) = (lock(&self.session), Instant::now());
+        let (mut session, now) = (self.session.lock(), Instant::now());
         match session.poll_frame(lane, now) {
             Some(frame) => Work::Frame(frame),
             None if session.is_over() => Work::Over,
+            None if !session.is_up(lane) => Work::Down,
             None => {
                 let report = session.next_report(now);
                 drop(session);
@@ -639,7 +640,7 @@ impl End for Receiver {
             self.limits.handle_limits(report);
             return Ok(());
         }
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         let handled = match frame {
             Frame::Messages { first, encoded } => session.handle_messages(first, &encoded),
             Frame::Acknowledge { next } => session.handle_acknowledgement(next),
@@ -656,12 +657,12 @@ impl End for Receiver {
     }
 
     fn lane_up(&self, lane: LaneId) {
-        lock(&self.session).handle_lane_up(lane);
+        self.session.lock().handle_lane_up(lane);
         self.wake.notify();
     }
 
     fn lane_down(&self, lane: LaneId) {
-        lock(&self.session).handle_lane_down(lane, Instant::now());
+        self.session.lock().handle_lane_down(lane, Instant::now());
         self.after_change();
     }
 
@@ -670,7 +671,7 @@ impl End for Receiver {
     }
 
     fn is_over(&self) -> bool {
-        lock(&self.session).is_over()
+        self.session.lock().is_over()
     }
 
     fn has_followed_up(&self) -> bool {
@@ -680,9 +681,9 @@ impl End for Receiver {
 
     fn tick(&self) {
         let now = Instant::now();
-        let silent = lock(&self.silence).observe(&self.limits.heard(), now);
+        let silent = self.silence.lock().observe(&self.limits.heard(), now);
         let (given_up, is_due) = {
-            let mut session = lock(&self.session);
+            let mut session = self.session.lock();
             let is_due = session.poll_timeout(now).is_some_and(|due| due <= now);
             session.handle_timeout(now);
             (session.handle_silence(&silent, now), is_due || !silent.is_empty())
@@ -692,7 +693,7 @@ impl End for Receiver {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        lock(&self.session).poll_timeout(Instant::now())
+        self.session.lock().poll_timeout(Instant::now())
     }
 
     fn limits(&self) -> &LimitMonitor {
@@ -700,7 +701,7 @@ impl End for Receiver {
     }
 
     fn progress(&self) -> Progress {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         let (files_known, bytes_known, manifest_complete) = session.offered();
         let (bytes_carried, bytes_encoded) = self.carried.bytes();
         let counters = Counters {
@@ -718,20 +719,20 @@ impl End for Receiver {
     }
 
     fn active_files(&self, most: usize) -> Vec<ActiveFile> {
-        lock(&self.session).active_files(most)
+        self.session.lock().active_files(most)
     }
 
     fn unsettled_bytes(&self) -> u64 {
-        lock(&self.session).unsettled_bytes()
+        self.session.lock().unsettled_bytes()
     }
 
     fn send_contract(&self, path: PathNumber, contract: RateContract) {
-        lock(&self.session).send_contract(path, contract);
+        self.session.lock().send_contract(path, contract);
         self.wake.notify();
     }
 
     fn abort(&self, error: Error) {
-        lock(&self.session).abort(error);
+        self.session.lock().abort(error);
         self.after_change();
     }
 }
@@ -787,7 +788,7 @@ impl ReceiverLane {
                 receiver.look_up(file, &slot, false);
             });
         }
-        if lock(&receiver.session).claim(self.lane, file, index) == BlockClaim::Discard {
+        if receiver.session.lock().claim(self.lane, file, index) == BlockClaim::Discard {
             return Ok(OpenBlock::Discard);
         }
         let incoming = slot.incoming().ok_or_else(|| crate::internal("a block of a file that was never looked up"))?;
@@ -796,20 +797,20 @@ impl ReceiverLane {
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming, meter);
         let mut broken = false;
         if let Err(error) = grown {
-            lock(&receiver.session).fail(file, error);
+            receiver.session.lock().fail(file, error);
             receiver.after_change();
             broken = true;
         } else if data == BlockData::Hole {
             // The hole is counted before the block counts as present: none of its bytes ever counts as carried.
             let offset = entry.blocks().offset(index);
-            let slots = lock(&receiver.slots);
+            let slots = receiver.slots.lock();
             // The lock is held here: a file that has settled in the meantime is no longer counted.
             if slots.contains_key(&file) {
                 receiver.holes.add(file, offset..offset + entry.blocks().length(index));
             }
             drop(slots);
             if let Err(error) = writer.hole() {
-                lock(&receiver.session).fail(file, error);
+                receiver.session.lock().fail(file, error);
                 receiver.after_change();
                 broken = true;
             }
@@ -834,7 +835,7 @@ impl ReceiverLane {
             if let Some(slot) = receiver.slot(file, &entry) {
                 receiver.look_up(file, &slot, false);
             }
-            let claim = lock(&receiver.session).claim(self.lane, file, 0);
+            let claim = receiver.session.lock().claim(self.lane, file, 0);
             claimed.push((file, entry, claim));
         }
         Ok(OpenBlock::Packed { files: claimed, slab, data: vec![0; data_len as usize] })
@@ -856,7 +857,7 @@ impl ReceiverLane {
             Some(digest) => incoming.record(index, digest).map(Ok),
             None => Ok(Err(corrupt_block(entry, index))),
         });
-        let mut session = lock(&self.receiver.session);
+        let mut session = self.receiver.session.lock();
         match outcome {
             Ok(verified) => {
                 session.handle_block(self.lane, file, index, verified);
@@ -887,7 +888,7 @@ impl ReceiverLane {
             Some(slab) => self.decoding.decode_or_zeros(slab, &data, length as usize),
         };
         let (mut verified, mut kept, mut offset) = (Vec::new(), Vec::new(), 0);
-        let mut session = lock(&self.receiver.session);
+        let mut session = self.receiver.session.lock();
         for ((file, entry, claim), digest) in files.into_iter().zip(digests) {
             let bytes = &data[offset..offset + entry.size as usize];
             offset += bytes.len();
@@ -936,7 +937,7 @@ impl BlockSink for ReceiverLane {
                 };
                 if let Err(error) = written {
                     *broken = true;
-                    lock(&self.receiver.session).fail(writer.file, error);
+                    self.receiver.session.lock().fail(writer.file, error);
                     self.receiver.after_change();
                 }
             }
@@ -968,7 +969,7 @@ impl BlockSink for ReceiverLane {
     }
 
     fn abandoned(&mut self, block: u64) -> Result<(), Error> {
-        let mut session = lock(&self.receiver.session);
+        let mut session = self.receiver.session.lock();
         match self.open.remove(&block) {
             Some(OpenBlock::Single { writer, .. }) => {
                 session.handle_block_abandoned(self.lane, writer.file, writer.index);

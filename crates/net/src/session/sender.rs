@@ -5,11 +5,12 @@ mod offers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use sterna_proto::compress::{CompressionPolicy, Method};
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{
@@ -27,7 +28,6 @@ use super::{BlockSink, End, NoBlocks, Observer, Progress, READ_BYTES, SessionEve
 use crate::buffer::BufferPool;
 use crate::lane::LaneTx;
 use crate::source::{Extent, FileReader, LaneChange, OfferedFile, Offers, Source};
-use crate::sync::lock;
 use crate::wake::Wake;
 
 /// Interval at which the reader of directories checks for room when nothing wakes it. Guess: short against the time
@@ -108,7 +108,7 @@ impl Sender {
             sender.limits.set_web(move || source.measured().unwrap_or_default());
         }
         if let Some(lanes) = sender.source.lanes_max() {
-            lock(&sender.session).expect_lanes(lanes);
+            sender.session.lock().expect_lanes(lanes);
         }
         let scanner = Arc::clone(&sender);
         thread::Builder::new()
@@ -121,12 +121,12 @@ impl Sender {
     /// Sets the treatment of existing files that this end has requested. To be called before the first lane: a receiver
     /// that leaves a file out although its data was requested ends the session.
     pub fn set_overwrite(&self, overwrite: Overwrite) {
-        lock(&self.session).set_overwrite(overwrite);
+        self.session.lock().set_overwrite(overwrite);
     }
 
     /// Limits the source to one file, because a digest of one file was given. Another source ends the session.
     pub fn expect_one_file(&self) {
-        lock(&self.session).expect_one_file();
+        self.session.lock().expect_one_file();
         self.after_change();
     }
 
@@ -137,7 +137,7 @@ impl Sender {
         if self.is_over() {
             return;
         }
-        lock(&self.session).end_files();
+        self.session.lock().end_files();
         self.after_change();
     }
 
@@ -150,7 +150,7 @@ impl Sender {
     ) -> FileId {
         let id = session.add_file_in(entry, order);
         // The lock of the session is still held: no lane can take a block of the file before the file is stored.
-        lock(&self.files).insert(id, file);
+        self.files.lock().insert(id, file);
         id
     }
 
@@ -158,7 +158,7 @@ impl Sender {
     fn session_with_room(&self) -> MutexGuard<'_, SendSession> {
         loop {
             let seen = self.wake.seen();
-            let session = lock(&self.session);
+            let session = self.session.lock();
             if session.has_room() || session.is_over() {
                 return session;
             }
@@ -182,10 +182,10 @@ impl Sender {
 
     /// Passes the events of the state machine to the observer. Returns true if there were any.
     fn pass_on(&self) -> bool {
-        let _turn = lock(&self.telling);
+        let _turn = self.telling.lock();
         let mut is_any = false;
         loop {
-            let event = lock(&self.session).poll_event();
+            let event = self.session.lock().poll_event();
             let Some(event) = event else { return is_any };
             is_any = true;
             self.observer.session_event(match event {
@@ -205,7 +205,7 @@ impl Sender {
 
     /// Returns a file that has no outcome yet.
     fn file(&self, id: FileId) -> Result<Arc<dyn OfferedFile>, Error> {
-        lock(&self.files).get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))
+        self.files.lock().get(&id).cloned().ok_or_else(|| crate::internal("a block of a settled file"))
     }
 
     /// Opens the file from which `lane` reads block `index`.
@@ -215,7 +215,7 @@ impl Sender {
         (id, entry, index): (FileId, &FileEntry, u64),
     ) -> Result<Box<dyn FileReader>, Error> {
         let file = self.file(id)?;
-        let session = lock(&self.session);
+        let session = self.session.lock();
         let run = session.run_of(lane).filter(|(file, _)| *file == id);
         let is_start_wanted = session.is_missing(id, 0);
         drop(session);
@@ -287,7 +287,7 @@ impl Sender {
         }
         self.end_block(block, hasher, tx)?;
         // The lock is held here: a file that has settled as up to date in the meantime is no longer counted.
-        let files = lock(&self.files);
+        let files = self.files.lock();
         if files.contains_key(id) {
             self.holes.add(*id, *offset..offset + length);
         }
@@ -488,14 +488,14 @@ impl Sender {
         if error.kind == ErrorKind::Cancelled {
             return;
         }
-        lock(&self.session).withdraw(id, error);
+        self.session.lock().withdraw(id, error);
         self.after_change();
     }
 
     /// Sends waiting control frames between the data of a block.
     fn send_waiting_frames(&self, lane: LaneId, tx: &mut dyn LaneTx) -> Result<(), Error> {
         loop {
-            let frame = lock(&self.session).poll_frame(lane);
+            let frame = self.session.lock().poll_frame(lane);
             match frame.or_else(|| self.limits.poll_frame(Instant::now())) {
                 Some(frame) => tx.control(&frame.encode())?,
                 None => return Ok(()),
@@ -506,12 +506,15 @@ impl Sender {
 
 impl End for Sender {
     fn next_work(&self, lane: LaneId) -> Work {
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         if let Some(frame) = session.poll_frame(lane) {
             return Work::Frame(frame);
         }
         if session.is_over() {
             return Work::Over;
+        }
+        if !session.is_up(lane) {
+            return Work::Down;
         }
         if !self.dry_run
             && self.source.takes_blocks(lane)
@@ -549,7 +552,7 @@ impl End for Sender {
             self.limits.handle_receiver(Instant::now(), report);
             return Ok(());
         }
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         let handled = match frame {
             Frame::Messages { first, encoded } => session.handle_messages(first, &encoded),
             Frame::Acknowledge { next } => session.handle_acknowledgement(next),
@@ -563,13 +566,13 @@ impl End for Sender {
     }
 
     fn lane_up(&self, lane: LaneId) {
-        lock(&self.session).handle_lane_up(lane);
+        self.session.lock().handle_lane_up(lane);
         self.wake.notify();
     }
 
     fn lane_down(&self, lane: LaneId) {
         self.source.handle_lane(lane, LaneChange::Down);
-        lock(&self.session).handle_lane_down(lane, Instant::now());
+        self.session.lock().handle_lane_down(lane, Instant::now());
         self.after_change();
     }
 
@@ -582,15 +585,15 @@ impl End for Sender {
     }
 
     fn is_over(&self) -> bool {
-        lock(&self.session).is_over()
+        self.session.lock().is_over()
     }
 
     fn tick(&self) {
         let now = Instant::now();
-        let silent = lock(&self.silence).observe(&self.limits.heard(), now);
+        let silent = self.silence.lock().observe(&self.limits.heard(), now);
         let round_trip = self.source.round_trip();
         let (given_up, is_due) = {
-            let mut session = lock(&self.session);
+            let mut session = self.session.lock();
             let is_due = session.poll_timeout(now).is_some_and(|due| due <= now);
             session.handle_timeout(now);
             // The blocks that a lane may take from the run of another lane change with time.
@@ -604,7 +607,7 @@ impl End for Sender {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        lock(&self.session).poll_timeout(Instant::now())
+        self.session.lock().poll_timeout(Instant::now())
     }
 
     fn limits(&self) -> &LimitMonitor {
@@ -617,11 +620,11 @@ impl End for Sender {
     }
 
     fn take_contracts(&self) -> BTreeMap<PathNumber, RateContract> {
-        lock(&self.session).take_contracts()
+        self.session.lock().take_contracts()
     }
 
     fn progress(&self) -> Progress {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         let (files_known, bytes_known, manifest_complete) = session.offered();
         let (bytes_carried, bytes_encoded) = self.encoding.carried.bytes();
         let counters = Counters {
@@ -639,11 +642,11 @@ impl End for Sender {
     }
 
     fn active_files(&self, most: usize) -> Vec<ActiveFile> {
-        lock(&self.session).active_files(most)
+        self.session.lock().active_files(most)
     }
 
     fn unsettled_bytes(&self) -> u64 {
-        lock(&self.session).unsettled_bytes()
+        self.session.lock().unsettled_bytes()
     }
 
     fn has_followed_up(&self) -> bool {
@@ -653,7 +656,7 @@ impl End for Sender {
 
     fn abort(&self, error: Error) {
         self.sweeper.get().into_iter().for_each(Sweeper::stop);
-        lock(&self.session).abort(error);
+        self.session.lock().abort(error);
         self.after_change();
     }
 }

@@ -1,9 +1,10 @@
 //! State of a file at its sink, from its offer to its outcome.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::{Error, ErrorKind, FileEntry, Retry};
 
 use crate::sink::{Seen, SinkFile};

@@ -4,11 +4,12 @@
 //! of its file. Refuses to trust that report: compares it with the data that this end has read.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
+use parking_lot::Mutex;
 use sterna_proto::session::FileId;
 use sterna_proto::{
     BlockDigest, BlockHasher, BlockMap, Checks, EntryKind, Error, ErrorKind, FileDigester, FileDigests, FileEntry,
@@ -17,7 +18,6 @@ use sterna_proto::{
 
 use super::READ_BYTES;
 use crate::source::{Extent, FileReader, OfferedFile, SourceDisposition};
-use crate::sync::lock;
 
 /// Maximum of arrived files in the queue. Reason: about 500 bytes each. The thread that adds one more waits, as for
 /// any other deletion.
@@ -75,22 +75,22 @@ impl Sweeper {
 
     /// Records the chaining value of a block that was read.
     pub(super) fn record_block(&self, file: FileId, index: u64, chaining_value: [u8; 32]) {
-        lock(&self.sent).entry(file).or_default().blocks.insert(index, chaining_value);
+        self.sent.lock().entry(file).or_default().blocks.insert(index, chaining_value);
     }
 
     /// Records the BLAKE3 of a file that was read as a whole.
     pub(super) fn record_whole(&self, file: FileId, blake3: [u8; 32]) {
-        lock(&self.sent).entry(file).or_default().whole = Some(blake3);
+        self.sent.lock().entry(file).or_default().whole = Some(blake3);
     }
 
     /// Drops the records of a file with any other outcome.
     pub(super) fn forget(&self, file: FileId) {
-        lock(&self.sent).remove(&file);
+        self.sent.lock().remove(&file);
     }
 
     /// Queues a file that is done. Waits while the queue is full.
     pub(super) fn push(&self, file: FileId, origin: Arc<dyn OfferedFile>, entry: FileEntry, digests: FileDigests) {
-        let sent = lock(&self.sent).remove(&file).unwrap_or_default();
+        let sent = self.sent.lock().remove(&file).unwrap_or_default();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // The thread ends later than this queue.
         let _ = self.queue.send(Arrived { file, origin, entry, digests, sent });

@@ -7,7 +7,9 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
 use sterna_proto::compress::CompressionPolicy;
-use sterna_proto::session::{BlockData, BlockHeader, Capabilities, FileId, LINGER_DEFAULT, Message, Overwrite};
+use sterna_proto::session::{
+    BlockData, BlockHeader, Capabilities, ControlSide, FileId, LINGER_DEFAULT, Message, Overwrite,
+};
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileEntry, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
 
@@ -195,6 +197,48 @@ impl LaneHandle for SlowToClose {
     fn close(&self, _: &str) {
         self.together.wait();
         self.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Accepts everything, also on a lane that is down.
+struct Sponge;
+
+impl LaneTx for Sponge {
+    fn control(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_begin(&mut self, _: &[u8], _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_data(&mut self, _: bytes::Bytes) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_end(&mut self, _: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn block_abandon(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+    fn flush(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_feeder_of_a_lane_that_went_down_before_it_looked_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let silent = Arc::new(Silent) as Arc<dyn Observer>;
+    let (roots, pool) = (Roots::new(Vec::new()), BufferPool::new());
+    let sender =
+        Sender::start(roots, LINGER_DEFAULT, false, Arc::default(), CompressionPolicy::Never, pool, silent).unwrap();
+    let control = ControlEnd::new(ControlSide::Command, LINGER_DEFAULT, Box::new(|_| {}));
+    let ends: [Arc<dyn End>; 3] = [sender, receiver(&directory).0, control];
+    for end in ends {
+        end.lane_up(LaneId(7));
+        end.lane_down(LaneId(7));
+        let (fed, fed_end) = channel();
+        thread::spawn(move || fed.send(feed(&*end, LaneId(7), Box::new(Sponge), None)));
+        fed_end.recv_timeout(Duration::from_secs(120)).expect("the feeder waits for ever").unwrap();
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_proto::session::{Overwrite, Probe};
 use sterna_proto::{
     BlockDigest, BlockMap, Digest, EntryKind, Error, ErrorKind, FileDigester, FileDigests, FileEntry, Phase, RangeSet,
@@ -11,7 +12,6 @@ use sterna_proto::{
 };
 
 use super::{DirectoryModes, Inspected, PackedFile, PackedOutcome, Place, Prepared, Sink, SinkFile, Terms};
-use crate::sync::lock;
 
 /// Sink of the files of a probe, whose data is verified and discarded. Refuses every other entry.
 ///
@@ -54,7 +54,7 @@ impl Sink for Discard {
             let text = "compute more digests than BLAKE3: the data of a probe is not kept";
             return Err(refused(ErrorKind::Usage, text.to_owned()));
         }
-        if !lock(&self.taken).insert(entry.path.clone()) {
+        if !self.taken.lock().insert(entry.path.clone()) {
             return Err(refused(ErrorKind::Exists, format!("receive {}: the probe has it already", entry.path)));
         }
         let blocks = entry.blocks();
@@ -100,7 +100,7 @@ impl Discarded {
     }
 
     fn digests(&self) -> Result<FileDigests, Error> {
-        let verified = lock(&self.verified);
+        let verified = self.verified.lock();
         if verified.len() as u64 != self.blocks.count() {
             return Err(crate::internal("publish a probe of which blocks are missing"));
         }
@@ -124,7 +124,7 @@ impl SinkFile for Discarded {
     }
 
     fn have(&self) -> RangeSet {
-        lock(&self.verified).keys().map(|index| *index..index + 1).collect()
+        self.verified.lock().keys().map(|index| *index..index + 1).collect()
     }
 
     fn grow(&self, _entry: &FileEntry) -> Result<(), Error> {
@@ -152,7 +152,7 @@ impl SinkFile for Discarded {
         if index >= count {
             return Err(Error::protocol(format!("block {index} of {}, which has {count} blocks", self.path)));
         }
-        lock(&self.verified).entry(index).or_insert(digest);
+        self.verified.lock().entry(index).or_insert(digest);
         Ok(())
     }
 
@@ -169,7 +169,7 @@ impl SinkFile for Discarded {
     fn keep_digests(&self) {}
 
     fn forget(&self, blocks: &RangeSet) -> Result<(), Error> {
-        lock(&self.verified).retain(|index, _| !blocks.contains(*index));
+        self.verified.lock().retain(|index, _| !blocks.contains(*index));
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl SinkFile for Discarded {
     }
 
     fn discard(&self) -> Result<(), Error> {
-        lock(&self.verified).clear();
+        self.verified.lock().clear();
         Ok(())
     }
 

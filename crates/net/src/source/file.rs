@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_proto::session::LaneId;
 use sterna_proto::{Error, ErrorKind, FileEntry, Phase, RelPath, Scope};
 
 use super::{Extent, FileReader, OfferedFile, SourceDisposition};
 use crate::descriptors;
 use crate::disk::{Root, SourceFile};
-use crate::sync::lock;
 
 /// Suffix of the name of a marker. A marker reports that the file without this suffix has ended.
 pub(super) const MARKER_ENDING: &[u8] = b".done";
@@ -38,13 +38,13 @@ struct Open {
 impl OpenFiles {
     /// Returns the number for a new file.
     fn next_number(&self) -> u64 {
-        let mut open = lock(&self.0);
+        let mut open = self.0.lock();
         open.used += 1;
         open.used
     }
 
     fn get(&self, file: &DiskFile) -> Result<Arc<SourceFile>, Error> {
-        let mut open = lock(&self.0);
+        let mut open = self.0.lock();
         open.used += 1;
         let used = open.used;
         if let Some((source, last_used)) = open.files.get_mut(&file.number) {
@@ -53,7 +53,7 @@ impl OpenFiles {
         }
         drop(open);
         let source = Arc::new(file.root.open_source(&file.path)?);
-        let mut open = lock(&self.0);
+        let mut open = self.0.lock();
         if open.files.len() >= OPEN_FILES_MAX.min(descriptors::limit() / DESCRIPTORS_DIVISOR) {
             let oldest = open.files.iter().min_by_key(|(_, (_, used))| *used).map(|(number, _)| *number);
             oldest.and_then(|number| open.files.remove(&number));
@@ -64,7 +64,7 @@ impl OpenFiles {
 
     fn close(&self, number: u64) {
         // Dropped after the lock is released.
-        let _source = lock(&self.0).files.remove(&number);
+        let _source = self.0.lock().files.remove(&number);
     }
 }
 

@@ -5,16 +5,16 @@
 //! file with the same digest.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::session::FileId;
 use sterna_proto::{Error, FileEntry, RelPath};
 
 use super::Offers;
 use crate::disk::{Root, SourceFile};
-use crate::sync::lock;
 
 /// Number of threads that compute final digests. Reason: a small file does not wait behind a file of a terabyte that
 /// ended earlier.
@@ -72,20 +72,20 @@ impl FinalDigestQueue {
 
 impl Drop for FinalDigestQueue {
     fn drop(&mut self) {
-        lock(&self.0.waiting).is_closed = true;
+        self.0.waiting.lock().is_closed = true;
         self.0.wake.notify_all();
     }
 }
 
 impl Jobs {
     fn push(&self, job: Job) {
-        lock(&self.waiting).jobs.push_back(job);
+        self.waiting.lock().jobs.push_back(job);
         self.wake.notify_one();
     }
 
     /// Waits for the first job that can run, and returns it. `None` if no job is left or the session is over.
     fn next(&self, offers: &dyn Offers) -> Option<Job> {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         loop {
             if offers.is_closed() || waiting.is_closed && waiting.jobs.is_empty() {
                 return None;
@@ -93,8 +93,7 @@ impl Jobs {
             if let Some(at) = waiting.jobs.iter().position(|job| !job.is_held || offers.has_arrived(job.id)) {
                 return waiting.jobs.remove(at);
             }
-            let waited = self.wake.wait_timeout(waiting, ARRIVAL_NAP);
-            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.wake.wait_for(&mut waiting, ARRIVAL_NAP);
         }
     }
 }

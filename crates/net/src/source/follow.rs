@@ -15,10 +15,11 @@ mod active;
 mod offer;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use sterna_proto::follow::{EndRule, FileEnd, FollowStep, Followed, Found};
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{EntryKind, Error, ErrorKind, Growth, Phase, RelPath, Retry, Scope};
@@ -30,7 +31,6 @@ use super::final_digest::FinalDigestQueue;
 use super::names::{PathHash, hash_of};
 use super::{Offers, Source};
 use crate::disk::{DirectoryWatcher, Expansion, HIDDEN_PREFIX, Happened, Noticed, Root, wait};
-use crate::sync::lock;
 
 /// Interval between looks at files that have not ended. Reason: a tenth of the one-second budget for the last byte.
 const TURN: Duration = Duration::from_millis(100);
@@ -154,7 +154,7 @@ impl Follow {
 
     /// Begins a session, which offers files without an outcome again. Earlier sessions stop to offer files.
     pub fn session(self: &Arc<Self>) -> Arc<FollowSession> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.session += 1;
         state.by_id.clear();
         for active in state.active.values_mut() {
@@ -551,13 +551,13 @@ impl Source for FollowSession {
     /// Follows the sources until the session is over or every named file has its outcome.
     fn list(self: Arc<Self>, offers: &Arc<dyn Offers>) {
         let Follow { state, rules } = &*self.follow;
-        let events = lock(state).watch.events();
+        let events = state.lock().watch.events();
         let (events, seals) = match events.and_then(|events| Ok((events, FinalDigestQueue::start(offers)?))) {
             Ok(ready) => ready,
             Err(error) => return offers.fail(error),
         };
         while !offers.is_closed() {
-            let mut state = lock(state);
+            let mut state = state.lock();
             // A takeover session now follows the sources.
             if state.session != self.number {
                 return;
@@ -585,7 +585,7 @@ impl Source for FollowSession {
     }
 
     fn handle_settled(&self, file: FileId, outcome: &FileOutcome) {
-        let mut state = lock(&self.follow.state);
+        let mut state = self.follow.state.lock();
         if state.session == self.number
             && let Some(key) = state.by_id.remove(&file)
         {

@@ -1,8 +1,9 @@
 //! File on a web server, as found by the first request for it.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::BlockOrder;
 use sterna_proto::web::WebLocation;
@@ -11,7 +12,6 @@ use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry};
 use super::exchange::{Answer, Ask, Body, Exchange, Fault};
 use super::prefix::PrefixDigests;
 use super::reply::{Reply, Version};
-use crate::sync::lock;
 
 /// Bytes of files that are held in memory until they are sent. Reason: the first request brings a small file whole.
 /// 256 of the largest small files cover what lanes take at once.
@@ -82,7 +82,7 @@ impl WebFile {
     /// Drops the first answer, because its bytes are not needed.
     pub(super) fn drop_first_answer(&self) {
         // Dropped after the lock is released.
-        let _first = lock(&self.first).take();
+        let _first = self.first.lock().take();
     }
 
     /// Returns true if ranges of it are requested.
@@ -302,14 +302,14 @@ struct Held {
 impl Held {
     /// Waits until there is room for more, or the session is over.
     fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
-        let mut bytes = lock(&self.bytes);
+        let mut bytes = self.bytes.lock();
         while *bytes >= HELD_BYTES_MAX && !is_over() {
-            bytes = self.freed.wait_timeout(bytes, ROOM_NAP).unwrap_or_else(PoisonError::into_inner).0;
+            self.freed.wait_for(&mut bytes, ROOM_NAP);
         }
     }
 
     fn hold(self: &Arc<Self>, bytes: Vec<u8>) -> HeldBytes {
-        *lock(&self.bytes) += bytes.len() as u64;
+        *self.bytes.lock() += bytes.len() as u64;
         HeldBytes { bytes, held: Arc::clone(self) }
     }
 }
@@ -322,7 +322,7 @@ pub(super) struct HeldBytes {
 
 impl Drop for HeldBytes {
     fn drop(&mut self) {
-        *lock(&self.held.bytes) -= self.bytes.len() as u64;
+        *self.held.bytes.lock() -= self.bytes.len() as u64;
         self.held.freed.notify_all();
     }
 }

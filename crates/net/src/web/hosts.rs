@@ -1,13 +1,12 @@
 //! State of each web server: how many requests it takes at once, and until when it gets none.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::session::LaneId;
-
-use crate::sync::lock;
 
 /// First wait after a server reported overload without a time; doubled each time.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -53,7 +52,7 @@ pub(super) struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if let Some(host) = lock(&self.hosts.state).get_mut(&self.origin) {
+        if let Some(host) = self.hosts.state.lock().get_mut(&self.origin) {
             host.in_use -= 1;
         }
         self.hosts.changed.notify_all();
@@ -70,7 +69,7 @@ impl Hosts {
     /// Waits until the server takes one more request; `None` when the copy has stopped or the lane of the request
     /// is down.
     pub(super) fn enter(self: &Arc<Self>, origin: &str, lane: Option<LaneId>) -> Option<Permit> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if self.is_over(lane) {
                 return None;
@@ -87,7 +86,7 @@ impl Hosts {
                 return Some(Permit { hosts: Arc::clone(self), origin: origin.to_owned() });
             }
             let nap = if pause.is_zero() { LOOK_EVERY } else { pause.min(LOOK_EVERY) };
-            state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, nap);
         }
     }
 
@@ -95,7 +94,7 @@ impl Hosts {
     /// none. Halves its connections from then on. Returns the wait and the number of connections, if the pause is a
     /// new one.
     pub(super) fn pause(&self, origin: &str, wait: Option<Duration>, jitter: f64) -> Option<(Duration, u32)> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let host = state.get_mut(origin)?;
         let now = Instant::now();
         let is_paused = host.paused_until.is_some_and(|until| until > now);
@@ -117,7 +116,7 @@ impl Hosts {
 
     /// Records that the server has answered, which ends a row of pauses.
     pub(super) fn answered(&self, origin: &str) {
-        if let Some(host) = lock(&self.state).get_mut(origin)
+        if let Some(host) = self.state.lock().get_mut(origin)
             && host.paused_until.is_none_or(|until| until <= Instant::now())
         {
             host.pauses = 0;
@@ -127,14 +126,13 @@ impl Hosts {
     /// Waits for `time`. Returns true if the copy continues, and the lane for which it waits is up.
     pub(super) fn wait(&self, time: Duration, lane: Option<LaneId>) -> bool {
         let until = Instant::now() + time;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while !self.is_over(lane) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;
             }
-            let waited = self.changed.wait_timeout(state, left.min(LOOK_EVERY));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left.min(LOOK_EVERY));
         }
         false
     }
@@ -151,18 +149,18 @@ impl Hosts {
 
     /// Records that a lane is down; ends every wait for it.
     pub(super) fn lane_down(&self, lane: LaneId) {
-        lock(&self.gone).insert(lane);
+        self.gone.lock().insert(lane);
         self.changed.notify_all();
     }
 
     /// Records that the feeder of a lane has ended.
     pub(super) fn lane_fed(&self, lane: LaneId) {
-        lock(&self.gone).remove(&lane);
+        self.gone.lock().remove(&lane);
     }
 
     /// Returns true if the answer to a request of the lane has no reader any more.
     pub(super) fn is_over(&self, lane: Option<LaneId>) -> bool {
-        self.is_stopped() || lane.is_some_and(|lane| lock(&self.gone).contains(&lane))
+        self.is_stopped() || lane.is_some_and(|lane| self.gone.lock().contains(&lane))
     }
 }
 
@@ -205,7 +203,7 @@ mod tests {
         drop(hosts.enter("a", None));
         let waits: Vec<Duration> = (0..9)
             .map(|_| {
-                lock(&hosts.state).get_mut("a").unwrap().paused_until = None;
+                hosts.state.lock().get_mut("a").unwrap().paused_until = None;
                 hosts.pause("a", None, 1.0).unwrap().0
             })
             .collect();

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::session::LaneId;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, FileEntry, Setting};
@@ -13,7 +14,6 @@ use super::exchange::{Answer, Ask, Body, Exchange, Fault};
 use super::file::{PAUSE_MAX, WebFile};
 use super::prefix::{AnswerDigest, CutBlock};
 use crate::source::{Extent, FileReader, OfferedFile, SourceDisposition};
-use crate::sync::lock;
 
 /// Wait before a failed request is repeated, doubled after each failure up to [`PAUSE_MAX`]. Reason: a cut connection
 /// is replaced at once, and a server that restarts takes seconds.
@@ -86,12 +86,12 @@ impl Runs {
     /// Drops the rest of the answer that `lane` reads.
     pub(super) fn end(&self, lane: LaneId) {
         // Dropped after the lock is released.
-        let _open = lock(&self.by_lane).remove(&lane);
+        let _open = self.by_lane.lock().remove(&lane);
     }
 
     /// Returns the number of lanes that are reading an answer.
     pub(super) fn count(&self) -> usize {
-        lock(&self.by_lane).len()
+        self.by_lane.lock().len()
     }
 }
 
@@ -125,7 +125,7 @@ impl OfferedFile for OfferedWebFile {
             }
         };
         let (runs, file) = (Arc::clone(&self.runs), Arc::clone(&self.file));
-        let open = lane.and_then(|lane| lock(&runs.by_lane).remove(&lane));
+        let open = lane.and_then(|lane| runs.by_lane.lock().remove(&lane));
         Ok(Box::new(WebReader { runs, lane, file, run_end, open, cut: None }))
     }
 
@@ -150,7 +150,7 @@ struct WebReader {
 impl Drop for WebReader {
     fn drop(&mut self) {
         if let (Some(open), Some(lane)) = (self.open.take(), self.lane) {
-            lock(&self.runs.by_lane).insert(lane, open);
+            self.runs.by_lane.lock().insert(lane, open);
         }
     }
 }
@@ -235,14 +235,14 @@ impl WebReader {
         if offset != start && self.file.has_ranges() {
             return None;
         }
-        let body = lock(&self.file.first).take()?;
+        let body = self.file.first.lock().take()?;
         Some(OpenRun::new(&self.file, start, body))
     }
 
     /// Requests the bytes from `offset` to the end of the run.
     fn ask(&self, offset: u64) -> Result<OpenRun, Fault> {
         let file = &self.file;
-        let at = lock(&file.at).clone();
+        let at = file.at.lock().clone();
         let end = self.run_end.clamp(offset + 1, file.entry().size);
         let range = file.has_ranges().then_some((offset, Some(end)));
         let ask = Ask { named: &file.named, at: &at, range, version: Some(&file.version), lane: self.lane };
@@ -272,7 +272,7 @@ impl WebReader {
             let text = format!("GET {named}: bytes from {} on where those from {start} on were asked for", reply.start);
             return Err(Fault::never(ErrorKind::Protocol, text));
         }
-        *lock(&file.at) = at;
+        *file.at.lock() = at;
         Ok(OpenRun::new(file, reply.start, body))
     }
 }

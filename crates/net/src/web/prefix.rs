@@ -4,12 +4,9 @@
 //! answers that start at its first byte. Each answer is compared, block by block, with all bytes that earlier answers
 //! have delivered. So the bytes that lanes read always begin one and the same answer. Reads no clock and no socket.
 
-use std::sync::Mutex;
-
 use blake3::{Hash, Hasher};
+use parking_lot::Mutex;
 use sterna_proto::file::BlockMap;
-
-use crate::sync::lock;
 
 /// Digests of the blocks of one file, from its first block on.
 #[derive(Debug)]
@@ -34,7 +31,7 @@ impl PrefixDigests {
     /// reaches the block sets it.
     fn is_same(&self, end: u64, digest: Hash) -> bool {
         let index = ((end - 1) / self.blocks.block_bytes()) as usize;
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         match known.get(index) {
             Some(before) => *before == digest,
             None => {

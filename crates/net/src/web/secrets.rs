@@ -9,16 +9,14 @@ use std::io::{PipeReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Error, ErrorKind, Phase, Scope, Setting};
-
-use crate::sync::lock;
 
 /// Longest token, in bytes. Reason: servers accept about 8,000 bytes in all headers together.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -103,7 +101,7 @@ impl Secrets {
         let Some(source) = &self.source else {
             return Ok(self.passwords.get(at.host()).cloned());
         };
-        let mut token = lock(&self.token);
+        let mut token = self.token.lock();
         let is_fresh = |token: &Token| token.expires.is_none_or(|expires| expires > SystemTime::now() + RENEWED_BEFORE);
         if let Some(known) = token.as_ref().filter(|token| is_fresh(token)) {
             return Ok(Some(format!("Bearer {}", known.text)));
@@ -115,7 +113,7 @@ impl Secrets {
 
     /// Discards a token that was refused, so that the next request reads it again. Returns true if it has a source.
     pub(super) fn renew(&self, sent: &str) -> bool {
-        let mut token = lock(&self.token);
+        let mut token = self.token.lock();
         // Another connection may have read it again already.
         if token.as_ref().is_some_and(|token| sent.strip_prefix("Bearer ") == Some(&token.text)) {
             *token = None;

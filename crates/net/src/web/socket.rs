@@ -7,17 +7,16 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::sys::{self, TcpInfo};
+use parking_lot::Mutex;
 use sterna_proto::limit::WebSample;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, ShutdownHandle, Transport,
 };
 use ureq::{Error, Timeout};
-
-use crate::sync::lock;
-use crate::sys::{self, TcpInfo};
 
 /// Interval at which a connection is measured while bytes are awaited. Reason: the same as for sterna lanes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -32,7 +31,7 @@ pub(super) struct Measured(Mutex<WebSample>);
 
 impl Measured {
     pub(super) fn sample(&self) -> WebSample {
-        *lock(&self.0)
+        *self.0.lock()
     }
 }
 
@@ -222,7 +221,7 @@ impl Look {
         let Ok(info) = sys::tcp_info(stream) else { return };
         let window = info.rcv_wnd.unwrap_or_default();
         let waited = std::mem::take(&mut self.waited);
-        let mut sample = lock(&measured.0);
+        let mut sample = measured.0.lock();
         sample.waited += waited;
         if fills_window(&before, &info, now - at) {
             sample.window_full += waited;

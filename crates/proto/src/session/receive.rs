@@ -864,6 +864,11 @@ impl RecvSession {
         self.core.log.waiting_bytes()
     }
 
+    /// Returns true if `lane` is up.
+    pub fn is_up(&self, lane: LaneId) -> bool {
+        self.core.log.is_up(lane)
+    }
+
     /// Returns the number of lanes that are up.
     pub fn lane_count(&self) -> usize {
         self.core.log.lane_count()

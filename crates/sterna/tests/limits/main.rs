@@ -24,9 +24,9 @@ mod webserver;
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use sterna_lab::model::Policer;
 use sterna_lab::{Lab, LabOptions, LinkModel};
@@ -42,7 +42,7 @@ use tree::{Seeded, assert_same_file, write};
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 /// Starts a lab whose hosts use cubic. Reason: bbr, the default of some kernels, hides the effects of loss.

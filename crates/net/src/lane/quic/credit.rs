@@ -5,8 +5,9 @@
 //! a quarter of the rest of the pool. A few lanes at a time get all that they can use, and a flood shares an amount
 //! that does not grow.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_proto::ByteCount;
 
 /// Pool of receive windows that a listener may grant to peers it has not admitted yet; clones share the pool.
@@ -21,7 +22,7 @@ impl CreditPool {
 
     /// Takes the credit of one new lane: a quarter of the rest, at most `most`.
     pub(super) fn take(&self, most: ByteCount) -> Credit {
-        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.0.lock();
         let share = ByteCount(left.0 / 4).min(most);
         let taken = if share < SHARE_BYTES_MIN { ByteCount(0) } else { share };
         left.0 -= taken.0;
@@ -50,7 +51,7 @@ impl Credit {
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).0 += self.taken.0;
+        self.pool.0.lock().0 += self.taken.0;
     }
 }
 

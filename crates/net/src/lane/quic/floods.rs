@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::{iter, thread};
 
 use noq::crypto::rustls::QuicClientConfig;
 use noq::{ClientConfig, Connection, Endpoint};
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::rate::RateContract;
 
 use super::{Listener, ListenerOptions, QuicOptions, SharedRate, connect};
@@ -98,16 +99,16 @@ impl Flood {
             if open.len() > open_max {
                 open.pop_front();
             }
-            *self.knocks.lock().unwrap() += 1;
+            *self.knocks.lock() += 1;
             self.more.notify_all();
         }
     }
 
     /// Waits until the flood has dialled `number` times, or is over.
     fn wait_until(&self, number: u64) {
-        let mut now = self.knocks.lock().unwrap();
+        let mut now = self.knocks.lock();
         while *now < number && !self.over.load(Ordering::Relaxed) {
-            now = self.more.wait(now).unwrap();
+            self.more.wait(&mut now);
         }
     }
 
@@ -123,7 +124,7 @@ impl Flood {
         thread::spawn(move || {
             let mut data = [0; 1 << 16];
             while let Ok((count, client)) = from.recv_from(&mut data) {
-                *heard_of.lock().unwrap() = Some(client);
+                *heard_of.lock() = Some(client);
                 // The listener may be gone at the end.
                 let _ = out.send(&data[..count]);
             }
@@ -132,7 +133,7 @@ impl Flood {
         thread::spawn(move || {
             let mut data = [0; 1 << 16];
             while let Ok(count) = far.recv(&mut data) {
-                let due = *flood.knocks.lock().unwrap() + late;
+                let due = *flood.knocks.lock() + late;
                 if answers.send((due, data[..count].to_vec())).is_err() {
                     return;
                 }
@@ -142,7 +143,7 @@ impl Flood {
         thread::spawn(move || {
             for (due, data) in on_their_way {
                 flood.wait_until(due);
-                if let Some(client) = *client.lock().unwrap() {
+                if let Some(client) = *client.lock() {
                     let _ = near.send_to(&data, client);
                 }
             }

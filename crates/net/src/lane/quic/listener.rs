@@ -1,12 +1,13 @@
 //! Accepting side: several sockets on one port, each with a thread.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicServerConfig;
 use noq::{Connection, Endpoint, EndpointConfig, Incoming, PathId, ServerConfig};
+use parking_lot::Mutex;
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
@@ -107,7 +108,7 @@ impl Listener {
     ///
     /// Returns `None` soon after [`Listener::stop`].
     pub fn accept(&self) -> Option<Result<Lane, Error>> {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let lanes = self.lanes.lock();
         loop {
             if *self.stop.borrow() {
                 return None;

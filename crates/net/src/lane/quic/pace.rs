@@ -5,11 +5,12 @@
 use std::any::Any;
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+use parking_lot::{Mutex, MutexGuard};
 use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, RateState, Terms};
 use sterna_proto::{BitRate, ByteCount};
 
@@ -56,7 +57,7 @@ impl SharedRate {
 
     fn lock(&self) -> MutexGuard<'_, PathControl> {
         // No call into the control can panic halfway, so a poisoned control is consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -262,7 +263,7 @@ impl Pace {
     }
 
     fn seat(&self) -> MutexGuard<'_, Seat> {
-        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seat.lock()
     }
 
     fn set_packet_bytes(&self, bytes: u64) {
@@ -317,7 +318,7 @@ pub(super) struct PaceFactory {
 
 impl ControllerFactory for PaceFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        let held = self.pace.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let held = self.pace.lock().clone();
         let contract = RateContract { expected_rtt: self.expected_rtt, ..RateContract::default() };
         let pace = held.unwrap_or_else(|| Pace::new(&SharedRate::new(contract)));
         pace.overhead_bytes.store(self.overhead_bytes, Ordering::Relaxed);

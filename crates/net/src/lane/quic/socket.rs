@@ -9,12 +9,13 @@ use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
 use std::num::NonZeroUsize;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use noq::udp::{RecvMeta, Transmit, UdpSocketState};
 use noq::{AsyncUdpSocket, Connection, PathId, UdpSender, WeakConnectionHandle};
+use parking_lot::{Mutex, MutexGuard};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::sync::watch;
@@ -153,7 +154,7 @@ impl SocketLanes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<SocketLane>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock()
     }
 }
 

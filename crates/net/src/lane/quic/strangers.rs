@@ -3,13 +3,14 @@
 use std::future::{Future, poll_fn};
 use std::net::{SocketAddr, UdpSocket};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::{iter, thread};
 
 use bytes::Bytes;
 use noq::crypto::rustls::QuicClientConfig;
 use noq::{ClientConfig, Connection, Endpoint, TransportConfig};
+use parking_lot::Mutex;
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, Error};
 use tokio::sync::mpsc as tokio_mpsc;
@@ -106,7 +107,7 @@ async fn relay(
             Ok((length, from)) = inner.recv_from(&mut up) => {
                 client = Some(from);
                 if up[0] & 0x80 == 0 {
-                    *seen.lock().unwrap() = up[1..1 + ID_BYTES].to_vec();
+                    *seen.lock() = up[1..1 + ID_BYTES].to_vec();
                 }
                 outer.send_to(&up[..length], server).await.unwrap();
                 continue;
@@ -218,7 +219,7 @@ fn a_reset_that_one_socket_gives_ends_no_lane_of_another() {
     send_block(&mut lane, 1000);
     assert_eq!(blocks.recv(), Ok(0));
 
-    let id = seen.lock().unwrap().clone();
+    let id = seen.lock().clone();
     let resets = resets_of(&id, server);
     if thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
         assert!(!resets.is_empty(), "the sockets that do not know the lane say so");

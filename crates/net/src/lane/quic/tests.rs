@@ -1,12 +1,13 @@
 //! Tests of lanes over loopback, with both ends in this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use bytes::Bytes;
 use noq::crypto::rustls::QuicClientConfig;
 use noq::{ClientConfig, Endpoint};
+use parking_lot::Mutex;
 use sterna_proto::rate::RateContract;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Retry, Scope};
 
@@ -62,7 +63,7 @@ impl LaneSink for Collect {
     }
 
     fn block_data(&mut self, block: u64, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let _gate = self.gate.lock().unwrap();
+        let _gate = self.gate.lock();
         let open = self.open.get_mut(&block).expect("data of an open block");
         for (place, byte) in open.data[offset as usize..][..data.len()].iter_mut().zip(data) {
             assert!(place.replace(*byte).is_none(), "byte given twice");
@@ -233,7 +234,7 @@ fn closing_delivers_what_was_given_and_tells_the_reason() {
 #[test]
 fn a_slow_sink_stops_the_sender_instead_of_filling_memory() {
     let (mut client, server) = lane_pair_with(|options| QuicOptions { memory: ByteCount::mebibytes(16), ..options });
-    let closed = server.gate.lock().unwrap();
+    let closed = server.gate.lock();
     let (progress, sent) = mpsc::channel();
     let sender = thread::spawn(move || {
         // Blocks of many packets: the engine fails with 2048 unread packets of one stream.

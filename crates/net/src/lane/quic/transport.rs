@@ -1,11 +1,12 @@
 //! Settings of a QUIC lane, from the known properties of its path.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use noq::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 use noq_proto::HashedConnectionIdGenerator;
+use parking_lot::Mutex;
 use sterna_proto::quantity::bandwidth_delay_product;
 use sterna_proto::{BitRate, ByteCount};
 

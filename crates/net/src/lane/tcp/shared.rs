@@ -7,10 +7,10 @@
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::handshake::Secrets;
@@ -106,7 +106,7 @@ impl Shared {
             }
             match state.writer.take() {
                 Some(writer) => return Ok(writer),
-                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.changed.wait(&mut state),
             }
         }
     }
@@ -212,8 +212,9 @@ impl Shared {
             ReaderState::Running(_) | ReaderState::Ended => {}
         }
         while matches!(state.reader, ReaderState::Running(_)) {
-            let Some(woken) = self.wait(state, deadline) else { return self.shut_down(Shutdown::Both) };
-            state = woken;
+            if !self.wait(&mut state, deadline) {
+                return self.shut_down(Shutdown::Both);
+            }
         }
     }
 
@@ -252,8 +253,9 @@ impl Shared {
             if let Some(writer) = state.writer.take() {
                 break writer;
             }
-            let Some(woken) = self.wait(state, deadline) else { return self.shut_down(Shutdown::Both) };
-            state = woken;
+            if !self.wait(&mut state, deadline) {
+                return self.shut_down(Shutdown::Both);
+            }
         };
         drop(state);
         match writer.finish(self, reason, deadline) {
@@ -262,13 +264,14 @@ impl Shared {
         }
     }
 
-    /// Waits for a change of the state; returns `None` when the deadline passes first.
-    fn wait<'g>(&self, state: MutexGuard<'g, State>, deadline: Instant) -> Option<MutexGuard<'g, State>> {
+    /// Waits for a change of the state. Returns false if the deadline has passed.
+    fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return None;
+            return false;
         }
-        Some(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0)
+        self.changed.wait_for(state, left);
+        true
     }
 
     fn close_deadline(&self) -> Instant {
@@ -283,11 +286,11 @@ impl Shared {
 
     /// Locks the state. A panic of another thread leaves it consistent: every change of it is one assignment.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn lock_secrets(&self) -> MutexGuard<'_, Secrets> {
-        self.secrets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.secrets.lock()
     }
 }
 

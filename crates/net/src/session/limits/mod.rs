@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::limit::trace::Input;
 use sterna_proto::limit::{
     Accountant, LaneJudgement, LaneSample, LimitReport, ReceiverReport, SourceSample, TransportSample, Waits, WebSample,
@@ -24,7 +25,6 @@ use sterna_proto::{BitRate, ByteCount, Error};
 use self::meter::Reading;
 use crate::lane::{LaneHandle, tcp};
 use crate::pace::Pace;
-use crate::sync::lock;
 use crate::wake::Wake;
 
 pub(in crate::session) use self::meter::MeteredTx;
@@ -200,7 +200,7 @@ impl LimitMonitor {
     /// Samples every lane, and wakes the feeders if a report may be due. Returns the time to the next turn.
     fn turn(&self, now: Instant) -> Duration {
         let (lanes, is_idle) = self.sample(now);
-        if self.is_report_due(&lock(&self.state), now) != ReportDue::No {
+        if self.is_report_due(&self.state.lock(), now) != ReportDue::No {
             self.wake.notify();
         }
         match is_idle {
@@ -232,7 +232,7 @@ impl LimitMonitor {
 
     /// Sets the rate cap of the session.
     pub fn set_rate_cap(&self, rate: Option<BitRate>) {
-        self.account(&mut lock(&self.state), Instant::now(), &Input::RateCap(rate));
+        self.account(&mut self.state.lock(), Instant::now(), &Input::RateCap(rate));
     }
 
     /// Adds a lane that is up. The calling thread reads it.
@@ -251,12 +251,12 @@ impl LimitMonitor {
         reader.begin();
         let (fed, read) = ((feeder.read(), Waits::default()), (reader.read(), Waits::default()));
         let watched = WatchedLane { link, feeder, reader, fed, read };
-        lock(&self.state).lanes.insert(lane, watched);
+        self.state.lock().lanes.insert(lane, watched);
     }
 
     /// Removes a lane that has ended, and keeps its sums.
     pub(crate) fn lane_down(&self, lane: LaneId) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(mut watched) = state.lanes.remove(&lane) {
             watched.look();
             let (bytes, time) = watched.source();
@@ -268,14 +268,14 @@ impl LimitMonitor {
 
     /// Returns the amount received on every lane that is up; see [`LaneHandle::heard`].
     pub(crate) fn heard(&self) -> Vec<(LaneId, Option<u64>)> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let of_lane = |(lane, watched): (&LaneId, &WatchedLane)| Some((*lane, watched.link.handle()?.heard()));
         state.lanes.iter().filter_map(of_lane).collect()
     }
 
     /// Returns the handles of those of `lanes` that are up.
     pub(crate) fn handles(&self, lanes: &[LaneId]) -> Vec<Arc<dyn LaneHandle>> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         lanes.iter().filter_map(|lane| state.lanes.get(lane)?.link.handle()).collect()
     }
 
@@ -286,24 +286,24 @@ impl LimitMonitor {
 
     /// Returns the meter of the thread that feeds `lane`. The meter of an ended lane is not counted.
     pub(crate) fn feeder(&self, lane: LaneId) -> Arc<Meter> {
-        let found = lock(&self.state).lanes.get(&lane).map(|watched| Arc::clone(&watched.feeder));
+        let found = self.state.lock().lanes.get(&lane).map(|watched| Arc::clone(&watched.feeder));
         found.unwrap_or_else(|| Arc::new(Meter::new()))
     }
 
     /// Returns the meter of the thread that reads `lane`. The meter of an ended lane is not counted.
     pub(crate) fn reader(&self, lane: LaneId) -> Arc<Meter> {
-        let found = lock(&self.state).lanes.get(&lane).map(|watched| Arc::clone(&watched.reader));
+        let found = self.state.lock().lanes.get(&lane).map(|watched| Arc::clone(&watched.reader));
         found.unwrap_or_else(|| Arc::new(Meter::new()))
     }
 
     /// Runs `work` on storage that no lane waits for, and counts its time.
     pub(crate) fn storage_work<T>(&self, work: impl FnOnce() -> T) -> T {
-        let mut counted = lock(&self.storage_work);
+        let mut counted = self.storage_work.lock();
         counted.workers += 1;
         counted.since.get_or_insert_with(Instant::now);
         drop(counted);
         let outcome = work();
-        let mut counted = lock(&self.storage_work);
+        let mut counted = self.storage_work.lock();
         counted.workers -= 1;
         if counted.workers == 0 {
             counted.total = counted.total(Instant::now());
@@ -314,7 +314,7 @@ impl LimitMonitor {
 
     /// Returns a report for the other end, if one is due.
     pub(crate) fn poll_frame(&self, now: Instant) -> Option<Frame> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let due = self.is_report_due(&state, now);
         let frame = match self.role {
             _ if due == ReportDue::No => return None,
@@ -346,24 +346,24 @@ impl LimitMonitor {
     pub(crate) fn handle_receiver(&self, now: Instant, report: &ReceiverReport) {
         let dropped = self.dropped.swap(report.dropped, Ordering::Relaxed);
         let handles =
-            || lock(&self.state).lanes.values().filter_map(|watched| watched.link.handle()).collect::<Vec<_>>();
+            || self.state.lock().lanes.values().filter_map(|watched| watched.link.handle()).collect::<Vec<_>>();
         // The count can fall, because lanes that have ended are no longer counted.
         if let Some(packets) = report.dropped.checked_sub(dropped).filter(|packets| *packets > 0) {
             handles().iter().for_each(|handle| handle.handle_overrun(packets));
         }
-        self.account(&mut lock(&self.state), now, &Input::Report(*report));
+        self.account(&mut self.state.lock(), now, &Input::Report(*report));
     }
 
     /// Handles a report of the sender.
     pub(crate) fn handle_limits(&self, report: &LimitReport) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.latest = *report;
         state.number += 1;
     }
 
     /// Returns the current limits.
     pub fn now(&self) -> LimitsNow {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let (report, lanes) = match self.role {
             Role::Sender => (state.accountant.report(), state.accountant.judgements().to_vec()),
             Role::Receiver => (state.latest, Vec::new()),
@@ -373,7 +373,7 @@ impl LimitMonitor {
 
     /// Samples every lane. Returns the number of lanes, and true if the session is idle.
     fn sample(&self, now: Instant) -> (usize, bool) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.read_buffer_limits(now);
         let limits = state.buffer_limits;
         let mut samples = Vec::with_capacity(state.lanes.len());
@@ -420,7 +420,7 @@ impl LimitMonitor {
         report.engine = engines.iter().sum::<Duration>() / engines.len().max(1) as u32;
         report.sent_at = now.saturating_duration_since(self.begun);
         report.buffer_max = state.buffer_limits.1;
-        report.publishing = lock(&self.storage_work).total(now);
+        report.publishing = self.storage_work.lock().total(now);
         report
     }
 }

@@ -1,13 +1,13 @@
 //! Journals of the received files: about once a second, and at the end of the session or the process.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use sterna_proto::session::FileId;
 
 use super::{CHECKPOINT_INTERVAL, Receiver, Slot};
-use crate::session::{End, lock};
+use crate::session::End;
 
 /// Longest wait for the batch of small files that is being published when the session ends. Reason: it takes some
 /// syncs, on a slow disk seconds; a disk that hangs must not hold up the end of the process.
@@ -33,14 +33,14 @@ impl Receiver {
     /// Makes all received data durable now.
     pub fn checkpoint(&self) {
         let slots: Vec<(FileId, Arc<Slot>)> =
-            lock(&self.slots).iter().map(|(id, slot)| (*id, Arc::clone(slot))).collect();
+            self.slots.lock().iter().map(|(id, slot)| (*id, Arc::clone(slot))).collect();
         for (id, slot) in slots {
             let Some(incoming) = slot.incoming() else { continue };
-            if !lock(&self.session).is_receiving(id) {
+            if !self.session.lock().is_receiving(id) {
                 continue;
             }
             if let Err(error) = incoming.checkpoint() {
-                lock(&self.session).fail(id, error);
+                self.session.lock().fail(id, error);
                 self.after_change();
             }
         }
@@ -51,7 +51,7 @@ impl Receiver {
     pub fn end_files(&self) {
         self.checkpoint();
         let slots = {
-            let mut slots = lock(&self.slots);
+            let mut slots = self.slots.lock();
             self.has_ended.store(true, Ordering::Relaxed);
             std::mem::take(&mut *slots)
         };
@@ -59,22 +59,22 @@ impl Receiver {
         for slot in slots.values() {
             // Waits for a thread that asks the storage now. A thread that comes later finds the answer that the file
             // takes no blocks.
-            let _asked = lock(&slot.asked);
+            let _asked = slot.asked.lock();
             slot.set_found(None, &self.open);
             slot.incoming().iter().for_each(|incoming| incoming.end());
         }
         // A batch of small files has part files until it is published.
         let until = Instant::now() + LAST_BATCH_TIME_MAX;
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         while waiting.packs > 0 && Instant::now() < until {
             let left = until.saturating_duration_since(Instant::now());
-            waiting = self.job_done.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.job_done.wait_for(&mut waiting, left);
         }
     }
 
     /// Waits until the last journals are durable. To be called when the session is over.
     pub fn join(&self) {
-        let checkpointer = lock(&self.checkpointer).take();
+        let checkpointer = self.checkpointer.lock().take();
         // The thread itself has reported its panic.
         checkpointer.map(|thread| thread.join());
     }

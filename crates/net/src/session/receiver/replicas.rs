@@ -6,7 +6,6 @@ use sterna_proto::session::{FileId, LaneId};
 use sterna_proto::{Error, ErrorKind, RangeSet};
 
 use super::Receiver;
-use crate::session::lock;
 use crate::sink::SinkFile;
 
 /// Judge that a receiver asks before it gives up a file with a wrong digest.
@@ -24,12 +23,12 @@ impl Receiver {
     pub(in crate::session) fn set_judge(&self, judge: Weak<dyn Judge>) {
         // Set once, by the creator of the receiver.
         let _ = self.judge.set(judge);
-        lock(&self.session).withhold_files();
+        self.session.lock().withhold_files();
     }
 
     /// Allows the publication of a file once it is complete.
     pub(in crate::session) fn release(&self, file: FileId) {
-        lock(&self.session).release(file);
+        self.session.lock().release(file);
         self.after_change();
     }
 
@@ -37,10 +36,10 @@ impl Receiver {
     ///
     /// Errors: of the disk; the caller decides on the file.
     pub(in crate::session) fn take_back(&self, file: FileId, blocks: &RangeSet) -> Result<(), Error> {
-        let slot = lock(&self.slots).get(&file).cloned();
+        let slot = self.slots.lock().get(&file).cloned();
         let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return Ok(()) };
         incoming.forget(blocks)?;
-        let asked = lock(&self.session).take_back(file, blocks);
+        let asked = self.session.lock().take_back(file, blocks);
         if let Some(judge) = self.judge.get().and_then(Weak::upgrade) {
             judge.handle_taken_back(blocks, &asked);
         }
@@ -50,7 +49,7 @@ impl Receiver {
 
     /// Fails a file that can no longer be received. A file that already has its name remains.
     pub(in crate::session) fn fail(&self, file: FileId, error: Error) {
-        lock(&self.session).fail(file, error);
+        self.session.lock().fail(file, error);
         self.after_change();
     }
 
@@ -74,17 +73,17 @@ impl Receiver {
 
     /// Releases the claim of `lane` on a block, because another lane delivers the block.
     pub(in crate::session) fn release_claim(&self, lane: LaneId, file: FileId, index: u64) {
-        lock(&self.session).release_claim(lane, file, index);
+        self.session.lock().release_claim(lane, file, index);
     }
 
     /// True if `lane` is the only lane that may write a block.
     pub(in crate::session) fn has_claim(&self, lane: LaneId, file: FileId, index: u64) -> bool {
-        lock(&self.session).has_claim(lane, file, index)
+        self.session.lock().has_claim(lane, file, index)
     }
 
     /// True if a block is present and verified; `None` if the file no longer takes blocks.
     pub(in crate::session) fn has_block(&self, file: FileId, index: u64) -> Option<bool> {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         let has = session.has_block(file, index);
         (has || session.is_receiving(file)).then_some(has)
     }

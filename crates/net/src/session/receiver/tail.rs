@@ -5,7 +5,6 @@ use sterna_proto::session::{BlockClaim, FileId};
 use sterna_proto::{Error, FileEntry};
 
 use super::super::limits::Wait;
-use super::super::lock;
 use super::{OpenBlock, ReceiverLane};
 
 impl ReceiverLane {
@@ -30,12 +29,12 @@ impl ReceiverLane {
         let slot = receiver.slot(file, entry);
         let Some(incoming) = slot.and_then(|slot| slot.incoming()) else { return };
         let is_sound = blake3::hash(data).as_bytes() == trailer;
-        if !is_sound || lock(&receiver.session).claim_tail(self.lane, file, offset) == BlockClaim::Discard {
+        if !is_sound || receiver.session.lock().claim_tail(self.lane, file, offset) == BlockClaim::Discard {
             return;
         }
         let meter = receiver.limits.reader(self.lane);
         let written = meter.during(Wait::Storage, data.len(), || incoming.write_tail(offset, data));
-        let mut session = lock(&receiver.session);
+        let mut session = receiver.session.lock();
         // The failure comes first: otherwise the file could be published once nobody writes to it.
         if let Err(error) = written {
             session.fail(file, error);

@@ -1,15 +1,16 @@
 //! Local end of the session with the sender of one replica.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use sterna_proto::session::{ActiveFile, BlockTask, Frame, LaneId, ReplicaId, ReplicaSession};
 use sterna_proto::{Counters, Error, Retry};
 
 use super::super::limits::{LimitMonitor, Role};
 use super::super::silence::SilenceDetector;
-use super::super::{BlockSink, End, Progress, Work, lock};
+use super::super::{BlockSink, End, Progress, Work};
 use super::Replicas;
 use super::lane::ReplicaLane;
 use crate::lane::LaneTx;
@@ -43,7 +44,7 @@ impl ReplicaEnd {
 
     /// Passes an event of this session to the state machine, if the session is the current one of its replica.
     pub(super) fn with_session<T>(&self, what: impl FnOnce(&mut ReplicaSession) -> T) -> Option<T> {
-        let mut session = lock(&self.replicas.session);
+        let mut session = self.replicas.session.lock();
         let result = self.is_current().then(|| what(&mut session));
         drop(session);
         self.replicas.wake.notify();
@@ -53,13 +54,14 @@ impl ReplicaEnd {
 
 impl End for ReplicaEnd {
     fn next_work(&self, lane: LaneId) -> Work {
-        let mut session = lock(&self.replicas.session);
+        let mut session = self.replicas.session.lock();
         if !self.is_current() {
             return Work::Over;
         }
         match session.poll_frame(self.replica, lane) {
             Some(frame) => Work::Frame(frame),
             None if session.is_left(self.replica) => Work::Over,
+            None if !session.is_up(self.replica, lane) => Work::Down,
             None => {
                 drop(session);
                 self.limits.poll_frame(Instant::now()).map_or(Work::Idle(None), Work::Frame)
@@ -107,7 +109,7 @@ impl End for ReplicaEnd {
     }
 
     fn is_over(&self) -> bool {
-        let session = lock(&self.replicas.session);
+        let session = self.replicas.session.lock();
         !self.is_current() || session.is_left(self.replica)
     }
 
@@ -117,7 +119,7 @@ impl End for ReplicaEnd {
     }
 
     fn tick(&self) {
-        let silent = lock(&self.silence).observe(&self.limits.heard(), Instant::now());
+        let silent = self.silence.lock().observe(&self.limits.heard(), Instant::now());
         if !silent.is_empty() {
             self.with_session(|session| session.handle_silence(self.replica, &silent));
         }
@@ -134,7 +136,7 @@ impl End for ReplicaEnd {
 
     /// Returns the progress of this replica alone.
     fn progress(&self) -> Progress {
-        let session = lock(&self.replicas.session);
+        let session = self.replicas.session.lock();
         let delivered = self.replicas.delivered[self.replica.0 as usize].load(Ordering::Relaxed);
         let size = session.file().map_or(0, |file| file.size);
         let counters = Counters {

@@ -1,17 +1,18 @@
 //! Blocks that arrive on one lane from one replica.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use sterna_proto::compress::Slab;
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::{Arrival, BlockData, BlockHeader, BlockUse, CopyId, LaneId};
 use sterna_proto::{Checks, Error, FileDigests, FileEntry};
 
 use super::super::slabs::Decoding;
-use super::super::{BlockSink, End, lock};
+use super::super::{BlockSink, End};
 use super::end::ReplicaEnd;
 use super::{FILE, Gate};
 
@@ -77,17 +78,17 @@ impl ReplicaLane {
         let (copy, replicas) = (self.next_copy(), Arc::clone(&self.end.replicas));
         let gate = Arc::new(Gate { revoked: Mutex::new(false), lane: self.lane, index });
         // The gate exists before any other thread can see, and so revoke, the copy.
-        lock(&replicas.gates).insert(copy, Arc::clone(&gate));
+        replicas.gates.lock().insert(copy, Arc::clone(&gate));
         let instead_of = match self.ask(copy, &entry, index) {
             Ok(BlockUse::Take { instead_of }) => instead_of,
             other => {
-                lock(&replicas.gates).remove(&copy);
+                replicas.gates.lock().remove(&copy);
                 return Ok(OpenBlock::read_past(other?, copy, index));
             }
         };
         instead_of.into_iter().for_each(|other| replicas.revoke(other));
-        let file = lock(&replicas.session).file().cloned();
-        let revoked = lock(&gate.revoked);
+        let file = replicas.session.lock().file().cloned();
+        let revoked = gate.revoked.lock();
         if let (Some(file), false) = (file, *revoked) {
             // The entry comes from the receiver: replicas differ in times and inodes.
             let header = BlockHeader::Single { file: FILE, entry: file, index, data };
@@ -96,9 +97,9 @@ impl ReplicaLane {
                 // The claim is missing: an earlier copy was complete before it was revoked, its data is being taken
                 // back, or the file has ended.
                 self.blocks.abandoned(block)?;
-                lock(&replicas.gates).remove(&copy);
+                replicas.gates.lock().remove(&copy);
                 drop(revoked);
-                let refused = lock(&replicas.session).handle_refused(self.end.replica, copy, index);
+                let refused = replicas.session.lock().handle_refused(self.end.replica, copy, index);
                 return Ok(OpenBlock::read_past(refused, copy, index));
             }
         }
@@ -121,7 +122,7 @@ impl ReplicaLane {
     fn end_written(&mut self, block: u64, (copy, gate): (CopyId, &Gate), trailer: &[u8]) -> Result<(), Error> {
         let (replicas, replica, index) = (Arc::clone(&self.end.replicas), self.end.replica, gate.index);
         let digest = digest_of(trailer)?;
-        let revoked = lock(&gate.revoked);
+        let revoked = gate.revoked.lock();
         if *revoked {
             self.blocks.abandoned(block)?;
             drop(revoked);
@@ -138,8 +139,8 @@ impl ReplicaLane {
         };
         // An ended session also reports here: data that was written must be recorded. The report precedes the release
         // of the gate, because a copy that takes over must find this block recorded.
-        lock(&replicas.session).handle_block(replica, copy, index, digest, arrival, Instant::now());
-        lock(&replicas.gates).remove(&copy);
+        replicas.session.lock().handle_block(replica, copy, index, digest, arrival, Instant::now());
+        replicas.gates.lock().remove(&copy);
         drop(revoked);
         ended
     }
@@ -156,7 +157,7 @@ impl ReplicaLane {
             expected.check(&computed, &entry.path).err()
         });
         // Only the first copy of a session is compared and written; later copies are ignored.
-        let mut small = lock(&replicas.small);
+        let mut small = replicas.small.lock();
         if small.contains_key(&replica) {
             return Ok(());
         }
@@ -200,7 +201,7 @@ impl BlockSink for ReplicaLane {
         self.end.replicas.delivered[self.end.replica.0 as usize].fetch_add(bytes, Ordering::Relaxed);
         match self.open.get_mut(&block) {
             Some(OpenBlock::Written { gate, .. }) => {
-                let revoked = lock(&gate.revoked);
+                let revoked = gate.revoked.lock();
                 if *revoked { Ok(()) } else { self.blocks.data(block, offset, data) }
             }
             Some(OpenBlock::Small { data: whole, .. }) => {
@@ -237,11 +238,11 @@ impl BlockSink for ReplicaLane {
         self.lengths.remove(&block);
         match self.open.remove(&block) {
             Some(OpenBlock::Written { copy, gate }) => {
-                let revoked = lock(&gate.revoked);
+                let revoked = gate.revoked.lock();
                 let abandoned = self.blocks.abandoned(block);
-                lock(&self.end.replicas.gates).remove(&copy);
+                self.end.replicas.gates.lock().remove(&copy);
                 drop(revoked);
-                lock(&self.end.replicas.session).handle_block_lost(copy, gate.index);
+                self.end.replicas.session.lock().handle_block_lost(copy, gate.index);
                 abandoned
             }
             _ => Ok(()),
@@ -255,7 +256,7 @@ impl Drop for ReplicaLane {
         for open in self.open.values() {
             if let OpenBlock::Written { copy, gate } = open {
                 replicas.revoke(*copy);
-                lock(&replicas.session).handle_block_lost(*copy, gate.index);
+                replicas.session.lock().handle_block_lost(*copy, gate.index);
             }
         }
         // Its blocks are available to other lanes again.

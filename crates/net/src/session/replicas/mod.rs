@@ -12,9 +12,10 @@ mod lane;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::session::{
     Arrival, BlockHeader, CONTROL, CopyId, FileId, LaneId, ReplicaAccount, ReplicaEvent, ReplicaId, ReplicaPlan,
     ReplicaSession,
@@ -23,7 +24,7 @@ use sterna_proto::{Error, RangeSet};
 
 pub use self::end::ReplicaEnd;
 use super::receiver::Judge;
-use super::{End, LaneIds, Observer, Receiver, ReceiverOptions, SessionEvent, Work, lock};
+use super::{End, LaneIds, Observer, Receiver, ReceiverOptions, SessionEvent, Work};
 use crate::wake::Wake;
 
 /// Number of the file; there is only one.
@@ -93,15 +94,15 @@ impl Replicas {
 
     /// Begins a session with the sender of a replica. A previous session of that replica is over.
     pub fn join(self: &Arc<Self>, replica: ReplicaId) -> Result<Arc<ReplicaEnd>, Error> {
-        lock(&self.small).remove(&replica);
+        self.small.lock().remove(&replica);
         let end = ReplicaEnd::new(self, replica, self.epochs[replica.0 as usize].fetch_add(1, Ordering::Relaxed) + 1)?;
-        lock(&self.session).handle_joined(replica, Instant::now());
+        self.session.lock().handle_joined(replica, Instant::now());
         Ok(end)
     }
 
     /// Handles a replica that was not reached or has left.
     pub fn leave(&self, replica: ReplicaId, error: &Error) {
-        lock(&self.session).handle_left(replica, error, Instant::now());
+        self.session.lock().handle_left(replica, error, Instant::now());
         self.wake.notify();
     }
 
@@ -111,7 +112,7 @@ impl Replicas {
         loop {
             let carried = self.carry_to_receiver() | self.carry_from_receiver();
             let now = Instant::now();
-            let mut session = lock(&self.session);
+            let mut session = self.session.lock();
             for (replica, bytes) in (0u32..).zip(&self.delivered) {
                 session.handle_delivered(ReplicaId(replica), bytes.load(Ordering::Relaxed), now);
             }
@@ -133,12 +134,12 @@ impl Replicas {
     fn carry_to_receiver(&self) -> bool {
         let mut carried = false;
         loop {
-            let frame = lock(&self.session).poll_receiver_frame();
+            let frame = self.session.lock().poll_receiver_frame();
             let Some(frame) = frame else { return carried };
             carried = true;
             if let Err(error) = self.receiver.handle_frame(frame) {
                 // Both ends are in this process: this is a bug, and the receiver has aborted.
-                lock(&self.session).abort(error);
+                self.session.lock().abort(error);
             }
         }
     }
@@ -147,8 +148,8 @@ impl Replicas {
         let mut carried = false;
         while let Work::Frame(frame) = self.receiver.next_work(CONTROL) {
             carried = true;
-            if let Err(error) = lock(&self.session).handle_receiver_frame(frame) {
-                lock(&self.session).abort(error);
+            if let Err(error) = self.session.lock().handle_receiver_frame(frame) {
+                self.session.lock().abort(error);
             }
         }
         carried
@@ -158,7 +159,7 @@ impl Replicas {
     fn carry_out(&self) -> bool {
         let mut any = false;
         loop {
-            let event = lock(&self.session).poll_event();
+            let event = self.session.lock().poll_event();
             let Some(event) = event else { return any };
             any = true;
             match event {
@@ -178,16 +179,16 @@ impl Replicas {
 
     /// Revokes a copy of a block: no more of its data is written after this call.
     fn revoke(&self, copy: CopyId) {
-        let gate = lock(&self.gates).remove(&copy);
+        let gate = self.gates.lock().remove(&copy);
         let Some(gate) = gate else { return };
-        *lock(&gate.revoked) = true;
+        *gate.revoked.lock() = true;
         self.receiver.release_claim(gate.lane, FILE, gate.index);
     }
 
     /// Writes the copy of a small file that this replica has sent.
     fn pass_on(&self, replica: ReplicaId) {
-        let data = lock(&self.small).get(&replica).cloned();
-        let file = lock(&self.session).file().cloned();
+        let data = self.small.lock().get(&replica).cloned();
+        let file = self.session.lock().file().cloned();
         let (Some(data), Some(file)) = (data, file) else { return };
         let digest = *blake3::hash(&data).as_bytes();
         let header = BlockHeader::Packed { files: vec![(FILE, file)], slab: None }.encode();
@@ -197,7 +198,7 @@ impl Replicas {
             .and_then(|()| sink.data(0, 0, &data))
             .and_then(|()| sink.end(0, &digest));
         let now = Instant::now();
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         match passed {
             Ok(()) => {
                 let copy = CopyId(self.copies.fetch_add(1, Ordering::Relaxed));
@@ -209,41 +210,41 @@ impl Replicas {
 
     /// Aborts the copy.
     pub fn abort(&self, error: Error) {
-        lock(&self.session).abort(error);
+        self.session.lock().abort(error);
         self.wake.notify();
     }
 
     /// True if the copy has ended and its observer has received all events. Senders may still have to receive the
     /// end.
     pub fn is_over(&self) -> bool {
-        let is_over = lock(&self.session).is_over();
+        let is_over = self.session.lock().is_over();
         is_over && self.receiver.is_over() && self.receiver.has_followed_up()
     }
 
     /// True if this replica is no longer needed, so that nobody has to reach it.
     pub fn is_done_with(&self, replica: ReplicaId) -> bool {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         session.is_over() || session.is_dropped(replica)
     }
 
     /// Returns the account of each replica, in order.
     pub fn accounts(&self) -> Vec<ReplicaAccount> {
-        lock(&self.session).accounts()
+        self.session.lock().accounts()
     }
 
     /// Returns the number of lanes that are up, to all senders.
     pub fn lane_count(&self) -> usize {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         (0u32..).zip(&self.delivered).map(|(replica, _)| session.lane_count(ReplicaId(replica))).sum()
     }
 }
 
 impl Judge for Replicas {
     fn handle_wrong(&self) -> Option<RangeSet> {
-        lock(&self.session).handle_wrong(Instant::now())
+        self.session.lock().handle_wrong(Instant::now())
     }
 
     fn handle_taken_back(&self, blocks: &RangeSet, asked: &RangeSet) {
-        lock(&self.session).handle_taken_back(blocks, asked);
+        self.session.lock().handle_taken_back(blocks, asked);
     }
 }

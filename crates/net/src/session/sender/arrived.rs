@@ -11,7 +11,6 @@ use super::super::sweep::{Arrived, Sweeper};
 use super::{OutgoingBlock, READ_BYTES, Sender};
 use crate::lane::LaneTx;
 use crate::source::{FileReader, SourceDisposition};
-use crate::sync::lock;
 
 impl Sender {
     /// Sets the action on sources that have arrived. To be called before the first lane. Errors: the host cannot
@@ -34,7 +33,7 @@ impl Sender {
     /// Handles the outcome of a file at the receiver. Returns the event to report; `None` if [`Sender::sweep`]
     /// reports it later.
     pub(super) fn handle_settled(&self, file: FileId, entry: FileEntry, outcome: FileOutcome) -> Option<SessionEvent> {
-        let origin = lock(&self.files).remove(&file);
+        let origin = self.files.lock().remove(&file);
         self.holes.settle(file, &outcome);
         self.encoding.forget(file);
         if let Some(sweeper) = self.sweeper.get() {
@@ -88,7 +87,7 @@ impl Sender {
     pub(super) fn record(&self, file: FileId, record: impl FnOnce(&Sweeper)) {
         let Some(sweeper) = self.sweeper.get() else { return };
         // The lock is held here: a file that has settled in the meantime is no longer recorded.
-        let files = lock(&self.files);
+        let files = self.files.lock();
         if files.contains_key(&file) {
             record(sweeper);
         }

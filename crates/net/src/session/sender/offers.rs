@@ -8,7 +8,6 @@ use sterna_proto::{EntryKind, Error, FileEntry};
 use super::super::{End, SessionEvent};
 use super::Sender;
 use crate::source::{OfferedFile, Offers};
-use crate::sync::lock;
 
 impl Offers for Sender {
     fn offer(&self, entry: FileEntry, order: BlockOrder, file: Arc<dyn OfferedFile>) -> FileId {
@@ -19,14 +18,14 @@ impl Offers for Sender {
     }
 
     fn try_offer(&self, entry: FileEntry, file: Arc<dyn OfferedFile>) -> Option<FileId> {
-        let session = lock(&self.session);
+        let session = self.session.lock();
         let id = session.has_room().then(|| self.add_file(session, entry, BlockOrder::Next, file));
         self.wake.notify();
         id
     }
 
     fn has_room(&self) -> bool {
-        lock(&self.session).has_room()
+        self.session.lock().has_room()
     }
 
     fn unreadable(&self, error: Error) {
@@ -52,32 +51,32 @@ impl Offers for Sender {
     }
 
     fn grow(&self, id: FileId, entry: FileEntry) {
-        lock(&self.session).grow(id, entry);
+        self.session.lock().grow(id, entry);
         self.wake.notify();
     }
 
     fn set_tail(&self, id: FileId, size: u64) {
-        lock(&self.session).set_tail(id, size);
+        self.session.lock().set_tail(id, size);
         self.wake.notify();
     }
 
     fn final_digest(&self, id: FileId, blake3: [u8; 32]) {
         self.record(id, |sweeper| sweeper.record_whole(id, blake3));
-        lock(&self.session).final_digest(id, blake3);
+        self.session.lock().final_digest(id, blake3);
         self.wake.notify();
     }
 
     fn withdraw(&self, id: FileId, error: Error) {
-        lock(&self.session).withdraw(id, error);
+        self.session.lock().withdraw(id, error);
         self.wake.notify();
     }
 
     fn has_arrived(&self, id: FileId) -> bool {
-        lock(&self.session).has_arrived(id)
+        self.session.lock().has_arrived(id)
     }
 
     fn is_unsettled(&self, id: FileId) -> bool {
-        lock(&self.session).is_unsettled(id)
+        self.session.lock().is_unsettled(id)
     }
 
     fn deliver(&self) {

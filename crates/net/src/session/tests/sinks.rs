@@ -22,14 +22,14 @@ struct Reported(Mutex<Vec<SessionEvent>>);
 
 impl Observer for Reported {
     fn session_event(&self, event: SessionEvent) {
-        lock(&self.0).push(event);
+        self.0.lock().push(event);
     }
 }
 
 impl Reported {
     fn outcomes(&self) -> Vec<(String, FileOutcome)> {
         let mut outcomes: Vec<(String, FileOutcome)> = Vec::new();
-        for event in &*lock(&self.0) {
+        for event in &*self.0.lock() {
             if let SessionEvent::Settled { entry, outcome } = event {
                 outcomes.push((entry.path.to_string(), outcome.clone()));
             }
@@ -39,7 +39,7 @@ impl Reported {
     }
 
     fn notices(&self) -> Vec<String> {
-        let events = lock(&self.0);
+        let events = self.0.lock();
         let notices = events.iter().filter_map(|event| match event {
             SessionEvent::Notice(text) => Some(text.clone()),
             _ => None,

@@ -21,7 +21,7 @@ struct Reported(Mutex<Vec<SessionEvent>>);
 
 impl Observer for Reported {
     fn session_event(&self, event: SessionEvent) {
-        lock(&self.0).push(event);
+        self.0.lock().push(event);
     }
 }
 
@@ -99,7 +99,7 @@ impl OneFile {
                 Work::Block(task) => return task,
                 Work::Frame(_) => {}
                 Work::Idle(until) => self.sender.wake().wait_to(seen, until),
-                Work::Over => panic!("the session is over: {:?}", lock(&self.reported.0)),
+                Work::Over | Work::Down => panic!("the session is over: {:?}", self.reported.0.lock()),
             }
         }
     }
@@ -129,7 +129,7 @@ impl OneFile {
     }
 
     fn outcome(&self) -> FileOutcome {
-        let mut reported = lock(&self.reported.0);
+        let mut reported = self.reported.0.lock();
         let at = reported.iter().position(|event| matches!(event, SessionEvent::Settled { .. }));
         match at.map(|at| reported.swap_remove(at)) {
             Some(SessionEvent::Settled { outcome, .. }) => outcome,

@@ -1,8 +1,9 @@
 //! Sink in memory, for tests: a storage whose state after a crash is a value.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::Overwrite;
 use sterna_proto::{
@@ -13,7 +14,6 @@ use sterna_proto::{
 use super::super::{
     DirectoryModes, Inspected, PackedFile, PackedOutcome, Place, Prepared, Seen, Sink, SinkFile, Terms,
 };
-use crate::sync::lock;
 
 /// Storage that the sinks of all sessions share. It holds only data that is durable.
 #[derive(Default)]
@@ -48,7 +48,7 @@ struct Unfinished {
 
 impl Storage {
     pub(super) fn stored(&self) -> MutexGuard<'_, Stored> {
-        lock(&self.0)
+        self.0.lock()
     }
 
     /// Writes a file without a session.
@@ -157,7 +157,7 @@ impl Sink for MemorySink {
         stored.make_parents(&entry.path);
         if entry.kind == EntryKind::Directory {
             stored.directories.entry(entry.path.clone()).or_default();
-            lock(&self.directories).insert(entry.path.clone(), (entry.mode, entry.mtime));
+            self.directories.lock().insert(entry.path.clone(), (entry.mode, entry.mtime));
             return Ok(Prepared::Directory);
         }
         let (is_complete, seen) = stored.look(entry, terms.overwrite)?;
@@ -192,7 +192,7 @@ impl Sink for MemorySink {
             restarted,
             received: Mutex::new(received),
         };
-        file.save(&mut stored, &lock(&file.received));
+        file.save(&mut stored, &file.received.lock());
         Ok(Prepared::Incoming(Arc::new(file)))
     }
 
@@ -215,7 +215,7 @@ impl Sink for MemorySink {
     fn finish(&self, modes: DirectoryModes) -> Result<(), Error> {
         let kept = if modes == DirectoryModes::Writable { 0o700 } else { 0 };
         let mut stored = self.storage.stored();
-        for (path, (mode, mtime)) in std::mem::take(&mut *lock(&self.directories)) {
+        for (path, (mode, mtime)) in std::mem::take(&mut *self.directories.lock()) {
             stored.directories.insert(path, Some((mode | kept, mtime)));
         }
         Ok(())
@@ -297,7 +297,7 @@ impl MemoryFile {
 
     /// Returns the received data. Errors: the file was published or discarded.
     fn open(&self) -> Result<MutexGuard<'_, Received>, Error> {
-        let received = lock(&self.received);
+        let received = self.received.lock();
         if received.is_closed || received.has_ended {
             let text = format!("go on with {}: prepare it again", self.path);
             return Err(refused(ErrorKind::Io, Phase::Transfer, text).retry(Retry::After));
@@ -312,7 +312,7 @@ impl SinkFile for MemoryFile {
     }
 
     fn blocks(&self) -> BlockMap {
-        lock(&self.received).entry.blocks()
+        self.received.lock().entry.blocks()
     }
 
     fn restarted(&self) -> Option<&str> {
@@ -320,12 +320,12 @@ impl SinkFile for MemoryFile {
     }
 
     fn have(&self) -> RangeSet {
-        let received = lock(&self.received);
+        let received = self.received.lock();
         received.claimed.keys().chain(received.verified.keys()).map(|index| *index..index + 1).collect()
     }
 
     fn grow(&self, entry: &FileEntry) -> Result<(), Error> {
-        let mut received = lock(&self.received);
+        let mut received = self.received.lock();
         if !received.entry.grows_into(entry) || received.entry == *entry {
             return Ok(());
         }
@@ -337,17 +337,17 @@ impl SinkFile for MemoryFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        lock(&self.received).range(offset, data.len())?.copy_from_slice(data);
+        self.received.lock().range(offset, data.len())?.copy_from_slice(data);
         Ok(())
     }
 
     fn write_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
-        lock(&self.received).range(offset, length as usize)?.fill(0);
+        self.received.lock().range(offset, length as usize)?.fill(0);
         Ok(())
     }
 
     fn write_tail(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let mut received = lock(&self.received);
+        let mut received = self.received.lock();
         let (start, end) = (offset as usize, offset as usize + data.len());
         let length = received.bytes.len().max(end);
         received.bytes.resize(length, 0);
@@ -356,12 +356,12 @@ impl SinkFile for MemoryFile {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        buffer.copy_from_slice(lock(&self.received).range(offset, buffer.len())?);
+        buffer.copy_from_slice(self.received.lock().range(offset, buffer.len())?);
         Ok(())
     }
 
     fn record(&self, index: u64, digest: BlockDigest) -> Result<(), Error> {
-        let mut received = lock(&self.received);
+        let mut received = self.received.lock();
         let count = received.entry.blocks().count();
         if index >= count {
             return Err(Error::protocol(format!("block {index} of {}, which has {count} blocks", self.path)));
@@ -379,18 +379,18 @@ impl SinkFile for MemoryFile {
     }
 
     fn next_claim(&self) -> Option<(u64, BlockDigest)> {
-        lock(&self.received).claimed.first_key_value().map(|(index, digest)| (*index, *digest))
+        self.received.lock().claimed.first_key_value().map(|(index, digest)| (*index, *digest))
     }
 
     fn settle_claim(&self, index: u64, digest: Option<BlockDigest>) {
-        let mut received = lock(&self.received);
+        let mut received = self.received.lock();
         if received.claimed.remove(&index).is_some() {
             received.verified.extend(digest.map(|digest| (index, digest)));
         }
     }
 
     fn keep_digests(&self) {
-        lock(&self.received).keeps_digests = true;
+        self.received.lock().keeps_digests = true;
     }
 
     fn forget(&self, blocks: &RangeSet) -> Result<(), Error> {
@@ -404,12 +404,12 @@ impl SinkFile for MemoryFile {
     }
 
     fn verify(&self, expected: &[Digest]) -> Result<(), Error> {
-        let digests = lock(&self.received).digests(self.checks(expected))?;
+        let digests = self.received.lock().digests(self.checks(expected))?;
         expected.iter().try_for_each(|digest| digest.check(&digests, &self.path))
     }
 
     fn check_final_digest(&self, blake3: [u8; 32]) -> Result<(), Error> {
-        let digests = lock(&self.received).digests(Checks::NONE)?;
+        let digests = self.received.lock().digests(Checks::NONE)?;
         if digests.blake3 == blake3 {
             return Ok(());
         }
@@ -451,7 +451,7 @@ impl SinkFile for MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        if !lock(&self.received).is_closed {
+        if !self.received.lock().is_closed {
             self.storage.stored().held.remove(&self.path);
         }
     }

@@ -5,11 +5,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use sterna_proto::follow::EndRule;
 use sterna_proto::session::{BlockOrder, FileId};
 use sterna_proto::web::WebLocation;
@@ -19,7 +20,6 @@ use tempfile::TempDir;
 use super::super::{Follow, FollowRules, OfferedFile, Offers, Roots, Source, SourcePlace};
 use crate::disk::{Access, Root};
 use crate::observer::{Observer, SessionEvent};
-use crate::sync::lock;
 use crate::web::{Web, WebOptions};
 
 /// Implementation of a source.
@@ -136,43 +136,41 @@ impl Manifest {
     }
 
     pub(super) fn add_room(&self) {
-        lock(&self.listed).room += 1;
+        self.listed.lock().room += 1;
         self.changed.notify_all();
     }
 
     pub(super) fn close(&self) {
-        lock(&self.listed).is_closed = true;
+        self.listed.lock().is_closed = true;
         self.changed.notify_all();
     }
 
     pub(super) fn wait_until(&self, is_reached: impl Fn(&Listed) -> bool) {
-        let listed = lock(&self.listed);
-        drop(self.changed.wait_while(listed, |listed| !is_reached(listed)).unwrap_or_else(PoisonError::into_inner));
+        self.changed.wait_while(&mut self.listed.lock(), |listed| !is_reached(listed));
     }
 
     pub(super) fn offers(&self) -> Vec<Offer> {
-        lock(&self.listed).offers.clone()
+        self.listed.lock().offers.clone()
     }
 
     pub(super) fn errors(&self) -> Vec<String> {
-        lock(&self.listed).errors.iter().map(ToString::to_string).collect()
+        self.listed.lock().errors.iter().map(ToString::to_string).collect()
     }
 
     pub(super) fn take_errors(&self) -> Vec<Error> {
-        std::mem::take(&mut lock(&self.listed).errors)
+        std::mem::take(&mut self.listed.lock().errors)
     }
 
     fn change(&self, change: impl FnOnce(&mut Listed)) {
-        change(&mut lock(&self.listed));
+        change(&mut self.listed.lock());
         self.changed.notify_all();
     }
 }
 
 impl Offers for Manifest {
     fn offer(&self, entry: FileEntry, _order: BlockOrder, file: Arc<dyn OfferedFile>) -> FileId {
-        let listed = lock(&self.listed);
-        let waited = self.changed.wait_while(listed, |listed| listed.room == 0 && !listed.is_closed);
-        let mut listed = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut listed = self.listed.lock();
+        self.changed.wait_while(&mut listed, |listed| listed.room == 0 && !listed.is_closed);
         // An offer after the end is ignored.
         let id = if listed.is_closed { FileId(u64::MAX) } else { listed.add(entry, file) };
         drop(listed);
@@ -181,7 +179,7 @@ impl Offers for Manifest {
     }
 
     fn try_offer(&self, entry: FileEntry, file: Arc<dyn OfferedFile>) -> Option<FileId> {
-        let mut listed = lock(&self.listed);
+        let mut listed = self.listed.lock();
         let id = (listed.room > 0 && !listed.is_closed).then(|| listed.add(entry, file));
         drop(listed);
         self.changed.notify_all();
@@ -189,7 +187,7 @@ impl Offers for Manifest {
     }
 
     fn has_room(&self) -> bool {
-        lock(&self.listed).room > 0
+        self.listed.lock().room > 0
     }
 
     fn unreadable(&self, error: Error) {
@@ -207,7 +205,7 @@ impl Offers for Manifest {
     }
 
     fn is_closed(&self) -> bool {
-        lock(&self.listed).is_closed
+        self.listed.lock().is_closed
     }
 
     fn grow(&self, file: FileId, entry: FileEntry) {

@@ -728,6 +728,11 @@ impl ReplicaSession {
         self.file.as_ref()
     }
 
+    /// Returns true if `lane` to a replica's sender is up.
+    pub fn is_up(&self, replica: ReplicaId, lane: LaneId) -> bool {
+        self.peers[replica.index()].core.log.is_up(lane)
+    }
+
     /// Returns the number of lanes to a replica's sender that are up.
     pub fn lane_count(&self, replica: ReplicaId) -> usize {
         self.peers[replica.index()].core.log.lane_count()
