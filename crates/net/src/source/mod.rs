@@ -6,7 +6,7 @@
 //!
 //! Implementations: [`Roots`] (files of this host, all blocks or on demand), [`FollowSession`] (growing files, and
 //! directories in which files appear), [`crate::web::Web`], and [`Generated`] (data of a probe). Every implementation
-//! with files runs the promises in `tests.rs`.
+//! with files runs the promises in `tests`.
 //!
 //! Cost: a reader is one allocation and one virtual call per block, and one virtual call per read.
 
@@ -42,6 +42,9 @@ use sterna_proto::{Error, FileEntry};
 pub trait Source: Send + Sync {
     /// Lists every file into `offers`. Returns when all files are listed, or as soon as [`Offers::is_closed`]. A source
     /// without an end returns only then.
+    ///
+    /// No two offers have the same path; the second is reported with [`Offers::unreadable`]. A file for which
+    /// [`Offers::has_settled`] is true is not offered.
     ///
     /// Errors: each goes to [`Offers::unreadable`], and the listing continues. [`Offers::fail`] ends the session.
     fn list(self: Arc<Self>, offers: &Arc<dyn Offers>);
@@ -152,7 +155,7 @@ pub trait FileReader {
 /// [`Offers::try_offer`] and the calls on offered files never wait and pass no event on. A source may make them under
 /// a lock that [`Source::handle_settled`] takes too. [`Offers::deliver`] passes the events on, without such a lock.
 pub trait Offers: Send + Sync {
-    /// Offers a file. Waits until the manifest has room, or the session is over.
+    /// Offers a file. Waits until the manifest has room, or the session is over. Then the returned number is not used.
     fn offer(&self, entry: FileEntry, order: BlockOrder, file: Arc<dyn OfferedFile>) -> FileId;
 
     /// Offers a file if the manifest has room now.
