@@ -154,6 +154,28 @@ fn every_command_and_flag_in_the_documents_exists() {
 }
 
 #[test]
+fn every_flag_of_a_command_is_in_a_page() {
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let pages = ["operating.md", "cookbook.md", "http.md", "tuning.md", "storage.md", "json.md"];
+    let text: String = pages.iter().map(|page| std::fs::read_to_string(docs.join(page)).unwrap()).collect();
+    let is_named =
+        |name: String| text.split(|c: char| !(c == '-' || c.is_ascii_alphanumeric())).any(|word| word == name);
+    let command = Flags::command();
+    let (mut count, mut missing) = (0, Vec::new());
+    for command in command.get_subcommands().filter(|command| ["copy", "agent"].contains(&command.get_name())) {
+        for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
+            let Some(long) = flag.get_long() else { continue };
+            let has_short = flag.get_short().is_some_and(|short| is_named(format!("-{short}")));
+            count += 1;
+            if !has_short && !is_named(format!("--{long}")) {
+                missing.push(format!("sterna {} --{long}", command.get_name()));
+            }
+        }
+    }
+    assert!(count >= 39 && missing.is_empty(), "of {count} flags, these are in no page: {missing:?}");
+}
+
+#[test]
 fn shell_lines_are_split_as_a_shell_does() {
     let words = |line: &str| commands(line).into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>();
     assert_eq!(words("sterna copy 'a b' \"c\"d sterna://h/ # why"), [["sterna", "copy", "a b", "cd", "sterna://h/"]]);
