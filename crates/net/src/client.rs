@@ -127,6 +127,7 @@ fn copy_job(
             }
             Some(Again::NotYetBack(wait)) => thread::sleep(wait),
             None => {
+                let outcome = outcome.and_then(|()| job.check(&totals.state.lock().summary));
                 let outcome = outcome.map_err(|error| error.named(job.remote.host_port()));
                 return totals.conclude(outcome, started.elapsed());
             }

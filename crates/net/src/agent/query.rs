@@ -71,7 +71,7 @@ impl Answering<'_> {
             }
             Answer::Deleted { .. } => self.conclusion.done += 1,
         }
-        self.runner.control().answer(answer) && !self.runner.cancel().is_cancelled()
+        self.runner.control().answer(answer, || self.runner.cancel().is_cancelled())
     }
 
     fn delete(&mut self, places: &[QueryPlace], directories: DeleteDirectories) -> Result<(), Error> {

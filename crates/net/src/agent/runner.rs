@@ -13,7 +13,7 @@ use sterna_proto::session::{ControlEvent, ControlSide};
 use super::log::SessionLog;
 use crate::engine::Cancel;
 use crate::latch::Latch;
-use crate::session::{ControlEnd, Observer, SessionEvent};
+use crate::session::{ControlEnd, End, Observer, SessionEvent};
 
 /// Work that runs at this agent.
 pub(super) struct Runner {
@@ -82,6 +82,8 @@ impl Runner {
     /// Stops the work and waits for its end, at most for `time_max`.
     pub(super) fn end_within(&self, time_max: Duration) {
         self.cancel.cancel();
+        // Work that waits for its command looks again.
+        self.control.wake().notify();
         self.ended.wait(time_max);
     }
 }

@@ -9,12 +9,12 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::session::{Overwrite, Probe, Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
-use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
+use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Scope};
 
 use super::direct::{URLS_AND_OTHERS, receiver_options, web_options};
 use super::follow;
 use super::replicas::ReplicaWorker;
-use super::spec::{CopySpec, Granted};
+use super::spec::{CopySpec, CopySummary, Granted};
 use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
 use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
@@ -207,6 +207,25 @@ impl Job {
             }
             Direction::Probe(probe) => Request::Probe(*probe),
         }
+    }
+
+    /// Checks the result of a session that ended in order. Errors: a probe has not carried all its data. The agent may
+    /// report files as done that were never sent.
+    pub(super) fn check(&self, summary: &CopySummary) -> Result<(), Error> {
+        let Direction::Probe(probe) = &self.direction else { return Ok(()) };
+        if let Some(error) = summary.failures.first() {
+            return Err(error.clone());
+        }
+        let files = probe.files().count() as u64;
+        if summary.done == files && summary.failed == 0 && summary.counters.bytes_carried >= probe.bytes {
+            return Ok(());
+        }
+        Err(Error::protocol(format!(
+            "the probe of {} ended with {} of {files} files after {}: the agent did not take part in all of it",
+            ByteCount(probe.bytes),
+            summary.done,
+            ByteCount(summary.counters.bytes_carried)
+        )))
     }
 
     /// Returns true if another session may continue after a lost one. A probe has no journal to continue from, and

@@ -56,3 +56,32 @@ impl ProbeSpec {
         Ok((CopySpec { paths, congestion, memory, ..base }, PlannedCopy::Agent(job)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sterna_proto::{Counters, ErrorKind, Phase, Scope};
+
+    use super::*;
+    use crate::client::spec::CopySummary;
+
+    #[test]
+    fn a_probe_whose_data_was_not_carried_is_an_error() {
+        let Ok(Location::Remote(agent)) = Location::parse("sterna://hub/".as_ref()) else {
+            panic!("it is at an agent")
+        };
+        let bytes = ByteCount((1 << 30) + 1);
+        let (_, planned) = ProbeSpec::new(agent, DataDirection::Out, bytes).plan().unwrap();
+        let PlannedCopy::Agent(job) = planned else { panic!("it has one agent") };
+        let ended = |done, bytes_carried| {
+            let counters = Counters { bytes_carried, ..Counters::default() };
+            CopySummary { done, counters, ..CopySummary::default() }
+        };
+        assert!(job.check(&ended(2, bytes.0)).is_ok());
+        for summary in [ended(0, 0), ended(1, bytes.0), ended(2, bytes.0 - 1), ended(3, bytes.0)] {
+            assert_eq!(job.check(&summary).unwrap_err().kind, ErrorKind::Protocol, "{summary:?}");
+        }
+        let failure = Error::new(ErrorKind::Corrupt, Scope::Path, Phase::Verify, "corrupt");
+        let failed = CopySummary { failed: 1, failures: vec![failure], ..ended(1, bytes.0) };
+        assert_eq!(job.check(&failed).unwrap_err().kind, ErrorKind::Corrupt);
+    }
+}

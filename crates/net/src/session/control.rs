@@ -75,13 +75,14 @@ impl ControlEnd {
         self.wake.notify();
     }
 
-    /// Agent: sends an answer to a query. Waits while the log is full. Returns false if the session is over.
-    pub fn answer(&self, answer: Answer) -> bool {
+    /// Agent: sends an answer to a query. Waits while the log is full. Returns false if the session is over, or if
+    /// `is_stopped` returns true, which is asked again after each change.
+    pub fn answer(&self, answer: Answer, is_stopped: impl Fn() -> bool) -> bool {
         let mut waiting = Some(answer);
         loop {
             let seen = self.wake.seen();
             let mut session = self.session.lock();
-            if session.is_concluded() {
+            if session.is_concluded() || is_stopped() {
                 return false;
             }
             waiting = waiting.and_then(|answer| session.answer(answer));

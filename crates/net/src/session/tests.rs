@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::session::{
-    BlockData, BlockHeader, Capabilities, ControlSide, FileId, LINGER_DEFAULT, Message, Overwrite,
+    Answer, BlockData, BlockHeader, Capabilities, ControlSide, FileId, LINGER_DEFAULT, Message, Overwrite,
 };
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileEntry, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
@@ -240,6 +240,24 @@ fn the_feeder_of_a_lane_that_went_down_before_it_looked_ends() {
         thread::spawn(move || fed.send(feed(&*end, LaneId(7), Box::new(Sponge), None)));
         fed_end.recv_timeout(Duration::from_secs(120)).expect("the feeder waits for ever").unwrap();
     }
+}
+
+#[test]
+fn a_query_that_is_stopped_waits_no_longer_for_its_command() {
+    let control = ControlEnd::new(ControlSide::Agent, LINGER_DEFAULT, Box::new(|_| {}));
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let (answering, stop) = (Arc::clone(&control), Arc::clone(&is_stopped));
+    let (end, ended) = channel();
+    thread::spawn(move || {
+        // Nobody acknowledges: the log fills up.
+        let failed = || Answer::Failed(Error::new(ErrorKind::Io, Scope::Source, Phase::Prepare, "x".repeat(1000)));
+        while answering.answer(failed(), || stop.load(Ordering::Relaxed)) {}
+        let _ = end.send(());
+    });
+    assert!(ended.recv_timeout(Duration::from_millis(200)).is_err(), "the query has ended by itself");
+    is_stopped.store(true, Ordering::Relaxed);
+    control.wake().notify();
+    ended.recv_timeout(Duration::from_secs(120)).expect("the query waits for its command");
 }
 
 #[test]
