@@ -186,7 +186,7 @@ impl AgentSession {
         heard.bytes = bytes.unwrap_or(heard.bytes);
         let live = self.live.live();
         let stats = live.iter().map(|lane| lane.stats());
-        let is_idle = heard.pace.observe(stats.map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received).sum(), now);
+        let is_idle = heard.pace.observe(stats.map(|lane| lane.wire_bytes()).sum(), now);
         // A silent lane beside others is detected by looks that are close to each other.
         is_idle && live.len() < 2
     }

@@ -25,7 +25,7 @@ use crate::engine::{
     ViaChoice,
 };
 use crate::identity::{Fingerprint, Identity};
-use crate::lane::Transport;
+use crate::lane::{LaneStats, Transport};
 use crate::pace::Pace;
 use crate::session::{Observer, SNAPSHOT_EVERY, SessionEvent, SettledPaths};
 use crate::source::SourcePlace;
@@ -183,8 +183,7 @@ fn relay(runner: &Runner, copy: CopyHandle, log: &SessionLog) -> Result<CopySumm
         if shown.elapsed() >= every {
             shown = Instant::now();
             if let Some(progress) = copy.snapshot() {
-                let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
-                pace.observe(carried.sum(), shown);
+                pace.observe(progress.lanes.iter().map(LaneStats::wire_bytes).sum(), shown);
                 runner.control().show(snapshot_of(&progress));
             }
         }

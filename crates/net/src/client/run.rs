@@ -12,7 +12,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::spec::{CopyEvent, CopyObserver, CopyProgress};
 use super::stall::StallDetector;
-use crate::lane::LaneHandle;
+use crate::lane::{LaneHandle, LaneStats};
 use crate::latch::Latch;
 use crate::pace::Pace;
 use crate::session::{SessionEvent, close_all};
@@ -84,7 +84,7 @@ pub(super) fn drive(
         session.tick();
         if let Some(progress) = show() {
             session.adapt(&progress);
-            let carried = progress.lanes.iter().map(|lane| lane.wire_bytes_sent + lane.wire_bytes_received);
+            let carried = progress.lanes.iter().map(LaneStats::wire_bytes);
             pace.observe(carried.clone().sum(), Instant::now());
             if let Some(text) = stall.as_mut().and_then(|stall| stall.observe(carried, Instant::now())) {
                 observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
@@ -202,7 +202,6 @@ mod tests {
 
     use super::*;
     use crate::identity::Fingerprint;
-    use crate::lane::LaneStats;
 
     /// Session that is over after some turns, or once it is aborted.
     struct Scripted {

@@ -306,19 +306,15 @@ impl Supervisor {
         while !self.end.is_over() {
             if next.is_none() {
                 let trial = path.trial.lock();
-                let (is_retired, may_return) = (trial.loser() == Some(via), trial.is_on());
+                let (is_retired, is_decided) = (trial.loser() == Some(via), !trial.is_on());
                 drop(trial);
-                if is_retired && !may_return {
+                if is_retired && is_decided {
                     return;
                 }
-                if is_retired {
-                    self.over.wait(TICK);
+                if let Some(time) = if is_retired { Some(TICK) } else { self.held_back(path) } {
+                    self.over.wait(time);
                     continue;
                 }
-            }
-            if let Some(time) = self.held_back(path).filter(|_| next.is_none()) {
-                self.over.wait(time);
-                continue;
             }
             let born = Instant::now();
             let dialled = match next.take() {

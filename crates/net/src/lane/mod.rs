@@ -238,6 +238,13 @@ pub struct LaneStats {
     pub mtu: u16,
 }
 
+impl LaneStats {
+    /// Returns the bytes on the wire in both directions.
+    pub fn wire_bytes(&self) -> u64 {
+        self.wire_bytes_sent + self.wire_bytes_received
+    }
+}
+
 /// Receiving side of a lane's socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveMemory {

@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::session::{
-    Answer, BlockData, BlockHeader, Capabilities, ControlSide, FileId, LINGER_DEFAULT, Message, Overwrite,
+    Answer, BlockData, BlockHeader, Capabilities, ControlSide, FileId, LINGER_DEFAULT, LOG_BYTES_MAX, Message,
+    Overwrite,
 };
 use sterna_proto::{Checks, EntryKind, ErrorKind, FileEntry, FileTime, Phase, RelPath, Scope};
 use tempfile::TempDir;
@@ -54,12 +55,15 @@ impl LaneHandle for Unplugged {
     }
 }
 
-/// Panics when a frame is sent.
-struct PanickingTx;
+/// Discards everything, also on a lane that is down. With `panics`, sending a frame panics.
+struct DiscardingTx {
+    panics: bool,
+}
 
-impl LaneTx for PanickingTx {
+impl LaneTx for DiscardingTx {
     fn control(&mut self, _: &[u8]) -> Result<(), Error> {
-        panic!("a bug in the feeding half of a lane");
+        assert!(!self.panics, "a bug in the feeding half of a lane");
+        Ok(())
     }
     fn block_begin(&mut self, _: &[u8], _: u64) -> Result<(), Error> {
         Ok(())
@@ -162,7 +166,7 @@ fn a_panic_of_either_half_takes_the_lane_down() {
         let handle = Arc::new(Unplugged::default());
         let lane = Lane {
             peer: Fingerprint([0; 32]),
-            tx: Box::new(PanickingTx),
+            tx: Box::new(DiscardingTx { panics: true }),
             rx: Box::new(ClosedRx { lane: Arc::clone(&handle), panics }),
             handle: Arc::clone(&handle) as Arc<dyn LaneHandle>,
         };
@@ -200,30 +204,6 @@ impl LaneHandle for SlowToClose {
     }
 }
 
-/// Accepts everything, also on a lane that is down.
-struct Sponge;
-
-impl LaneTx for Sponge {
-    fn control(&mut self, _: &[u8]) -> Result<(), Error> {
-        Ok(())
-    }
-    fn block_begin(&mut self, _: &[u8], _: u64) -> Result<(), Error> {
-        Ok(())
-    }
-    fn block_data(&mut self, _: bytes::Bytes) -> Result<(), Error> {
-        Ok(())
-    }
-    fn block_end(&mut self, _: &[u8]) -> Result<(), Error> {
-        Ok(())
-    }
-    fn block_abandon(&mut self) -> Result<(), Error> {
-        Ok(())
-    }
-    fn flush(&mut self) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
 #[test]
 fn the_feeder_of_a_lane_that_went_down_before_it_looked_ends() {
     let directory = tempfile::tempdir().unwrap();
@@ -237,24 +217,27 @@ fn the_feeder_of_a_lane_that_went_down_before_it_looked_ends() {
         end.lane_up(LaneId(7));
         end.lane_down(LaneId(7));
         let (fed, fed_end) = channel();
-        thread::spawn(move || fed.send(feed(&*end, LaneId(7), Box::new(Sponge), None)));
+        thread::spawn(move || fed.send(feed(&*end, LaneId(7), Box::new(DiscardingTx { panics: false }), None)));
         fed_end.recv_timeout(Duration::from_secs(120)).expect("the feeder waits for ever").unwrap();
     }
 }
 
 #[test]
 fn a_query_that_is_stopped_waits_no_longer_for_its_command() {
+    const TEXT: usize = 1000;
     let control = ControlEnd::new(ControlSide::Agent, LINGER_DEFAULT, Box::new(|_| {}));
-    let is_stopped = Arc::new(AtomicBool::new(false));
-    let (answering, stop) = (Arc::clone(&control), Arc::clone(&is_stopped));
+    let (is_stopped, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (answering, stop, count) = (Arc::clone(&control), Arc::clone(&is_stopped), Arc::clone(&sent));
     let (end, ended) = channel();
     thread::spawn(move || {
-        // Nobody acknowledges: the log fills up.
-        let failed = || Answer::Failed(Error::new(ErrorKind::Io, Scope::Source, Phase::Prepare, "x".repeat(1000)));
-        while answering.answer(failed(), || stop.load(Ordering::Relaxed)) {}
+        let failed = || Answer::Failed(Error::new(ErrorKind::Io, Scope::Source, Phase::Prepare, "x".repeat(TEXT)));
+        while answering.answer(failed(), || stop.load(Ordering::Relaxed)) {
+            count.fetch_add(TEXT, Ordering::Relaxed);
+        }
         let _ = end.send(());
     });
-    assert!(ended.recv_timeout(Duration::from_millis(200)).is_err(), "the query has ended by itself");
+    // Nobody acknowledges: the log fills up. An answer is a little longer than its text.
+    wait_until("full log", || sent.load(Ordering::Relaxed) >= LOG_BYTES_MAX - LOG_BYTES_MAX / 16);
     is_stopped.store(true, Ordering::Relaxed);
     control.wake().notify();
     ended.recv_timeout(Duration::from_secs(120)).expect("the query waits for its command");
@@ -295,18 +278,7 @@ fn entry(path: &str, kind: EntryKind, size: u64) -> FileEntry {
 fn receiver(directory: &TempDir) -> (Arc<Receiver>, Destination) {
     let root = Root::open(directory.path(), Access::ReadWrite).unwrap();
     let destination = Destination::resolve(&root, b"", Sources::Many).unwrap();
-    let options = ReceiverOptions {
-        sink: Arc::new(destination.clone()),
-        overwrite: Overwrite::IfChanged,
-        checks: Checks::NONE,
-        expect: None,
-        dry_run: false,
-        linger: LINGER_DEFAULT,
-        leaves_first: false,
-        asked: AskedNames::Any,
-        settled: Arc::default(),
-        on_busy: Box::new(|_| {}),
-    };
+    let options = ReceiverOptions::new(Arc::new(destination.clone()));
     let receiver = Receiver::start(options, Arc::new(Silent)).unwrap();
     receiver.lane_up(LANE);
     (receiver, destination)

@@ -90,7 +90,7 @@ fn an_agent_that_cannot_start_blames_its_own_host() {
     let read_only = format!("{}:ro", missing.display());
     let file = site.path("file");
     fs::write(&file, "").unwrap();
-    // An address of its own: on 127.0.0.1 another test may have the same port by TCP.
+    // Reason for 127.7.7.7: a test that runs at the same time can use this port number of 127.0.0.1 for TCP.
     let udp = std::net::UdpSocket::bind("127.7.7.7:0").unwrap();
     let (tcp_taken, udp_taken) = (agent.addr.to_string(), udp.local_addr().unwrap().to_string());
     let any = "--authorize-any";

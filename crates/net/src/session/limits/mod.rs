@@ -448,10 +448,7 @@ impl WatchedLane {
     /// Returns the bytes that the lane has carried in both directions.
     fn carried(&self) -> u64 {
         match &self.link {
-            Link::Transport(handle) => handle.upgrade().map_or(0, |handle| {
-                let stats = handle.stats();
-                stats.wire_bytes_sent + stats.wire_bytes_received
-            }),
+            Link::Transport(handle) => handle.upgrade().map_or(0, |handle| handle.stats().wire_bytes()),
             Link::InProcess => self.feeder.bytes() + self.reader.bytes(),
         }
     }

@@ -60,18 +60,8 @@ fn copy(source: &Path, fixture: &Fixture, dry_run: bool) -> Arc<Reported> {
     let sender =
         Sender::start(roots, LINGER_DEFAULT, dry_run, Arc::default(), CompressionPolicy::Never, pool, silent).unwrap();
     let reported = Arc::<Reported>::default();
-    let options = ReceiverOptions {
-        sink: fixture.sink(),
-        overwrite: Overwrite::IfChanged,
-        checks: Checks { crc32c: true, ..Checks::NONE },
-        expect: None,
-        dry_run,
-        linger: LINGER_DEFAULT,
-        leaves_first: false,
-        asked: AskedNames::Any,
-        settled: Arc::default(),
-        on_busy: Box::new(|_| {}),
-    };
+    let checks = Checks { crc32c: true, ..Checks::NONE };
+    let options = ReceiverOptions { checks, dry_run, ..ReceiverOptions::new(fixture.sink()) };
     let receiver = Receiver::start(options, Arc::clone(&reported) as Arc<dyn Observer>).unwrap();
     let ends: [Arc<dyn End>; 2] = [Arc::clone(&sender) as _, Arc::clone(&receiver) as _];
     ends.iter().for_each(|end| (0..=LANES).for_each(|lane| end.lane_up(LaneId(lane))));
