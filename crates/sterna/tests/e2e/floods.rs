@@ -15,7 +15,7 @@ use sterna_net::descriptors;
 use sterna_net::identity::Identity;
 use sterna_net::lane::tcp;
 
-use crate::site::{Agent, Outcome, Site};
+use crate::site::{Agent, Site};
 use crate::tree::write;
 
 /// IPv4 /24 networks that the flood comes from.
@@ -34,7 +34,7 @@ impl Stranger {
     fn hosts_of_a_network(&self) -> u64 {
         match self {
             Self::Silent => 1,
-            Self::Stalling(_) => 4,
+            Self::Stalling(_) => 250,
         }
     }
 }
@@ -124,8 +124,8 @@ fn knock_without_end(agent: SocketAddr, stranger: &Stranger, knocks: &Knocks) {
         socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
         socket.connect(&agent.into()).expect("the agent's kernel takes connections");
         if let Stranger::Stalling(hello) = stranger {
-            // The agent can have reset the connection.
-            let _ = (&socket).write_all(hello);
+            // The connection counts when the agent has answered or reset it: the agent is never behind the count.
+            let _ = (&socket).write_all(hello).and_then(|()| (&socket).read(&mut [0]));
         }
         open.push_back(socket);
         if open.len() > open_max {
@@ -202,10 +202,6 @@ fn carry(mut client: TcpStream, agent: SocketAddr, knocks: &Arc<Knocks>, knocks_
     let _ = agent.shutdown(Shutdown::Write);
 }
 
-/// Largest number of copies that are started until one connects. Reason: the agent evicts at random. Each dial of the
-/// far client below succeeds with a chance of at least a half, and a copy dials four times.
-const COPIES_MAX: u32 = 5;
-
 /// Copies a file during a flood, which has opened `places` connections before the copy starts. Returns the number of
 /// dials of the client.
 fn gets_in_beside(stranger: Stranger, places: u64, knocks_late: u64) -> u64 {
@@ -216,15 +212,7 @@ fn gets_in_beside(stranger: Stranger, places: u64, knocks_late: u64) -> u64 {
     flood.knocks.wait_for(places);
     let far = FarClient::new(&agent, &flood, knocks_late);
     let url = format!("sterna://{}/f", far.addr);
-    let copy = || site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f", &url]).run();
-    let is_locked_out = |outcome: &Outcome| outcome.code == Some(5) && outcome.text().contains("during the handshake");
-    let mut outcome = copy();
-    for _ in 1..COPIES_MAX {
-        if is_locked_out(&outcome) {
-            outcome = copy();
-        }
-    }
-    outcome.expect(0);
+    site.copy(&agent).args(["--via", "tcp", "--lanes", "1", "f", &url]).run().expect(0);
     assert!(site.root().join("f").exists());
     far.dials.load(Ordering::Relaxed)
 }
@@ -238,7 +226,9 @@ fn bare_connections_from_ten_thousand_networks_do_not_lock_a_far_client_out() {
 
 #[test]
 fn client_hellos_that_nothing_follows_do_not_lock_a_far_client_out() {
-    // More in each round trip than 64 places and a backlog of 128 can hold. A few hosts per network are enough to crowd
-    // them.
-    gets_in_beside(Stranger::Stalling(recorded_hello()), 1200, 400);
+    // More in each round trip than there are places (`HANDSHAKES_MAX`), so the oldest entry would never stay. The flood
+    // fills the table from about five networks, and almost every eviction hits one of these. The chances beside a flood
+    // that is spread over more networks are tested with a seed (`sterna_net::crowd`).
+    let dials = gets_in_beside(Stranger::Stalling(recorded_hello()), 1200, 1320);
+    assert!(dials <= 2, "{dials} tries");
 }
