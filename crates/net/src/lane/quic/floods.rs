@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use std::{iter, thread};
 
-use noq::crypto::rustls::QuicClientConfig;
-use noq::{ClientConfig, Connection, Endpoint};
+use noq::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use noq::{ClientConfig, Connection, Endpoint, ServerConfig};
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::rate::RateContract;
 
@@ -196,4 +197,46 @@ fn a_flood_that_fills_every_place_within_a_round_trip_does_not_lock_a_far_client
         dialled.extend(connect(&honest, &ours).ok());
     }
     assert!(!dialled.is_empty(), "{TRIES_MAX} dials, and no lane");
+}
+
+/// Returns the first datagrams of a dial, which have its ClientHello.
+fn recorded_hello() -> Vec<Vec<u8>> {
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addr = silent.local_addr().unwrap();
+    let runtime = super::lane_runtime().unwrap();
+    let (received, datagrams) = mpsc::channel();
+    thread::spawn(move || {
+        let mut data = [0; 1 << 16];
+        for _ in 0..2 {
+            let count = silent.recv(&mut data).unwrap();
+            received.send(data[..count].to_vec()).unwrap();
+        }
+    });
+    runtime.block_on(async {
+        tokio::select! {
+            _ = knock_and_say_nothing("127.0.0.1", addr, 1) => panic!("nobody answers"),
+            hello = tokio::task::spawn_blocking(move || datagrams.iter().take(2).collect()) => hello.unwrap(),
+        }
+    })
+}
+
+#[test]
+fn the_rest_of_a_client_hello_after_the_stop_of_a_listener_is_refused() {
+    let hello = recorded_hello();
+    let crypto = QuicServerConfig::try_from(Identity::ephemeral().unwrap().server_config()).unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    super::lane_runtime().unwrap().block_on(async {
+        let config = ServerConfig::with_crypto(Arc::new(crypto));
+        let endpoint = Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let addr = endpoint.local_addr().unwrap();
+        client.send_to(&hello[0], addr).unwrap();
+        // The dial waits to be taken at the stop. A host that is slower than this time tests less.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let stopped = tokio::spawn(super::listener::close(endpoint.clone()));
+        tokio::task::yield_now().await;
+        client.send_to(&hello[1], addr).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stopped.await.unwrap();
+        assert_eq!(endpoint.local_addr().unwrap(), addr, "the driver of the endpoint has not panicked");
+    });
 }

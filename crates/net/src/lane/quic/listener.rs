@@ -1,7 +1,7 @@
 //! Accepting side: several sockets on one port, each with a thread.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,10 @@ impl Default for ListenerOptions {
 /// Accepts QUIC lanes on one UDP port. Dropping it refuses new lanes; accepted lanes continue.
 pub struct Listener {
     local_addr: SocketAddr,
-    lanes: Mutex<mpsc::Receiver<Result<Lane, Error>>>,
+    /// Accepted lanes; `None`: the listener was stopped.
+    lanes: Mutex<mpsc::Receiver<Option<Result<Lane, Error>>>>,
+    /// Sender of the sockets to that queue, while one of them is open.
+    accepted: Weak<mpsc::SyncSender<Option<Result<Lane, Error>>>>,
     stop: watch::Sender<bool>,
 }
 
@@ -63,6 +66,7 @@ impl Listener {
         let crypto = Arc::new(crypto);
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let (sender, lanes) = mpsc::sync_channel(ACCEPTED_WAITING_MAX);
+        let sender = Arc::new(sender);
         let (stop, stopped) = watch::channel(false);
         let mut local_addr = addr;
         let credit = CreditPool::new();
@@ -83,7 +87,7 @@ impl Listener {
             let door = Door {
                 crypto: Arc::clone(&crypto),
                 options: options.clone(),
-                lanes: sender.clone(),
+                lanes: Arc::clone(&sender),
                 stopped: stopped.clone(),
                 local_addr,
                 handshakes: Handshakes::new(options.handshakes_max),
@@ -95,7 +99,7 @@ impl Listener {
                 runtime.block_on(door.serve(endpoint, handle));
             })?;
         }
-        Ok(Self { local_addr, lanes: Mutex::new(lanes), stop })
+        Ok(Self { local_addr, lanes: Mutex::new(lanes), accepted: Arc::downgrade(&sender), stop })
     }
 
     /// Returns the local address, with the port that the system chose.
@@ -106,25 +110,21 @@ impl Listener {
     /// Waits for the next lane whose handshake is done, or for the error of a failed handshake. Callable from
     /// several threads. The peer can send little until `LaneHandle::admit`.
     ///
-    /// Returns `None` soon after [`Listener::stop`].
+    /// Returns `None` after [`Listener::stop`].
     pub fn accept(&self) -> Option<Result<Lane, Error>> {
         let lanes = self.lanes.lock();
-        loop {
-            if *self.stop.borrow() {
-                return None;
-            }
-            match lanes.recv_timeout(STOP_NOTICED_WITHIN) {
-                Ok(lane) => return Some(lane),
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                // All sockets have ended.
-                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-            }
+        if *self.stop.borrow() {
+            return None;
         }
+        // An error: all sockets have ended.
+        lanes.recv().ok().flatten()
     }
 
     /// Refuses new lanes from now on and ends every [`Listener::accept`].
     pub fn stop(&self) {
         self.stop.send_replace(true);
+        // If the queue is full, no thread waits for it. The next call returns at once.
+        self.accepted.upgrade().into_iter().for_each(|accepted| drop(accepted.try_send(None)));
     }
 }
 
@@ -180,7 +180,7 @@ fn server_config(
 struct Door {
     crypto: Arc<QuicServerConfig>,
     options: ListenerOptions,
-    lanes: mpsc::SyncSender<Result<Lane, Error>>,
+    lanes: Arc<mpsc::SyncSender<Option<Result<Lane, Error>>>>,
     stopped: watch::Receiver<bool>,
     local_addr: SocketAddr,
     handshakes: Arc<Handshakes>,
@@ -201,9 +201,7 @@ impl Door {
             let Some(incoming) = incoming else { break };
             self.admit(incoming, &runtime);
         }
-        endpoint.set_server_config(None);
-        endpoint.wait_all_draining().await;
-        let _ = tokio::time::timeout(CLOSE_GRACE, endpoint.wait_idle()).await;
+        close(endpoint).await;
     }
 
     /// Starts a handshake. While many are in progress, first requires each address to prove itself.
@@ -236,17 +234,34 @@ impl Door {
                 Ok(Ok(parts)) => parts,
                 // Reported to the caller of `accept`, for its log. While accepted lanes fill the queue, the report
                 // is dropped.
-                Ok(Err(error)) => return drop(lanes.try_send(Err(error))),
-                Err(_) => return drop(lanes.try_send(Err(fault::timed_out(peer, HANDSHAKE_TIMEOUT)))),
+                Ok(Err(error)) => return drop(lanes.try_send(Some(Err(error)))),
+                Err(_) => return drop(lanes.try_send(Some(Err(fault::timed_out(peer, HANDSHAKE_TIMEOUT))))),
             };
             let connection = parts.connection.clone();
             socket_lanes.add(&parts.connection, parts.peer_addr, &parts.pace);
             let Ok((lane, _pump)) = assemble(parts, runtime_of_lane) else { return };
-            if lanes.try_send(Ok(lane)).is_err() {
+            if lanes.try_send(Some(Ok(lane))).is_err() {
                 connection.close(super::CODE_FAULT, b"too many lanes wait to be taken");
             }
         });
     }
+}
+
+/// Waits until the lanes of an endpoint have ended, and refuses new ones.
+///
+/// The endpoint keeps its server configuration. Without it, the endpoint panics at the second datagram of a dial that
+/// nobody has taken (noq-proto 1.4.0).
+pub(super) async fn close(endpoint: Endpoint) {
+    let refuse = async {
+        while let Some(incoming) = endpoint.accept().await {
+            incoming.refuse();
+        }
+    };
+    let lanes_end = async {
+        endpoint.wait_all_draining().await;
+        let _ = tokio::time::timeout(CLOSE_GRACE, endpoint.wait_idle()).await;
+    };
+    tokio::select! { () = refuse => {}, () = lanes_end => {} }
 }
 
 async fn greet(
@@ -316,6 +331,3 @@ const INCOMING_BYTES_MAX: u64 = 64 << 10;
 
 /// Most lanes that wait for [`Listener::accept`].
 const ACCEPTED_WAITING_MAX: usize = 64;
-
-/// Time within which `accept` notices a stop.
-const STOP_NOTICED_WITHIN: Duration = Duration::from_millis(200);
