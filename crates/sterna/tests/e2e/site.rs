@@ -40,11 +40,19 @@ pub fn held_to_modes() -> Command {
 /// Directories of one test: `root` is served by agents, `local` belongs to the client.
 pub struct Site {
     directory: TempDir,
+    /// Address that agents of the site listen on.
+    host: &'static str,
 }
 
 impl Site {
     pub fn new() -> Self {
-        let site = Self { directory: tempfile::tempdir().unwrap() };
+        Self::on("127.0.0.1")
+    }
+
+    /// Creates a site whose agents listen on `host`. Sites with one client need different addresses: a port that is free
+    /// again may go to the next agent, and the client remembers the key of the first one under that address.
+    pub fn on(host: &'static str) -> Self {
+        let site = Self { directory: tempfile::tempdir().unwrap(), host };
         fs::create_dir(site.root()).unwrap();
         fs::create_dir(site.local()).unwrap();
         site
@@ -62,9 +70,14 @@ impl Site {
         self.path("local")
     }
 
+    /// Returns an address to listen on, with a port that the system chooses.
+    pub fn any_port(&self) -> String {
+        format!("{}:0", self.host)
+    }
+
     /// Starts an agent that serves `root` to all peers.
     pub fn agent(&self) -> Agent {
-        self.agent_at("127.0.0.1:0")
+        self.agent_at(&self.any_port())
     }
 
     /// Starts an agent that serves `root` to all peers, at the address `listen`.

@@ -19,11 +19,15 @@ struct Triangle {
 
 impl Triangle {
     fn new() -> Self {
-        Self { near: Site::new(), far: Site::new() }
+        Self { near: Site::new(), far: Site::on("127.0.0.2") }
     }
 
     /// Starts an agent of `site` that authorizes all peers, with these flags.
-    fn agent(site: &Site, listen: &str, flags: &[&str]) -> Agent {
+    fn agent(site: &Site, flags: &[&str]) -> Agent {
+        Self::agent_at(site, &site.any_port(), flags)
+    }
+
+    fn agent_at(site: &Site, listen: &str, flags: &[&str]) -> Agent {
         let root = site.root();
         let mut all: Vec<&OsStr> = vec!["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
         all.extend(flags.iter().map(OsStr::new));
@@ -32,7 +36,7 @@ impl Triangle {
 
     /// Starts an agent that has the sources and runs copies with any other agent.
     fn source(&self) -> Agent {
-        Self::agent(&self.near, "127.0.0.1:0", &["--third-party", "any"])
+        Self::agent(&self.near, &["--third-party", "any"])
     }
 
     /// Starts an agent that authorizes the peers in `lines`.
@@ -41,12 +45,12 @@ impl Triangle {
         fs::write(&authorize, lines).unwrap();
         let flags: [&OsStr; 4] = ["--root".as_ref(), root.as_os_str(), "--authorize".as_ref(), authorize.as_os_str()];
         let third_party = ["--third-party", "any"].map(OsStr::new);
-        site.agent_with("127.0.0.1:0", &[&flags[..], &third_party[..]].concat())
+        site.agent_with(&site.any_port(), &[&flags[..], &third_party[..]].concat())
     }
 
     /// Starts an agent that runs no third-party copies.
     fn destination(&self) -> Agent {
-        Self::agent(&self.far, "127.0.0.1:0", &[])
+        Self::agent(&self.far, &[])
     }
 
     fn copy(&self, one: &Agent, other: &Agent) -> CopyCommand {
@@ -90,8 +94,8 @@ fn an_agent_pushes_to_another_and_no_data_passes_by_the_command() {
 #[test]
 fn where_the_source_runs_no_copies_the_destination_pulls() {
     let sites = Triangle::new();
-    let source = Triangle::agent(&sites.near, "127.0.0.1:0", &[]);
-    let destination = Triangle::agent(&sites.far, "127.0.0.1:0", &["--third-party", &source.addr.to_string()]);
+    let source = Triangle::agent(&sites.near, &[]);
+    let destination = Triangle::agent(&sites.far, &["--third-party", &source.addr.to_string()]);
     sites.write("tree/large", 3 * MIB);
     sites.write("tree/small", 10);
     let proxy = ChaosProxy::tcp(&destination);
@@ -109,9 +113,9 @@ fn agents_reach_for_nobody_unless_their_operators_say_so() {
     let sites = Triangle::new();
     sites.write("f", 100);
     let destination = sites.destination();
-    let other = format!("127.0.0.1:{}", destination.addr.port() ^ 1);
+    let other = format!("{}:{}", destination.addr.ip(), destination.addr.port() ^ 1);
     for flags in [&[][..], &["--third-party", "hub.example.org"], &["--third-party", &other]] {
-        let source = Triangle::agent(&sites.near, "127.0.0.1:0", flags);
+        let source = Triangle::agent(&sites.near, flags);
         let refused = sites.copy(&source, &destination).arg(source.url("f")).arg(destination.url("")).run().expect(5);
         // The error has what both operators can change, and nothing else that they allow.
         let can_allow = |agent: &Agent| format!("its operator can allow {}", agent.addr);
@@ -132,7 +136,7 @@ fn an_agent_with_another_key_than_the_command_expects_gets_nothing() {
     destination.kill();
     fs::remove_dir_all(sites.far.path("agent-state")).unwrap();
     let flags = ["--third-party", "any"];
-    let stranger = Triangle::agent(&sites.far, &destination.addr.to_string(), &flags);
+    let stranger = Triangle::agent_at(&sites.far, &destination.addr.to_string(), &flags);
     assert_ne!(stranger.fingerprint, destination.fingerprint);
     let refused = sites.near.bare_copy().arg(source.url("f")).arg(stranger.url("g")).run().expect(6);
     refused.says(&stranger.fingerprint).says(&destination.fingerprint).says("somebody may be in between");
@@ -191,7 +195,7 @@ fn a_copy_may_do_what_both_the_command_and_the_agent_may() {
         }
     }
     // A peer with read access only cannot have the agent pull.
-    let source = Triangle::agent(&sites.near, "127.0.0.1:0", &[]);
+    let source = Triangle::agent(&sites.near, &[]);
     let destination = Triangle::listed(&sites.far, &format!("{command} ro\n"));
     let run = sites.copy(&source, &destination).arg(source.url("f")).arg(destination.url("g")).run().expect(4);
     run.says("write to");
@@ -345,8 +349,8 @@ impl Held {
         sites.write("tree/large", LARGE_BYTES);
         let flags = [&["--third-party", "any"], flags].concat();
         let of = |end| if active == end { &flags[..] } else { &[] };
-        let source = Triangle::agent(&sites.near, "127.0.0.1:0", of(Active::Source));
-        let destination = Triangle::agent(&sites.far, "127.0.0.1:0", of(Active::Destination));
+        let source = Triangle::agent(&sites.near, of(Active::Source));
+        let destination = Triangle::agent(&sites.far, of(Active::Destination));
         let between = ChaosProxy::tcp(if active == Active::Source { &destination } else { &source });
         Self { sites, active, flags, source, destination, between }
     }
@@ -392,7 +396,7 @@ impl Held {
             Active::Destination => (&self.sites.far, &mut self.destination),
         };
         end(agent);
-        *agent = Triangle::agent(site, &agent.addr.to_string(), flags);
+        *agent = Triangle::agent_at(site, &agent.addr.to_string(), flags);
     }
 
     fn check(&self) {
