@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_net::engine::{CopyHandle, CopySpec, Engine, Next, Trust};
+use sterna_net::engine::{Cancel, CopyHandle, CopySpec, Engine, Next, Trust};
 use sterna_net::identity::{Fingerprint, Identity};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Location, Phase, Scope};
@@ -22,7 +22,7 @@ use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Location, Phase, Scope}
 struct OneKey(Fingerprint);
 
 impl Trust for OneKey {
-    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, _: &Cancel) -> Result<(), Error> {
         if *peer == self.0 {
             return Ok(());
         }

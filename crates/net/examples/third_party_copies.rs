@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna_net::engine::{CopyEvent, CopyHandle, CopySpec, Engine, Next, Trust};
+use sterna_net::engine::{Cancel, CopyEvent, CopyHandle, CopySpec, Engine, Next, Trust};
 use sterna_net::identity::{Fingerprint, Identity};
 use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::rate::RateContract;
@@ -36,7 +36,7 @@ impl Keys {
 }
 
 impl Trust for Keys {
-    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, _: &Cancel) -> Result<(), Error> {
         let agent = remote.host_port();
         if self.of(&agent)? == *peer {
             return Ok(());

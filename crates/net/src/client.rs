@@ -21,7 +21,6 @@ mod third_party;
 mod totals;
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
 
 use sterna_proto::Error;
@@ -118,14 +117,14 @@ fn copy_job(
     let mut restarts = Restarts::new(options.linger, started);
     loop {
         let outcome = run_session(options, job, initiator, totals, &mut started);
-        let again = outcome.as_ref().err().filter(|_| !observer.stopped() && job.may_start_again());
+        let again = outcome.as_ref().err().filter(|_| !observer.cancel().is_cancelled() && job.may_start_again());
         match again.and_then(|error| restarts.after(error, Instant::now())) {
             Some(Again::Restarted(wait)) => {
                 totals.state.lock().start_over();
                 observer.event(CopyEvent::Restarted);
-                thread::sleep(wait);
+                observer.cancel().wait(wait);
             }
-            Some(Again::NotYetBack(wait)) => thread::sleep(wait),
+            Some(Again::NotYetBack(wait)) => observer.cancel().wait(wait),
             None => {
                 let outcome = outcome.and_then(|()| job.check(&totals.state.lock().summary));
                 let outcome = outcome.map_err(|error| error.named(job.remote.host_port()));

@@ -31,29 +31,28 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::rate::{RATE_LEAST, RateContract};
 use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
+pub use crate::cancel::{Cancel, OnCancel};
 pub use crate::client::probe::ProbeSpec;
 pub use crate::client::query::Answers;
 pub use crate::client::spec::{
-    Cancel, CopyEvent, CopyKind, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan,
+    CopyEvent, CopyKind, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan,
     ReplicaSummary, Trust, UnreachedPath, ViaChoice,
 };
 
 use crate::client::spec::{CopyObserver, Initiator};
 use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
+use crate::wake::Wake;
 
 /// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files
 /// settles some thousand files in that time and waits for the rest.
 const EVENTS_MAX: usize = 1024;
-
-/// Interval at which a copy whose reader is behind checks if it is cancelled.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Longest wait for an event: as good as forever, and no clock overflows.
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
@@ -161,7 +160,7 @@ impl Engine {
             CopyKind::ThirdParty => 1,
             CopyKind::Direct | CopyKind::Replicas => 0,
         };
-        let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.clone()));
+        let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.child()));
         let observed = Arc::clone(&running);
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || {
             let ending = Ending(Arc::clone(&observed));
@@ -210,20 +209,23 @@ impl CopyHandle {
     pub fn next(&self, time: Duration) -> Next {
         let running = &self.reader.0;
         let until = Instant::now().checked_add(time);
-        let mut events = running.events.lock();
         loop {
-            if let Some(event) = events.queue.pop_front() {
-                running.changed.notify_all();
-                return Next::Event(event);
+            let seen = running.changed.seen();
+            let mut events = running.events.lock();
+            let next = events.queue.pop_front();
+            let (was_full, have_ended) = (events.queue.len() + 1 >= EVENTS_MAX, events.have_ended);
+            drop(events);
+            match next {
+                Some(event) => {
+                    if was_full {
+                        running.changed.notify();
+                    }
+                    return Next::Event(event);
+                }
+                None if have_ended => return Next::Ended,
+                None if until.is_some_and(|until| until <= Instant::now()) => return Next::Nothing,
+                None => running.changed.wait_to(seen, until),
             }
-            if events.have_ended {
-                return Next::Ended;
-            }
-            let left = until.map_or(FOREVER, |until| until.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Next::Nothing;
-            }
-            running.changed.wait_for(&mut events, left);
         }
     }
 
@@ -280,29 +282,30 @@ impl CopyHandle {
 /// State that a copy and its handle share.
 struct Running {
     events: Mutex<Events>,
-    /// Notified at each change of the events.
-    changed: Condvar,
+    /// Notified when there are events again or room for them, and at the cancellation.
+    changed: Arc<Wake>,
     progress: Mutex<Option<CopyProgress>>,
     cut_short: Mutex<Option<CopySummary>>,
-    /// Set by the handle.
+    /// Part of the cancellation of the specification; set by the handle.
     cancel: Cancel,
+    _wakes: OnCancel,
     /// Rate contracts of paths that the handle has changed.
     contracts: Mutex<BTreeMap<PathNumber, RateContract>>,
-    /// Set by the owner of the specification.
-    cancel_outside: Cancel,
     trust: Arc<dyn Trust>,
 }
 
 impl Running {
-    fn new(trust: Arc<dyn Trust>, cancel_outside: Cancel) -> Self {
+    fn new(trust: Arc<dyn Trust>, cancel: Cancel) -> Self {
+        let changed = Arc::new(Wake::default());
+        let cancelled = Arc::clone(&changed);
         Self {
             events: Mutex::default(),
-            changed: Condvar::new(),
+            changed,
             progress: Mutex::default(),
             cut_short: Mutex::default(),
-            cancel: Cancel::default(),
+            _wakes: cancel.on_cancel(move || cancelled.notify()),
+            cancel,
             contracts: Mutex::default(),
-            cancel_outside,
             trust,
         }
     }
@@ -326,7 +329,8 @@ impl Drop for Reader {
         let mut events = self.0.events.lock();
         events.are_unread = true;
         events.queue.clear();
-        self.0.changed.notify_all();
+        drop(events);
+        self.0.changed.notify();
     }
 }
 
@@ -336,7 +340,7 @@ struct Ending(Arc<Running>);
 impl Drop for Ending {
     fn drop(&mut self) {
         self.0.events.lock().have_ended = true;
-        self.0.changed.notify_all();
+        self.0.changed.notify();
     }
 }
 
@@ -344,14 +348,20 @@ impl CopyObserver for Running {
     /// Waits while the reader is [`EVENTS_MAX`] events behind, unless the copy is cancelled: a copy ends although
     /// nobody reads.
     fn event(&self, event: CopyEvent) {
-        let mut events = self.events.lock();
-        while events.queue.len() >= EVENTS_MAX && !events.are_unread && !self.stopped() {
-            self.changed.wait_for(&mut events, LOOK);
+        loop {
+            let seen = self.changed.seen();
+            let mut events = self.events.lock();
+            if events.are_unread {
+                return;
+            }
+            if events.queue.len() < EVENTS_MAX || self.cancel.is_cancelled() {
+                events.queue.push_back(event);
+                break;
+            }
+            drop(events);
+            self.changed.wait_to(seen, None);
         }
-        if !events.are_unread {
-            events.queue.push_back(event);
-            self.changed.notify_all();
-        }
+        self.changed.notify();
     }
 
     fn progress(&self, progress: &CopyProgress) {
@@ -359,7 +369,7 @@ impl CopyObserver for Running {
     }
 
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
-        self.trust.check(remote, peer, &|| self.stopped())
+        self.trust.check(remote, peer, &self.cancel)
     }
 
     fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
@@ -374,8 +384,8 @@ impl CopyObserver for Running {
         self.contracts.lock().get(&path).copied()
     }
 
-    fn stopped(&self) -> bool {
-        self.cancel.is_cancelled() || self.cancel_outside.is_cancelled()
+    fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 }
 
@@ -389,7 +399,7 @@ mod tests {
     struct Anybody;
 
     impl Trust for Anybody {
-        fn check(&self, _: &RemoteLocation, _: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
+        fn check(&self, _: &RemoteLocation, _: &Fingerprint, _: &Cancel) -> Result<(), Error> {
             Ok(())
         }
 

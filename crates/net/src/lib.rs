@@ -6,6 +6,7 @@
 pub mod agent;
 mod arrivals;
 pub mod buffer;
+mod cancel;
 mod client;
 mod crowd;
 pub mod descriptors;

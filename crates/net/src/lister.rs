@@ -5,7 +5,7 @@ use sterna_proto::file::BlockMap;
 use sterna_proto::session::{Answer, Attributes, DigestQuery, ListOptions, Listed, ListedKind, Owner};
 use sterna_proto::{BlockDigest, Error, ErrorKind, FileDigests, Phase, RelPath, Scope};
 
-use crate::client::spec::Cancel;
+use crate::cancel::Cancel;
 use crate::disk::{ListedName, Listing, Root, is_meant};
 
 /// Place of a query: a pattern beneath a root.

@@ -7,15 +7,18 @@ use std::fs::File;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use sterna_net::engine::{
-    CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next, PathOptions,
-    ReplicaSummary, Trust, ViaChoice,
+    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next,
+    PathOptions, ReplicaSummary, Trust, ViaChoice,
 };
 use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
 use sterna_net::report::{self, Event, Reporter};
@@ -88,30 +91,26 @@ fn start(spec: CopySpec, identity: Identity, person: &Arc<ConsoleReporter>) -> R
     engine.start(spec).map_err(|error| CopyFailure { error, summary: None })
 }
 
-/// Shows events and progress until the copy ends; cancels the copy when a signal arrives.
+/// Shows events and progress until the copy ends.
 fn follow_to_end(copy: CopyHandle, person: &ConsoleReporter) -> Result<CopySummary, CopyFailure> {
     let mut shown = Instant::now();
     loop {
-        match copy.next(LOOK_EVERY.saturating_sub(shown.elapsed())) {
+        match copy.next(SHOWN_EVERY.saturating_sub(shown.elapsed())) {
             Next::Event(event) => person.event(&event),
             Next::Nothing => {}
             Next::Ended => break,
         }
-        if shown.elapsed() >= LOOK_EVERY {
+        if shown.elapsed() >= SHOWN_EVERY {
             shown = Instant::now();
             copy.snapshot().iter().for_each(|progress| person.progress(progress));
-            if person.stopped() {
-                copy.cancel();
-            }
         }
     }
     copy.snapshot().iter().for_each(|progress| person.progress(progress));
     copy.wait()
 }
 
-/// Time between two displays of progress, and longest delay from a signal to the cancellation. Reason: the engine takes
-/// snapshots at the same interval.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Time between two displays of progress. Reason: the engine takes snapshots at the same interval.
+const SHOWN_EVERY: Duration = Duration::from_millis(50);
 
 /// Prepares a copy before any data is sent. Returns the specification, the identity of this host, and the reporter.
 fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter>), Error> {
@@ -120,15 +119,9 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter
     check_flags(flags, is_between_agents && !flags.same)?;
     let directory = state::directory(flags.state.as_deref())?;
     let identity = state::identity(flags.state.as_deref())?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        // A second signal ends the process at once; the journal has the received data.
-        let registered = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
-        registered.map_err(|e| {
-            Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
-        })?;
-    }
+    cancel_at_signal(&options.cancel).map_err(|e| {
+        Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
+    })?;
     let log = flags.log.as_deref().map(|path| SampleLog::create(path, &options)).transpose()?;
     let person = Arc::new(ConsoleReporter {
         log: Mutex::new(log),
@@ -150,12 +143,24 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter
         display: Display::new(
             !flags.json && !flags.quiet && !flags.dry_run && !flags.explain && std::io::stderr().is_terminal(),
         ),
-        stop,
         asking: Mutex::new(()),
         untold: Mutex::default(),
         lost: Mutex::default(),
     });
     Ok((options, identity, person))
+}
+
+/// Cancels the copy at SIGTERM or SIGINT. A second signal ends the process at once; the journal has the received data.
+fn cancel_at_signal(cancel: &Cancel) -> std::io::Result<()> {
+    let is_second = Arc::new(AtomicBool::new(false));
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&is_second))?;
+        signal_hook::flag::register(signal, Arc::clone(&is_second))?;
+    }
+    let cancel = cancel.clone();
+    let wait = move || signals.forever().for_each(|_| cancel.cancel());
+    thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }
 
 /// Returns 0, or 1 if some files failed. If no file was copied or up to date, returns the code of the first failure.
@@ -357,7 +362,6 @@ struct ConsoleReporter {
     explain: bool,
     checksums: Vec<Algorithm>,
     display: Display,
-    stop: Arc<AtomicBool>,
     /// Held while a question is open, so that there is one question at a time.
     asking: Mutex<()>,
     untold: Mutex<Untold>,
@@ -395,11 +399,6 @@ impl ConsoleReporter {
             self.print(report::line(&self.reporter.progress(progress)).as_bytes());
         }
     }
-
-    /// Returns true once a signal has requested the end.
-    fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
 }
 
 /// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
@@ -418,7 +417,7 @@ fn failed_file(path: &str, text: String) -> String {
 }
 
 impl Trust for ConsoleReporter {
-    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error> {
         let name = known_as(remote);
         let _one = self.asking.lock();
         match self.trust.first() {
@@ -438,7 +437,7 @@ impl Trust for ConsoleReporter {
                  {SHOWN_AT_AGENT}",
                 self.known.path().display()
             ))),
-            KnownHost::Unknown => self.ask(&name, peer, is_cancelled),
+            KnownHost::Unknown => self.ask(&name, peer, cancel),
         }
     }
 
@@ -455,7 +454,7 @@ impl Trust for ConsoleReporter {
 }
 
 impl ConsoleReporter {
-    fn ask(&self, name: &str, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
+    fn ask(&self, name: &str, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error> {
         if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
             return Err(untrusted(format!(
                 "the key {peer} of {name} is unknown to this host: compare it with {SHOWN_AT_AGENT}; if both are the same, give --trust {peer}"
@@ -467,16 +466,11 @@ impl ConsoleReporter {
         );
         let mut answer = String::new();
         write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
-        // Polls, because a read would continue after a signal.
-        while !input_waits(STOP_LOOKED_FOR_EVERY)? {
-            if is_cancelled() {
-                return Err(Error::new(
-                    ErrorKind::Cancelled,
-                    Scope::Client,
-                    Phase::Prepare,
-                    "stopped: nothing was sent",
-                ));
-            }
+        // A read would continue after a signal.
+        wait_for_input(cancel)?;
+        if cancel.is_cancelled() {
+            let text = "stopped: nothing was sent";
+            return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, text));
         }
         match std::io::stdin().lock().read_line(&mut answer) {
             Ok(_) if matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") => self.known.add(name, peer),
@@ -624,18 +618,19 @@ impl ConsoleReporter {
     }
 }
 
-/// Time between two checks for a signal while a question is open.
-const STOP_LOOKED_FOR_EVERY: Duration = Duration::from_millis(100);
-
-/// Returns true if standard input has data or has ended within `time`.
-fn input_waits(time: Duration) -> Result<bool, Error> {
+/// Waits until standard input has data or has ended, or until the cancellation. Errors: no descriptor is free.
+fn wait_for_input(cancel: &Cancel) -> Result<(), Error> {
+    let failed = |e: std::io::Error| this_host("wait for an answer").caused_by(e);
+    let (cancelled, writer) = std::io::pipe().map_err(failed)?;
+    // The end of the writer makes the pipe readable.
+    let _cancel = cancel.on_cancel(move || drop(writer));
     let stdin = std::io::stdin();
-    let mut waited_for = [PollFd::new(&stdin, PollFlags::IN)];
-    let time = Timespec::try_from(time).map_err(|e| this_host("wait for an answer").caused_by(e))?;
-    match rustix::event::poll(&mut waited_for, Some(&time)) {
-        Ok(count) => Ok(count > 0),
-        Err(Errno::INTR) => Ok(false),
-        Err(errno) => Err(this_host("wait for an answer").caused_by(errno)),
+    loop {
+        match poll(&mut [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&cancelled, PollFlags::IN)], None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed(errno.into())),
+        }
     }
 }
 

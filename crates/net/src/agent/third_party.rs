@@ -21,8 +21,8 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope, Setting};
 use super::log::SessionLog;
 use super::runner::Runner;
 use crate::engine::{
-    CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, PathOptions, Trust,
-    ViaChoice,
+    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next,
+    PathOptions, Trust, ViaChoice,
 };
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
@@ -214,12 +214,7 @@ fn as_reported(error: &Error, passive: &PassiveAgent) -> Error {
 struct PassiveKeys(PassiveAgent);
 
 impl Trust for PassiveKeys {
-    fn check(
-        &self,
-        remote: &RemoteLocation,
-        peer: &Fingerprint,
-        _is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<(), Error> {
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, _cancel: &Cancel) -> Result<(), Error> {
         if self.0.keys.contains(&peer.0) {
             return Ok(());
         }

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sterna_proto::location::RemoteLocation;
@@ -14,7 +14,7 @@ use sterna_proto::plan::Via;
 use sterna_proto::session::{Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::dial::{Target, dial_first, resolve};
+use super::dial::{Target, dial_first, resolve, stopped};
 use super::run::{Backoff, depart, ends_session, random_session};
 use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions};
 use crate::identity::Fingerprint;
@@ -22,9 +22,6 @@ use crate::lane::quic::SharedRate;
 use crate::lane::{Lane, LaneHandle};
 use crate::latch::Latch;
 use crate::session::{ALIVE_EVERY, ControlEnd, End, LaneIds, SessionEvent, attach};
-
-/// Interval at which a wait checks if the user wants to stop.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Agent with which control sessions are held, and the means to connect to it.
 pub(super) struct ControlClient {
@@ -55,6 +52,8 @@ impl ControlClient {
     /// Connects a lane to the agent: by TCP, since the lane needs no rate control, or by QUIC if TCP does not connect.
     pub(super) fn reach(&self) -> Result<Lane, Error> {
         let (notify, answer) = channel();
+        let notify = Arc::new(notify);
+        let _stop = self.observer.cancel().send_to(&notify, Err(stopped()));
         let (remote, options, initiator) = (self.remote.clone(), self.options.clone(), self.initiator.clone());
         let observer = Arc::clone(&self.observer);
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
@@ -62,17 +61,7 @@ impl ControlClient {
             let _ = notify.send(dial_any(&remote, &options, &initiator, &observer));
         });
         dialled.map_err(|e| crate::no_thread("start a thread that dials", e))?;
-        loop {
-            match answer.recv_timeout(LOOK) {
-                Ok(lane) => return lane,
-                Err(RecvTimeoutError::Timeout) if !self.observer.stopped() => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped");
-                    return Err(error);
-                }
-                Err(RecvTimeoutError::Disconnected) => return Err(crate::internal("a thread that dials has ended")),
-            }
-        }
+        answer.recv().unwrap_or_else(|_| Err(crate::internal("a thread that dials has ended")))
     }
 
     /// Runs one session with `request`, from its first lane to its end. `drive` waits for the end of `control`.

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Retry, Scope, S
 use super::path::{STANDBY_AFTER, named};
 use super::path_cache::{PathCache, key_of, unix_time};
 use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions, ViaChoice};
+use crate::cancel::OnCancel;
 use crate::identity::Fingerprint;
 use crate::lane::quic::{self, SharedRate};
 use crate::lane::{Lane, tcp};
@@ -44,9 +45,6 @@ const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Maximum time from the first try to the start of the last. Reason: duration of one handshake.
 const DIAL_AGAIN_WITHIN: Duration = tcp::HANDSHAKE_TIME_MAX;
-
-/// Interval at which a wait checks if the user wants to stop.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// First lane of a path.
 pub(super) struct FirstLane {
@@ -116,6 +114,8 @@ impl Dialling {
             return self.reach_path(0).map(|first| PathDials { first, on: 0, others: Vec::new() });
         }
         let (notify, ended) = channel();
+        let notify = Arc::new(notify);
+        let _stop = self.observer.cancel().send_to(&notify, None);
         let mut failed: Vec<Error> = Vec::new();
         let mut dials: Vec<(usize, DialledPath)> = Vec::new();
         let (standby, main): (Vec<usize>, Vec<usize>) = (0..paths.len()).partition(|path| paths[*path].standby);
@@ -125,27 +125,28 @@ impl Dialling {
             if dials.is_empty() && !self.start_all(rounds.next(), &notify, &mut dials)? {
                 return Err(together(failed));
             }
-            let Ok(path) = ended.recv_timeout(STANDBY_AFTER) else {
+            let path = ended.recv_timeout(STANDBY_AFTER);
+            stop_if_asked(&self.observer)?;
+            let Ok(path) = path else {
                 self.start_all(rounds.next(), &notify, &mut dials)?;
-                stop_if_asked(&self.observer)?;
                 continue;
             };
-            let Some(place) = dials.iter().position(|(other, _)| *other == path) else { continue };
-            match dials.swap_remove(place).1.wait() {
+            let Some(place) = dials.iter().position(|(other, _)| Some(*other) == path) else { continue };
+            let (on, dial) = dials.swap_remove(place);
+            match dial.wait() {
                 Some(Ok(first)) => {
                     // The session dials paths again later that have failed or have not been dialled.
                     let pending = |path: usize, dials: &mut Vec<(usize, DialledPath)>| {
                         let place = dials.iter().position(|(other, _)| *other == path);
                         place.map_or(DialledPath(None), |place| dials.swap_remove(place).1)
                     };
-                    let rest = (0..paths.len()).filter(|other| *other != path);
+                    let rest = (0..paths.len()).filter(|other| *other != on);
                     let others = rest.map(|other| (other, pending(other, &mut dials))).collect();
-                    return Ok(PathDials { first, on: path, others });
+                    return Ok(PathDials { first, on, others });
                 }
                 Some(Err(error)) => failed.push(error),
                 None => {}
             }
-            stop_if_asked(&self.observer)?;
         }
     }
 
@@ -153,18 +154,18 @@ impl Dialling {
     fn start_all(
         &self,
         round: Option<Vec<usize>>,
-        notify: &Sender<usize>,
+        notify: &Arc<Sender<Option<usize>>>,
         dials: &mut Vec<(usize, DialledPath)>,
     ) -> Result<bool, Error> {
         let Some(round) = round else { return Ok(false) };
         for path in round {
-            dials.push((path, self.start(path, notify.clone())?));
+            dials.push((path, self.start(path, Arc::clone(notify))?));
         }
         Ok(true)
     }
 
     /// Starts to dial a path; sends its number to `notify` when the outcome is available.
-    fn start(&self, path: usize, notify: Sender<usize>) -> Result<DialledPath, Error> {
+    fn start(&self, path: usize, notify: Arc<Sender<Option<usize>>>) -> Result<DialledPath, Error> {
         let (report, outcome) = channel();
         let dialling = self.clone();
         let spawned = thread::Builder::new().name("dial-path".to_owned()).spawn(move || {
@@ -232,14 +233,14 @@ impl Dialling {
 
 /// Reports that the dial of a path has ended, also after a panic.
 struct EndNotice {
-    notify: Sender<usize>,
+    notify: Arc<Sender<Option<usize>>>,
     path: usize,
 }
 
 impl Drop for EndNotice {
     fn drop(&mut self) {
         // Nobody may be waiting any more.
-        let _ = self.notify.send(self.path);
+        let _ = self.notify.send(Some(self.path));
     }
 }
 
@@ -254,10 +255,12 @@ fn together(mut errors: Vec<Error>) -> Error {
 }
 
 fn stop_if_asked(observer: &Arc<dyn CopyObserver>) -> Result<(), Error> {
-    if observer.stopped() {
-        return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped").retry(Retry::Never));
-    }
-    Ok(())
+    if observer.cancel().is_cancelled() { Err(stopped()) } else { Ok(()) }
+}
+
+/// Returns the error of a dial that the user has stopped.
+pub(super) fn stopped() -> Error {
+    Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped").retry(Retry::Never)
 }
 
 /// Connected lane, by the transport that was chosen.
@@ -297,7 +300,9 @@ impl PathDialling<'_> {
     /// the first one that connects. Errors: one for each transport.
     fn prefer(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Vec<Error>> {
         let (notify, answers) = channel();
-        self.start_dial(via, addr, remembered, notify.clone()).map_err(|error| vec![error])?;
+        let notify = Arc::new(notify);
+        let _stop = self.stop(&notify);
+        self.start_dial(via, addr, remembered, Arc::clone(&notify)).map_err(|error| vec![error])?;
         let (other, mut failed) = (via.other(), Vec::new());
         match self.next_answer(&answers, Some(HEAD_START)).map_err(|error| vec![error])? {
             Some(Err(error)) if error.retry != Retry::Never => {
@@ -342,7 +347,7 @@ impl PathDialling<'_> {
         via: Via,
         addr: SocketAddr,
         remembered: &[PathRecord],
-        notify: Sender<Result<Reached, Error>>,
+        notify: Arc<Sender<Result<Reached, Error>>>,
     ) -> Result<(), Error> {
         let (dialling, options, name) = (self.dialling.clone(), self.options.clone(), self.name.clone());
         let remembered = remembered.to_vec();
@@ -380,8 +385,10 @@ impl PathDialling<'_> {
     /// Dials both transports at the same time, and takes the one that suits the measured RTT.
     fn race(&self, addr: SocketAddr, facts: TransportFacts<'_>) -> Result<Reached, Vec<Error>> {
         let (notify, answers) = channel();
+        let notify = Arc::new(notify);
+        let _stop = self.stop(&notify);
         for via in [Via::Quic, Via::Tcp] {
-            self.start_dial(via, addr, &[], notify.clone()).map_err(|error| vec![error])?;
+            self.start_dial(via, addr, &[], Arc::clone(&notify)).map_err(|error| vec![error])?;
         }
         drop(notify);
         let first = self.next_answer(&answers, None).map_err(|error| vec![error])?;
@@ -446,19 +453,17 @@ impl PathDialling<'_> {
         answers: &Receiver<Result<Reached, Error>>,
         within: Option<Duration>,
     ) -> Result<Option<Result<Reached, Error>>, Error> {
-        let begun = Instant::now();
-        loop {
-            stop_if_asked(&self.dialling.observer)?;
-            let left = within.map_or(LOOK, |within| within.saturating_sub(begun.elapsed()).min(LOOK));
-            match answers.recv_timeout(left) {
-                Ok(answer) => return Ok(Some(answer)),
-                Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) if within.is_some_and(|within| begun.elapsed() >= within) => {
-                    return Ok(None);
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
+        let answer = match within {
+            Some(time) => answers.recv_timeout(time).ok(),
+            None => answers.recv().ok(),
+        };
+        stop_if_asked(&self.dialling.observer)?;
+        Ok(answer)
+    }
+
+    /// Ends waits for `answers` when the user wants to stop.
+    fn stop(&self, answers: &Arc<Sender<Result<Reached, Error>>>) -> OnCancel {
+        self.dialling.observer.cancel().send_to(answers, Err(stopped()))
     }
 }
 
@@ -487,11 +492,8 @@ pub(super) fn dial_first(
         tries += 1;
         let again = format!("try {tries} of {DIAL_TRIES_MAX} in {}", readable_time(pause));
         say(&format!("{}: {}; {again}", target.via, error.chain()));
-        let until = Instant::now() + pause;
-        while Instant::now() < until {
-            stop_if_asked(observer)?;
-            thread::sleep(until.saturating_duration_since(Instant::now()).min(LOOK));
-        }
+        observer.cancel().wait(pause);
+        stop_if_asked(observer)?;
     }
 }
 
@@ -635,7 +637,7 @@ mod tests {
     #[derive(Default)]
     struct Recorder {
         decisions: parking_lot::Mutex<Vec<String>>,
-        stop: crate::engine::Cancel,
+        stop: crate::cancel::Cancel,
     }
 
     impl CopyObserver for Recorder {
@@ -651,8 +653,8 @@ mod tests {
             Ok(())
         }
 
-        fn stopped(&self) -> bool {
-            self.stop.is_cancelled()
+        fn cancel(&self) -> &crate::cancel::Cancel {
+            &self.stop
         }
     }
 

@@ -280,7 +280,7 @@ impl Job {
                     return Err(missing.swap_remove(0));
                 }
                 match &self.follow {
-                    Some(follow) => follow.session(),
+                    Some(follow) => follow.session()?,
                     None => Roots::new(sources),
                 }
             }

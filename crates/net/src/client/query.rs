@@ -14,7 +14,8 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::control::ControlClient;
 use super::run::{Driven, drive};
-use super::spec::{Cancel, CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, Trust};
+use super::spec::{CopyEvent, CopyObserver, CopyProgress, CopySpec, Initiator, Trust};
+use crate::cancel::Cancel;
 use crate::disk::Root;
 
 use crate::identity::Fingerprint;
@@ -24,7 +25,7 @@ use crate::session::{ControlEnd, End};
 /// Answers that wait for their reader. Reason: bounds memory; the agent waits for a slow reader.
 const ANSWERS_MAX: usize = 1024;
 
-/// Interval at which a query checks if it is cancelled.
+/// Interval between the ticks of a query.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Time that a query waits without a lane before it fails. Reason: short interruptions pass, and a query is cheap to
@@ -220,10 +221,10 @@ impl CopyObserver for Asker {
     fn progress(&self, _progress: &CopyProgress) {}
 
     fn trust(&self, remote: &RemoteLocation, peer: &Fingerprint) -> Result<(), Error> {
-        self.trust.check(remote, peer, &|| self.cancel.is_cancelled())
+        self.trust.check(remote, peer, &self.cancel)
     }
 
-    fn stopped(&self) -> bool {
-        self.cancel.is_cancelled()
+    fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 }

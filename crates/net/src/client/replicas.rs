@@ -24,7 +24,7 @@ use super::direct::{CONTROL, Silent, receiver_options, start_lanes, web_options}
 use super::job::{Direction, Job, local_source, may_mean_many, means_many};
 use super::supervisor::run_session;
 
-use super::run::{Backoff, Driven, TICK, drive};
+use super::run::{Backoff, Driven, drive};
 use super::spec::{
     ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, PathOptions, PathPlan,
     ReplicaSummary, ViaChoice,
@@ -32,6 +32,7 @@ use super::spec::{
 use super::stall::StallDetector;
 use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
+use crate::cancel::Cancel;
 use crate::disk::{Destination, Root, Sources, last_name};
 use crate::identity::Fingerprint;
 use crate::lane::LaneStats;
@@ -40,9 +41,6 @@ use crate::session::{
 };
 use crate::source::{Roots, Source};
 use crate::web::Web;
-
-/// Maximum sleep of the main thread. Reason: as that of a feeder; received data wakes it.
-const NAP: Duration = Duration::from_millis(20);
 
 /// Time for the senders to receive the outcome of the copy. Reason: each limits its last message to 2 s, and closes its
 /// lanes in the same time.
@@ -124,6 +122,7 @@ impl ReplicaCopy {
             observer: Arc::clone(observer),
             lanes: Arc::default(),
             busy: AtomicUsize::new(0),
+            cancels: names.iter().map(|_| Cancel::default()).collect(),
             figures: names.iter().map(|_| Mutex::default()).collect(),
             paths: Mutex::default(),
         });
@@ -218,6 +217,8 @@ struct ReplicaSet {
     lanes: Arc<LaneIds>,
     /// Number of replicas with a session that has not ended.
     busy: AtomicUsize,
+    /// Cancellation of the sessions with each replica.
+    cancels: Vec<Cancel>,
     /// Lane counters and limits of each replica.
     figures: Vec<Mutex<(Vec<LaneStats>, LimitsNow)>>,
     /// Paths of the last session with each agent.
@@ -240,9 +241,23 @@ impl ReplicaSet {
     /// Waits until the senders have received the outcome of the copy, at most for [`FAREWELLS`].
     fn part(&self) {
         let until = Instant::now() + FAREWELLS;
-        while self.busy.load(Ordering::Relaxed) > 0 && Instant::now() < until {
-            self.replicas.turn();
-            thread::sleep(NAP);
+        loop {
+            let seen = self.replicas.wake().seen();
+            self.turn();
+            if self.busy.load(Ordering::Acquire) == 0 || Instant::now() >= until {
+                return;
+            }
+            self.replicas.wake().wait_to(seen, Some(until));
+        }
+    }
+
+    /// Moves data, decides, and ends the sessions with replicas that are no longer needed.
+    fn turn(&self) {
+        self.replicas.turn();
+        for (number, cancel) in (0u32..).zip(&self.cancels) {
+            if !cancel.is_cancelled() && self.replicas.is_done_with(ReplicaId(number)) {
+                cancel.cancel();
+            }
         }
     }
 
@@ -272,9 +287,13 @@ impl Driven for ReplicaSet {
     /// Moves data and decides meanwhile.
     fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
-        while !self.replicas.is_over() && Instant::now() < until {
-            self.replicas.turn();
-            self.replicas.wait(NAP);
+        loop {
+            let seen = self.replicas.wake().seen();
+            self.turn();
+            if self.replicas.is_over() || Instant::now() >= until {
+                return;
+            }
+            self.replicas.wake().wait_to(seen, Some(until));
         }
     }
 
@@ -322,14 +341,7 @@ impl ReplicaWorker {
             if let Err(error) = kept {
                 self.set.replicas.leave(self.replica, &error);
             }
-            self.wait(backoff.after(begun.elapsed()));
-        }
-    }
-
-    fn wait(&self, time: Duration) {
-        let until = Instant::now() + time;
-        while Instant::now() < until && !self.set.replicas.is_done_with(self.replica) {
-            thread::sleep(TICK);
+            self.cancel().wait(backoff.after(begun.elapsed()));
         }
     }
 
@@ -432,7 +444,8 @@ impl<'a> Busy<'a> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.0.busy.fetch_sub(1, Ordering::Release);
+        self.0.replicas.wake().notify();
     }
 }
 
@@ -457,9 +470,9 @@ impl CopyObserver for ReplicaWorker {
         self.set.observer.trust(remote, peer)
     }
 
-    /// The main thread detects that the user wants to stop.
-    fn stopped(&self) -> bool {
-        self.set.replicas.is_done_with(self.replica)
+    /// The main thread detects that the user wants to stop, or that the replica is no longer needed.
+    fn cancel(&self) -> &Cancel {
+        &self.set.cancels[self.replica.0 as usize]
     }
 }
 

@@ -90,7 +90,7 @@ pub(super) fn drive(
                 observer.event(CopyEvent::Session(SessionEvent::Notice(text)));
             }
         }
-        if observer.stopped() && !std::mem::replace(&mut is_stopping, true) {
+        if observer.cancel().is_cancelled() && !std::mem::replace(&mut is_stopping, true) {
             let text = "the copy was stopped; run the same command again to go on from here";
             session.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
         }
@@ -201,6 +201,7 @@ mod tests {
     use sterna_proto::location::RemoteLocation;
 
     use super::*;
+    use crate::cancel::Cancel;
     use crate::identity::Fingerprint;
 
     /// Session that is over after some turns, or once it is aborted.
@@ -245,8 +246,8 @@ mod tests {
         }
     }
 
-    /// Observer that stops the copy at once if the flag is set.
-    struct Watching(bool);
+    /// Observer with this cancellation.
+    struct Watching(Cancel);
 
     impl CopyObserver for Watching {
         fn event(&self, _event: CopyEvent) {}
@@ -254,14 +255,18 @@ mod tests {
         fn trust(&self, _remote: &RemoteLocation, _peer: &Fingerprint) -> Result<(), Error> {
             Ok(())
         }
-        fn stopped(&self) -> bool {
-            self.0
+        fn cancel(&self) -> &Cancel {
+            &self.0
         }
     }
 
     fn driven(turns: u32, stops: bool) -> Vec<String> {
         let session = Scripted { turns: Cell::new(turns), log: RefCell::default() };
-        drive(&session, &Watching(stops), Instant::now(), None);
+        let cancel = Cancel::default();
+        if stops {
+            cancel.cancel();
+        }
+        drive(&session, &Watching(cancel), Instant::now(), None);
         session.log.into_inner()
     }
 

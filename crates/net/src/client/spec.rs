@@ -7,7 +7,6 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sterna_proto::compress::CompressionPolicy;
@@ -19,6 +18,7 @@ use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber};
 use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, Location};
 
+use crate::cancel::Cancel;
 use crate::disk::Root;
 use crate::identity::{Fingerprint, Identity};
 use crate::lane::{LaneStats, Transport};
@@ -171,8 +171,8 @@ pub trait CopyObserver: Send + Sync {
     fn contract(&self, _path: PathNumber) -> Option<RateContract> {
         None
     }
-    /// Returns true if the user wants to stop.
-    fn stopped(&self) -> bool;
+    /// Returns the cancellation of the copy: the user wants to stop.
+    fn cancel(&self) -> &Cancel;
 }
 
 /// Event of a copy.
@@ -379,29 +379,13 @@ pub struct ReplicaSummary {
 
 /// Decides which agents a process connects to. Called from threads of copies; may block, for example to ask a person.
 pub trait Trust: Send + Sync {
-    /// Returns normally if the agent at `remote` may have the key `peer`. `is_cancelled` tells that the copy no longer
-    /// waits for the answer. Errors: the agent is not trusted, with the reason for the user.
-    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error>;
+    /// Returns normally if the agent at `remote` may have the key `peer`. After `cancel` the copy
+    /// no longer waits for the answer. Errors: the agent is not trusted, with the reason for the user.
+    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error>;
 
     /// Returns the keys that the agent at `remote` may have, as far as they are known without asking. `beside` is the
     /// key of the other agent of the copy. Errors: the list of known agents cannot be read.
     fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error>;
-}
-
-/// Ends a copy from outside. Clones end the same copy.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Stops the copy, also one that starts later.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns true if the copy must end.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// Kind of a copy, by its ends.

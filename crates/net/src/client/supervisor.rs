@@ -284,7 +284,7 @@ impl Supervisor {
     }
 
     fn is_ending(&self) -> bool {
-        self.end.is_over() || self.observer.stopped()
+        self.end.is_over() || self.observer.cancel().is_cancelled()
     }
 
     /// Starts the thread of one more lane. The first lane of a path is already connected.

@@ -10,7 +10,6 @@
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -173,13 +172,14 @@ impl Asking<'_> {
                 Err(error) => error,
             };
             let is_first = restarts.is_first();
-            let again = if self.observer.stopped() { None } else { restarts.after(&error, Instant::now()) };
+            let again =
+                if self.observer.cancel().is_cancelled() { None } else { restarts.after(&error, Instant::now()) };
             match again {
                 Some(Again::Restarted(wait)) => {
                     copy.start_over()?;
-                    thread::sleep(wait);
+                    self.observer.cancel().wait(wait);
                 }
-                Some(Again::NotYetBack(wait)) => thread::sleep(wait),
+                Some(Again::NotYetBack(wait)) => self.observer.cancel().wait(wait),
                 None => {
                     let may_ask_other = is_first && copy.may_ask_other(&error);
                     return Err(Failed { error: error.named(asked.host_port()), may_ask_other });

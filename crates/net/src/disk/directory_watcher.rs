@@ -168,9 +168,9 @@ fn happened(events: ReadFlags) -> Option<Happened> {
     }
 }
 
-/// Waits for a change in the watched directories, at most for `time`.
-pub(crate) fn wait(events: &OwnedFd, time: Duration) {
+/// Waits for a change in the watched directories or for `end` to be readable, at most for `time`.
+pub(crate) fn wait(events: &OwnedFd, end: &OwnedFd, time: Duration) {
     let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     // A signal only ends the wait early.
-    let _ = poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&time));
+    let _ = poll(&mut [PollFd::new(events, PollFlags::IN), PollFd::new(end, PollFlags::IN)], Some(&time));
 }

@@ -214,6 +214,7 @@ impl Receiver {
     /// Drops the queues, which ends the threads that wait for work of this session.
     fn drop_queues(&self) {
         self.queues.lock().take();
+        self.wake.notify();
     }
 
     /// Looks files up in the order of the manifest, some of them before their blocks arrive. Retries files that the
@@ -222,13 +223,17 @@ impl Receiver {
         let ahead_max = PREPARED_AHEAD_MAX.min(self.open_max.div_ceil(2));
         let mut ahead: Vec<Weak<Slot>> = Vec::new();
         let mut again = Instant::now();
-        while self.queues.lock().is_some() {
+        loop {
             let seen = self.wake.seen();
+            if self.queues.lock().is_none() {
+                return;
+            }
             ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
             let mut turn = Vec::new();
-            // A closed queue means that the session is over; the loop condition detects that.
+            // A closed queue means that the session is over, which the next turn detects.
             if ahead.len() >= ahead_max {
-                self.wake.wait(seen, BUSY_NAP);
+                let retry = (!self.later.lock().is_empty()).then_some(again);
+                self.wake.wait_to(seen, retry);
             } else if self.later.lock().is_empty() {
                 turn.extend(files.recv().ok().flatten().map(|file| (file, false)));
             } else {
@@ -538,6 +543,7 @@ impl Receiver {
         // preparer and needs none.
         if was_empty {
             self.queues.lock().as_ref().map(|queues| queues.prepare.send(None));
+            self.wake.notify();
         }
     }
 
@@ -792,7 +798,10 @@ impl ReceiverLane {
             return Ok(OpenBlock::Discard);
         }
         let incoming = slot.incoming().ok_or_else(|| crate::internal("a block of a file that was never looked up"))?;
-        slot.begin();
+        if slot.begin() {
+            // The preparer may look up one more file.
+            receiver.wake.notify();
+        }
         let grown = if entry.growth.is_some() { incoming.grow(&entry) } else { Ok(()) };
         let mut writer = BlockWriter::new(file, index, &entry.blocks(), receiver.options.checks, incoming, meter);
         let mut broken = false;

@@ -30,10 +30,6 @@ use crate::lane::LaneTx;
 use crate::source::{Extent, FileReader, LaneChange, OfferedFile, Offers, Source};
 use crate::wake::Wake;
 
-/// Interval at which the reader of directories checks for room when nothing wakes it. Guess: short against the time
-/// until there is room.
-const ROOM_NAP: Duration = Duration::from_millis(100);
-
 /// Block of a large file that is being sent.
 struct OutgoingBlock {
     id: FileId,
@@ -163,7 +159,7 @@ impl Sender {
                 return session;
             }
             drop(session);
-            self.wake.wait(seen, ROOM_NAP);
+            self.wake.wait_to(seen, None);
         }
     }
 

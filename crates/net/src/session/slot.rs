@@ -98,9 +98,9 @@ impl Slot {
         self.found.get()?.as_ref().map(|open| Arc::clone(&open.incoming))
     }
 
-    /// Records the arrival of the first block.
-    pub(super) fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+    /// Records the arrival of a block. Returns true for the first one.
+    pub(super) fn begin(&self) -> bool {
+        !self.begun.swap(true, Ordering::Relaxed)
     }
 
     /// True if a block has arrived.

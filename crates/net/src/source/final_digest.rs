@@ -7,14 +7,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use sterna_proto::session::FileId;
 use sterna_proto::{Error, FileEntry, RelPath};
 
 use super::Offers;
 use crate::disk::{Root, SourceFile};
+use crate::wake::Wake;
 
 /// Number of threads that compute final digests. Reason: a small file does not wait behind a file of a terabyte that
 /// ended earlier.
@@ -22,10 +22,6 @@ const THREADS: usize = 2;
 
 /// Bytes per read. Guess: large enough to make the cost of a system call negligible.
 const READ_BYTES: usize = 1 << 20;
-
-/// Interval between checks for the arrival of the blocks of a file. Guess: short against the round trip of the
-/// blocks.
-const ARRIVAL_NAP: Duration = Duration::from_millis(50);
 
 /// File that has ended.
 struct Job {
@@ -38,12 +34,16 @@ struct Job {
 }
 
 /// Queue of files to read. After its drop, the threads read the remaining files and end.
-pub(super) struct FinalDigestQueue(Arc<Jobs>);
+pub(super) struct FinalDigestQueue {
+    jobs: Arc<Jobs>,
+    offers: Arc<dyn Offers>,
+}
 
 #[derive(Default)]
 struct Jobs {
     waiting: Mutex<Waiting>,
-    wake: Condvar,
+    /// Notified when there is one more job, and at the end.
+    wake: Wake,
 }
 
 #[derive(Default)]
@@ -55,9 +55,9 @@ struct Waiting {
 impl FinalDigestQueue {
     /// Starts the threads. Errors: the host cannot start a thread.
     pub(super) fn start(offers: &Arc<dyn Offers>) -> Result<Self, Error> {
-        let queue = Self(Arc::default());
+        let queue = Self { jobs: Arc::default(), offers: Arc::clone(offers) };
         for _ in 0..THREADS {
-            let (offers, jobs) = (Arc::clone(offers), Arc::clone(&queue.0));
+            let (offers, jobs) = (Arc::clone(offers), Arc::clone(&queue.jobs));
             let spawned = thread::Builder::new().name("final-digest".to_owned()).spawn(move || run(&*offers, &jobs));
             spawned.map_err(|e| crate::no_thread("start a thread that reads followed files", e))?;
         }
@@ -66,34 +66,48 @@ impl FinalDigestQueue {
 
     /// Queues a file.
     pub(super) fn push(&self, id: FileId, source: (Root, RelPath), entry: FileEntry) {
-        self.0.push(Job { id, source, entry, is_held: false });
+        self.jobs.push(&*self.offers, Job { id, source, entry, is_held: false });
     }
 }
 
 impl Drop for FinalDigestQueue {
     fn drop(&mut self) {
-        self.0.waiting.lock().is_closed = true;
-        self.0.wake.notify_all();
+        self.jobs.waiting.lock().is_closed = true;
+        self.jobs.notify(&*self.offers);
     }
 }
 
 impl Jobs {
-    fn push(&self, job: Job) {
+    fn push(&self, offers: &dyn Offers, job: Job) {
         self.waiting.lock().jobs.push_back(job);
-        self.wake.notify_one();
+        self.notify(offers);
+    }
+
+    /// Wakes all threads: those that wait for a job, and those that wait for the arrival of a file.
+    fn notify(&self, offers: &dyn Offers) {
+        self.wake.notify();
+        offers.wake().notify();
     }
 
     /// Waits for the first job that can run, and returns it. `None` if no job is left or the session is over.
     fn next(&self, offers: &dyn Offers) -> Option<Job> {
-        let mut waiting = self.waiting.lock();
         loop {
+            let (pushed, changed) = (self.wake.seen(), offers.wake().seen());
+            let mut waiting = self.waiting.lock();
             if offers.is_closed() || waiting.is_closed && waiting.jobs.is_empty() {
                 return None;
             }
             if let Some(at) = waiting.jobs.iter().position(|job| !job.is_held || offers.has_arrived(job.id)) {
                 return waiting.jobs.remove(at);
             }
-            self.wake.wait_for(&mut waiting, ARRIVAL_NAP);
+            let is_any_held = !waiting.jobs.is_empty();
+            drop(waiting);
+            // A session changes often, so only the jobs that wait for one of its changes watch it.
+            if is_any_held {
+                offers.wake().wait_to(changed, None);
+            } else {
+                self.wake.wait_to(pushed, None);
+            }
         }
     }
 }
@@ -103,7 +117,7 @@ fn run(offers: &dyn Offers, jobs: &Jobs) {
         let (root, path) = &job.source;
         match root.open_source(path).and_then(|open| digest(offers, &job, &open)) {
             Ok(FinalDigest::Whole(blake3)) => offers.final_digest(job.id, blake3),
-            Ok(FinalDigest::Held) => jobs.push(Job { is_held: true, ..job }),
+            Ok(FinalDigest::Held) => jobs.push(offers, Job { is_held: true, ..job }),
             Ok(FinalDigest::Unwanted) => {}
             Err(error) => {
                 offers.withdraw(job.id, error);

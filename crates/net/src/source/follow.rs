@@ -4,8 +4,8 @@
 //! over all sessions of a copy. Refuses to decide when a file has ended (`proto::follow` does), and to decide
 //! anything about blocks.
 //!
-//! The loop is [`FollowSession::list`], on the thread that reads directories. It waits for events for at most
-//! [`TURN`]. One turn lists some names, looks at each file that has not ended, and reports to the session. The loop
+//! The loop is [`FollowSession::list`], on the thread that reads directories. It waits for events, at most for [`TURN`]
+//! while there are files that have not ended, and up to the next listing otherwise. One turn lists some names, looks at each file that has not ended, and reports to the session. The loop
 //! ends with the session, or when only named files were followed and all of them have their outcome.
 //!
 //! Memory: a file that is followed or in transfer takes about 500 bytes at this end, for at most [`FOLLOWED_MAX`]
@@ -15,11 +15,13 @@ mod active;
 mod offer;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 use sterna_proto::follow::{EndRule, FileEnd, FollowStep, Followed, Found};
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{EntryKind, Error, ErrorKind, Growth, Phase, RelPath, Retry, Scope};
@@ -32,7 +34,8 @@ use super::names::{PathHash, hash_of};
 use super::{Offers, Source};
 use crate::disk::{DirectoryWatcher, Expansion, HIDDEN_PREFIX, Happened, Noticed, Root, wait};
 
-/// Interval between looks at files that have not ended. Reason: a tenth of the one-second budget for the last byte.
+/// Interval between looks at files that have not ended. Reason: a tenth of the one-second budget for the last byte. No
+/// event reports that a file has not changed for some time, or has changed on a network file system.
 const TURN: Duration = Duration::from_millis(100);
 
 /// Time in which the events of busy writers are gathered. Reason: a writer with 300 writes a second then costs 50
@@ -124,6 +127,8 @@ struct State {
     listed_at: Option<Instant>,
     /// Number of sessions up to now. Outcomes from earlier sessions are ignored.
     session: u32,
+    /// The current session.
+    current: Weak<FollowSession>,
     is_spool: bool,
     open_files: Arc<OpenFiles>,
     /// Errors that are not reported yet. A report may wait for room in the manifest, and under this lock there would
@@ -145,6 +150,7 @@ impl Follow {
             listing: 0,
             listed_at: None,
             session: 0,
+            current: Weak::new(),
             is_spool: false,
             open_files: Arc::default(),
             unreported: Vec::new(),
@@ -153,14 +159,21 @@ impl Follow {
     }
 
     /// Begins a session, which offers files without an outcome again. Earlier sessions stop to offer files.
-    pub fn session(self: &Arc<Self>) -> Arc<FollowSession> {
+    ///
+    /// Errors: no descriptor is free.
+    pub fn session(self: &Arc<Self>) -> Result<Arc<FollowSession>, Error> {
+        let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let end = end.map_err(|errno| crate::internal("create an event descriptor").caused_by(errno))?;
         let mut state = self.state.lock();
+        state.current.upgrade().into_iter().for_each(|earlier| earlier.stop());
         state.session += 1;
         state.by_id.clear();
         for active in state.active.values_mut() {
             active.sent = Sent::Nothing;
         }
-        Arc::new(FollowSession { follow: Arc::clone(self), number: state.session })
+        let session = Arc::new(FollowSession { follow: Arc::clone(self), number: state.session, end });
+        state.current = Arc::downgrade(&session);
+        Ok(session)
     }
 }
 
@@ -545,6 +558,8 @@ pub struct FollowSession {
     follow: Arc<Follow>,
     /// Number of the session.
     number: u32,
+    /// Event descriptor that ends the wait for events.
+    end: OwnedFd,
 }
 
 impl Source for FollowSession {
@@ -572,7 +587,12 @@ impl Source for FollowSession {
             }
             state.advance(&**offers, rules, &seals);
             let unreported = std::mem::take(&mut state.unreported);
-            let is_done = !state.is_spool && state.active.is_empty() && state.listings.is_empty();
+            let is_idle = state.active.is_empty() && state.listings.is_empty();
+            let turn = match state.listed_at {
+                Some(at) if is_idle => LIST_EVERY.saturating_sub(at.elapsed()),
+                _ => TURN,
+            };
+            let is_done = !state.is_spool && is_idle;
             drop(state);
             unreported.into_iter().for_each(|error| offers.unreadable(error));
             offers.deliver();
@@ -580,8 +600,14 @@ impl Source for FollowSession {
                 return;
             }
             thread::sleep(GATHERED);
-            wait(&events, TURN - GATHERED);
+            wait(&events, &self.end, turn.saturating_sub(GATHERED));
         }
+    }
+
+    /// Ends the wait for events.
+    fn stop(&self) {
+        // The write fails only if the descriptor is readable already.
+        let _ = rustix::io::write(&self.end, &1u64.to_ne_bytes());
     }
 
     fn handle_settled(&self, file: FileId, outcome: &FileOutcome) {

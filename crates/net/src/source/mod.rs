@@ -38,6 +38,8 @@ use sterna_proto::limit::WebSample;
 use sterna_proto::session::{BlockOrder, FileId, FileOutcome, LaneId};
 use sterna_proto::{Error, FileEntry};
 
+use crate::wake::Wake;
+
 /// Place from which the files of a session come.
 pub trait Source: Send + Sync {
     /// Lists every file into `offers`. Returns when all files are listed, or as soon as [`Offers::is_closed`]. A source
@@ -178,6 +180,9 @@ pub trait Offers: Send + Sync {
 
     /// Returns true if no offer is needed any more: the session is over.
     fn is_closed(&self) -> bool;
+
+    /// Returns the event count that is notified after each change of the session.
+    fn wake(&self) -> &Wake;
 
     /// Updates a growing file to `entry`.
     fn grow(&self, file: FileId, entry: FileEntry);

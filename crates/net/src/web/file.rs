@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use sterna_proto::file::PACKED_FILE_BYTES_MAX;
 use sterna_proto::session::BlockOrder;
 use sterna_proto::web::WebLocation;
@@ -12,13 +12,11 @@ use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry};
 use super::exchange::{Answer, Ask, Body, Exchange, Fault};
 use super::prefix::PrefixDigests;
 use super::reply::{Reply, Version};
+use crate::wake::Wake;
 
 /// Bytes of files that are held in memory until they are sent. Reason: the first request brings a small file whole.
 /// 256 of the largest small files cover what lanes take at once.
 const HELD_BYTES_MAX: u64 = 64 << 20;
-
-/// Interval at which a wait for room checks if the session is over.
-const ROOM_NAP: Duration = Duration::from_millis(100);
 
 /// Most attempts of a first request that gets no answer at all. Reason: a mistyped name is reported at once and not
 /// after minutes. A server that answers with overload is waited for.
@@ -107,6 +105,11 @@ impl Prober {
     /// Waits until the first bytes of one more file may be held, or the session is over.
     pub(super) fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
         self.held.wait_for_room(is_over);
+    }
+
+    /// Ends the waits for room, because the session is over.
+    pub(super) fn stop(&self) {
+        self.held.freed.notify();
     }
 
     /// Requests a file for the first time. Errors: the file is not available, or not with a known size.
@@ -296,15 +299,19 @@ fn number_of(words: &[&[u8]]) -> u64 {
 #[derive(Default)]
 struct Held {
     bytes: Mutex<u64>,
-    freed: Condvar,
+    /// Notified when there is room, and at the end of the session.
+    freed: Wake,
 }
 
 impl Held {
     /// Waits until there is room for more, or the session is over.
     fn wait_for_room(&self, is_over: &(dyn Fn() -> bool + Sync)) {
-        let mut bytes = self.bytes.lock();
-        while *bytes >= HELD_BYTES_MAX && !is_over() {
-            self.freed.wait_for(&mut bytes, ROOM_NAP);
+        loop {
+            let seen = self.freed.seen();
+            if *self.bytes.lock() < HELD_BYTES_MAX || is_over() {
+                return;
+            }
+            self.freed.wait_to(seen, None);
         }
     }
 
@@ -323,6 +330,6 @@ pub(super) struct HeldBytes {
 impl Drop for HeldBytes {
     fn drop(&mut self) {
         *self.held.bytes.lock() -= self.bytes.len() as u64;
-        self.held.freed.notify_all();
+        self.held.freed.notify();
     }
 }

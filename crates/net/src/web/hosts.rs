@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use sterna_proto::session::LaneId;
+
+use crate::wake::Wake;
 
 /// First wait after a server reported overload without a time; doubled each time.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -18,14 +20,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// over which such a server counts requests.
 const GROWS_AFTER: Duration = Duration::from_secs(30);
 
-/// Interval at which a wait checks if it is over. Reason: the response time that a user expects when a copy is
-/// stopped.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-
 /// Servers of one copy.
 pub(super) struct Hosts {
     state: Mutex<HashMap<String, Host>>,
-    changed: Condvar,
+    /// Notified after each change that can end a wait.
+    changed: Wake,
     /// Most requests that each server gets at once, until it reports overload.
     budget: u32,
     stopped: AtomicBool,
@@ -55,25 +54,26 @@ impl Drop for Permit {
         if let Some(host) = self.hosts.state.lock().get_mut(&self.origin) {
             host.in_use -= 1;
         }
-        self.hosts.changed.notify_all();
+        self.hosts.changed.notify();
     }
 }
 
 impl Hosts {
     /// Creates the state of servers that take `budget` requests at once.
     pub(super) fn new(budget: u32) -> Arc<Self> {
-        let (state, changed, gone) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let (state, changed, gone) = (Mutex::default(), Wake::default(), Mutex::default());
         Arc::new(Self { state, changed, budget: budget.max(1), stopped: AtomicBool::new(false), gone })
     }
 
     /// Waits until the server takes one more request; `None` when the copy has stopped or the lane of the request
     /// is down.
     pub(super) fn enter(self: &Arc<Self>, origin: &str, lane: Option<LaneId>) -> Option<Permit> {
-        let mut state = self.state.lock();
         loop {
+            let seen = self.changed.seen();
             if self.is_over(lane) {
                 return None;
             }
+            let mut state = self.state.lock();
             let now = Instant::now();
             let fresh = || Host { in_use: 0, budget: self.budget, paused_until: None, changed: now, pauses: 0 };
             let host = state.entry(origin.to_owned()).or_insert_with(fresh);
@@ -85,8 +85,11 @@ impl Hosts {
                 host.in_use += 1;
                 return Some(Permit { hosts: Arc::clone(self), origin: origin.to_owned() });
             }
-            let nap = if pause.is_zero() { LOOK_EVERY } else { pause.min(LOOK_EVERY) };
-            self.changed.wait_for(&mut state, nap);
+            // The next change of this server by time alone.
+            let grows_at = (host.budget < self.budget).then(|| host.changed + GROWS_AFTER);
+            let next = if pause.is_zero() { grows_at } else { host.paused_until };
+            drop(state);
+            self.changed.wait_to(seen, next);
         }
     }
 
@@ -125,22 +128,14 @@ impl Hosts {
 
     /// Waits for `time`. Returns true if the copy continues, and the lane for which it waits is up.
     pub(super) fn wait(&self, time: Duration, lane: Option<LaneId>) -> bool {
-        let until = Instant::now() + time;
-        let mut state = self.state.lock();
-        while !self.is_over(lane) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            self.changed.wait_for(&mut state, left.min(LOOK_EVERY));
-        }
-        false
+        self.changed.wait_until(time, || self.is_over(lane));
+        !self.is_over(lane)
     }
 
     /// Ends every wait, now and later.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-        self.changed.notify_all();
+        self.changed.notify();
     }
 
     pub(super) fn is_stopped(&self) -> bool {
@@ -150,7 +145,7 @@ impl Hosts {
     /// Records that a lane is down; ends every wait for it.
     pub(super) fn lane_down(&self, lane: LaneId) {
         self.gone.lock().insert(lane);
-        self.changed.notify_all();
+        self.changed.notify();
     }
 
     /// Records that the feeder of a lane has ended.

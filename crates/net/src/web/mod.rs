@@ -123,6 +123,7 @@ impl Web {
     /// Ends every request and every wait, because the session is over.
     pub fn stop(&self) {
         self.exchange.stop();
+        self.prober.stop();
     }
 
     /// Returns the bytes of files that servers have sent, used or not.
@@ -179,7 +180,7 @@ impl Source for Web {
     }
 
     fn stop(&self) {
-        self.exchange.stop();
+        Self::stop(self);
     }
 
     fn measured(&self) -> Option<WebSample> {

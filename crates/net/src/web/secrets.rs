@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{PipeReader, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{self, Pid, PidfdFlags};
 use serde::Deserialize;
 use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Error, ErrorKind, Phase, Scope, Setting};
@@ -30,9 +33,6 @@ const NETRC_BYTES_MAX: u64 = 1 << 20;
 /// Time limit for a command to print a token. Reason: a command that queries a server over a slow path takes
 /// seconds.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
-
-/// Interval at which the end of the command is checked.
-const COMMAND_NAP: Duration = Duration::from_millis(20);
 
 /// Time before its expiry at which a token is read again. Reason: a request that waits in a queue must not arrive
 /// too late.
@@ -173,6 +173,7 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
     let mut child = command.spawn().map_err(failed)?;
     // It holds an end of the pipe, which would never be closed.
     drop(command);
+    let ended = process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
     let mut bytes = Vec::new();
     let started = Instant::now();
     loop {
@@ -180,6 +181,7 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
         let status = child.try_wait().map_err(failed)?;
         let is_closed = read_what_came(&mut out, &mut bytes)
             .map_err(|e| wrong(format!("{tried}: read what it prints")).caused_by(e))?;
+        let left = COMMAND_TIME_MAX.saturating_sub(started.elapsed());
         match status {
             Some(status) if !status.success() => return Err(wrong(format!("{tried}: it ended with {status}"))),
             Some(_) if is_closed || !bytes.is_empty() => return Ok(bytes),
@@ -188,14 +190,23 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
                 // The caller refuses it for its length, and does not show it.
                 return Ok(bytes);
             }
-            _ if started.elapsed() > COMMAND_TIME_MAX => {
+            _ if left.is_zero() => {
                 end(&mut child);
                 let seconds = COMMAND_TIME_MAX.as_secs();
                 return Err(wrong(format!("{tried}: it printed no token within {seconds} s and was ended")));
             }
-            _ => std::thread::sleep(COMMAND_NAP),
+            Some(_) => wait_for(&[out.as_fd()], left),
+            None if is_closed => wait_for(&[ended.as_fd()], left),
+            None => wait_for(&[ended.as_fd(), out.as_fd()], left),
         }
     }
+}
+
+/// Waits until one of the descriptors has something to read, at most for `time`.
+fn wait_for(descriptors: &[BorrowedFd<'_>], time: Duration) {
+    let mut waited_for: Vec<PollFd<'_>> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    // Every duration in this program fits into a `Timespec`. A signal only ends the wait early.
+    let _ = poll(&mut waited_for, Timespec::try_from(time).ok().as_ref());
 }
 
 fn end(child: &mut Child) {

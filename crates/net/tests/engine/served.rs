@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
 use sterna_net::disk::{Access, Root};
-use sterna_net::engine::{Engine, Trust};
+use sterna_net::engine::{Cancel, Engine, Trust};
 use sterna_net::identity::{Authorized, Fingerprint, Identity};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
@@ -21,7 +21,7 @@ const HANG: Duration = Duration::from_secs(120);
 pub struct Keys(pub Vec<Fingerprint>);
 
 impl Trust for Keys {
-    fn check(&self, _: &RemoteLocation, peer: &Fingerprint, _: &dyn Fn() -> bool) -> Result<(), Error> {
+    fn check(&self, _: &RemoteLocation, peer: &Fingerprint, _: &Cancel) -> Result<(), Error> {
         if self.0.contains(peer) {
             return Ok(());
         }

@@ -1,12 +1,13 @@
 //! Functions of a receiver for a file that comes from several replicas.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use sterna_proto::session::{FileId, LaneId};
 use sterna_proto::{Error, ErrorKind, RangeSet};
 
 use super::Receiver;
 use crate::sink::SinkFile;
+use crate::wake::Wake;
 
 /// Judge that a receiver asks before it gives up a file with a wrong digest.
 pub(in crate::session) trait Judge: Send + Sync {
@@ -24,6 +25,11 @@ impl Receiver {
         // Set once, by the creator of the receiver.
         let _ = self.judge.set(judge);
         self.session.lock().withhold_files();
+    }
+
+    /// Returns the event count of the feeders, for a second monitor that wakes them.
+    pub(in crate::session) fn shared_wake(&self) -> &Arc<Wake> {
+        &self.wake
     }
 
     /// Allows the publication of a file once it is complete.

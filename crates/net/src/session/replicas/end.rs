@@ -32,7 +32,7 @@ impl ReplicaEnd {
             replicas: Arc::clone(replicas),
             replica,
             epoch,
-            limits: LimitMonitor::start(Role::Receiver, &replicas.wake)?,
+            limits: LimitMonitor::start(Role::Receiver, replicas.receiver.shared_wake())?,
             silence: Mutex::default(),
         }))
     }
@@ -47,7 +47,7 @@ impl ReplicaEnd {
         let mut session = self.replicas.session.lock();
         let result = self.is_current().then(|| what(&mut session));
         drop(session);
-        self.replicas.wake.notify();
+        self.replicas.wake().notify();
         result
     }
 }
@@ -70,7 +70,7 @@ impl End for ReplicaEnd {
     }
 
     fn wake(&self) -> &Wake {
-        &self.replicas.wake
+        self.replicas.wake()
     }
 
     fn send_block(&self, _lane: LaneId, _task: BlockTask, _tx: &mut dyn LaneTx) -> Result<(), Error> {

@@ -13,7 +13,7 @@ mod lane;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sterna_proto::session::{
@@ -43,8 +43,6 @@ struct Gate {
 /// Replicas of one file, and the receiver that writes the file.
 pub struct Replicas {
     session: Mutex<ReplicaSession>,
-    /// Notified when there may be a change for the ends.
-    wake: Arc<Wake>,
     receiver: Arc<Receiver>,
     /// Counter for the lanes of the receiver: one for each lane to a sender.
     lanes: LaneIds,
@@ -69,7 +67,6 @@ impl Replicas {
         let counters = || (0..count).map(|_| AtomicU64::new(0)).collect();
         let replicas = Arc::new(Self {
             session: Mutex::new(ReplicaSession::new(plan)),
-            wake: Arc::default(),
             receiver,
             lanes: LaneIds::default(),
             copies: AtomicU64::new(0),
@@ -85,6 +82,11 @@ impl Replicas {
         // The first number is that of the lane for control frames.
         replicas.receiver.lane_up(replicas.lanes.next());
         Ok(replicas)
+    }
+
+    /// Returns the event count that is notified when there may be work for [`Replicas::turn`], or for an end.
+    pub fn wake(&self) -> &Wake {
+        self.receiver.wake()
     }
 
     /// Returns the receiver that writes the file.
@@ -103,12 +105,13 @@ impl Replicas {
     /// Handles a replica that was not reached or has left.
     pub fn leave(&self, replica: ReplicaId, error: &Error) {
         self.session.lock().handle_left(replica, error, Instant::now());
-        self.wake.notify();
+        self.wake().notify();
     }
 
-    /// Passes frames between receiver and state machine, and carries out decisions. To be called some tens of times a
-    /// second.
+    /// Passes frames between receiver and state machine, and carries out decisions. To be called after each change
+    /// ([`Replicas::wake`]), and some times a second for the measurements.
     pub fn turn(&self) {
+        let mut has_changed = false;
         loop {
             let carried = self.carry_to_receiver() | self.carry_from_receiver();
             let now = Instant::now();
@@ -121,14 +124,11 @@ impl Replicas {
             if !self.carry_out() && !carried {
                 break;
             }
+            has_changed = true;
         }
-        self.wake.notify();
-    }
-
-    /// Waits until [`Replicas::turn`] may have work, at most for `nap`.
-    pub fn wait(&self, nap: Duration) {
-        let wake = self.receiver.wake();
-        wake.wait(wake.seen(), nap);
+        if has_changed {
+            self.wake().notify();
+        }
     }
 
     fn carry_to_receiver(&self) -> bool {
@@ -211,7 +211,7 @@ impl Replicas {
     /// Aborts the copy.
     pub fn abort(&self, error: Error) {
         self.session.lock().abort(error);
-        self.wake.notify();
+        self.wake().notify();
     }
 
     /// True if the copy has ended and its observer has received all events. Senders may still have to receive the

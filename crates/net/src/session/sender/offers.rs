@@ -8,6 +8,7 @@ use sterna_proto::{EntryKind, Error, FileEntry};
 use super::super::{End, SessionEvent};
 use super::Sender;
 use crate::source::{OfferedFile, Offers};
+use crate::wake::Wake;
 
 impl Offers for Sender {
     fn offer(&self, entry: FileEntry, order: BlockOrder, file: Arc<dyn OfferedFile>) -> FileId {
@@ -48,6 +49,10 @@ impl Offers for Sender {
 
     fn is_closed(&self) -> bool {
         self.is_over()
+    }
+
+    fn wake(&self) -> &Wake {
+        &self.wake
     }
 
     fn grow(&self, id: FileId, entry: FileEntry) {

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use super::super::{Follow, FollowRules, OfferedFile, Offers, Roots, Source, SourcePlace};
 use crate::disk::{Access, Root};
 use crate::observer::{Observer, SessionEvent};
+use crate::wake::Wake;
 use crate::web::{Web, WebOptions};
 
 /// Implementation of a source.
@@ -67,7 +68,7 @@ impl Fixture {
                 let end = EndRule::after(Duration::ZERO);
                 let rules = FollowRules { end, growth: Growth::for_rate(None), takes_away: false };
                 let roots = places.into_iter().map(|place| (place.root, place.pattern)).collect();
-                Arc::new(Follow::new(roots, rules).unwrap()).session()
+                Arc::new(Follow::new(roots, rules).unwrap()).session().unwrap()
             }
             Kind::Web => {
                 let location =
@@ -98,6 +99,7 @@ pub(super) struct Offer {
 pub(super) struct Manifest {
     listed: Mutex<Listed>,
     changed: Condvar,
+    wake: Wake,
 }
 
 #[derive(Default)]
@@ -132,7 +134,11 @@ impl Listed {
 
 impl Manifest {
     pub(super) fn with_room(room: usize) -> Arc<Self> {
-        Arc::new(Self { listed: Mutex::new(Listed { room, ..Listed::default() }), changed: Condvar::new() })
+        Arc::new(Self {
+            listed: Mutex::new(Listed { room, ..Listed::default() }),
+            changed: Condvar::new(),
+            wake: Wake::default(),
+        })
     }
 
     pub(super) fn add_room(&self) {
@@ -164,6 +170,7 @@ impl Manifest {
     fn change(&self, change: impl FnOnce(&mut Listed)) {
         change(&mut self.listed.lock());
         self.changed.notify_all();
+        self.wake.notify();
     }
 }
 
@@ -206,6 +213,10 @@ impl Offers for Manifest {
 
     fn is_closed(&self) -> bool {
         self.listed.lock().is_closed
+    }
+
+    fn wake(&self) -> &Wake {
+        &self.wake
     }
 
     fn grow(&self, file: FileId, entry: FileEntry) {
