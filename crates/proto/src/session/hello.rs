@@ -1,7 +1,7 @@
 //! The hello: the capabilities of an end, the session that a lane belongs to, its request, and the path of the lane.
 
 use super::SessionId;
-use super::message::Request;
+use super::request::Request;
 use crate::error::Error;
 use crate::rate::RateContract;
 use crate::session::values::{read_contract, read_flag, write_contract};

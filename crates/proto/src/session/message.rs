@@ -8,19 +8,15 @@
 
 use super::FileId;
 use super::hello::{Capabilities, Hello, PathNumber};
-use super::probe::Probe;
-use super::query::{Answer, Query};
-use super::third_party::{AgentReport, Conclusion, Snapshot, ThirdParty};
-use crate::compress::{CompressionPolicy, SLAB_BYTES, Slab, SlabEncoding, encoded_length, slab_count};
-use crate::digest::{Checks, Digest, FileDigests};
+use super::query::Answer;
+use super::third_party::{AgentReport, Conclusion, Snapshot};
+use crate::compress::{SLAB_BYTES, Slab, SlabEncoding, encoded_length, slab_count};
+use crate::digest::FileDigests;
 use crate::error::Error;
 use crate::file::{FileEntry, PACKED_FILE_BYTES_MAX};
 use crate::limit::{LimitReport, ReceiverReport};
 use crate::rate::RateContract;
-use crate::session::values::{
-    Overwrite, SOURCES_MAX, read_checks, read_contract, read_digests, read_expect, read_flag, read_overwrite,
-    read_text, read_wish, write_checks, write_contract, write_digests, write_expect, write_overwrite, write_wish,
-};
+use crate::session::values::{read_contract, read_digests, read_text, write_contract, write_digests};
 use crate::wire::{OPTIONAL_FROM, Reader, Writer};
 
 /// Maximum number of ranges in one message. Reason: keeps a message near the size of one frame; more ranges take more
@@ -40,47 +36,6 @@ pub(super) const PACK_HEADER_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of an incomplete block that travel in one tail. Reason: the receiver holds a tail in memory until it
 /// is verified, as it does a packed block.
 pub const TAIL_BYTES_MAX: u64 = 1 << 20;
-
-/// Request of a client to an agent. Paths are written as in a location: beneath the agent's root, with wildcards in
-/// sources.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
-    /// The client sends; the agent receives into `destination`.
-    Push {
-        /// Destination path at the agent.
-        destination: Vec<u8>,
-        /// True if there is more than one source; the destination is then a directory.
-        several: bool,
-        /// Policy for files that exist.
-        overwrite: Overwrite,
-        /// Digests to compute in addition to BLAKE3.
-        checks: Checks,
-        /// Digest that the single file must have (`--expect`).
-        expect: Option<Digest>,
-        /// True if the agent writes nothing and only reports what it would do.
-        dry_run: bool,
-    },
-    /// The agent sends `sources`; the client receives.
-    Pull {
-        /// Paths of the sources at the agent.
-        sources: Vec<Vec<u8>>,
-        /// True if the agent sends only the manifest.
-        dry_run: bool,
-        /// Compression policy of the agent.
-        compress: CompressionPolicy,
-        /// True if the agent sends no block of a large file until the client has reported which blocks it has. Reason:
-        /// the client also asks other replicas.
-        on_demand: bool,
-    },
-    /// The agent runs a session with another agent and reports its events. No block travels on this lane.
-    ThirdParty(Box<ThirdParty>),
-    /// The agent answers a question about its files, or changes names. No block travels on this lane. Only agents with
-    /// [`super::Features::QUERIES`].
-    Query(Query),
-    /// One end sends generated data, and the other verifies and discards it. Only agents with
-    /// [`super::Features::PROBES`].
-    Probe(Probe),
-}
 
 /// Control frame of a lane.
 #[derive(Debug)]
@@ -335,76 +290,6 @@ impl Frame {
         };
         r.skip_fields()?;
         Ok(Some(frame))
-    }
-}
-
-impl Request {
-    pub(super) fn write(&self, w: &mut Writer) {
-        match self {
-            Self::Push { destination, several, overwrite, checks, expect, dry_run } => {
-                w.byte(1);
-                w.bytes(destination);
-                w.byte(u8::from(*several));
-                write_overwrite(w, *overwrite);
-                write_checks(w, *checks);
-                write_expect(w, *expect);
-                w.byte(u8::from(*dry_run));
-            }
-            Self::Pull { sources, dry_run, compress, on_demand } => {
-                w.byte(2);
-                w.integer(sources.len() as u64);
-                for source in sources {
-                    w.bytes(source);
-                }
-                w.byte(u8::from(*dry_run));
-                write_wish(w, *compress);
-                w.byte(u8::from(*on_demand));
-            }
-            Self::ThirdParty(copy) => {
-                w.byte(3);
-                copy.write(w);
-            }
-            Self::Query(query) => {
-                w.byte(4);
-                query.write(w);
-            }
-            Self::Probe(probe) => {
-                w.byte(5);
-                probe.write(w);
-            }
-        }
-        w.empty_area();
-    }
-
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
-        let request = match r.byte()? {
-            1 => Self::Push {
-                destination: r.bytes()?.to_vec(),
-                several: read_flag(r)?,
-                overwrite: read_overwrite(r)?,
-                checks: read_checks(r)?,
-                expect: read_expect(r)?,
-                dry_run: read_flag(r)?,
-            },
-            2 => {
-                let count = r.integer_up_to(SOURCES_MAX as u64)?;
-                let mut sources = Vec::new();
-                for _ in 0..count {
-                    sources.push(r.bytes()?.to_vec());
-                }
-                let (dry_run, compress) = (read_flag(r)?, read_wish(r)?);
-                Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)? }
-            }
-            3 => Self::ThirdParty(Box::new(ThirdParty::read(r)?)),
-            4 => Self::Query(Query::read(r)?),
-            5 => Self::Probe(Probe::read(r)?),
-            code => {
-                let text = format!("a request of kind {code}, which this release does not know: update sterna here");
-                return Err(Error::protocol(text));
-            }
-        };
-        r.skip_area()?;
-        Ok(request)
     }
 }
 

@@ -16,6 +16,7 @@ mod probe;
 mod query;
 mod receive;
 mod replicas;
+mod request;
 mod runs;
 mod send;
 mod third_party;
@@ -23,7 +24,7 @@ mod values;
 
 pub use hello::{Agreed, Capabilities, Features, Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
-pub use message::{BlockData, BlockHeader, Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, Request};
+pub use message::{BlockData, BlockHeader, Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX};
 pub use probe::{PROBE_BYTES_MAX, PROBE_BYTES_MIN, Probe};
 pub use query::{
     Answer, Attributes, DeleteDirectories, Details, DigestQuery, FILTER_NAMES_MAX, Filter, ListOptions, Listed,
@@ -34,8 +35,9 @@ pub use replicas::{
     Arrival, BlockUse, CONTROL, CopyId, REPLICAS_MAX, ReplicaAccount, ReplicaEvent, ReplicaId, ReplicaPlan,
     ReplicaSession,
 };
+pub use request::Request;
 pub use runs::BlockOrder;
-pub use send::{BlockTask, FileOutcome, SendEvent, SendSession};
+pub use send::{BlockTask, SendEvent, SendSession};
 pub use third_party::{
     ActiveEnd, AgentReport, Conclusion, ControlEvent, ControlSession, ControlSide, IpBytes, KEYS_MAX, LaneFigures,
     PassiveAgent, PeerAddress, SETTLED_REPORTED_MAX, Snapshot, Subject, ThirdParty,
@@ -44,6 +46,8 @@ pub use values::{Overwrite, SOURCES_MAX};
 
 use std::time::Duration;
 
+use crate::digest::FileDigests;
+use crate::error::Error;
 use crate::file::RelPath;
 
 /// File of a session, numbered by the sender from 0 in the order of the manifest.
@@ -57,6 +61,17 @@ pub struct LaneId(pub u32);
 /// Session, identified by 128 random bits of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SessionId(pub [u8; 16]);
+
+/// Outcome of a file.
+#[derive(Clone, Debug)]
+pub enum FileOutcome {
+    /// The file is verified, durable and in place.
+    Done(FileDigests),
+    /// The destination was up to date.
+    Skipped,
+    /// The file failed.
+    Failed(Error),
+}
 
 /// Large file in transfer, for a progress display.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +106,7 @@ mod tests {
 
     use super::life::{Ending, FAREWELL_TIME_MAX, Life};
     use super::*;
-    use crate::error::{Error, ErrorKind, Phase, Scope};
+    use crate::error::{ErrorKind, Phase, Scope};
 
     /// Returns a file of two blocks.
     fn large(name: &[u8]) -> crate::FileEntry {

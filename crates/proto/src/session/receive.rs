@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use super::hello::{Features, PathNumber};
 use super::life::{Ending, LifeEvent, SessionCore, SessionEvent, SessionKind};
 use super::message::{Frame, Message, ranges_per_message};
-use super::send::{FileOutcome, unit_count};
-use super::{ActiveFile, BLOCK_FAILURES_MAX, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
+use super::send::unit_count;
+use super::{
+    ActiveFile, BLOCK_FAILURES_MAX, FileId, FileOutcome, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX,
+};
 use crate::digest::FileDigests;
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{FileEntry, RelPath};

@@ -16,8 +16,7 @@ use super::message::{Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX, PACK_HEADER
 use super::notices::NoticeBudget;
 use super::runs::{BlockOrder, Runs};
 use super::values::Overwrite;
-use super::{ActiveFile, FileId, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
-use crate::digest::FileDigests;
+use super::{ActiveFile, FileId, FileOutcome, LaneId, UNSETTLED_FILES_MAX, UNSETTLED_PATH_BYTES_MAX};
 use crate::error::Error;
 use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
@@ -58,17 +57,6 @@ pub enum BlockTask {
         /// Files with their entries.
         files: Vec<(FileId, FileEntry)>,
     },
-}
-
-/// Outcome of a file.
-#[derive(Clone, Debug)]
-pub enum FileOutcome {
-    /// The file is verified, durable and in place.
-    Done(FileDigests),
-    /// The destination was up to date.
-    Skipped,
-    /// The file failed.
-    Failed(Error),
 }
 
 /// Event for the driver of a sender.

@@ -23,9 +23,9 @@ pub use self::votes::ReplicaId;
 
 use self::peer::{FILE, Peer, Standing};
 use self::votes::Votes;
-use super::LaneId;
 use super::message::Frame;
-use super::send::{FileOutcome, SendEvent, SendSession};
+use super::send::{SendEvent, SendSession};
+use super::{FileOutcome, LaneId};
 use crate::error::{Error, ErrorKind, Phase, Retry, Scope};
 use crate::file::{FileEntry, RelPath};
 use crate::range_set::RangeSet;

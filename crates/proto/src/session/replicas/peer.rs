@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::super::life::{Ending, LifeEvent, SessionCore, SessionKind};
 use super::super::message::{Message, ranges_per_message};
-use super::super::send::{FileOutcome, unit_count};
-use super::super::{FileId, LaneId};
+use super::super::send::unit_count;
+use super::super::{FileId, FileOutcome, LaneId};
 use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::file::{EntryKind, FileEntry};
 use crate::range_set::RangeSet;
