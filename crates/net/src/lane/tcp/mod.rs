@@ -9,10 +9,12 @@
 //! back-pressure. Memory of a lane: 256 KiB to send, 256 KiB to receive, and one control frame; the kernel's
 //! buffers are not included.
 
+mod connection;
 mod handshake;
 mod options;
 mod reader;
 mod record;
+mod send;
 mod shared;
 mod socket;
 #[cfg(test)]
@@ -32,11 +34,13 @@ pub(crate) use self::handshake::is_whole_record;
 pub use self::options::{ConnectOptions, DEAD_AFTER, HANDSHAKE_TIME_MAX, TcpOptions};
 pub use self::window::{buffer_limits, window_max};
 
+use self::connection::Connection;
 use self::handshake::{Established, Link};
 use self::reader::TcpRx;
 use self::record::{Opener, Sealer};
+use self::send::TcpTx;
 use self::shared::{Ending, Shared};
-use self::writer::{TcpTx, Writer};
+use self::writer::Writer;
 use super::{Lane, LaneHandle, LaneRx, LaneStats, LaneTx, ReceiveMemory, Transport};
 use crate::identity::{Fingerprint, Identity};
 use crate::sys::{self, SocketMemory, TcpInfo};
@@ -102,7 +106,8 @@ fn establish(
         let text = format!("connect with {peer_addr}: the connection is gone");
         Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).caused_by(e)
     })?;
-    let shared = Arc::new(Shared::new(stream, (local_addr, peer_addr), secrets, Writer::new(Sealer::new(tx))));
+    let connection = Connection::new(stream, (local_addr, peer_addr), secrets);
+    let shared = Arc::new(Shared::new(connection, Writer::new(Sealer::new(tx))));
     let handle = Arc::new(TcpHandle { shared: Arc::clone(&shared) });
     handle.set_rate(options.rate);
     Ok(TcpLane {
@@ -122,7 +127,7 @@ pub struct TcpHandle {
 impl TcpHandle {
     /// Returns the congestion control in use, by its name in the kernel.
     pub fn congestion(&self) -> String {
-        socket::congestion(&self.shared.stream)
+        socket::congestion(&self.shared.connection.stream)
     }
 
     /// Changes the congestion control of the live lane, for instance to bbr when the path loses packets.
@@ -130,17 +135,17 @@ impl TcpHandle {
     /// Errors: the kernel does not have this congestion control or does not allow it. The lane then keeps its
     /// current one.
     pub fn set_congestion(&self, name: &str) -> Result<(), Error> {
-        socket::set_congestion(&self.shared.stream, name)
+        socket::set_congestion(&self.shared.connection.stream, name)
     }
 
     /// Returns the kernel's state of the connection; all zero once the connection is gone.
     pub fn tcp_info(&self) -> TcpInfo {
-        sys::tcp_info(&self.shared.stream).unwrap_or_default()
+        sys::tcp_info(&self.shared.connection.stream).unwrap_or_default()
     }
 
     /// Returns the memory that the kernel holds for the connection; all zero once the connection is gone.
     pub fn socket_memory(&self) -> SocketMemory {
-        sys::socket_memory(&self.shared.stream).unwrap_or_default()
+        sys::socket_memory(&self.shared.connection.stream).unwrap_or_default()
     }
 
     /// Returns the largest number of bytes that this lane can have in flight, by this host's limits and the peer's
@@ -181,16 +186,16 @@ impl LaneHandle for TcpHandle {
     }
 
     fn local_addr(&self) -> SocketAddr {
-        self.shared.local_addr
+        self.shared.connection.local_addr
     }
 
     fn peer_addr(&self) -> SocketAddr {
-        self.shared.peer_addr
+        self.shared.connection.peer_addr
     }
 
     fn stats(&self) -> LaneStats {
         let info = self.tcp_info();
-        let header_bytes = socket::segment_header_bytes(&info, self.shared.peer_addr);
+        let header_bytes = socket::segment_header_bytes(&info, self.shared.connection.peer_addr);
         let bytes = |count: Option<ByteCount>| count.unwrap_or_default().0;
         let segments = |count: Option<u32>| u64::from(count.unwrap_or(0));
         LaneStats {
@@ -207,12 +212,12 @@ impl LaneHandle for TcpHandle {
     }
 
     fn sample(&self) -> Option<TransportSample> {
-        let info = sys::tcp_info(&self.shared.stream).ok()?;
+        let info = sys::tcp_info(&self.shared.connection.stream).ok()?;
         Some(TransportSample::Tcp(tcp_sample(&info, &self.socket_memory(), &self.congestion())))
     }
 
     fn receive_memory(&self) -> Option<ReceiveMemory> {
-        let (info, memory) = (sys::tcp_info(&self.shared.stream).ok()?, self.socket_memory());
+        let (info, memory) = (sys::tcp_info(&self.shared.connection.stream).ok()?, self.socket_memory());
         let window = info.rcv_wnd.unwrap_or_default();
         Some(ReceiveMemory { unread: memory.receive_used, buffer: memory.receive_limit, window, dropped: 0, socket: 0 })
     }
@@ -223,11 +228,11 @@ impl LaneHandle for TcpHandle {
 
     fn set_rate(&self, rate: Option<BitRate>) {
         // Fails only when the connection is gone, which needs no rate.
-        let _ = socket::set_rate(&self.shared.stream, self.shared.peer_addr, rate);
+        let _ = socket::set_rate(&self.shared.connection.stream, self.shared.connection.peer_addr, rate);
     }
 
     fn say_alive(&self) {
-        writer::say_alive(&self.shared);
+        send::say_alive(&self.shared);
     }
 
     fn close(&self, reason: &str) {

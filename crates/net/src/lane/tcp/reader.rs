@@ -91,7 +91,7 @@ impl TcpRx {
             match run.end {
                 RunEnd::NeedMore => return Ok(Progress::Open),
                 RunEnd::KeyUpdate { requested } => {
-                    self.opener.update_key(self.shared.next_rx_key(requested).map_err(Failure::Reported)?);
+                    self.opener.update_key(self.shared.connection.next_rx_key(requested).map_err(Failure::Reported)?);
                 }
                 RunEnd::CloseNotify => {
                     // Has no effect after a close frame, which carried a reason.
@@ -124,12 +124,13 @@ impl TcpRx {
         let waiting_since = Instant::now();
         loop {
             self.arm_timeout(watch.interval())?;
-            match (&self.shared.stream).read(self.opener.space()) {
+            match (&self.shared.connection.stream).read(self.opener.space()) {
                 Ok(0) => return Err(self.shared.cut(Half::Receiving, &io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let info = sys::tcp_info(&self.shared.stream).map_err(|e| self.shared.cut(Half::Receiving, &e))?;
+                    let info = sys::tcp_info(&self.shared.connection.stream)
+                        .map_err(|e| self.shared.cut(Half::Receiving, &e))?;
                     if let Some(silence) = watch.look(&info, Instant::now()) {
                         let what =
                             format!("the path is dead: nothing was acknowledged for {:.0} s", silence.as_secs_f64());
@@ -158,7 +159,7 @@ impl TcpRx {
         if timeout.is_zero() {
             return Err(self.shared.cut(Half::Receiving, &io::ErrorKind::TimedOut.into()));
         }
-        self.shared.stream.set_read_timeout(Some(timeout)).map_err(|e| self.shared.cut(Half::Receiving, &e))
+        self.shared.connection.stream.set_read_timeout(Some(timeout)).map_err(|e| self.shared.cut(Half::Receiving, &e))
     }
 }
 

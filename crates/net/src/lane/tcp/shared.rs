@@ -5,17 +5,16 @@
 //! takes the token too, so that the close frame never enters another frame.
 
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::Shutdown;
+use std::sync::atomic::AtomicBool;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::handshake::Secrets;
-use super::record::RecordKey;
-use super::writer::Writer;
+use super::connection::Connection;
+use super::writer::{WriteFailure, Writer};
 use crate::sys;
 
 /// Time limit for closing in order, in addition to one round trip.
@@ -26,12 +25,7 @@ const CLOSE_RTT_MAX: Duration = Duration::from_secs(2);
 
 /// State of a lane that all its parts share.
 pub(super) struct Shared {
-    pub(super) stream: TcpStream,
-    pub(super) local_addr: SocketAddr,
-    pub(super) peer_addr: SocketAddr,
-    secrets: Mutex<Secrets>,
-    /// True if the peer requested that this end replaces its key.
-    key_update_owed: AtomicBool,
+    pub(super) connection: Connection,
     /// True while the reading half waits for the peer, and not for its sink.
     pub(super) listens: AtomicBool,
     state: Mutex<State>,
@@ -78,19 +72,9 @@ pub(super) enum Half {
 }
 
 impl Shared {
-    pub(super) fn new(
-        stream: TcpStream,
-        addresses: (SocketAddr, SocketAddr),
-        secrets: Secrets,
-        writer: Writer,
-    ) -> Self {
-        let (local_addr, peer_addr) = addresses;
+    pub(super) fn new(connection: Connection, writer: Writer) -> Self {
         Self {
-            stream,
-            local_addr,
-            peer_addr,
-            secrets: Mutex::new(secrets),
-            key_update_owed: AtomicBool::new(false),
+            connection,
             listens: AtomicBool::new(false),
             state: Mutex::new(State { writer: Some(Box::new(writer)), ending: None, reader: ReaderState::Idle }),
             changed: Condvar::new(),
@@ -123,26 +107,6 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Returns the next key for sent records.
-    pub(super) fn next_tx_key(&self) -> Result<RecordKey, Error> {
-        self.key_update_owed.store(false, Ordering::Relaxed);
-        self.lock_secrets().next_tx()
-    }
-
-    /// Returns the next key for received records. With `requested`, the sending half replaces its key before it
-    /// sends more data.
-    pub(super) fn next_rx_key(&self, requested: bool) -> Result<RecordKey, Error> {
-        if requested {
-            self.key_update_owed.store(true, Ordering::Relaxed);
-        }
-        self.lock_secrets().next_rx()
-    }
-
-    /// Returns true if the peer waits for a key update of this end.
-    pub(super) fn owes_key_update(&self) -> bool {
-        self.key_update_owed.load(Ordering::Relaxed)
-    }
-
     /// Returns the reason why the lane ends, if it does.
     pub(super) fn ending(&self) -> Option<Ending> {
         self.lock().ending.clone()
@@ -167,6 +131,17 @@ impl Shared {
             Half::Receiving => format!("{what} while receiving"),
         };
         self.cut_because(what)
+    }
+
+    /// Cuts the lane, because a call of the writer failed. Returns the error for the caller of the sending half.
+    pub(super) fn cut_by_writer(&self, failure: WriteFailure) -> Error {
+        match failure {
+            WriteFailure::Socket(error) => self.cut(Half::Sending, &error),
+            WriteFailure::Other(error) => {
+                self.cut_because(error.text().to_owned());
+                error
+            }
+        }
     }
 
     /// Cuts the lane for the reason `what`; an earlier ending stays the reason.
@@ -225,10 +200,10 @@ impl Shared {
         let mut bytes = vec![0; 64 << 10];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.stream.set_read_timeout(Some(left)).is_err() {
+            if left.is_zero() || self.connection.stream.set_read_timeout(Some(left)).is_err() {
                 break;
             }
-            match (&self.stream).read(&mut bytes) {
+            match (&self.connection.stream).read(&mut bytes) {
                 Ok(0) => break,
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => break,
                 Ok(_) | Err(_) => {}
@@ -244,7 +219,8 @@ impl Shared {
             Ending::ByPeer { reason } => (ErrorKind::Unreachable, Scope::Path, format!("closed by the peer: {reason}")),
             Ending::Cut(what) => (ErrorKind::Unreachable, Scope::Path, what.clone()),
         };
-        Error::new(kind, scope, Phase::Transfer, format!("lane to {}: {what}", self.peer_addr)).retry(Retry::After)
+        Error::new(kind, scope, Phase::Transfer, format!("lane to {}: {what}", self.connection.peer_addr))
+            .retry(Retry::After)
     }
 
     /// Takes the writer and sends the close frame with it. Waits first for a running call of the sending half.
@@ -258,7 +234,7 @@ impl Shared {
             }
         };
         drop(state);
-        match writer.finish(self, reason, deadline) {
+        match writer.finish(&self.connection, reason, deadline) {
             Ok(()) => self.shut_down(Shutdown::Write),
             Err(_) => self.shut_down(Shutdown::Both),
         }
@@ -275,22 +251,18 @@ impl Shared {
     }
 
     fn close_deadline(&self) -> Instant {
-        let rtt = sys::tcp_info(&self.stream).map_or(Duration::ZERO, |info| info.rtt);
+        let rtt = sys::tcp_info(&self.connection.stream).map_or(Duration::ZERO, |info| info.rtt);
         Instant::now() + CLOSE_TIME_MAX + rtt.min(CLOSE_RTT_MAX)
     }
 
     fn shut_down(&self, how: Shutdown) {
         // Fails only on a socket that is no longer connected, which is the wanted result.
-        let _ = self.stream.shutdown(how);
+        let _ = self.connection.stream.shutdown(how);
     }
 
     /// Locks the state. A panic of another thread leaves it consistent: every change of it is one assignment.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
-    }
-
-    fn lock_secrets(&self) -> MutexGuard<'_, Secrets> {
-        self.secrets.lock()
     }
 }
 

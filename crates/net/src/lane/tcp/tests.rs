@@ -294,7 +294,7 @@ fn a_peer_that_does_not_read_cannot_hold_up_a_close() {
 fn a_lane_that_is_cut_is_an_error_that_may_be_tried_again() {
     let (a, b) = ends();
     // Below TLS: the connection ends without a TLS close.
-    b.handle.shared.stream.shutdown(Shutdown::Both).unwrap();
+    b.handle.shared.connection.stream.shutdown(Shutdown::Both).unwrap();
     for end in [a, b] {
         let error = end.join().1.unwrap_err();
         assert_eq!((error.kind, error.retry), (ErrorKind::Unreachable, Retry::After), "{error}");
@@ -348,7 +348,7 @@ fn bytes_changed_on_the_way_end_the_lane() {
     let (a, b) = ends();
     // A record with a valid head that is not encrypted with the lane's key; then a wrong type; then a wrong length.
     let forged = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
-    (&a.handle.shared.stream).write_all(&forged).unwrap();
+    (&a.handle.shared.connection.stream).write_all(&forged).unwrap();
     let error = b.join().1.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Protocol);
     assert!(error.text().contains("changed on the way"), "{error}");
@@ -358,7 +358,7 @@ fn bytes_changed_on_the_way_end_the_lane() {
 
     for (garbage, expected) in [(&b"GET / HTTP/1.1\r\n"[..], "kind 71"), (&[23, 3, 3, 0xff, 0xff], "65535 bytes")] {
         let (a, b) = ends();
-        (&a.handle.shared.stream).write_all(garbage).unwrap();
+        (&a.handle.shared.connection.stream).write_all(garbage).unwrap();
         let error = b.join().1.unwrap_err();
         assert!(error.text().contains(expected), "{error}");
         a.join().1.unwrap();
@@ -369,8 +369,8 @@ fn bytes_changed_on_the_way_end_the_lane() {
 fn a_lane_cut_within_a_record_or_a_frame_is_an_error() {
     for bytes in [&[23, 3][..], &[23, 3, 3, 0, 100, 1, 2]] {
         let (a, b) = ends();
-        (&a.handle.shared.stream).write_all(bytes).unwrap();
-        a.handle.shared.stream.shutdown(Shutdown::Write).unwrap();
+        (&a.handle.shared.connection.stream).write_all(bytes).unwrap();
+        a.handle.shared.connection.stream.shutdown(Shutdown::Write).unwrap();
         let error = b.join().1.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unreachable, "{error}");
     }
