@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use noq::ConnectionError;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::{CODE_LEFT, CODE_ORDERLY};
+use super::close::{CODE_LEFT, CODE_ORDERLY};
 
 /// Returns true if a lane that ended for `reason` ended in order.
 pub(super) fn is_orderly(reason: &ConnectionError) -> bool {

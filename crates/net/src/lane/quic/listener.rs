@@ -13,6 +13,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
 use super::clock::LaneRuntime;
+use super::close::CODE_FAULT;
 use super::credit::{Credit, CreditPool};
 use super::pace::PaceController;
 use super::socket::{LaneSocket, PortUse, SocketLanes};
@@ -241,7 +242,7 @@ impl Door {
             socket_lanes.add(&parts.connection, parts.peer_addr, &parts.pace);
             let Ok((lane, _pump)) = assemble(parts, runtime_of_lane) else { return };
             if lanes.try_send(Some(Ok(lane))).is_err() {
-                connection.close(super::CODE_FAULT, b"too many lanes wait to be taken");
+                connection.close(CODE_FAULT, b"too many lanes wait to be taken");
             }
         });
     }
@@ -279,7 +280,7 @@ async fn greet(
     let mut preamble = [0; PREAMBLE.len()];
     let greeted = receive.read_exact(&mut preamble).await;
     if greeted.is_err() || preamble != *PREAMBLE {
-        connection.close(super::CODE_FAULT, b"this port serves sterna's lane protocol, version 1");
+        connection.close(CODE_FAULT, b"this port serves sterna's lane protocol, version 1");
         return Err(Error::protocol(format!("QUIC lane from {peer}: not a lane")));
     }
     let controller =
@@ -306,7 +307,7 @@ impl Ungreeted {
 impl Drop for Ungreeted {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
-            connection.close(super::CODE_FAULT, b"the first words of the lane took too long, or too many others knock");
+            connection.close(CODE_FAULT, b"the first words of the lane took too long, or too many others knock");
         }
     }
 }

@@ -22,6 +22,7 @@
 //!   left and did not wait to send its remaining data.
 
 mod clock;
+mod close;
 mod credit;
 mod fault;
 #[cfg(test)]
@@ -31,6 +32,8 @@ mod pace;
 mod receive;
 mod send;
 mod share;
+mod shared;
+mod shared_rate;
 mod socket;
 #[cfg(test)]
 mod strangers;
@@ -38,6 +41,7 @@ mod stretch;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod undelivered;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +51,7 @@ use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicClientConfig;
 use noq::rustls::pki_types::CertificateDer;
-use noq::{Connection, ConnectionError, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, VarInt};
+use noq::{Connection, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, VarInt};
 use sterna_proto::limit::{QuicSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -58,10 +62,12 @@ use crate::lane::{Lane, LaneHandle, LaneStats, ReceiveMemory, Transport};
 use crate::thread_clock::ThreadClock;
 
 use clock::LaneRuntime;
+use close::{CODE_LEFT, CODE_ORDERLY, shortened};
 use credit::Credit;
 pub use listener::{Listener, ListenerOptions};
-pub use pace::SharedRate;
 use share::{Arriving, PathShare, RoundTrip};
+use shared::Shared;
+pub use shared_rate::SharedRate;
 pub(crate) use stretch::{FuzzStep, fuzz as fuzz_stretches};
 pub use transport::MEMORY_MIN;
 
@@ -360,39 +366,6 @@ async fn probe_silence(connection: Connection, pace: Arc<pace::Pace>) {
     }
 }
 
-/// State that the parts of a lane share. Dropping the last reference closes the lane.
-struct Shared {
-    connection: Connection,
-    control: send::ControlStream,
-    pace: Arc<pace::Pace>,
-    peer_addr: SocketAddr,
-    local_addr: SocketAddr,
-    runtime: Handle,
-    /// Reason why this end closes the lane, once it does.
-    closing: OnceLock<Box<str>>,
-    header_bytes: u64,
-    /// Clock of the thread that runs the engine.
-    engine: Option<ThreadClock>,
-    memory: ByteCount,
-    /// Receive window in bytes; 0 until the path is known.
-    receive_window: Arc<AtomicU64>,
-    /// True once the peer may send as much as the lane accepts.
-    admitted: watch::Sender<bool>,
-}
-
-impl Shared {
-    /// Returns the error of a lane that ended for `reason`.
-    fn lane_error(&self, reason: &ConnectionError) -> Error {
-        fault::lane_error(reason, self.peer_addr, self.closing.get().map(|why| &**why))
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.connection.close(CODE_ORDERLY, b"lane dropped");
-    }
-}
-
 /// Access to the lane from any thread.
 struct QuicHandle(Arc<Shared>);
 
@@ -488,15 +461,6 @@ impl LaneHandle for QuicHandle {
     }
 }
 
-/// Returns the longest part of a reason that fits into one packet.
-fn shortened(reason: &str) -> &[u8] {
-    let mut end = reason.len().min(REASON_BYTES_MAX);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    &reason.as_bytes()[..end]
-}
-
 fn lane_runtime() -> Result<Runtime, Error> {
     Builder::new_current_thread().enable_all().build().map_err(|e| {
         Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, "start the runtime of a QUIC lane").caused_by(e)
@@ -514,14 +478,6 @@ pub const PREAMBLE: &[u8; 4] = b"STQ1";
 
 /// Server name in the handshake; peers are identified by their keys.
 const SERVER_NAME: &str = "sterna";
-
-/// Close codes on the wire.
-const CODE_ORDERLY: VarInt = VarInt::from_u32(0);
-const CODE_FAULT: VarInt = VarInt::from_u32(1);
-const CODE_LEFT: VarInt = VarInt::from_u32(2);
-
-/// Longest reason of a close, in bytes: it has to fit into one packet of 1200 bytes.
-const REASON_BYTES_MAX: usize = 512;
 
 /// Priority of the control stream: control frames go before blocks.
 const CONTROL_PRIORITY: i32 = 1;

@@ -1,6 +1,7 @@
 //! Rate control of this project as the congestion controller of the QUIC engine.
 //!
-//! The engine counts UDP payload and [`PathControl`] counts bytes on the wire. This module converts between them.
+//! The engine counts UDP payload, and [`sterna_proto::rate`] counts bytes on the wire. This module converts between
+//! them.
 
 use std::any::Any;
 use std::net::UdpSocket;
@@ -11,76 +12,15 @@ use std::time::{Duration, Instant};
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 use parking_lot::{Mutex, MutexGuard};
-use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, LaneKey, PathControl, RateContract, RateState, Terms};
+use sterna_proto::rate::{AckBatch, AckedPacket, LaneControl, RateContract, RateState, Terms};
 use sterna_proto::{BitRate, ByteCount};
 
 use crate::lane::ReceiveMemory;
 use crate::sys;
 
-use super::send::Undelivered;
 use super::share::PathShare;
-
-/// Rate of one path, for all QUIC lanes that share it; clones share the rate.
-#[derive(Clone, Debug)]
-pub struct SharedRate(Arc<Mutex<PathControl>>, Arc<PathShare>);
-
-impl SharedRate {
-    /// Creates the rate of a path with this contract.
-    pub fn new(contract: RateContract) -> Self {
-        Self(Arc::new(Mutex::new(PathControl::new(contract))), Arc::default())
-    }
-
-    /// Returns the contract.
-    pub fn contract(&self) -> RateContract {
-        *self.lock().contract()
-    }
-
-    /// Replaces the contract.
-    pub fn set_contract(&self, contract: RateContract) {
-        self.lock().set_contract(contract);
-    }
-
-    /// Sets the part of the ceiling that TCP lanes leave to QUIC lanes.
-    pub fn set_fraction(&self, fraction: f64) {
-        self.lock().set_fraction(fraction);
-    }
-
-    /// Returns the rate that the path was found to carry; `None` while it is still being measured.
-    pub fn found(&self) -> Option<BitRate> {
-        self.lock().control().found()
-    }
-
-    /// Returns true if both are the rate of one path.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PathControl> {
-        // No call into the control can panic halfway, so a poisoned control is consistent.
-        self.0.lock()
-    }
-}
-
-/// Membership of a lane in the rate of a path; ends when dropped.
-#[derive(Debug)]
-struct Seat {
-    rate: SharedRate,
-    key: LaneKey,
-}
-
-impl Seat {
-    fn take(rate: &SharedRate) -> Self {
-        rate.1.join();
-        Self { rate: rate.clone(), key: rate.lock().join() }
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.rate.lock().leave(self.key);
-        self.rate.1.leave();
-    }
-}
+use super::shared_rate::{Seat, SharedRate};
+use super::undelivered::Undelivered;
 
 /// State that a lane and its controller share: the seat, and figures for other threads.
 #[derive(Debug)]
@@ -188,7 +128,7 @@ impl Pace {
 
     /// Returns the lanes of its path.
     pub(super) fn share(&self) -> Arc<PathShare> {
-        Arc::clone(&self.seat().rate.1)
+        self.seat().rate.share()
     }
 
     /// Records if the lane has no data to send now. The engine alone cannot distinguish this from a full send

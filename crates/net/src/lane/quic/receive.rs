@@ -18,10 +18,11 @@ use sterna_proto::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
+use super::close::{CODE_FAULT, shortened};
 use super::fault::is_orderly;
+use super::shared::Shared;
 use super::stretch::{Arrival, Blocks, StretchReading};
 use super::transport::{INBOX_BYTES, INBOX_BYTES_MIN};
-use super::{CODE_FAULT, Shared};
 use crate::lane::{CONTROL_FRAME_BYTES_MAX, LaneRx, LaneSink};
 
 /// Runs the sink of a lane.
@@ -134,7 +135,7 @@ impl LaneRx for QuicRx {
                 Content::Fault(error) => Err(error),
             };
             if let Err(error) = delivered {
-                self.shared.connection.close(CODE_FAULT, super::shortened(error.text()));
+                self.shared.connection.close(CODE_FAULT, shortened(error.text()));
                 return Err(error);
             }
         }

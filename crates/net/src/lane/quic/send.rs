@@ -5,17 +5,17 @@
 //! every acknowledgement, and competes with the engine for its lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use noq::{Connection, SendStream, VarInt, WriteError};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::sync::mpsc;
 
+use super::close::CODE_FAULT;
 use super::pace::Pace;
+use super::shared::Shared;
 use super::stretch::{ABANDONED, Prefix};
-use super::{CODE_FAULT, Shared};
 use crate::lane::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES_MAX, BLOCK_TRAILER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, LaneTx};
 
 /// Feeds a lane.
@@ -37,43 +37,6 @@ pub(super) enum Order {
     /// Sends the trailer and ends the block.
     End(Bytes),
     Abandon,
-}
-
-/// Count of stretches that were passed whole and are not acknowledged yet. A lane that closes in order waits for
-/// them.
-#[derive(Debug, Default)]
-pub(super) struct Undelivered {
-    count: AtomicUsize,
-    all_delivered: Notify,
-}
-
-impl Undelivered {
-    pub(super) fn add(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn remove(&self) {
-        if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.all_delivered.notify_waiters();
-        }
-    }
-
-    pub(super) fn any(&self) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
-    }
-
-    /// Waits until everything is acknowledged.
-    pub(super) async fn none(&self) {
-        loop {
-            let mut delivered = std::pin::pin!(self.all_delivered.notified());
-            // Registers before the check, so that the last delivery is not missed in between.
-            delivered.as_mut().enable();
-            if !self.any() {
-                return;
-            }
-            delivered.await;
-        }
-    }
 }
 
 /// Creates the queue of a lane.
@@ -194,9 +157,6 @@ impl Feeder {
         });
     }
 }
-
-/// Control stream, shared with the task that closes the lane.
-pub(super) type ControlStream = Arc<Mutex<SendStream>>;
 
 impl QuicTx {
     pub(super) fn new(shared: Arc<Shared>, orders: mpsc::Sender<Order>) -> Self {
