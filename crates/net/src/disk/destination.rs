@@ -1,4 +1,6 @@
-//! Destination of entries: gives names as `cp` does, creates directories, and prepares files for writing.
+//! Destination of entries: gives names as `cp` does, creates directories, and checks what has a name already.
+//!
+//! Refuses to write files: `prepare` opens those with a journal, and `packed` writes small ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,11 +19,10 @@ use super::durable::SyncRound;
 use super::expand::Sources;
 use super::fault::{FINALISING, PREPARING};
 use super::history::{SessionHistory, Version, version_of};
-use super::incoming::IncomingFile;
 use super::is_hidden_name;
 use super::metadata::{parent_of, time_from, times};
 use super::root::{Access, Root};
-use crate::sink::{DirectoryModes, Inspected, Prepared, Seen, Terms};
+use crate::sink::{DirectoryModes, Inspected, Seen};
 
 /// Place beneath a root that accepts entries; cheap to clone. All threads of a session share it.
 #[derive(Clone, Debug)]
@@ -134,37 +135,6 @@ impl Destination {
         RelPath::new(&placed).map_err(|e| PREPARING.refused(ErrorKind::Denied, e.text()))
     }
 
-    /// Prepares for `entry`: creates directories, checks if the file is complete already, or opens it for writing.
-    ///
-    /// Errors: `Exists` under [`Overwrite::Never`], or if a directory has the name of the file; `Busy` with
-    /// `Retry::After` if another session writes the file; `NoSpace`; `Denied`; `Limit`.
-    pub fn prepare(&self, entry: &FileEntry, terms: &Terms) -> Result<Prepared<Box<IncomingFile>>, Error> {
-        let path = self.place(&entry.path)?;
-        if entry.kind == EntryKind::Directory {
-            let directory = self.make_directory(path.as_bytes())?;
-            narrow(&directory, entry.mode);
-            IncomingFile::sweep_directory(&directory, &path);
-            let mut made = self.made();
-            if made.unfinished.len() < UNFINISHED_DIRECTORIES_MAX {
-                made.unfinished.insert(path, (entry.mode, entry.mtime));
-            }
-            return Ok(Prepared::Directory);
-        }
-        let directory = self.make_directory(parent_of(&path))?;
-        let (verdict, seen) = self.look(&directory, &path, entry, terms.overwrite)?;
-        match verdict {
-            Verdict::UpToDate => {
-                IncomingFile::sweep(&directory, &path);
-                Ok(Prepared::UpToDate)
-            }
-            Verdict::Wanted if entry.is_packed() => Ok(Prepared::Packed(seen)),
-            Verdict::Wanted => {
-                let incoming = IncomingFile::open(self.clone(), directory, path, entry, terms)?;
-                Ok(incoming.map_or(Prepared::UpToDate, |incoming| Prepared::Incoming(Box::new(incoming))))
-            }
-        }
-    }
-
     /// Checks if `entry` exists already, as [`Destination::prepare`] does, but changes nothing.
     ///
     /// Errors: as [`Destination::prepare`], as far as they can be foreseen.
@@ -248,6 +218,18 @@ impl Destination {
         self.shared.root.make_directory(path, PREPARING, &mut |parent| {
             self.made().unsynced.insert(parent.to_vec());
         })
+    }
+
+    /// Creates the directory `path` for `entry`, without rights that the source does not grant. [`Destination::finish`]
+    /// sets its mode and time.
+    pub(super) fn make_directory_of(&self, entry: &FileEntry, path: &RelPath) -> Result<OwnedFd, Error> {
+        let directory = self.make_directory(path.as_bytes())?;
+        narrow(&directory, entry.mode);
+        let mut made = self.made();
+        if made.unfinished.len() < UNFINISHED_DIRECTORIES_MAX {
+            made.unfinished.insert(path.clone(), (entry.mode, entry.mtime));
+        }
+        Ok(directory)
     }
 
     /// Records that an earlier session of this copy has settled the file `entry`. Best effort. Cost: two system calls.

@@ -64,6 +64,7 @@ mod manage;
 mod metadata;
 mod packed;
 mod pattern;
+mod prepare;
 mod root;
 mod sink;
 mod source;
