@@ -347,7 +347,7 @@ impl ReplicaWorker {
 
     /// Opens the local end of a new session with the sender of the replica.
     pub(super) fn join(&self) -> Result<Arc<ReplicaEnd>, Error> {
-        self.set.replicas.join(self.replica)
+        ReplicaEnd::join(&self.set.replicas, self.replica)
     }
 
     /// Returns the counter of lane numbers, which all replicas share.

@@ -13,7 +13,7 @@ use sterna_proto::{Checks, Error, FileDigests, FileEntry};
 
 use super::super::slabs::Decoding;
 use super::super::{BlockSink, End};
-use super::end::ReplicaEnd;
+use super::epoch::Epoch;
 use super::{FILE, Gate};
 
 /// Block that is being received.
@@ -40,7 +40,7 @@ impl OpenBlock {
 
 /// Receiving side of one lane of one replica.
 pub(super) struct ReplicaLane {
-    end: Arc<ReplicaEnd>,
+    epoch: Epoch,
     /// Lane number of the receiver for this lane.
     lane: LaneId,
     blocks: Box<dyn BlockSink>,
@@ -51,20 +51,20 @@ pub(super) struct ReplicaLane {
 }
 
 impl ReplicaLane {
-    pub(super) fn new(end: Arc<ReplicaEnd>) -> Self {
-        let lane = end.replicas.lanes.next();
-        let blocks = Arc::clone(&end.replicas.receiver).block_sink(lane);
-        Self { end, lane, blocks, open: HashMap::new(), lengths: HashMap::new(), decoding: Decoding::default() }
+    pub(super) fn new(epoch: Epoch) -> Self {
+        let lane = epoch.replicas.lanes.next();
+        let blocks = Arc::clone(&epoch.replicas.receiver).block_sink(lane);
+        Self { epoch, lane, blocks, open: HashMap::new(), lengths: HashMap::new(), decoding: Decoding::default() }
     }
 
     fn next_copy(&self) -> CopyId {
-        CopyId(self.end.replicas.copies.fetch_add(1, Ordering::Relaxed))
+        CopyId(self.epoch.replicas.copies.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Asks the state machine for the use of a block. A block from an ended session is dropped.
     fn ask(&self, copy: CopyId, entry: &FileEntry, index: u64) -> Result<BlockUse, Error> {
-        let replica = self.end.replica;
-        let asked = self.end.with_session(|session| session.handle_begun(replica, copy, entry, index));
+        let replica = self.epoch.replica;
+        let asked = self.epoch.with_session(|session| session.handle_begun(replica, copy, entry, index));
         asked.unwrap_or(Ok(BlockUse::Discard))
     }
 
@@ -75,7 +75,7 @@ impl ReplicaLane {
         data: BlockData,
         data_len: u64,
     ) -> Result<OpenBlock, Error> {
-        let (copy, replicas) = (self.next_copy(), Arc::clone(&self.end.replicas));
+        let (copy, replicas) = (self.next_copy(), Arc::clone(&self.epoch.replicas));
         let gate = Arc::new(Gate { revoked: Mutex::new(false), lane: self.lane, index });
         // The gate exists before any other thread can see, and so revoke, the copy.
         replicas.gates.lock().insert(copy, Arc::clone(&gate));
@@ -99,7 +99,7 @@ impl ReplicaLane {
                 self.blocks.abandoned(block)?;
                 replicas.gates.lock().remove(&copy);
                 drop(revoked);
-                let refused = replicas.session.lock().handle_refused(self.end.replica, copy, index);
+                let refused = replicas.session.lock().handle_refused(self.epoch.replica, copy, index);
                 return Ok(OpenBlock::read_past(refused, copy, index));
             }
         }
@@ -120,7 +120,7 @@ impl ReplicaLane {
 
     /// Ends a block whose data has all gone to the receiver.
     fn end_written(&mut self, block: u64, (copy, gate): (CopyId, &Gate), trailer: &[u8]) -> Result<(), Error> {
-        let (replicas, replica, index) = (Arc::clone(&self.end.replicas), self.end.replica, gate.index);
+        let (replicas, replica, index) = (Arc::clone(&self.epoch.replicas), self.epoch.replica, gate.index);
         let digest = digest_of(trailer)?;
         let revoked = gate.revoked.lock();
         if *revoked {
@@ -128,7 +128,8 @@ impl ReplicaLane {
             drop(revoked);
             // The digest counts even though the copy was revoked.
             let now = Instant::now();
-            self.end.with_session(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
+            self.epoch
+                .with_session(|session| session.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
             return Ok(());
         }
         let ended = self.blocks.end(block, trailer);
@@ -146,10 +147,10 @@ impl ReplicaLane {
     }
 
     fn end_small(&mut self, copy: CopyId, entry: &FileEntry, data: &[u8], trailer: &[u8]) -> Result<(), Error> {
-        let (replicas, replica, now) = (Arc::clone(&self.end.replicas), self.end.replica, Instant::now());
+        let (replicas, replica, now) = (Arc::clone(&self.epoch.replicas), self.epoch.replica, Instant::now());
         let digest = digest_of(trailer)?;
         if *blake3::hash(data).as_bytes() != digest {
-            self.end.with_session(|session| session.handle_block(replica, copy, 0, digest, Arrival::Corrupt, now));
+            self.epoch.with_session(|session| session.handle_block(replica, copy, 0, digest, Arrival::Corrupt, now));
             return Ok(());
         }
         let unexpected = replicas.expected.and_then(|expected| {
@@ -163,7 +164,7 @@ impl ReplicaLane {
         }
         small.insert(replica, data.to_vec());
         drop(small);
-        self.end.with_session(|session| match unexpected {
+        self.epoch.with_session(|session| match unexpected {
             Some(error) => session.handle_unexpected(replica, &error, now),
             None => session.handle_block(replica, copy, 0, digest, Arrival::ReadPast, now),
         });
@@ -198,7 +199,7 @@ impl BlockSink for ReplicaLane {
         // Delivered bytes are counted in bytes of the file, like requested bytes.
         let (length, encoded) = self.lengths.get(&block).copied().unwrap_or((1, 1));
         let bytes = (data.len() as u64).saturating_mul(length) / encoded;
-        self.end.replicas.delivered[self.end.replica.0 as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.epoch.replicas.delivered[self.epoch.replica.0 as usize].fetch_add(bytes, Ordering::Relaxed);
         match self.open.get_mut(&block) {
             Some(OpenBlock::Written { gate, .. }) => {
                 let revoked = gate.revoked.lock();
@@ -219,8 +220,8 @@ impl BlockSink for ReplicaLane {
         match self.open.remove(&block) {
             Some(OpenBlock::Written { copy, gate }) => self.end_written(block, (copy, &gate), trailer),
             Some(OpenBlock::Compare { copy, index }) => {
-                let (replica, digest, now) = (self.end.replica, digest_of(trailer)?, Instant::now());
-                self.end.with_session(|s| s.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
+                let (replica, digest, now) = (self.epoch.replica, digest_of(trailer)?, Instant::now());
+                self.epoch.with_session(|s| s.handle_block(replica, copy, index, digest, Arrival::ReadPast, now));
                 Ok(())
             }
             Some(OpenBlock::Small { copy, entry, slab, data }) => {
@@ -240,9 +241,9 @@ impl BlockSink for ReplicaLane {
             Some(OpenBlock::Written { copy, gate }) => {
                 let revoked = gate.revoked.lock();
                 let abandoned = self.blocks.abandoned(block);
-                self.end.replicas.gates.lock().remove(&copy);
+                self.epoch.replicas.gates.lock().remove(&copy);
                 drop(revoked);
-                self.end.replicas.session.lock().handle_block_lost(copy, gate.index);
+                self.epoch.replicas.session.lock().handle_block_lost(copy, gate.index);
                 abandoned
             }
             _ => Ok(()),
@@ -252,7 +253,7 @@ impl BlockSink for ReplicaLane {
 
 impl Drop for ReplicaLane {
     fn drop(&mut self) {
-        let replicas = &self.end.replicas;
+        let replicas = &self.epoch.replicas;
         for open in self.open.values() {
             if let OpenBlock::Written { copy, gate } = open {
                 replicas.revoke(*copy);

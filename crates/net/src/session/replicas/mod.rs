@@ -8,6 +8,7 @@
 //! Locks: the lock of the state machine is never held during a call of the receiver.
 
 mod end;
+mod epoch;
 mod lane;
 
 use std::collections::HashMap;
@@ -92,14 +93,6 @@ impl Replicas {
     /// Returns the receiver that writes the file.
     pub fn receiver(&self) -> &Arc<Receiver> {
         &self.receiver
-    }
-
-    /// Begins a session with the sender of a replica. A previous session of that replica is over.
-    pub fn join(self: &Arc<Self>, replica: ReplicaId) -> Result<Arc<ReplicaEnd>, Error> {
-        self.small.lock().remove(&replica);
-        let end = ReplicaEnd::new(self, replica, self.epochs[replica.0 as usize].fetch_add(1, Ordering::Relaxed) + 1)?;
-        self.session.lock().handle_joined(replica, Instant::now());
-        Ok(end)
     }
 
     /// Handles a replica that was not reached or has left.
