@@ -7,19 +7,18 @@ use std::sync::Arc;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
-use sterna_proto::session::{Overwrite, Probe, Request, SOURCES_MAX};
+use sterna_proto::session::{Overwrite, Probe, ReplicaId, Request, SOURCES_MAX};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Scope};
 
 use super::direct::{URLS_AND_OTHERS, receiver_options, web_options};
 use super::follow;
-use super::replicas::ReplicaWorker;
 use super::spec::{CopySpec, CopySummary, Granted};
 use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
 use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
 use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
-use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, Sender};
+use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, ReplicaEnd, Replicas, Sender};
 use crate::sink::Discard;
 use crate::source::{Follow, Generated, Roots, Source, SourcePlace};
 use crate::web::Web;
@@ -47,7 +46,11 @@ pub(super) enum Direction {
     /// Pull of one of several replicas of a file.
     Replica {
         source: Vec<u8>,
-        worker: Arc<ReplicaWorker>,
+        replica: ReplicaId,
+        /// All replicas of the file. The session joins them.
+        replicas: Arc<Replicas>,
+        /// Counter that numbers the lanes of all agents.
+        lanes: Arc<LaneIds>,
     },
     /// Generated data that the receiving end discards.
     Probe(Probe),
@@ -237,7 +240,7 @@ impl Job {
     /// Returns the counter that numbers the lanes of the session.
     pub(super) fn lanes(&self) -> Arc<LaneIds> {
         match &self.direction {
-            Direction::Replica { worker, .. } => worker.lanes(),
+            Direction::Replica { lanes, .. } => Arc::clone(lanes),
             Direction::Push { .. } | Direction::Pull { .. } | Direction::Probe(_) => Arc::default(),
         }
     }
@@ -247,7 +250,7 @@ impl Job {
         match &self.direction {
             Direction::Push { sources, .. } => self.start_sender(sources, options, totals),
             Direction::Pull { sources, destination } => start_receiver(sources, destination, options, totals),
-            Direction::Replica { worker, .. } => Ok((worker.join()?, None)),
+            Direction::Replica { replicas, replica, .. } => Ok((ReplicaEnd::join(replicas, *replica)?, None)),
             Direction::Probe(probe) if probe.direction == DataDirection::Out => {
                 let (pool, observer) = (BufferPool::new(), Arc::clone(totals) as Arc<dyn Observer>);
                 let (source, compress) = (Generated::new(*probe)?, CompressionPolicy::Never);

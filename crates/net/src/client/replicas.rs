@@ -316,9 +316,9 @@ impl Driven for ReplicaSet {
 }
 
 /// One replica of a copy.
-pub(super) struct ReplicaWorker {
+struct ReplicaWorker {
     set: Arc<ReplicaSet>,
-    pub(super) replica: ReplicaId,
+    replica: ReplicaId,
     name: String,
 }
 
@@ -345,20 +345,15 @@ impl ReplicaWorker {
         }
     }
 
-    /// Opens the local end of a new session with the sender of the replica.
-    pub(super) fn join(&self) -> Result<Arc<ReplicaEnd>, Error> {
-        ReplicaEnd::join(&self.set.replicas, self.replica)
-    }
-
-    /// Returns the counter of lane numbers, which all replicas share.
-    pub(super) fn lanes(&self) -> Arc<LaneIds> {
-        Arc::clone(&self.set.lanes)
-    }
-
-    fn keep_agent(self: &Arc<Self>, source: &Location, totals: &Arc<CopyTotals>) -> Result<(), Error> {
+    fn keep_agent(&self, source: &Location, totals: &Arc<CopyTotals>) -> Result<(), Error> {
         let Location::Remote(remote) = source else { return Ok(()) };
         let options = CopySpec { sources: vec![source.clone()], ..self.set.options.clone() };
-        let direction = Direction::Replica { source: remote.path.clone(), worker: Arc::clone(self) };
+        let direction = Direction::Replica {
+            source: remote.path.clone(),
+            replica: self.replica,
+            replicas: Arc::clone(&self.set.replicas),
+            lanes: Arc::clone(&self.set.lanes),
+        };
         let job = Job { remote: remote.clone(), direction, follow: None };
         let mut started = Instant::now();
         let _busy = Busy::new(&self.set);
@@ -385,7 +380,7 @@ impl ReplicaWorker {
         let _busy = Busy::new(&self.set);
         let (settled, pool) = (Arc::new(SettledPaths::default()), BufferPool::new());
         let CopySpec { linger, dry_run, .. } = self.set.options;
-        let end: Arc<dyn End> = self.join()?;
+        let end: Arc<dyn End> = ReplicaEnd::join(&self.set.replicas, self.replica)?;
         let sender = Sender::start(source, linger, dry_run, settled, CompressionPolicy::Never, pool, Arc::new(Silent))?;
         let sender = sender as Arc<dyn End>;
         let feeders = start_lanes(&sender, &end, lanes)?;
