@@ -60,7 +60,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Ok(person.code_with_output(exit_code(&summary)))
         }
         Err(CopyFailure { error, summary }) => {
-            let error = with_line(error, &ours);
+            let error = with_remedy(with_line(error, &ours));
             if let Some(summary) = summary.filter(|summary| person.speaks() && summary.done > 0) {
                 person.display.line(&summary_line(&summary, person.dry_run));
             }
@@ -83,6 +83,14 @@ fn with_line(error: Error, ours: &Fingerprint) -> Error {
     }
     let text = format!("{}\n{ours}", error.text());
     error.reworded(text)
+}
+
+/// Adds the next step to the error of a copy that the user stopped.
+fn with_remedy(error: Error) -> Error {
+    if error.kind != ErrorKind::Cancelled || error.phase != Phase::Transfer || error.is_from_peer() {
+        return error;
+    }
+    error.reworded("the copy was stopped; run the same command again to go on from here".to_owned())
 }
 
 /// Starts the copy. The path cache is in the state directory.

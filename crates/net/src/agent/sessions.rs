@@ -228,8 +228,7 @@ impl Sessions {
             return Ok(Arc::clone(session));
         }
         if hello.rejoin {
-            let text =
-                "the agent was restarted and has no record of the session; a new session resumes from the journal";
+            let text = "the agent was restarted and has no record of the session";
             return Err(Error::new(ErrorKind::SessionLost, Scope::Path, Phase::Transfer, text).retry(Retry::After));
         }
         if sessions.keys().filter(|(peer, _)| *peer == key.0).count() >= SESSIONS_OF_PEER_MAX {

@@ -91,8 +91,7 @@ pub(super) fn drive(
             }
         }
         if observer.cancel().is_cancelled() && !std::mem::replace(&mut is_stopping, true) {
-            let text = "the copy was stopped; run the same command again to go on from here";
-            session.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text));
+            session.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by its user"));
         }
     }
     session.tick();

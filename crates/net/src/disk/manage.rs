@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use sterna_proto::session::{DeleteDirectories, Overwrite};
-use sterna_proto::{Error, ErrorKind, RelPath};
+use sterna_proto::{Error, ErrorKind, Phase, RelPath, Scope};
 
 use super::fault::MANAGING;
 use super::is_hidden_name;
@@ -48,8 +48,13 @@ impl Root {
     /// Renames `from` to `to`, whose directory exists. With [`Overwrite::Never`] an existing `to` is an error;
     /// otherwise a file at `to` is replaced in one step.
     ///
-    /// Errors: `NotFound`, `Exists`, `Denied`; the ends are on different file systems.
+    /// Errors: `NotFound`, `Exists`, `Denied`; `to` is beneath `from` (`Usage`); the ends are on different file
+    /// systems.
     pub fn rename(&self, from: &RelPath, to: &RelPath, overwrite: Overwrite) -> Result<(), Error> {
+        if to.as_bytes().strip_prefix(from.as_bytes()).is_some_and(|rest| rest.starts_with(b"/")) {
+            let text = format!("rename {from} to {to}: the new name is beneath the old one");
+            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        }
         let (old, new) = (self.open_parent(from, "rename")?, self.open_parent(to, "rename to")?);
         let failed = |errno: Errno| MANAGING.failed(errno, format_args!("rename {from} to {to} in {self}"));
         match overwrite {

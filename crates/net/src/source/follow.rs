@@ -5,8 +5,9 @@
 //! anything about blocks.
 //!
 //! The loop is [`FollowSession::list`], on the thread that reads directories. It waits for events, at most for [`TURN`]
-//! while there are files that have not ended, and up to the next listing otherwise. One turn lists some names, looks at each file that has not ended, and reports to the session. The loop
-//! ends with the session, or when only named files were followed and all of them have their outcome.
+//! while there are files that have not ended, and up to the next listing otherwise. One turn lists some names, looks at
+//! each file that has not ended, and reports to the session. The loop ends with the session, or when only named files
+//! were followed and all of them have their outcome.
 //!
 //! Memory: a file that is followed or in transfer takes about 500 bytes at this end, for at most [`FOLLOWED_MAX`]
 //! files. A settled file takes 28 bytes of a table while it remains at the source, and none after its removal.

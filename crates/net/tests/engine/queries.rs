@@ -236,6 +236,7 @@ fn named_roots_are_listed_and_managed_by_right() {
     rename("data/empty/new", "data/z.h5", Overwrite::Always).unwrap();
     assert_eq!(fs::read(data.path().join("z.h5")).unwrap(), b"new");
     assert_eq!(rename("data/z.h5", "other/z.h5", Overwrite::Never).unwrap_err().kind, ErrorKind::Denied);
+    assert_eq!(rename("data/empty", "data/empty/in", Overwrite::Never).unwrap_err().kind, ErrorKind::Usage);
     assert_eq!(rename("data/missing", "data/x", Overwrite::Never).unwrap_err().kind, ErrorKind::NotFound);
     rename("data/empty", "data/full", Overwrite::Never).unwrap();
     assert!(data.path().join("full/inside").exists());

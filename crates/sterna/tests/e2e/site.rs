@@ -49,8 +49,8 @@ impl Site {
         Self::on("127.0.0.1")
     }
 
-    /// Creates a site whose agents listen on `host`. Sites with one client need different addresses: a port that is free
-    /// again may go to the next agent, and the client remembers the key of the first one under that address.
+    /// Creates a site whose agents listen on `host`. Sites with one client need different addresses: a port that is
+    /// free again may go to the next agent, and the client remembers the key of the first one under that address.
     pub fn on(host: &'static str) -> Self {
         let site = Self { directory: tempfile::tempdir().unwrap(), host };
         fs::create_dir(site.root()).unwrap();
