@@ -32,6 +32,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use sterna_proto::budget::Budgets;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::rate::{RATE_LEAST, RateContract};
 use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query};
@@ -45,6 +46,7 @@ pub use crate::client::spec::{
     ReplicaSummary, Trust, UnreachedPath, ViaChoice,
 };
 
+use crate::budget::{Ledger, Part};
 use crate::client::spec::{CopyObserver, Initiator};
 use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
@@ -62,18 +64,30 @@ const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 pub struct Engine {
     initiator: Initiator,
     trust: Arc<dyn Trust>,
+    ledger: Arc<Ledger>,
 }
 
 impl Engine {
     /// Creates an engine that remembers nothing about paths.
     pub fn new(identity: Identity, trust: Arc<dyn Trust>) -> Self {
-        Self { initiator: Initiator { identity, path_cache: None }, trust }
+        Self { initiator: Initiator { identity, path_cache: None }, trust, ledger: Arc::default() }
     }
 
     /// Sets the directory of the path cache: rates and transports of earlier copies, by path.
     #[must_use]
     pub fn with_path_cache(mut self, directory: PathBuf) -> Self {
         self.initiator.path_cache = Some(directory);
+        self
+    }
+
+    /// Sets the budgets of the process: classes that share its rate and its memory ([`CopySpec::class`]). At first
+    /// there is one class without limits. Earlier copies stay with the budgets that they began with.
+    ///
+    /// A class divides its rate among its running copies, whenever one starts or ends; a copy that cannot use its part
+    /// lends nothing. It gives memory in the order in which copies start.
+    #[must_use]
+    pub fn with_budgets(mut self, budgets: Budgets) -> Self {
+        self.ledger = Arc::new(Ledger::new(budgets));
         self
     }
 
@@ -137,8 +151,9 @@ impl Engine {
 
     /// Starts a copy in a separate thread (`copy`).
     ///
-    /// Errors: as [`Engine::plan`]; the host gives no thread. All other failures are the outcome of
-    /// [`CopyHandle::wait`].
+    /// Errors: as [`Engine::plan`]; the engine has no such class, or the class cannot limit a copy of this kind
+    /// (`Usage`); the other copies of the class have its memory (`Limit`); the host gives no thread. All other failures
+    /// are the outcome of [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
         self.launch(spec, planned, self.initiator.clone())
@@ -154,13 +169,18 @@ impl Engine {
         self.launch(spec, planned, Initiator { path_cache: None, ..self.initiator.clone() })
     }
 
-    fn launch(&self, spec: CopySpec, planned: PlannedCopy, initiator: Initiator) -> Result<CopyHandle, Error> {
+    fn launch(&self, mut spec: CopySpec, planned: PlannedCopy, initiator: Initiator) -> Result<CopyHandle, Error> {
+        let part = self.ledger.admit(&spec, planned.kind())?;
+        spec.memory = part.memory();
+        for (path, options) in spec.paths.iter_mut().enumerate() {
+            options.contract = part.contract(path, None).unwrap_or(options.contract);
+        }
         let rated_paths = match planned.kind() {
             CopyKind::Agent => spec.paths.len(),
             CopyKind::ThirdParty => 1,
             CopyKind::Direct | CopyKind::Replicas => 0,
         };
-        let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.child()));
+        let running = Arc::new(Running::new(Arc::clone(&self.trust), spec.cancel.child(), Some(part)));
         let observed = Arc::clone(&running);
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || {
             let ending = Ending(Arc::clone(&observed));
@@ -294,11 +314,13 @@ struct Running {
     _wakes: OnCancel,
     /// Rate contracts of paths that the handle has changed.
     contracts: Mutex<BTreeMap<PathNumber, RateContract>>,
+    /// Part of the copy in the budgets, until the copy has ended.
+    part: Mutex<Option<Part>>,
     trust: Arc<dyn Trust>,
 }
 
 impl Running {
-    fn new(trust: Arc<dyn Trust>, cancel: Cancel) -> Self {
+    fn new(trust: Arc<dyn Trust>, cancel: Cancel, part: Option<Part>) -> Self {
         let changed = Arc::new(Wake::default());
         let cancelled = Arc::clone(&changed);
         Self {
@@ -309,6 +331,7 @@ impl Running {
             _wakes: cancel.on_cancel(move || cancelled.notify()),
             cancel,
             contracts: Mutex::default(),
+            part: Mutex::new(part),
             trust,
         }
     }
@@ -342,6 +365,8 @@ struct Ending(Arc<Running>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        // A handle may be kept long after the end of its copy.
+        drop(self.0.part.lock().take());
         self.0.events.lock().have_ended = true;
         self.0.changed.notify();
     }
@@ -384,7 +409,8 @@ impl CopyObserver for Running {
     }
 
     fn contract(&self, path: PathNumber) -> Option<RateContract> {
-        self.contracts.lock().get(&path).copied()
+        let asked = self.contracts.lock().get(&path).copied();
+        self.part.lock().as_ref().map_or(asked, |part| part.contract(usize::from(path.0), asked))
     }
 
     fn cancel(&self) -> &Cancel {
@@ -413,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_copy_ends_although_nobody_reads_its_events() {
-        let running = Arc::new(Running::new(Arc::new(Anybody), Cancel::default()));
+        let running = Arc::new(Running::new(Arc::new(Anybody), Cancel::default(), None));
         let (ended, end) = channel();
         let copy = Arc::clone(&running);
         let thread = thread::spawn(move || {

@@ -5,6 +5,7 @@
 
 pub mod agent;
 mod arrivals;
+mod budget;
 pub mod buffer;
 mod cancel;
 mod client;

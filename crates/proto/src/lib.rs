@@ -4,6 +4,7 @@
 //! clock, open a socket or a file, start a thread or log. Time is an argument, `now`. Bytes enter as slices and leave
 //! as values. Every state machine here can run in virtual time.
 
+pub mod budget;
 mod by_name;
 pub mod compress;
 pub mod counters;

@@ -287,13 +287,22 @@ impl PathDialling<'_> {
             ViaChoice::Only(via) => {
                 let rationale = format!("{via}, as given");
                 self.say(&rationale);
-                return self.dial(via, addr, remembered).map_err(|error| vec![error]);
+                return self.dial_only(via, addr, remembered).map_err(|error| vec![error]);
             }
             ViaChoice::Auto => plan::choose_transport(&facts),
         };
         let Some(Decision { value: via, rationale }) = decision else { return self.race(addr, facts) };
         self.say(&rationale);
         self.prefer(via, addr, remembered)
+    }
+
+    /// Dials by `via`. A separate thread dials, so that the user can stop the copy meanwhile.
+    fn dial_only(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Error> {
+        let (notify, answers) = channel();
+        let notify = Arc::new(notify);
+        let _stop = self.stop(&notify);
+        self.start_dial(via, addr, remembered, notify)?;
+        self.next_answer(&answers, None)?.unwrap_or_else(|| Err(crate::internal("a thread that dials has ended")))
     }
 
     /// Dials by `via`, and by the other transport too if `via` fails or does not answer within [`HEAD_START`]. Takes

@@ -91,7 +91,7 @@ pub(super) fn drive(
             }
         }
         if observer.cancel().is_cancelled() && !std::mem::replace(&mut is_stopping, true) {
-            session.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by its user"));
+            session.abort(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by the user"));
         }
     }
     session.tick();

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_proto::budget::ClassId;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::follow::EndRule;
 use sterna_proto::limit::LimitReport;
@@ -60,8 +61,10 @@ pub struct CopySpec {
     pub expect: Option<Digest>,
     /// Compression of the data that is sent.
     pub compress: CompressionPolicy,
-    /// Maximum of data in the buffers of transports.
+    /// Maximum of data in the buffers of transports; less if the class has less left.
     pub memory: ByteCount,
+    /// Class of the copy in the budgets of its engine.
+    pub class: ClassId,
     /// True if the copy writes nothing.
     pub dry_run: bool,
     /// Time that the session waits without a lane before it fails.
@@ -104,6 +107,7 @@ impl CopySpec {
             expect: None,
             compress: CompressionPolicy::Auto,
             memory: MEMORY_DEFAULT,
+            class: ClassId::ROOT,
             dry_run: false,
             linger: LINGER_DEFAULT,
             web_token: None,
@@ -167,7 +171,7 @@ pub trait CopyObserver: Send + Sync {
     }
     /// Reports the summary of a copy that ended with an error.
     fn cut_short(&self, _summary: CopySummary) {}
-    /// Returns the rate contract of `path` if the owner of the copy has changed it after its start.
+    /// Returns the rate contract of `path` if the owner of the copy has changed it, or a class limits it.
     fn contract(&self, _path: PathNumber) -> Option<RateContract> {
         None
     }

@@ -1,5 +1,6 @@
 //! Copies of the engine.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use sterna_net::engine::{CopyEvent, CopyKind, CopySpec, Engine, Next, ViaChoice};
 use sterna_net::identity::{Fingerprint, Identity};
+use sterna_proto::budget::{Bounds, Budgets, Class, ClassId};
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
@@ -123,6 +125,43 @@ fn a_new_rate_reaches_the_agent_that_runs_a_third_party_copy() {
     let engine = Engine::new(Identity::ephemeral().unwrap(), keys);
     copy_faster_than_it_began(&engine, vec![source.at("data")], destination.at("data"), Via::Quic);
     assert_eq!(std::fs::read(to.path().join("data")).unwrap().len(), FAST_BYTES);
+}
+
+#[test]
+fn a_copy_borrows_what_another_class_does_not_use() {
+    const ALL: u64 = 800_000_000;
+    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let served = Served::start(theirs.path());
+    let here = ours.path().join("data");
+    std::fs::write(&here, vec![7; FAST_BYTES]).unwrap();
+    let class = |name: &str, guarantee| {
+        let rate = Bounds { guarantee, ceiling: ALL };
+        Class { name: name.to_owned(), rate, ..Class::default() }
+    };
+    let mut budgets = Budgets::new(class("process", 0)).unwrap();
+    let urgent = budgets.add(ClassId::ROOT, class("urgent", ALL - 8 * SLOW.0)).unwrap();
+    let bulk = budgets.add(ClassId::ROOT, class("bulk", 0)).unwrap();
+    let engine = served.engine().with_budgets(budgets);
+    let start = |class, destination: Location| {
+        let mut spec = CopySpec::new(vec![local(&here)], destination);
+        spec.paths[0].via = ViaChoice::Only(Via::Tcp);
+        spec.compress = CompressionPolicy::Never;
+        engine.start(CopySpec { class, ..spec }).unwrap()
+    };
+    // The first copy has its part while it dials an agent that does not answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = Location::parse(format!("sterna://{}/", silent.local_addr().unwrap()).as_ref()).unwrap();
+    let first = start(urgent, silent);
+    let second = start(bulk, served.at("data"));
+    while !matches!(second.next(HANG), Next::Event(CopyEvent::LaneUp { .. })) {}
+    assert!(second.snapshot().is_none_or(|now| now.session.counters.bytes_done < FAST_BYTES as u64 / 2));
+    first.cancel();
+    assert_eq!(first.wait().unwrap_err().error.kind, ErrorKind::Cancelled);
+    let until = Instant::now() + HANG;
+    while !matches!(second.next(HANG), Next::Ended) {
+        assert!(Instant::now() < until, "the copy keeps its rate: {:?}", second.snapshot());
+    }
+    assert_eq!(second.wait().unwrap().done, 1);
 }
 
 #[test]

@@ -472,7 +472,7 @@ fn a_person_who_stops_the_command_stops_the_copy() {
         let held = Held::new(active, &[]);
         let mut copying = held.start_slowly(&[]);
         copying.interrupt();
-        held.running().wait_for_log("ended early: the copy was stopped");
+        held.running().wait_for_log("ended early: stopped by the user");
         copying.finish().expect(130);
         held.passive().wait_for_log("ended early");
         assert!(!held.sites.far.root().join("tree/large").exists());
