@@ -9,7 +9,8 @@ use crate::source::{Source, Token};
 use crate::tree::Tree;
 
 /// Locations of sans-IO code: time is an argument, bytes enter as slices and leave as values.
-const SANS_IO: [&str; 3] = ["crates/proto/src/", "crates/lab/src/model/", "crates/lab/src/model.rs"];
+const SANS_IO: [&str; 4] =
+    ["crates/proto/src/", "crates/sched/src/", "crates/lab/src/model/", "crates/lab/src/model.rs"];
 
 /// Paths banned in sans-IO code, each with the alternative; see [`PLAIN_VALUES`].
 const BANNED_PATHS: [(&str, &str); 27] = [

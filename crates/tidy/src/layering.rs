@@ -8,12 +8,13 @@ use serde_json::Value;
 use crate::Finding;
 
 /// Dependencies that each crate of this workspace may have. A new crate needs an entry here.
-const LAYERS: [(&str, &[&str]); 8] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     ("sterna-proto", &[]),
     ("sterna-net", &["sterna-proto"]),
     ("sterna-lab", &["sterna-proto"]),
+    ("sterna-sched", &["sterna-proto"]),
     ("sterna-doctor", &["sterna-net", "sterna-proto"]),
-    ("sterna-service", &["sterna-doctor", "sterna-net", "sterna-proto"]),
+    ("sterna-service", &["sterna-doctor", "sterna-net", "sterna-sched", "sterna-proto"]),
     ("sterna", &["sterna-service", "sterna-doctor", "sterna-net", "sterna-proto", "sterna-lab"]),
     ("sterna-seeded", &[]),
     ("sterna-tidy", &[]),
@@ -23,7 +24,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
 const FOR_TESTS: [&str; 2] = ["sterna-lab", "sterna-seeded"];
 
 /// Dependencies that would give the sans-IO core access to sockets, a runtime or kernel calls.
-const BANNED_IN_PROTO: [&str; 11] =
+const BANNED_IN_CORE: [&str; 11] =
     ["tokio", "futures", "async-std", "smol", "mio", "socket2", "rustix", "libc", "nix", "log", "tracing"];
 
 /// Returns the output of `cargo metadata` for the workspace at `root`, without external dependencies.
@@ -68,7 +69,7 @@ pub fn layers(metadata: &Value) -> Vec<Finding> {
                     format!("illegal edge {name} -> {to}: see ARCHITECTURE.md, Crates"),
                 ));
             }
-            if name == "sterna-proto" && BANNED_IN_PROTO.contains(&to) {
+            if ["sterna-proto", "sterna-sched"].contains(&name) && BANNED_IN_CORE.contains(&to) {
                 findings.push(Finding::new(&path, 0, format!("illegal edge {name} -> {to}: proto is sans-IO")));
             }
         }

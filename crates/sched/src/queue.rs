@@ -1,0 +1,215 @@
+//! Queue of the files of one activity of one VO on one link.
+//!
+//! Keeps files sorted by rank and by deadline, and those that wait for a retry by time. Refuses to know limits, shares
+//! or other queues.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use sterna_proto::{BitRate, ByteCount};
+
+use crate::order::{Heads, LatestStart, Order, Rank};
+use crate::time::UnixTime;
+
+/// Number of a file in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileNumber(pub u64);
+
+/// File that waits to be transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuedFile {
+    /// Number.
+    pub number: FileNumber,
+    /// Size; `None`: not known.
+    pub size: Option<ByteCount>,
+    /// Priority, from 1 to 5.
+    pub priority: u8,
+    /// Time of the submission.
+    pub submitted: UnixTime,
+    /// Latest time at which the file is of use.
+    pub deadline: Option<UnixTime>,
+    /// Time before which it must not start: it waits for a retry.
+    pub not_before: UnixTime,
+}
+
+/// Size that counts for a file whose size is not known. Guess: the mean of WLCG transfers, 1.5 GB.
+pub const SIZE_ASSUMED: ByteCount = ByteCount(1_500_000_000);
+
+impl QueuedFile {
+    /// Returns the size, or the assumed one.
+    pub fn assumed_size(&self) -> ByteCount {
+        self.size.unwrap_or(SIZE_ASSUMED)
+    }
+}
+
+/// Queue in its order.
+#[derive(Clone, Debug, Default)]
+pub struct Queue {
+    order: Order,
+    files: BTreeMap<FileNumber, QueuedFile>,
+    by_rank: BTreeSet<Rank>,
+    by_deadline: BTreeSet<LatestStart>,
+    /// Files that wait for a retry, by its time.
+    later: BTreeSet<(UnixTime, FileNumber)>,
+    bytes: u64,
+}
+
+/// Rate by which the duration of a file with a deadline is estimated while its link is not measured. Guess: an ordinary
+/// site.
+const RATE_ASSUMED: BitRate = BitRate(1_000_000_000);
+
+impl Queue {
+    /// Creates an empty queue.
+    pub fn new(order: Order) -> Self {
+        Self { order, ..Self::default() }
+    }
+
+    /// Adds a file. A file of the same number is replaced.
+    pub fn add(&mut self, file: QueuedFile, now: UnixTime) {
+        self.remove(file.number);
+        self.bytes += file.assumed_size().0;
+        self.files.insert(file.number, file);
+        if file.not_before > now {
+            self.later.insert((file.not_before, file.number));
+        } else {
+            self.enter(&file);
+        }
+    }
+
+    /// Removes a file, and returns it if it was there.
+    pub fn remove(&mut self, number: FileNumber) -> Option<QueuedFile> {
+        let file = self.files.remove(&number)?;
+        self.bytes -= file.assumed_size().0;
+        self.later.remove(&(file.not_before, number));
+        self.by_rank.remove(&self.rank(&file));
+        if let Some(latest) = latest_start(&file) {
+            self.by_deadline.remove(&latest);
+        }
+        Some(file)
+    }
+
+    /// Returns the file that goes first now.
+    pub fn first(&mut self, now: UnixTime) -> Option<&QueuedFile> {
+        while let Some((at, number)) = self.later.first().copied().filter(|(at, _)| *at <= now) {
+            self.later.remove(&(at, number));
+            if let Some(file) = self.files.get(&number).copied() {
+                self.enter(&file);
+            }
+        }
+        let heads = Heads { by_rank: self.by_rank.first().copied(), by_deadline: self.by_deadline.first().copied() };
+        self.files.get(&FileNumber(heads.first(now)?))
+    }
+
+    /// Returns the number of files that go before a file by rank, and their size. `None`: the file is not in the queue,
+    /// or waits for a retry.
+    pub fn before(&self, number: FileNumber) -> Option<(usize, ByteCount)> {
+        let rank = self.rank(self.files.get(&number)?);
+        self.by_rank.contains(&rank).then(|| {
+            let before = self.by_rank.range(..rank);
+            let size = |rank: &Rank| self.files.get(&FileNumber(rank.file())).map_or(0, |file| file.assumed_size().0);
+            let (count, bytes) = before.fold((0, 0), |(count, bytes), rank| (count + 1, bytes + size(rank)));
+            (count, ByteCount(bytes))
+        })
+    }
+
+    /// Returns a file.
+    pub fn file(&self, number: FileNumber) -> Option<&QueuedFile> {
+        self.files.get(&number)
+    }
+
+    /// Returns the number of files, those that wait for a retry included.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Returns true if there is no file.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Returns the size of all files together.
+    pub fn size(&self) -> ByteCount {
+        ByteCount(self.bytes)
+    }
+
+    fn enter(&mut self, file: &QueuedFile) {
+        self.by_rank.insert(self.rank(file));
+        self.by_deadline.extend(latest_start(file));
+    }
+
+    fn rank(&self, file: &QueuedFile) -> Rank {
+        Rank::new(self.order, file.number.0, file.priority, file.submitted)
+    }
+}
+
+fn latest_start(file: &QueuedFile) -> Option<LatestStart> {
+    let takes = Duration::from_secs_f64(file.assumed_size().0 as f64 * 8.0 / RATE_ASSUMED.0 as f64);
+    file.deadline.map(|deadline| LatestStart::new(file.number.0, deadline, takes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixTime = UnixTime(1_800_000_000_000);
+
+    fn file(number: u64, priority: u8) -> QueuedFile {
+        QueuedFile {
+            number: FileNumber(number),
+            size: Some(ByteCount(number * 100)),
+            priority,
+            submitted: NOW,
+            deadline: None,
+            not_before: NOW,
+        }
+    }
+
+    #[test]
+    fn files_leave_in_order_and_their_bytes_with_them() {
+        let mut queue = Queue::default();
+        for (number, priority) in [(1, 3), (2, 5), (3, 1), (4, 5)] {
+            queue.add(file(number, priority), NOW);
+        }
+        queue.add(QueuedFile { size: None, ..file(5, 4) }, NOW);
+        assert_eq!((queue.len(), queue.size()), (5, ByteCount(1000 + SIZE_ASSUMED.0)));
+        assert_eq!(queue.before(FileNumber(1)), Some((3, ByteCount(600 + SIZE_ASSUMED.0))));
+        let mut order = Vec::new();
+        while let Some(first) = queue.first(NOW).copied() {
+            order.push(first.number.0);
+            assert_eq!(queue.remove(first.number), Some(first));
+        }
+        assert_eq!((order, queue.is_empty(), queue.size()), (vec![2, 4, 5, 1, 3], true, ByteCount(0)));
+        assert_eq!((queue.remove(FileNumber(1)), queue.before(FileNumber(1))), (None, None));
+    }
+
+    #[test]
+    fn a_retry_waits_for_its_time_and_then_takes_its_old_place() {
+        let mut queue = Queue::default();
+        let later = NOW + Duration::from_secs(60);
+        queue.add(QueuedFile { not_before: later, ..file(1, 5) }, NOW);
+        queue.add(file(2, 3), NOW);
+        assert_eq!((queue.first(NOW).unwrap().number.0, queue.before(FileNumber(1))), (2, None));
+        assert_eq!(queue.first(later).unwrap().number.0, 1);
+        assert_eq!(queue.before(FileNumber(2)), Some((1, ByteCount(100))));
+        // Replaced by a file that waits again.
+        queue.add(QueuedFile { not_before: later + Duration::from_secs(1), ..file(1, 5) }, later);
+        assert_eq!((queue.first(later).unwrap().number.0, queue.len()), (2, 2));
+        queue.remove(FileNumber(1));
+        assert_eq!(queue.first(later + Duration::from_secs(9)).unwrap().number.0, 2);
+    }
+
+    #[test]
+    fn a_file_near_its_deadline_goes_first() {
+        let mut queue = Queue::new(Order::Submission);
+        queue.add(file(1, 1), NOW);
+        // 25 GB take 200 s at 1 Gbit/s.
+        let urgent = QueuedFile {
+            size: Some(ByteCount(25_000_000_000)),
+            deadline: Some(NOW + Duration::from_secs(600)),
+            ..file(2, 1)
+        };
+        queue.add(urgent, NOW);
+        assert_eq!(queue.first(NOW).unwrap().number.0, 1);
+        assert_eq!(queue.first(NOW + Duration::from_secs(371)).unwrap().number.0, 2);
+    }
+}

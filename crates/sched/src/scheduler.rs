@@ -1,0 +1,664 @@
+//! Scheduler: which files start now, and why the others wait.
+//!
+//! Keeps the queues of all links in memory, counts the transfers under way, and starts files within exact limits: for
+//! each link, for each endpoint in and out, for each VO, and for all together. Links take turns, one file each. Within
+//! a link, shares decide by bytes (VO, then activity), and the order of the queue decides the file. Refuses to store
+//! anything: its owner keeps files and their states, and tells it about every change.
+//!
+//! The cost of a turn grows with the links that have files and with the files that start, not with the files that wait.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_proto::{BitRate, ByteCount, Error, Scope};
+
+use crate::breaker::{Blocked, Breaker};
+use crate::order::Order;
+use crate::queue::{FileNumber, Queue, QueuedFile};
+use crate::share::{RoundRobin, Share, Waiting};
+use crate::time::UnixTime;
+
+/// Name of a storage endpoint, of a VO or of an activity.
+pub type Name = Arc<str>;
+
+/// Link: a source and a destination endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Link {
+    /// Source endpoint.
+    pub source: Name,
+    /// Destination endpoint.
+    pub destination: Name,
+}
+
+/// Limits of an endpoint: transfers under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointLimits {
+    /// Maximum to the endpoint.
+    pub inbound: usize,
+    /// Maximum from the endpoint.
+    pub outbound: usize,
+}
+
+/// Limits of the transfers under way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Maximum of all together.
+    pub all: usize,
+    /// Maximum of a link that is not named.
+    pub link: usize,
+    /// Maximum of named links.
+    pub links: BTreeMap<Link, usize>,
+    /// Limits of an endpoint that is not named.
+    pub endpoint: EndpointLimits,
+    /// Limits of named endpoints.
+    pub endpoints: BTreeMap<Name, EndpointLimits>,
+    /// Maximum of named VOs; the others have none.
+    pub vos: BTreeMap<Name, usize>,
+}
+
+impl Default for Limits {
+    /// Returns the limits that FTS3 begins with: 66 transfers on a link, 200 at an endpoint.
+    fn default() -> Self {
+        Self {
+            all: 10_000,
+            link: 66,
+            links: BTreeMap::new(),
+            endpoint: EndpointLimits { inbound: 200, outbound: 200 },
+            endpoints: BTreeMap::new(),
+            vos: BTreeMap::new(),
+        }
+    }
+}
+
+/// Shares of links.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shares {
+    /// Shares of VOs; the others have an equal one.
+    pub vos: BTreeMap<Name, Share>,
+    /// Shares of the activities of a VO; the others have that of `default`, or an equal one.
+    pub activities: BTreeMap<Name, BTreeMap<Name, Share>>,
+    /// VOs whose queues have no priorities.
+    pub in_order: std::collections::BTreeSet<Name>,
+}
+
+/// Activity whose share the activities without one have. Source: FTS3.
+pub const ACTIVITY_DEFAULT: &str = "default";
+
+impl Shares {
+    fn of_vo(&self, vo: &Name) -> Share {
+        self.vos.get(vo).copied().unwrap_or_default()
+    }
+
+    fn of_activity(&self, vo: &Name, activity: &Name) -> Share {
+        let shares = self.activities.get(vo);
+        let share = |name: &str| shares.and_then(|shares| shares.get(name)).copied();
+        share(activity).or_else(|| share(ACTIVITY_DEFAULT)).unwrap_or_default()
+    }
+}
+
+/// Queue in which a file waits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueName {
+    /// Link.
+    pub link: Link,
+    /// VO.
+    pub vo: Name,
+    /// Activity.
+    pub activity: Name,
+}
+
+/// File that starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Start {
+    /// Number.
+    pub file: FileNumber,
+    /// Queue in which it waited.
+    pub queue: QueueName,
+    /// Reason why this file starts before the others.
+    pub rationale: String,
+}
+
+/// Reason why a file waits.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Waits {
+    /// Its last attempt has failed; the next one starts at this time at the earliest.
+    Retry(UnixTime),
+    /// The maximum of transfers under way is reached.
+    Limit {
+        /// Limit, for people: `link`, `source`, `destination`, `VO` or `service`.
+        of: &'static str,
+        /// Maximum.
+        most: usize,
+    },
+    /// An operator has banned an endpoint.
+    Banned(Name),
+    /// An endpoint has refused transfers.
+    Refusing {
+        /// Endpoint.
+        endpoint: Name,
+        /// Reason and time.
+        blocked: Blocked,
+    },
+    /// Other files go first.
+    Turn {
+        /// Number of the files before it in its queue.
+        files: usize,
+        /// Size of these files.
+        size: ByteCount,
+        /// Expected time until it starts, if the rate of the link is known.
+        expected: Option<Duration>,
+    },
+}
+
+/// State of an endpoint.
+#[derive(Clone, Debug, Default)]
+struct Endpoint {
+    inbound: usize,
+    outbound: usize,
+    breaker: Breaker,
+    is_banned: bool,
+}
+
+/// Queues of one link.
+#[derive(Debug, Default)]
+struct LinkQueues {
+    active: usize,
+    vos: BTreeMap<Name, BTreeMap<Name, Queue>>,
+    vo_turns: RoundRobin<Name>,
+    activity_turns: BTreeMap<Name, RoundRobin<Name>>,
+}
+
+/// Place of a file.
+#[derive(Clone, Debug)]
+enum Place {
+    Queued(QueueName),
+    Active { queue: QueueName, file: QueuedFile },
+}
+
+/// Scheduler.
+#[derive(Debug, Default)]
+pub struct Scheduler {
+    limits: Limits,
+    shares: Shares,
+    links: BTreeMap<Link, LinkQueues>,
+    endpoints: BTreeMap<Name, Endpoint>,
+    vos: BTreeMap<Name, usize>,
+    active: usize,
+    places: BTreeMap<FileNumber, Place>,
+    /// Link that had the first turn last.
+    turn: Option<Link>,
+}
+
+impl Scheduler {
+    /// Creates a scheduler without files.
+    pub fn new(limits: Limits, shares: Shares) -> Self {
+        Self { limits, shares, ..Self::default() }
+    }
+
+    /// Replaces the limits. Transfers under way above a lower limit go on.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// Replaces the shares. The order of existing queues stays.
+    pub fn set_shares(&mut self, shares: Shares) {
+        self.shares = shares;
+    }
+
+    /// Bans an endpoint, or lifts the ban: no transfer starts from or to a banned one.
+    pub fn set_ban(&mut self, endpoint: &Name, is_banned: bool) {
+        self.endpoints.entry(Arc::clone(endpoint)).or_default().is_banned = is_banned;
+    }
+
+    /// Adds a file that waits. A file that the scheduler has already keeps its place, and is not added again.
+    pub fn handle_queued(&mut self, queue: QueueName, file: QueuedFile, now: UnixTime) {
+        if self.places.contains_key(&file.number) {
+            return;
+        }
+        let order = if self.shares.in_order.contains(&queue.vo) { Order::Submission } else { Order::Priority };
+        let link = self.links.entry(queue.link.clone()).or_default();
+        let activities = link.vos.entry(Arc::clone(&queue.vo)).or_default();
+        let files = activities.entry(Arc::clone(&queue.activity)).or_insert_with(|| Queue::new(order));
+        files.add(file, now);
+        self.places.insert(file.number, Place::Queued(queue));
+    }
+
+    /// Removes a file that waits. Returns false if it does not wait here.
+    pub fn handle_cancelled(&mut self, number: FileNumber) -> bool {
+        let Some(Place::Queued(queue)) = self.places.get(&number).cloned() else { return false };
+        self.places.remove(&number);
+        self.take(&queue, number).is_some()
+    }
+
+    /// Records that a transfer under way has ended: it arrived, or failed. Its place is free.
+    ///
+    /// `wait`: the time for which the endpoint asked. Returns false for a file that is not under way.
+    pub fn handle_ended(
+        &mut self,
+        number: FileNumber,
+        outcome: Result<ByteCount, &Error>,
+        wait: Option<Duration>,
+        now: UnixTime,
+    ) -> bool {
+        let Some(Place::Active { queue, file }) = self.places.get(&number).cloned() else { return false };
+        self.places.remove(&number);
+        self.count(&queue, -1);
+        // The credit was taken for the size that was known.
+        let unsent = file.assumed_size().0.saturating_sub(outcome.map_or(0, |size| size.0));
+        if let Some(link) = self.links.get_mut(&queue.link).filter(|_| unsent > 0) {
+            link.vo_turns.give_back(&queue.vo, unsent);
+            link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().give_back(&queue.activity, unsent);
+        }
+        let (source, destination) = (&queue.link.source, &queue.link.destination);
+        match outcome {
+            Ok(_) => {
+                [source, destination].into_iter().for_each(|endpoint| self.endpoint(endpoint).breaker.handle_success())
+            }
+            Err(error) if error.scope == Scope::Source => {
+                self.endpoint(source).breaker.handle_failure(error, wait, now)
+            }
+            Err(error) if error.scope == Scope::Destination => {
+                self.endpoint(destination).breaker.handle_failure(error, wait, now);
+            }
+            Err(_) => {}
+        }
+        true
+    }
+
+    /// Returns the files that start now. They count as under way from here on.
+    pub fn poll(&mut self, now: UnixTime) -> Vec<Start> {
+        let mut starts = Vec::new();
+        let first = self.turn.take();
+        let mut open: Vec<Link> = self.links.keys().cloned().collect();
+        // The link after the one that began last begins.
+        let at = first.as_ref().map_or(0, |first| open.partition_point(|link| link <= first));
+        let at = at.min(open.len());
+        open.rotate_left(at);
+        while !open.is_empty() {
+            open.retain(|link| match self.start_one(link, now) {
+                Some(start) => {
+                    starts.push(start);
+                    true
+                }
+                None => false,
+            });
+        }
+        self.turn = starts.first().map(|start| start.queue.link.clone()).or(first);
+        starts
+    }
+
+    /// Returns the reason why a file waits; `None`: it does not wait here, or starts at the next turn.
+    pub fn why(&self, number: FileNumber, rate: Option<BitRate>, now: UnixTime) -> Option<Waits> {
+        let Some(Place::Queued(queue)) = self.places.get(&number) else { return None };
+        let link = self.links.get(&queue.link)?;
+        let files = link.vos.get(&queue.vo)?.get(&queue.activity)?;
+        let file = files.file(number)?;
+        if file.not_before > now {
+            return Some(Waits::Retry(file.not_before));
+        }
+        let full = self.full_of_vo(&queue.vo);
+        if let Some(waits) = self.blocked(&queue.link, link, now).or(full) {
+            return Some(waits);
+        }
+        let (count, size) = files.before(number)?;
+        let expected = rate.filter(|rate| rate.0 > 0);
+        let expected = expected.map(|rate| Duration::from_secs_f64(size.0 as f64 * 8.0 / rate.0 as f64));
+        Some(Waits::Turn { files: count, size, expected })
+    }
+
+    /// Returns the number of files that wait and that are under way.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.places.len() - self.active, self.active)
+    }
+
+    fn start_one(&mut self, name: &Link, now: UnixTime) -> Option<Start> {
+        let link = self.links.get(name)?;
+        if self.blocked(name, link, now).is_some() {
+            return None;
+        }
+        let full: Vec<Name> = link.vos.keys().filter(|vo| self.full_of_vo(vo).is_some()).cloned().collect();
+        let shares = &self.shares;
+        let link = self.links.get_mut(name)?;
+        // The first file of each activity, and of each VO that of the activity whose turn it is.
+        let mut vos = Vec::new();
+        let mut activities_of = BTreeMap::new();
+        for (vo, queues) in link.vos.iter_mut().filter(|(vo, _)| !full.contains(vo)) {
+            let first = |(activity, queue): (&Name, &mut Queue)| {
+                let first = queue.first(now)?.assumed_size().0;
+                Some(Waiting { queue: Arc::clone(activity), share: shares.of_activity(vo, activity), first })
+            };
+            let activities: Vec<Waiting<Name>> = queues.iter_mut().filter_map(first).collect();
+            let turns = link.activity_turns.entry(Arc::clone(vo)).or_default();
+            let Some(first) = turns.clone().choose(&activities) else { continue };
+            let size =
+                activities.iter().find(|waiting| waiting.queue == first.queue).map_or(0, |waiting| waiting.first);
+            vos.push(Waiting { queue: Arc::clone(vo), share: shares.of_vo(vo), first: size });
+            activities_of.insert(Arc::clone(vo), activities);
+        }
+        let vo = link.vo_turns.choose(&vos)?;
+        let activity = link.activity_turns.get_mut(&vo.queue)?.choose(activities_of.get(&vo.queue)?)?;
+        let queue = QueueName { link: name.clone(), vo: vo.queue, activity: activity.queue };
+        let number = link.vos.get_mut(&queue.vo)?.get_mut(&queue.activity)?.first(now)?.number;
+        let file = self.take(&queue, number)?;
+        self.count(&queue, 1);
+        for endpoint in [&queue.link.source, &queue.link.destination] {
+            self.endpoint(endpoint).breaker.handle_start();
+        }
+        let rationale = format!(
+            "share of {} {:.0} %, of {} in it {:.0} %; priority {}",
+            queue.vo,
+            vo.fraction * 100.0,
+            queue.activity,
+            activity.fraction * 100.0,
+            file.priority
+        );
+        self.places.insert(number, Place::Active { queue: queue.clone(), file });
+        Some(Start { file: number, queue, rationale })
+    }
+
+    /// Removes a file from its queue, and the queue with its last file.
+    fn take(&mut self, queue: &QueueName, number: FileNumber) -> Option<QueuedFile> {
+        let link = self.links.get_mut(&queue.link)?;
+        let activities = link.vos.get_mut(&queue.vo)?;
+        let files = activities.get_mut(&queue.activity)?;
+        let file = files.remove(number);
+        if files.is_empty() {
+            activities.remove(&queue.activity);
+        }
+        if activities.is_empty() {
+            link.vos.remove(&queue.vo);
+        }
+        if link.vos.is_empty() && link.active == 0 {
+            self.links.remove(&queue.link);
+        }
+        file
+    }
+
+    fn count(&mut self, queue: &QueueName, change: isize) {
+        let apply = |count: &mut usize| *count = count.saturating_add_signed(change);
+        apply(&mut self.active);
+        apply(self.vos.entry(Arc::clone(&queue.vo)).or_default());
+        apply(&mut self.endpoint(&queue.link.source).outbound);
+        apply(&mut self.endpoint(&queue.link.destination).inbound);
+        let link = self.links.entry(queue.link.clone()).or_default();
+        apply(&mut link.active);
+        if link.vos.is_empty() && link.active == 0 {
+            self.links.remove(&queue.link);
+        }
+    }
+
+    fn endpoint(&mut self, name: &Name) -> &mut Endpoint {
+        self.endpoints.entry(Arc::clone(name)).or_default()
+    }
+
+    /// Returns the reason why no file of a link may start.
+    fn blocked(&self, name: &Link, link: &LinkQueues, now: UnixTime) -> Option<Waits> {
+        let limit = |of, count: usize, most: usize| (count >= most).then_some(Waits::Limit { of, most });
+        let most = self.limits.links.get(name).copied().unwrap_or(self.limits.link);
+        limit("service", self.active, self.limits.all).or_else(|| limit("link", link.active, most)).or_else(|| {
+            let ends = [(&name.source, "source"), (&name.destination, "destination")];
+            ends.into_iter().find_map(|(endpoint, of)| {
+                let state = self.endpoints.get(endpoint)?;
+                if state.is_banned {
+                    return Some(Waits::Banned(Arc::clone(endpoint)));
+                }
+                if let Some(blocked) = state.breaker.blocked(now) {
+                    return Some(Waits::Refusing { endpoint: Arc::clone(endpoint), blocked });
+                }
+                let limits = self.limits.endpoints.get(endpoint).copied().unwrap_or(self.limits.endpoint);
+                match of {
+                    "source" => limit(of, state.outbound, limits.outbound),
+                    _ => limit(of, state.inbound, limits.inbound),
+                }
+            })
+        })
+    }
+
+    fn full_of_vo(&self, vo: &Name) -> Option<Waits> {
+        let most = *self.limits.vos.get(vo)?;
+        let count = self.vos.get(vo).copied().unwrap_or(0);
+        (count >= most).then_some(Waits::Limit { of: "VO", most })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use sterna_proto::{ErrorKind, Phase};
+    use sterna_seeded::{Seeded, for_seeds};
+
+    use super::*;
+
+    const NOW: UnixTime = UnixTime(1_800_000_000_000);
+    const MB: u64 = 1_000_000;
+
+    fn link(source: &str, destination: &str) -> Link {
+        Link { source: source.into(), destination: destination.into() }
+    }
+
+    fn queue(link: &Link, vo: &str, activity: &str) -> QueueName {
+        QueueName { link: link.clone(), vo: vo.into(), activity: activity.into() }
+    }
+
+    fn file(number: u64, size: u64) -> QueuedFile {
+        QueuedFile {
+            number: FileNumber(number),
+            size: Some(ByteCount(size)),
+            priority: 3,
+            submitted: NOW,
+            deadline: None,
+            not_before: NOW,
+        }
+    }
+
+    fn limits(link: usize) -> Limits {
+        Limits { link, ..Limits::default() }
+    }
+
+    fn numbers(starts: &[Start]) -> Vec<u64> {
+        starts.iter().map(|start| start.file.0).collect()
+    }
+
+    #[test]
+    fn links_take_turns_within_the_limits_of_their_endpoints() {
+        let (one, other) = (link("a", "c"), link("b", "c"));
+        let endpoints = BTreeMap::from([("c".into(), EndpointLimits { inbound: 4, outbound: 9 })]);
+        let mut scheduler = Scheduler::new(Limits { endpoints, ..limits(3) }, Shares::default());
+        for number in 0..10 {
+            scheduler.handle_queued(queue(&one, "vo", "x"), file(number, MB), NOW);
+            scheduler.handle_queued(queue(&other, "vo", "x"), file(100 + number, MB), NOW);
+        }
+        let started = numbers(&scheduler.poll(NOW));
+        assert_eq!(started, [0, 100, 1, 101], "the fifth would be one too many at the destination");
+        assert_eq!((scheduler.counts(), scheduler.poll(NOW)), ((16, 4), Vec::new()));
+        assert_eq!(scheduler.why(FileNumber(5), None, NOW), Some(Waits::Limit { of: "destination", most: 4 }));
+        assert!(scheduler.handle_ended(FileNumber(0), Ok(ByteCount(MB)), None, NOW));
+        assert!(!scheduler.handle_ended(FileNumber(0), Ok(ByteCount(MB)), None, NOW), "it has ended already");
+        // The other link has the first turn now.
+        assert_eq!(numbers(&scheduler.poll(NOW)), [102]);
+        assert!(scheduler.handle_cancelled(FileNumber(5)) && !scheduler.handle_cancelled(FileNumber(5)));
+        assert!(!scheduler.handle_cancelled(FileNumber(1)), "it is under way");
+    }
+
+    #[test]
+    fn bytes_of_a_link_follow_the_shares_of_vos_and_activities() {
+        let link = link("a", "b");
+        let share = |weight| Share { weight, guarantee: 0.0 };
+        let shares = Shares {
+            vos: BTreeMap::from([("atlas".into(), share(75.0)), ("cms".into(), share(25.0))]),
+            activities: BTreeMap::from([(
+                "atlas".into(),
+                BTreeMap::from([("production".into(), share(2.0)), (ACTIVITY_DEFAULT.into(), share(1.0))]),
+            )]),
+            in_order: BTreeSet::new(),
+        };
+        let mut scheduler = Scheduler::new(limits(1), shares);
+        let mut random = Seeded::new(7);
+        let queues = [("atlas", "production"), ("atlas", "anything"), ("cms", "x")];
+        let mut bytes = BTreeMap::new();
+        let mut number = 0;
+        let mut add = |scheduler: &mut Scheduler, (vo, activity): (&str, &str)| {
+            number += 1;
+            scheduler.handle_queued(queue(&link, vo, activity), file(number, 1 + random.below(2000 * MB)), NOW);
+        };
+        queues.into_iter().for_each(|queue| (0..5).for_each(|_| add(&mut scheduler, queue)));
+        for _ in 0..3000 {
+            let start = scheduler.poll(NOW).remove(0);
+            let size = match &scheduler.places[&start.file] {
+                Place::Active { file, .. } => file.assumed_size(),
+                Place::Queued(_) => panic!("{start:?}"),
+            };
+            *bytes.entry(start.queue.activity.to_string()).or_insert(0.0) += size.0 as f64;
+            assert!(scheduler.handle_ended(start.file, Ok(size), None, NOW));
+            let refill = (start.queue.vo.to_string(), start.queue.activity.to_string());
+            add(&mut scheduler, (&refill.0, &refill.1));
+        }
+        let all: f64 = bytes.values().sum();
+        for (activity, expected) in [("production", 0.5), ("anything", 0.25), ("x", 0.25)] {
+            let part = bytes[activity] / all;
+            assert!((part - expected).abs() < 0.02, "{activity}: {part} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn who_waits_learns_why() {
+        let link = link("a", "b");
+        let mut scheduler =
+            Scheduler::new(Limits { vos: BTreeMap::from([("small".into(), 0)]), ..limits(1) }, Shares::default());
+        let later = NOW + Duration::from_secs(60);
+        scheduler.handle_queued(queue(&link, "vo", "x"), QueuedFile { not_before: later, ..file(1, MB) }, NOW);
+        assert_eq!(scheduler.why(FileNumber(1), None, NOW), Some(Waits::Retry(later)));
+        scheduler.handle_queued(queue(&link, "small", "x"), file(2, MB), NOW);
+        assert_eq!(scheduler.why(FileNumber(2), None, NOW), Some(Waits::Limit { of: "VO", most: 0 }));
+        (3..6).for_each(|number| scheduler.handle_queued(queue(&link, "vo", "x"), file(number, 100 * MB), NOW));
+        let turn = Waits::Turn { files: 2, size: ByteCount(200 * MB), expected: Some(Duration::from_secs(16)) };
+        assert_eq!(scheduler.why(FileNumber(5), Some(BitRate(100 * MB)), NOW), Some(turn));
+        assert_eq!(numbers(&scheduler.poll(NOW)), [3]);
+        assert_eq!(scheduler.why(FileNumber(3), None, NOW), None);
+        assert_eq!(scheduler.why(FileNumber(4), None, NOW), Some(Waits::Limit { of: "link", most: 1 }));
+        scheduler.set_limits(limits(9));
+        scheduler.set_ban(&"a".into(), true);
+        assert_eq!(
+            (scheduler.why(FileNumber(4), None, NOW), scheduler.poll(NOW)),
+            (Some(Waits::Banned("a".into())), vec![])
+        );
+        scheduler.set_ban(&"a".into(), false);
+        assert_eq!(numbers(&scheduler.poll(NOW)), [2, 4, 5]);
+        assert_eq!(numbers(&scheduler.poll(later)), [1]);
+    }
+
+    #[test]
+    fn a_full_destination_is_tried_by_one_file_at_a_time() {
+        let (full, other) = (link("a", "full"), link("a", "b"));
+        let mut scheduler = Scheduler::new(limits(2), Shares::default());
+        for number in 0..6 {
+            scheduler.handle_queued(queue(&full, "vo", "x"), file(number, MB), NOW);
+            scheduler.handle_queued(queue(&other, "vo", "x"), file(10 + number, MB), NOW);
+        }
+        assert_eq!(scheduler.poll(NOW).len(), 4);
+        let error = Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "507");
+        assert!(scheduler.handle_ended(FileNumber(0), Err(&error), None, NOW));
+        assert!(scheduler.handle_ended(FileNumber(1), Err(&error), None, NOW));
+        assert!(scheduler.handle_ended(FileNumber(10), Ok(ByteCount(MB)), None, NOW));
+        assert_eq!(numbers(&scheduler.poll(NOW)), [12], "only the other destination");
+        assert!(
+            matches!(scheduler.why(FileNumber(2), None, NOW), Some(Waits::Refusing { endpoint, .. }) if &*endpoint == "full")
+        );
+        let after = NOW + Duration::from_secs(16);
+        assert_eq!(numbers(&scheduler.poll(after)), [2], "one file tries it");
+        assert!(scheduler.handle_ended(FileNumber(2), Ok(ByteCount(MB)), None, after));
+        assert_eq!(numbers(&scheduler.poll(after)), [3, 4]);
+    }
+
+    #[test]
+    fn every_limit_holds_at_every_step_and_every_file_ends() {
+        for_seeds("every_limit_holds_at_every_step_and_every_file_ends", 60, |seed| {
+            let mut random = Seeded::new(seed);
+            let names = ["a", "b", "c", "d"];
+            let most = |random: &mut Seeded| 1 + random.index(5);
+            let limits = Limits {
+                all: 2 + random.index(8),
+                link: most(&mut random),
+                links: BTreeMap::from([(link("a", "b"), most(&mut random))]),
+                endpoint: EndpointLimits { inbound: most(&mut random), outbound: most(&mut random) },
+                endpoints: BTreeMap::from([("c".into(), EndpointLimits { inbound: 1, outbound: most(&mut random) })]),
+                vos: BTreeMap::from([("v0".into(), most(&mut random))]),
+            };
+            let mut scheduler = Scheduler::new(limits.clone(), Shares::default());
+            let (mut now, mut under_way, mut ended) = (NOW, BTreeMap::new(), BTreeSet::new());
+            let (count, mut queued) = (200, 0);
+            for step in 0.. {
+                assert!(step < 20_000, "files are left: {:?}", scheduler.counts());
+                while queued < count && random.chance(400) {
+                    let (from, to) = (random.index(4), random.index(4));
+                    let name = queue(
+                        &link(names[from], names[to]),
+                        &format!("v{}", random.below(3)),
+                        &format!("x{}", random.below(3)),
+                    );
+                    let file = QueuedFile {
+                        priority: 1 + random.below(5) as u8,
+                        submitted: now,
+                        not_before: now,
+                        ..file(queued, 1 + random.below(5000 * MB))
+                    };
+                    scheduler.handle_queued(name, file, now);
+                    queued += 1;
+                }
+                for start in scheduler.poll(now) {
+                    assert!(
+                        !ended.contains(&start.file) && under_way.insert(start.file, start.queue).is_none(),
+                        "twice"
+                    );
+                }
+                let counted = |is: &dyn Fn(&QueueName) -> bool| under_way.values().filter(|queue| is(queue)).count();
+                assert!(under_way.len() <= limits.all && counted(&|queue| &*queue.vo == "v0") <= limits.vos["v0"]);
+                for name in names {
+                    let bounds = limits.endpoints.get(name).copied().unwrap_or(limits.endpoint);
+                    assert!(counted(&|queue| &*queue.link.source == name) <= bounds.outbound);
+                    assert!(counted(&|queue| &*queue.link.destination == name) <= bounds.inbound);
+                    for to in names {
+                        let link = link(name, to);
+                        let most = limits.links.get(&link).copied().unwrap_or(limits.link);
+                        assert!(counted(&|queue| queue.link == link) <= most);
+                    }
+                }
+                if let Some(number) = under_way.keys().nth(random.index(under_way.len().max(1))).copied() {
+                    under_way.remove(&number);
+                    assert!(scheduler.handle_ended(number, Ok(ByteCount(1)), None, now));
+                    ended.insert(number);
+                }
+                now = now + Duration::from_secs(random.below(100));
+                if ended.len() as u64 == count {
+                    break;
+                }
+            }
+            assert_eq!((scheduler.counts(), scheduler.links.len()), ((0, 0), 0));
+        });
+    }
+
+    #[test]
+    fn the_same_input_gives_the_same_decisions() {
+        let run = || {
+            let mut random = Seeded::new(11);
+            let mut scheduler = Scheduler::new(limits(3), Shares::default());
+            let mut trace = Vec::new();
+            for number in 0..500 {
+                let link = link(["a", "b", "c"][random.index(3)], ["d", "e"][random.index(2)]);
+                let vo = format!("v{}", random.below(4));
+                scheduler.handle_queued(queue(&link, &vo, "x"), file(number, 1 + random.below(3000 * MB)), NOW);
+                let starts = scheduler.poll(NOW);
+                for start in &starts {
+                    if random.chance(700) {
+                        scheduler.handle_ended(start.file, Ok(ByteCount(random.below(MB))), None, NOW);
+                    }
+                }
+                trace.extend(starts);
+            }
+            trace
+        };
+        assert_eq!(run(), run());
+    }
+}
