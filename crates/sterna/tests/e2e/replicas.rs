@@ -260,8 +260,12 @@ fn a_replica_with_another_content_is_outvoted_or_loses_to_the_first() {
             }
             proxies.iter().for_each(ChaosProxy::release);
             let outcome = copying.finish().expect(0);
-            // A small file is published when two replicas agree; the third is then compared with it.
-            assert_dropped(&outcome, wrong, if is_large { words } else { "differs from" });
+            // A small file is published when two replicas agree. The third is compared with it only if it is there by
+            // then.
+            let may_be_late = !is_large && count == 3 && accounts(&outcome)[wrong].1.is_null();
+            if !may_be_late {
+                assert_dropped(&outcome, wrong, if is_large { words } else { "differs from" });
+            }
             assert_eq!(accounts(&outcome)[wrong].0, 0, "{}", outcome.describe());
             let is_same = fs::read(replicas.result()).unwrap() == fs::read(replicas.at(1 - wrong)).unwrap();
             assert!(is_same, "{count} {bytes}: {}", outcome.describe());
