@@ -18,8 +18,8 @@ pub struct Cancel(Arc<State>);
 struct State {
     latch: Latch,
     calls: Mutex<Calls>,
-    /// Place among the calls of the parent.
-    at_parent: OnceLock<OnCancel>,
+    /// Parent, which lives as long as its children, and the place among its calls.
+    at_parent: OnceLock<(Cancel, OnCancel)>,
 }
 
 /// Calls that wait for the cancellation.
@@ -61,11 +61,12 @@ impl Cancel {
             }
         });
         // The cell is empty: the child was created above.
-        let _ = child.0.at_parent.set(at_parent);
+        let _ = child.0.at_parent.set((self.clone(), at_parent));
         child
     }
 
-    /// Calls `call` at the cancellation, on the thread that cancels; at once if that was before. `call` must not block.
+    /// Calls `call` at the cancellation, on the thread that cancels. If the work is cancelled already, calls it at
+    /// once, on this thread. `call` must not block.
     pub fn on_cancel(&self, call: impl FnOnce() + Send + 'static) -> OnCancel {
         let mut calls = self.0.calls.lock();
         let number = calls.added;
@@ -143,8 +144,9 @@ mod tests {
         let (one, other) = (parent.child(), parent.child());
         one.cancel();
         assert!(one.is_cancelled() && !other.is_cancelled() && !parent.is_cancelled());
+        let grandchild = parent.child().child();
         parent.cancel();
-        assert!(other.is_cancelled() && parent.child().is_cancelled());
+        assert!(other.is_cancelled() && grandchild.is_cancelled() && parent.child().is_cancelled());
     }
 
     #[test]

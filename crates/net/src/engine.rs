@@ -93,9 +93,11 @@ impl Engine {
 
     /// Checks a copy and returns its kind. Dials nothing.
     ///
-    /// Errors: `Usage`; a source on this host that does not exist, when it is followed or taken away.
+    /// Errors: `Usage`, also if the class of the copy can never hold it; a source on this host that does not exist,
+    /// when it is followed or taken away.
     pub fn plan(&self, spec: &CopySpec) -> Result<CopyKind, Error> {
-        client::plan(spec).map(|copy| copy.kind())
+        let kind = client::plan(spec)?.kind();
+        self.ledger.check(spec, kind).map(|()| kind)
     }
 
     /// Lists names: those of `locations` and those below them, as far as `options` want them. All locations are at one
@@ -151,9 +153,8 @@ impl Engine {
 
     /// Starts a copy in a separate thread (`copy`).
     ///
-    /// Errors: as [`Engine::plan`]; the engine has no such class, or the class cannot limit a copy of this kind
-    /// (`Usage`); the other copies of the class have its memory (`Limit`); the host gives no thread. All other failures
-    /// are the outcome of [`CopyHandle::wait`].
+    /// Errors: as [`Engine::plan`]; the other copies of the class have its memory or its rate (`Limit`); the host gives
+    /// no thread. All other failures are the outcome of [`CopyHandle::wait`].
     pub fn start(&self, spec: CopySpec) -> Result<CopyHandle, Error> {
         let planned = client::plan(&spec)?;
         self.launch(spec, planned, self.initiator.clone())
@@ -173,7 +174,9 @@ impl Engine {
         let part = self.ledger.admit(&spec, planned.kind())?;
         spec.memory = part.memory();
         for (path, options) in spec.paths.iter_mut().enumerate() {
-            options.contract = part.contract(path, None).unwrap_or(options.contract);
+            // A specification with more paths is wrong usage.
+            let number = PathNumber(u8::try_from(path).unwrap_or(u8::MAX));
+            options.contract = part.contract(number, None).unwrap_or(options.contract);
         }
         let rated_paths = match planned.kind() {
             CopyKind::Agent => spec.paths.len(),
@@ -282,7 +285,13 @@ impl CopyHandle {
         if let Some(rate) = contract.ceiling.filter(|rate| *rate < RATE_LEAST) {
             return usage(format!("set a rate of {rate}: the least is {RATE_LEAST}, to detect whether the path is up"));
         }
-        self.reader.0.contracts.lock().insert(path, contract);
+        let running = &self.reader.0;
+        let contracts = {
+            let mut contracts = running.contracts.lock();
+            contracts.insert(path, contract);
+            contracts.clone()
+        };
+        running.part.lock().iter().for_each(|part| part.handle_contracts(&contracts));
         Ok(())
     }
 
@@ -410,7 +419,7 @@ impl CopyObserver for Running {
 
     fn contract(&self, path: PathNumber) -> Option<RateContract> {
         let asked = self.contracts.lock().get(&path).copied();
-        self.part.lock().as_ref().map_or(asked, |part| part.contract(usize::from(path.0), asked))
+        self.part.lock().as_ref().map_or(asked, |part| part.contract(path, asked))
     }
 
     fn cancel(&self) -> &Cancel {

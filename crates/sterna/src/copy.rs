@@ -90,7 +90,7 @@ fn with_remedy(error: Error) -> Error {
     if error.kind != ErrorKind::Cancelled || error.phase != Phase::Transfer || error.is_from_peer() {
         return error;
     }
-    error.reworded("the copy was stopped; run the same command again to go on from here".to_owned())
+    error.reworded("the copy was stopped; run the same command again to resume it".to_owned())
 }
 
 /// Starts the copy. The path cache is in the state directory.

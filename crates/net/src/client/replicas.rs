@@ -24,7 +24,7 @@ use super::direct::{CONTROL, Silent, receiver_options, start_lanes, web_options}
 use super::job::{Direction, Job, local_source, may_mean_many, means_many};
 use super::supervisor::run_session;
 
-use super::run::{Backoff, Driven, drive};
+use super::run::{Backoff, Driven, TICK, drive};
 use super::spec::{
     ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Initiator, PathOptions, PathPlan,
     ReplicaSummary, ViaChoice,
@@ -137,6 +137,7 @@ impl ReplicaCopy {
                 thread::Builder::new().name("replica".to_owned()).spawn(move || Arc::new(worker).keep(&source));
             spawned.map_err(|e| crate::no_thread("start the thread of a replica", e)).inspect_err(|error| {
                 replicas.abort(error.clone());
+                set.turn();
             })?;
         }
         drive(&*set, &**observer, started, Some(StallDetector::of_lanes()));
@@ -247,7 +248,7 @@ impl ReplicaSet {
             if self.busy.load(Ordering::Acquire) == 0 || Instant::now() >= until {
                 return;
             }
-            self.replicas.wake().wait_to(seen, Some(until));
+            self.replicas.wake().wait_to(seen, Some(until.min(Instant::now() + TICK)));
         }
     }
 

@@ -142,17 +142,22 @@ impl CopySpec {
         changed
     }
 
-    /// Returns the sum of the rates of the paths, or of the standby paths if theirs is higher: these are used only
-    /// while no other path is up. `None` if one of the paths has no rate.
+    /// Returns the sum of the rates of the paths ([`rate_together`]).
     pub(crate) fn rate_together(&self, rate: impl Fn(&PathOptions) -> Option<BitRate>) -> Option<BitRate> {
-        let sum = |is_standby| BitRate::sum(self.paths.iter().filter(|path| path.standby == is_standby).map(&rate));
-        Some(sum(false)?.max(sum(true)?))
+        rate_together(&self.paths, rate)
     }
 
     /// Returns the sum of the given lane counts of all paths.
     pub(crate) fn lanes(&self) -> Option<u32> {
         self.paths.iter().map(|path| path.lanes).sum()
     }
+}
+
+/// Returns the sum of the rates of paths, or of the standby paths if theirs is higher: these are used only while no
+/// other path is up. `None` if one of the paths has no rate.
+pub(crate) fn rate_together(paths: &[PathOptions], rate: impl Fn(&PathOptions) -> Option<BitRate>) -> Option<BitRate> {
+    let sum = |is_standby| BitRate::sum(paths.iter().filter(|path| path.standby == is_standby).map(&rate));
+    Some(sum(false)?.max(sum(true)?))
 }
 
 /// User interface of a copy: receives events and progress, and answers questions. Called from many threads.

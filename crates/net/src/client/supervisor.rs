@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
-use sterna_proto::plan::{self, TcpPath, Via};
+use sterna_proto::plan::{self, Decision, TcpPath, Via};
 use sterna_proto::rate::{Fairness, RateContract};
 use sterna_proto::session::{Frame, Hello, LaneId, PathNumber};
 use sterna_proto::transport_trial::{TransportTrial, TrialStep};
@@ -29,7 +29,7 @@ use super::spec::{ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, Cop
 use super::stall::StallDetector;
 use super::totals::{CopyTotals, TotalsState};
 use crate::identity::Fingerprint;
-use crate::lane::{Lane, LaneHandle};
+use crate::lane::{Lane, LaneHandle, quic};
 use crate::latch::Latch;
 use crate::session::{ALIVE_EVERY, End, LaneIds, LimitsNow, Progress, SessionEvent, attach, close_all};
 
@@ -152,7 +152,12 @@ fn decide_lanes(options: &CopySpec, path: &KeptPath, first: &FirstLane, observer
             cores: cores(),
         }),
     };
-    let decision = lanes_asked(options, given).unwrap_or_else(by_transport);
+    let mut decision = lanes_asked(options, given).unwrap_or_else(by_transport);
+    let held = (path_memory(options).0 / quic::MEMORY_MIN.0).max(1);
+    if given.lanes.is_none() && first.via == Via::Quic && u64::from(decision.value) > held {
+        let (lanes, memory) = (held as u32, path_memory(options));
+        decision = Decision { value: lanes, rationale: format!("{lanes}, as many as {memory} of memory hold") };
+    }
     observer.event(CopyEvent::Decision { subject: "lanes", rationale: path.say(decision.rationale) });
     decision.value.clamp(1, plan::LANES_MAX)
 }

@@ -230,7 +230,6 @@ impl Receiver {
             }
             ahead.retain(|slot| slot.upgrade().is_some_and(|slot| slot.waits_for_blocks()));
             let mut turn = Vec::new();
-            // A closed queue means that the session is over, which the next turn detects.
             if ahead.len() >= ahead_max {
                 let retry = (!self.later.lock().is_empty()).then_some(again);
                 self.wake.wait_to(seen, retry);
@@ -576,7 +575,7 @@ impl Receiver {
                 RecvEvent::Settled { file, entry, outcome } => {
                     self.holes.settle(file, &outcome);
                     self.observer.session_event(SessionEvent::Settled { entry, outcome });
-                    settled.extend(self.slots.lock().remove(&file));
+                    settled.extend(self.slots.lock().remove(&file).inspect(|slot| slot.settle()));
                 }
                 RecvEvent::Finish { whole } => {
                     let modes = if whole { DirectoryModes::OfSource } else { DirectoryModes::Writable };

@@ -37,6 +37,7 @@ pub(super) struct Slot {
     pub(super) asked: Mutex<Option<Instant>>,
     /// Answer of the storage: the file that takes blocks, if any.
     found: OnceLock<Option<OpenFile>>,
+    /// True once the file waits for no first block any more: one has arrived, or the file has settled.
     begun: AtomicBool,
     /// State of the existing file that a small file replaces.
     seen: OnceLock<Seen>,
@@ -103,7 +104,12 @@ impl Slot {
         !self.begun.swap(true, Ordering::Relaxed)
     }
 
-    /// True if a block has arrived.
+    /// Records that the file has settled.
+    pub(super) fn settle(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// True if a block has arrived, or the file has settled.
     pub(super) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }

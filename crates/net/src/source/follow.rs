@@ -23,6 +23,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use sterna_proto::follow::{EndRule, FileEnd, FollowStep, Followed, Found};
 use sterna_proto::session::{FileId, FileOutcome};
 use sterna_proto::{EntryKind, Error, ErrorKind, Growth, Phase, RelPath, Retry, Scope};
@@ -164,7 +165,7 @@ impl Follow {
     /// Errors: no descriptor is free.
     pub fn session(self: &Arc<Self>) -> Result<Arc<FollowSession>, Error> {
         let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let end = end.map_err(|errno| crate::internal("create an event descriptor").caused_by(errno))?;
+        let end = end.map_err(no_descriptor)?;
         let mut state = self.state.lock();
         state.current.upgrade().into_iter().for_each(|earlier| earlier.stop());
         state.session += 1;
@@ -176,6 +177,14 @@ impl Follow {
         state.current = Arc::downgrade(&session);
         Ok(session)
     }
+}
+
+/// Returns the error of an event descriptor that the kernel does not give.
+fn no_descriptor(errno: Errno) -> Error {
+    let text = "watch directories: create an event descriptor; if this process has too many open files, a higher ulimit -n \
+                allows more";
+    let kind = if errno == Errno::MFILE { ErrorKind::Limit } else { ErrorKind::Io };
+    Error::new(kind, Scope::Source, Phase::Prepare, text).caused_by(errno)
 }
 
 impl State {

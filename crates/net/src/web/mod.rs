@@ -78,6 +78,8 @@ impl Web {
     /// Probes every file, several at once, and passes each to `found` when it is known. Ends early when `is_over`
     /// is true.
     fn probe_all(&self, found: &(dyn Fn(Result<WebFile, Error>) + Sync), is_over: &(dyn Fn() -> bool + Sync)) {
+        // The session is over only after its last message; its requests end before.
+        let is_over = &|| is_over() || self.exchange.hosts.is_stopped();
         let wanted = self.named(found);
         let kind = if wanted.len() == 1 { ProbeKind::ReadOn } else { ProbeKind::Head };
         let next = AtomicUsize::new(0);
@@ -149,7 +151,7 @@ impl Source for Web {
                 offers.offer(entry, order, Arc::new(OfferedWebFile::new(&self.runs, file)));
             }
             // The request was cancelled because the session is over: its error does not concern the file.
-            Err(_) if offers.is_closed() => {}
+            Err(_) if offers.is_closed() || self.exchange.hosts.is_stopped() => {}
             Err(error) => offers.unreadable(error),
         };
         self.probe_all(&found, &|| offers.is_closed());

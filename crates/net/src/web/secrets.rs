@@ -173,7 +173,8 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
     let mut child = command.spawn().map_err(failed)?;
     // It holds an end of the pipe, which would never be closed.
     drop(command);
-    let ended = process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
+    let ended = process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let ended = ended.map_err(|e| failed(e.into())).inspect_err(|_| end(&mut child))?;
     let mut bytes = Vec::new();
     let started = Instant::now();
     loop {

@@ -135,7 +135,7 @@ fn a_copy_borrows_what_another_class_does_not_use() {
     let here = ours.path().join("data");
     std::fs::write(&here, vec![7; FAST_BYTES]).unwrap();
     let class = |name: &str, guarantee| {
-        let rate = Bounds { guarantee, ceiling: ALL };
+        let rate = Bounds { guarantee: BitRate(guarantee), ceiling: Some(BitRate(ALL)) };
         Class { name: name.to_owned(), rate, ..Class::default() }
     };
     let mut budgets = Budgets::new(class("process", 0)).unwrap();

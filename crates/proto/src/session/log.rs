@@ -65,6 +65,11 @@ impl ControlLog {
         self.waiting.push_back(encoded);
     }
 
+    /// Returns the number of messages that were added up to now.
+    pub fn added(&self) -> u64 {
+        self.first + self.waiting.len() as u64
+    }
+
     /// Returns true if producers that can wait may add messages.
     pub fn has_room(&self) -> bool {
         self.waiting_bytes < LOG_BYTES_MAX && self.waiting.len() < LOG_MESSAGES_MAX

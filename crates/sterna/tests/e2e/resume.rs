@@ -356,7 +356,7 @@ fn ctrl_c_ends_with_130_and_the_next_run_goes_on() {
         let mut copying = crossing.copy().args(["--rate", "200Mbit"]).start();
         wait_until("half of the file", || crossing.proxy.marks_reached() == 1);
         copying.interrupt();
-        copying.finish().expect(130).says("go on from here");
+        copying.finish().expect(130).says("to resume it");
         assert!(!crossing.target.exists());
         let before = crossing.passed();
         crossing.copy().args(RESUME_RATE).succeed();

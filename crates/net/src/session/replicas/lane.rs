@@ -100,6 +100,7 @@ impl ReplicaLane {
                 replicas.gates.lock().remove(&copy);
                 drop(revoked);
                 let refused = replicas.session.lock().handle_refused(self.epoch.replica, copy, index);
+                replicas.wake().notify();
                 return Ok(OpenBlock::read_past(refused, copy, index));
             }
         }
@@ -143,6 +144,7 @@ impl ReplicaLane {
         replicas.session.lock().handle_block(replica, copy, index, digest, arrival, Instant::now());
         replicas.gates.lock().remove(&copy);
         drop(revoked);
+        replicas.wake().notify();
         ended
     }
 
@@ -244,6 +246,7 @@ impl BlockSink for ReplicaLane {
                 self.epoch.replicas.gates.lock().remove(&copy);
                 drop(revoked);
                 self.epoch.replicas.session.lock().handle_block_lost(copy, gate.index);
+                self.epoch.replicas.wake().notify();
                 abandoned
             }
             _ => Ok(()),

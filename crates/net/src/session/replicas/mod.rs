@@ -112,9 +112,11 @@ impl Replicas {
             for (replica, bytes) in (0u32..).zip(&self.delivered) {
                 session.handle_delivered(ReplicaId(replica), bytes.load(Ordering::Relaxed), now);
             }
+            let before = session.changes();
             session.handle_timeout(now);
+            let has_decided = session.changes() != before;
             drop(session);
-            if !self.carry_out() && !carried {
+            if !self.carry_out() && !carried && !has_decided {
                 break;
             }
             has_changed = true;

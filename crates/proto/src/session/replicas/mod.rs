@@ -708,6 +708,13 @@ impl ReplicaSession {
 
     // Getters.
 
+    /// Returns a number that changes with each message to a sender, and when the file is complete: there is a frame to
+    /// send, or the next decision is due.
+    pub fn changes(&self) -> u64 {
+        let added = self.peers.iter().map(|peer| peer.core.log.added());
+        added.fold(u64::from(self.complete.is_some()), u64::wrapping_add)
+    }
+
     /// Returns true if the copy has ended, with success or not.
     pub fn is_over(&self) -> bool {
         self.over
