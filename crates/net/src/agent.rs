@@ -35,7 +35,7 @@ use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::lister::QueryPlace;
 use crate::session::{
     ALIVE_EVERY, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within, close_all,
-    spawn_feeder,
+    cut_all, spawn_feeder,
 };
 use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
@@ -53,6 +53,10 @@ const TICK: Duration = Duration::from_millis(250);
 /// The same while no data moves. Reason: an agent has hundreds of sessions that mostly wait, and silent lanes are
 /// detected within seconds.
 const IDLE_TICK: Duration = Duration::from_secs(1);
+
+/// Maximum time for the closes of QUIC lanes to leave this host. Guess: a busy host sends them within this time, and an
+/// operator does not notice it.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Maximum time that a stop waits for journals. Reason: service managers kill after 90 s, and lanes are closed after
 /// the wait.
@@ -201,6 +205,9 @@ impl Agent {
         close_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
         // Makes data durable that arrived meanwhile, and deletes part files that have none.
         all_within(CHECKPOINTS_TIME_MAX, receivers().map(|receiver| move || receiver.end_files()));
+        // The close of a QUIC lane waits for its last frames, and would not leave before the process ends.
+        cut_all(sessions.iter().flat_map(|(_, session)| session.live.live()), "the agent is stopping");
+        self.quic.wait_until_ended(FAREWELL_TIME_MAX);
         sessions.iter().for_each(|(_, session)| session.log_end(Some("the agent is stopping")));
     }
 

@@ -184,7 +184,8 @@ impl Dialling {
         let options = &self.options.paths[path];
         let on = PathDialling { dialling: self, options, name: several.then(|| format!("path {}", path + 1)) };
         let mut errors: Vec<Error> = Vec::new();
-        for addr in resolve(&options.remote.clone().unwrap_or_else(|| self.remote.host_port()), options.local)? {
+        let remote = options.remote.clone().unwrap_or_else(|| self.remote.host_port());
+        for addr in self.resolve(remote, options.local)? {
             let remembered = self.recall(options.local, addr);
             match on.reach(addr, &remembered) {
                 Ok(Reached { via, lane, rate, congestion_refused }) => {
@@ -211,6 +212,20 @@ impl Dialling {
             stop_if_asked(&self.observer)?;
         }
         Err(together(errors))
+    }
+
+    /// Returns the addresses of an agent. A separate thread looks the host up, so that the user can stop the copy
+    /// meanwhile. Errors: as [`resolve`]; `Cancelled`.
+    fn resolve(&self, remote: HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
+        let (notify, found) = channel();
+        let notify = Arc::new(notify);
+        let _stop = self.observer.cancel().send_to(&notify, Err(stopped()));
+        let looked_up = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
+            // Nobody may be waiting any more.
+            let _ = notify.send(resolve(&remote, local));
+        });
+        looked_up.map_err(|e| crate::no_thread("start a thread that looks a host up", e))?;
+        found.recv().unwrap_or_else(|_| Err(crate::internal("a thread that looks a host up has ended")))
     }
 
     /// Returns the error of a path that leads to another agent.

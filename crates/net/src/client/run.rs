@@ -15,7 +15,7 @@ use super::stall::StallDetector;
 use crate::lane::{LaneHandle, LaneStats};
 use crate::latch::Latch;
 use crate::pace::Pace;
-use crate::session::{SessionEvent, close_all};
+use crate::session::{SessionEvent, close_all, cut_all};
 
 /// Interval at which a session with lanes is ticked, measured and displayed.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -170,10 +170,6 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
 /// milliseconds, and paces its last packets within a few more.
 const DEPARTURE: Duration = Duration::from_millis(30);
 
-/// Time for the close of a lane to leave this host. Reason: the close waits for the thread of the lane only, not for a
-/// window or pacing.
-const LAST_PACKET: Duration = Duration::from_millis(10);
-
 /// Sets `over` and ends every lane, after the last messages have left this host. Does not wait for their arrival: that
 /// would cost a round trip. An agent that does not receive them detects the end of the lane.
 pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
@@ -182,8 +178,7 @@ pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
     thread::sleep(DEPARTURE);
     // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
     // the agent takes the silence for an outage, and holds the files of the session for that time.
-    lanes.iter().for_each(|lane| lane.cut("session over"));
-    thread::sleep(LAST_PACKET);
+    cut_all(lanes, "session over");
 }
 
 /// Returns true if the failure of a lane would occur on every other lane too. This end may have read damaged bytes on

@@ -300,6 +300,16 @@ pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, re
     all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
 }
 
+/// Time for the close of a lane to leave this host. Reason: it waits for the thread of the lane only, not for a window or
+/// pacing.
+const LAST_PACKET: Duration = Duration::from_millis(10);
+
+/// Ends lanes at once, and waits until the packets of their ends have left this host: the process may end then.
+pub(crate) fn cut_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, reason: &'static str) {
+    lanes.into_iter().for_each(|lane| lane.cut(reason));
+    thread::sleep(LAST_PACKET);
+}
+
 /// Runs each job on a separate thread and waits for all jobs, at most `time_max`. Unfinished jobs continue in the
 /// background. A job for which no thread can be started is dropped.
 pub(crate) fn all_within(time_max: Duration, jobs: impl IntoIterator<Item = impl FnOnce() + Send + 'static>) {

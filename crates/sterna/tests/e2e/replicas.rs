@@ -178,6 +178,19 @@ fn a_replica_that_stops_in_the_middle_does_not_hold_up_the_end() {
 }
 
 #[test]
+fn an_interrupt_ends_the_copy_with_its_code() {
+    let replicas = Replicas::new(2, 64 * MIB);
+    let agents = replicas.agents();
+    let proxies: Vec<ChaosProxy> = agents.iter().map(ChaosProxy::tcp).collect();
+    proxies.iter().for_each(|proxy| proxy.mark(4 * MIB as u64, Reaction::Hold));
+    let sources: Vec<String> = proxies.iter().map(|proxy| proxy.url("f")).collect();
+    let mut copying = replicas.copy(&agents).args(["--via", "tcp", "--lanes", "1"]).args(sources).arg(".").start();
+    wait_until("both replicas have begun", || proxies.iter().all(|proxy| proxy.marks_reached() == 1));
+    copying.interrupt();
+    copying.finish().expect(130).says("run the same command again");
+}
+
+#[test]
 fn a_replica_that_returns_is_used_again() {
     let size = 64 * MIB;
     let replicas = Replicas::new(2, size);

@@ -383,6 +383,28 @@ fn an_agent_that_is_stopped_in_order_keeps_all_and_the_client_goes_on() {
 }
 
 #[test]
+fn an_agent_that_is_stopped_says_so_over_quic_too() {
+    for push in [true, false] {
+        let site = Site::new();
+        let (here, there) = (site.local().join("f"), site.root().join("f"));
+        write(if push { &here } else { &there }, &Seeded::new(11).bytes(BYTES));
+        let mut agent = site.agent();
+        let mut copy = site.copy(&agent);
+        copy.args(["--via", "quic", "--rate", "10Mbit"]);
+        let (from, to) = if push { ("f".to_owned(), agent.url("")) } else { (agent.url("f"), ".".to_owned()) };
+        let mut copying = copy.arg(from).arg(to).start();
+        copying.wait_for("a lane", |event| event["event"] == "lane_up");
+        assert!(agent.terminate().success());
+        copying.wait_for("the reason", |event| {
+            let reason = event["reason"].as_str().unwrap_or_default();
+            event["event"] == "lane_down" && reason.contains("the agent is stopping")
+        });
+        copying.interrupt();
+        copying.finish().expect(130);
+    }
+}
+
+#[test]
 fn a_read_only_directory_can_be_written_until_all_its_files_have_come() {
     for push in [true, false] {
         let site = Site::new();

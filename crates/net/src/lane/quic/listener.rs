@@ -53,6 +53,8 @@ pub struct Listener {
     lanes: Mutex<mpsc::Receiver<Option<Result<Lane, Error>>>>,
     /// Sender of the sockets to that queue, while one of them is open.
     accepted: Weak<mpsc::SyncSender<Option<Result<Lane, Error>>>>,
+    /// Closed when all sockets have ended.
+    ended: Mutex<mpsc::Receiver<()>>,
     stop: watch::Sender<bool>,
 }
 
@@ -69,6 +71,7 @@ impl Listener {
         let (sender, lanes) = mpsc::sync_channel(ACCEPTED_WAITING_MAX);
         let sender = Arc::new(sender);
         let (stop, stopped) = watch::channel(false);
+        let (running, ended) = mpsc::channel::<()>();
         let mut local_addr = addr;
         let credit = CreditPool::new();
         for index in 0..cores.min(SOCKETS_MAX) {
@@ -95,12 +98,20 @@ impl Listener {
                 credit: credit.clone(),
                 socket_lanes,
             };
+            let running = running.clone();
             super::spawn_named("quic-listen", move || {
                 let handle = runtime.handle().clone();
                 runtime.block_on(door.serve(endpoint, handle));
+                drop(running);
             })?;
         }
-        Ok(Self { local_addr, lanes: Mutex::new(lanes), accepted: Arc::downgrade(&sender), stop })
+        Ok(Self {
+            local_addr,
+            lanes: Mutex::new(lanes),
+            accepted: Arc::downgrade(&sender),
+            stop,
+            ended: Mutex::new(ended),
+        })
     }
 
     /// Returns the local address, with the port that the system chose.
@@ -119,6 +130,13 @@ impl Listener {
         }
         // An error: all sockets have ended.
         lanes.recv().ok().flatten()
+    }
+
+    /// Waits until the sockets have ended, which follows the end of their lanes after [`Listener::stop`]: the closes of
+    /// lanes have then left this host. Waits for at most `time_max`.
+    pub fn wait_until_ended(&self, time_max: Duration) {
+        // Nothing is sent on this channel: it closes when the last socket ends.
+        let _ = self.ended.lock().recv_timeout(time_max);
     }
 
     /// Refuses new lanes from now on and ends every [`Listener::accept`].

@@ -205,6 +205,8 @@ impl Replicas {
 
     /// Aborts the copy.
     pub fn abort(&self, error: Error) {
+        // The receiver first: an abort by the state machine would reach it as that of a peer.
+        self.receiver.abort(error.clone());
         self.session.lock().abort(error);
         self.wake().notify();
     }
