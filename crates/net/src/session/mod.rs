@@ -300,8 +300,8 @@ pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, re
     all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
 }
 
-/// Time for the close of a lane to leave this host. Reason: it waits for the thread of the lane only, not for a window or
-/// pacing.
+/// Time for the close of a lane to leave this host. Reason: it waits for the thread of the lane only, not for a window
+/// or pacing.
 const LAST_PACKET: Duration = Duration::from_millis(10);
 
 /// Ends lanes at once, and waits until the packets of their ends have left this host: the process may end then.
