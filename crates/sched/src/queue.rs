@@ -4,7 +4,6 @@
 //! or other queues.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use sterna_proto::{BitRate, ByteCount};
 
@@ -35,6 +34,9 @@ pub struct QueuedFile {
 /// Size that counts for a file whose size is not known. Guess: the mean of WLCG transfers, 1.5 GB.
 pub const SIZE_ASSUMED: ByteCount = ByteCount(1_500_000_000);
 
+/// Rate of a link that nobody has measured. Guess: an ordinary site.
+pub const RATE_ASSUMED: BitRate = BitRate(1_000_000_000);
+
 impl QueuedFile {
     /// Returns the size, or the assumed one.
     pub fn assumed_size(&self) -> ByteCount {
@@ -53,10 +55,6 @@ pub struct Queue {
     later: BTreeSet<(UnixTime, FileNumber)>,
     bytes: u64,
 }
-
-/// Rate by which the duration of a file with a deadline is estimated while its link is not measured. Guess: an ordinary
-/// site.
-const RATE_ASSUMED: BitRate = BitRate(1_000_000_000);
 
 impl Queue {
     /// Creates an empty queue.
@@ -143,12 +141,14 @@ impl Queue {
 }
 
 fn latest_start(file: &QueuedFile) -> Option<LatestStart> {
-    let takes = Duration::from_secs_f64(file.assumed_size().0 as f64 * 8.0 / RATE_ASSUMED.0 as f64);
+    let takes = RATE_ASSUMED.time_for(file.assumed_size());
     file.deadline.map(|deadline| LatestStart::new(file.number.0, deadline, takes))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const NOW: UnixTime = UnixTime(1_800_000_000_000);

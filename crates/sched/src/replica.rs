@@ -9,7 +9,7 @@ use std::time::Duration;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount};
 
-use crate::queue::SIZE_ASSUMED;
+use crate::queue::{RATE_ASSUMED, SIZE_ASSUMED};
 
 /// Strategy of the choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -111,9 +111,6 @@ pub struct Ranking {
     /// Reason for the first place.
     pub rationale: String,
 }
-
-/// Rate of a link that nobody has measured, if no other source of the file is measured either. Guess: an ordinary site.
-const RATE_ASSUMED: BitRate = BitRate(1_000_000_000);
 
 /// Success of a link without ended files. Reason: as FTS3, which assumes 100 %.
 const SUCCESS_ASSUMED: f64 = 1.0;

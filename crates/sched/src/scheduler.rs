@@ -7,7 +7,7 @@
 //!
 //! The cost of a turn grows with the links that have files and with the files that start, not with the files that wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ pub struct Shares {
     /// Shares of the activities of a VO; the others have that of `default`, or an equal one.
     pub activities: BTreeMap<Name, BTreeMap<Name, Share>>,
     /// VOs whose queues have no priorities.
-    pub in_order: std::collections::BTreeSet<Name>,
+    pub in_order: BTreeSet<Name>,
 }
 
 /// Activity whose share the activities without one have. Source: FTS3.
@@ -302,8 +302,7 @@ impl Scheduler {
             return Some(waits);
         }
         let (count, size) = files.before(number)?;
-        let expected = rate.filter(|rate| rate.0 > 0);
-        let expected = expected.map(|rate| Duration::from_secs_f64(size.0 as f64 * 8.0 / rate.0 as f64));
+        let expected = rate.filter(|rate| rate.0 > 0).map(|rate| rate.time_for(size));
         Some(Waits::Turn { files: count, size, expected })
     }
 
@@ -424,8 +423,6 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use sterna_proto::{ErrorKind, Phase};
     use sterna_seeded::{Seeded, for_seeds};
 
