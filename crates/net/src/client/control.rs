@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use sterna_proto::plan::Via;
 use sterna_proto::session::{Frame, Hello, LaneId, Request};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::dial::{Target, dial_first, resolve, stopped};
+use super::dial::{Target, dial_first, resolve, unless_stopped};
 use super::run::{Backoff, depart, ends_session, random_session};
 use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions};
 use crate::identity::Fingerprint;
@@ -51,17 +50,9 @@ impl ControlClient {
 
     /// Connects a lane to the agent: by TCP, since the lane needs no rate control, or by QUIC if TCP does not connect.
     pub(super) fn reach(&self) -> Result<Lane, Error> {
-        let (notify, answer) = channel();
-        let notify = Arc::new(notify);
-        let _stop = self.observer.cancel().send_to(&notify, Err(stopped()));
         let (remote, options, initiator) = (self.remote.clone(), self.options.clone(), self.initiator.clone());
         let observer = Arc::clone(&self.observer);
-        let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
-            // If nobody waits any more, the lane ends here.
-            let _ = notify.send(dial_any(&remote, &options, &initiator, &observer));
-        });
-        dialled.map_err(|e| crate::no_thread("start a thread that dials", e))?;
-        answer.recv().unwrap_or_else(|_| Err(crate::internal("a thread that dials has ended")))
+        unless_stopped(&*self.observer, "dial", move || dial_any(&remote, &options, &initiator, &observer))
     }
 
     /// Runs one session with `request`, from its first lane to its end. `drive` waits for the end of `control`.

@@ -185,7 +185,8 @@ impl Dialling {
         let on = PathDialling { dialling: self, options, name: several.then(|| format!("path {}", path + 1)) };
         let mut errors: Vec<Error> = Vec::new();
         let remote = options.remote.clone().unwrap_or_else(|| self.remote.host_port());
-        for addr in self.resolve(remote, options.local)? {
+        let local = options.local;
+        for addr in unless_stopped(&*self.observer, "resolve", move || resolve(&remote, local))? {
             let remembered = self.recall(options.local, addr);
             match on.reach(addr, &remembered) {
                 Ok(Reached { via, lane, rate, congestion_refused }) => {
@@ -212,20 +213,6 @@ impl Dialling {
             stop_if_asked(&self.observer)?;
         }
         Err(together(errors))
-    }
-
-    /// Returns the addresses of an agent. A separate thread looks the host up, so that the user can stop the copy
-    /// meanwhile. Errors: as [`resolve`]; `Cancelled`.
-    fn resolve(&self, remote: HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
-        let (notify, found) = channel();
-        let notify = Arc::new(notify);
-        let _stop = self.observer.cancel().send_to(&notify, Err(stopped()));
-        let looked_up = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
-            // Nobody may be waiting any more.
-            let _ = notify.send(resolve(&remote, local));
-        });
-        looked_up.map_err(|e| crate::no_thread("start a thread that looks a host up", e))?;
-        found.recv().unwrap_or_else(|_| Err(crate::internal("a thread that looks a host up has ended")))
     }
 
     /// Returns the error of a path that leads to another agent.
@@ -273,8 +260,28 @@ fn stop_if_asked(observer: &Arc<dyn CopyObserver>) -> Result<(), Error> {
     if observer.cancel().is_cancelled() { Err(stopped()) } else { Ok(()) }
 }
 
+/// Runs `work` in a separate thread called `name`, and waits for its result or for the user to stop the copy. Work that
+/// nobody waits for any more goes on until it ends by itself.
+///
+/// Errors: as `work`; `Cancelled`; the host gives no thread.
+pub(super) fn unless_stopped<T: Send + 'static>(
+    observer: &dyn CopyObserver,
+    name: &str,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let (notify, result) = channel();
+    let notify = Arc::new(notify);
+    let _stop = observer.cancel().send_to(&notify, Err(stopped()));
+    let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // If nobody waits any more, the result ends here, such as a lane.
+        let _ = notify.send(work());
+    });
+    spawned.map_err(|e| crate::no_thread("start a thread that dials", e))?;
+    result.recv().unwrap_or_else(|_| Err(crate::internal("a thread that dials has ended")))
+}
+
 /// Returns the error of a dial that the user has stopped.
-pub(super) fn stopped() -> Error {
+fn stopped() -> Error {
     Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "stopped").retry(Retry::Never)
 }
 
@@ -302,22 +309,14 @@ impl PathDialling<'_> {
             ViaChoice::Only(via) => {
                 let rationale = format!("{via}, as given");
                 self.say(&rationale);
-                return self.dial_only(via, addr, remembered).map_err(|error| vec![error]);
+                let dial = self.detached(via, addr, remembered);
+                return unless_stopped(&*self.dialling.observer, "dial", dial).map_err(|error| vec![error]);
             }
             ViaChoice::Auto => plan::choose_transport(&facts),
         };
         let Some(Decision { value: via, rationale }) = decision else { return self.race(addr, facts) };
         self.say(&rationale);
         self.prefer(via, addr, remembered)
-    }
-
-    /// Dials by `via`. A separate thread dials, so that the user can stop the copy meanwhile.
-    fn dial_only(&self, via: Via, addr: SocketAddr, remembered: &[PathRecord]) -> Result<Reached, Error> {
-        let (notify, answers) = channel();
-        let notify = Arc::new(notify);
-        let _stop = self.stop(&notify);
-        self.start_dial(via, addr, remembered, notify)?;
-        self.next_answer(&answers, None)?.unwrap_or_else(|| Err(crate::internal("a thread that dials has ended")))
     }
 
     /// Dials by `via`, and by the other transport too if `via` fails or does not answer within [`HEAD_START`]. Takes
@@ -373,14 +372,27 @@ impl PathDialling<'_> {
         remembered: &[PathRecord],
         notify: Arc<Sender<Result<Reached, Error>>>,
     ) -> Result<(), Error> {
-        let (dialling, options, name) = (self.dialling.clone(), self.options.clone(), self.name.clone());
-        let remembered = remembered.to_vec();
+        let dial = self.detached(via, addr, remembered);
         let dialled = thread::Builder::new().name("dial".to_owned()).spawn(move || {
-            let on = PathDialling { dialling: &dialling, options: &options, name };
             // If nobody waits any more, the lane ends here.
-            let _ = notify.send(on.dial(via, addr, &remembered));
+            let _ = notify.send(dial());
         });
         dialled.map(drop).map_err(|e| crate::no_thread("start a thread that dials", e))
+    }
+
+    /// Returns a dial by `via` for another thread.
+    fn detached(
+        &self,
+        via: Via,
+        addr: SocketAddr,
+        remembered: &[PathRecord],
+    ) -> impl FnOnce() -> Result<Reached, Error> + Send + use<> {
+        let (dialling, options, name) = (self.dialling.clone(), self.options.clone(), self.name.clone());
+        let remembered = remembered.to_vec();
+        move || {
+            let on = PathDialling { dialling: &dialling, options: &options, name };
+            on.dial(via, addr, &remembered)
+        }
     }
 
     fn say(&self, rationale: &str) {
