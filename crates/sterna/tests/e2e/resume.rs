@@ -399,6 +399,8 @@ fn an_agent_that_is_stopped_says_so_over_quic_too() {
             let reason = event["reason"].as_str().unwrap_or_default();
             event["event"] == "lane_down" && reason.contains("the agent is stopping")
         });
+        let _again = site.agent_at(&agent.addr.to_string());
+        copying.wait_for("the new agent", |event| event["event"] == "restarted");
         copying.interrupt();
         copying.finish().expect(130);
     }
