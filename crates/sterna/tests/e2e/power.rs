@@ -52,7 +52,7 @@ impl Voyage {
             write(&source.join(&path), &bytes);
             files.insert(path, bytes);
         }
-        let agent = start_agent(&site, &disk, direction, "127.0.0.1:0");
+        let agent = start_agent(&site, &disk, direction, &site.any_port());
         let proxy = ChaosProxy::tcp(&agent);
         Self { agent, proxy, site, disk, direction, seeded, files, source }
     }

@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -16,6 +17,10 @@ use tempfile::TempDir;
 
 /// Longest wait for an event. Reason: far longer than the slowest machine needs; the value is not a promise.
 pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Lowest port of servers, and the number of ports. Linux gives connections ports from 32,768 on.
+const PORT_MIN: u16 = 20_000;
+const PORTS: u16 = 12_000;
 
 /// Program under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_sterna");
@@ -35,6 +40,20 @@ pub fn held_to_modes() -> Command {
     let mut command = Command::new("setpriv");
     command.arg("--bounding-set=-dac_override,-dac_read_search").arg(BINARY);
     command
+}
+
+/// Returns a free port of `host`. It is none of those that the system gives to connections: a server that is started
+/// again needs its port, and a connection of another test would take it in between.
+pub fn free_port(host: &str) -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Another test process begins elsewhere.
+    let first = (std::process::id().wrapping_mul(61) % u32::from(PORTS)) as u16;
+    loop {
+        let port = PORT_MIN + (first + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS) % PORTS;
+        if TcpListener::bind((host, port)).is_ok() && UdpSocket::bind((host, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Directories of one test: `root` is served by agents, `local` belongs to the client.
@@ -70,9 +89,9 @@ impl Site {
         self.path("local")
     }
 
-    /// Returns an address to listen on, with a port that the system chooses.
+    /// Returns an address to listen on.
     pub fn any_port(&self) -> String {
-        format!("{}:0", self.host)
+        format!("{}:{}", self.host, free_port(self.host))
     }
 
     /// Starts an agent that serves `root` to all peers.

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::site::free_port;
+
 /// Longest head of a request or an answer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
@@ -55,8 +57,7 @@ impl WebServer {
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(directory.path().join("www")).unwrap();
         for _ in 0..PORT_TRIES_MAX {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let addr = SocketAddr::new(at, port);
+            let addr = SocketAddr::new(at, free_port("127.0.0.1"));
             let mut child = configured(command, kind, directory.path(), addr, more).spawn().unwrap_or_else(|error| {
                 panic!("start {kind:?}: {error}; scripts/setup.sh test installs it");
             });
