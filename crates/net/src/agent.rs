@@ -34,8 +34,8 @@ use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::lister::QueryPlace;
 use crate::session::{
-    ALIVE_EVERY, End, JoinedLane, Observer, Receiver, ReceiverOptions, Sender, SessionSink, all_within, close_all,
-    cut_all, spawn_feeder,
+    ALIVE_EVERY, End, JoinedLane, Observer, Receiver, ReceiverOptions, SESSION_OVER, Sender, SessionSink, all_within,
+    close_all, cut_all, spawn_feeder,
 };
 use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
@@ -392,19 +392,23 @@ impl Shared {
             drop((up, sink));
             // The feeder has sent its error through the lane; a panic has been reported by its thread.
             let _ = feeder.join();
-            seat.0.live.remove(&handle);
-            seat.0.live.share_rate();
+            let session = Arc::clone(&seat.0);
+            session.live.remove(&handle);
+            session.live.share_rate();
+            if handle.closed_by_peer().as_deref() == Some(SESSION_OVER) {
+                session.handle_leave();
+            }
+            drop(seat);
             // Only a client that cut its lane causes this error. A close by this end does not: this end may be about to
-            // restart, and the session must survive that.
-            if let Err(error) = &outcome
-                && (error.kind, error.scope) == (ErrorKind::Cancelled, Scope::Path)
-            {
+            // restart, and the session must survive that. A client that closed every lane in order has left too.
+            let is_cut = |error: &Error| (error.kind, error.scope) == (ErrorKind::Cancelled, Scope::Path);
+            if outcome.as_ref().is_err_and(is_cut) || session.is_left() {
                 // The client may have had no time to send this message. Without it, the session would hold its files
                 // for the linger time.
                 let left = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "its client has left");
-                seat.0.abort(&left);
+                session.abort(&left);
             }
-            if let Some(started) = seat.0.started() {
+            if let Some(started) = session.started() {
                 let reason = outcome.as_ref().err().map_or("closed by the client".to_owned(), Error::chain);
                 started.log.lane_down(id, reason);
             }
@@ -439,7 +443,7 @@ impl Shared {
                 "{peer} is not authorized here: the operator of the agent must add a line with that fingerprint (alone for all \
                  rights, or with ro behind it to read only) to its list of authorized keys; the next try counts"
             );
-            Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
+            Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).refusing_key(Some(peer.0))
         })
     }
 

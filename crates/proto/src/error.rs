@@ -153,9 +153,21 @@ pub struct Error {
     /// Host that reported it.
     pub said_by: SaidBy,
     text: Arc<str>,
-    settings: Cow<'static, [Setting]>,
     is_cut_in_handshake: bool,
+    /// Values that few failures have. Reason for the box: a result with an error stays small.
+    details: Option<Box<Details>>,
     cause: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+/// Values that few failures have.
+#[derive(Clone, Debug, Default)]
+struct Details {
+    /// Settings that the user can change to avoid the failure.
+    settings: Cow<'static, [Setting]>,
+    /// Error number that a peer reported. A failure of this host has it in its causes.
+    peer_os_code: Option<i32>,
+    /// Fingerprint of the key that is not authorized.
+    refused_key: Option<[u8; 32]>,
 }
 
 impl Error {
@@ -168,8 +180,8 @@ impl Error {
             retry: Retry::Never,
             said_by: SaidBy::Us,
             text: text.into().into(),
-            settings: Cow::Borrowed(&[]),
             is_cut_in_handshake: false,
+            details: None,
             cause: None,
         }
     }
@@ -196,13 +208,16 @@ impl Error {
     /// Names the settings that the user can change to avoid the failure.
     #[must_use]
     pub fn about(mut self, settings: impl Into<Cow<'static, [Setting]>>) -> Self {
-        self.settings = settings.into();
+        let settings = settings.into();
+        if !settings.is_empty() || !self.settings().is_empty() {
+            self.details.get_or_insert_default().settings = settings;
+        }
         self
     }
 
     /// Settings that the user can change to avoid the failure. Empty for most failures.
     pub fn settings(&self) -> &[Setting] {
-        &self.settings
+        self.details.as_ref().map_or(&[], |details| &details.settings)
     }
 
     /// Marks the failure as reported by the peer.
@@ -210,6 +225,29 @@ impl Error {
     pub fn from_peer(mut self) -> Self {
         self.said_by = SaidBy::Peer;
         self
+    }
+
+    /// Sets the error number (Linux errno) that the peer reported with the failure.
+    #[must_use]
+    pub(crate) fn with_peer_os_code(mut self, code: Option<i32>) -> Self {
+        if code.is_some() {
+            self.details.get_or_insert_default().peer_os_code = code;
+        }
+        self
+    }
+
+    /// Sets the key that is not authorized.
+    #[must_use]
+    pub fn refusing_key(mut self, fingerprint: Option<[u8; 32]>) -> Self {
+        if fingerprint.is_some() {
+            self.details.get_or_insert_default().refused_key = fingerprint;
+        }
+        self
+    }
+
+    /// Fingerprint of the key that is not authorized: its SHA-256 digest. `None`: the failure is another one.
+    pub fn refused_key(&self) -> Option<[u8; 32]> {
+        self.details.as_ref()?.refused_key
     }
 
     /// Names the peer that reported the failure. Does nothing when this process reported it, or the peer is known.
@@ -271,9 +309,12 @@ impl Error {
         line
     }
 
-    /// Error number of the operating system (errno), if a cause has one.
+    /// Error number of the operating system (errno), if a cause has one or the peer reported one.
     pub fn os_code(&self) -> Option<i32> {
-        self.causes().find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error())
+        let of_cause =
+            |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<std::io::Error>()?.raw_os_error();
+        let of_peer = self.details.as_ref().and_then(|details| details.peer_os_code);
+        of_peer.or_else(|| self.causes().find_map(of_cause))
     }
 
     fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {

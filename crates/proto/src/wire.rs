@@ -22,6 +22,13 @@ pub const AREA_BYTES_MAX: usize = 32 << 10;
 
 /// Field of an error: names of the settings that the user can change.
 const ERROR_SETTINGS: u8 = 128;
+/// Field of an error: its error number.
+const ERROR_OS_CODE: u8 = 129;
+/// Field of an error: fingerprint of the key that is not authorized.
+const ERROR_REFUSED_KEY: u8 = 130;
+
+/// Largest error number. Source: Linux, MAX_ERRNO.
+const OS_CODE_MAX: u64 = 4095;
 
 /// Maximum length of an error text on the wire, in bytes; longer texts are cut. Reason: room for two paths and a
 /// sentence.
@@ -117,7 +124,8 @@ impl Writer {
         self.bytes(b"");
     }
 
-    /// Writes an error: its four codes, its text with the texts of its causes, and an area with the settings.
+    /// Writes an error: its four codes, its text with the texts of its causes, and an area with the settings, the
+    /// error number and the refused key.
     pub fn error(&mut self, error: &Error) {
         for code in [error.kind.code(), error.scope.code(), error.phase.code(), error.retry.code()] {
             self.byte(code);
@@ -133,6 +141,12 @@ impl Writer {
             area.field(ERROR_SETTINGS, |w| {
                 error.settings().iter().for_each(|setting| w.bytes(setting.name().as_bytes()));
             });
+        }
+        if let Some(code) = error.os_code().and_then(|code| u64::try_from(code).ok()) {
+            area.field(ERROR_OS_CODE, |w| w.integer(code));
+        }
+        if let Some(fingerprint) = error.refused_key() {
+            area.field(ERROR_REFUSED_KEY, |w| w.bytes(&fingerprint));
         }
         self.bytes(&area.bytes);
     }
@@ -338,14 +352,19 @@ impl<'a> Reader<'a> {
         // The text comes from the peer and goes to a terminal: replace control characters.
         let text: String =
             String::from_utf8_lossy(text).chars().map(|c| if drives_terminal(c) { '\u{fffd}' } else { c }).collect();
-        let mut settings = Vec::new();
+        let (mut settings, mut os_code, mut refused_key) = (Vec::new(), None, None);
         self.area(|number, value| {
-            if number == ERROR_SETTINGS {
-                settings = value.settings()?;
+            match number {
+                ERROR_SETTINGS => settings = value.settings()?,
+                ERROR_OS_CODE => os_code = Some(value.integer()?).filter(|code| (1..=OS_CODE_MAX).contains(code)),
+                ERROR_REFUSED_KEY => refused_key = value.bytes()?.try_into().ok(),
+                _ => return Ok(false),
             }
-            Ok(number == ERROR_SETTINGS)
+            Ok(true)
         })?;
-        Ok(Error::new(kind, scope, phase, text).retry(retry).about(settings).from_peer())
+        let error = Error::new(kind, scope, phase, text).retry(retry).about(settings).from_peer();
+        let os_code = os_code.and_then(|code| i32::try_from(code).ok());
+        Ok(error.with_peer_os_code(os_code).refusing_key(refused_key))
     }
 
     /// Reads names of settings up to the end. Skips unknown names and repeated ones.
@@ -442,12 +461,14 @@ mod tests {
     fn an_error_keeps_its_settings_and_an_unknown_kind_its_code() {
         let settings: &[_] = &[Setting::Memory, Setting::Lanes];
         let mut writer = Writer::default();
-        writer.error(&Error::usage(settings, "too little"));
+        let error = Error::usage(settings, "too little").refusing_key(Some([7; 32]));
+        writer.error(&error.caused_by(std::io::Error::from_raw_os_error(28)));
         let mut bytes = writer.into_bytes();
         bytes[0] = 99;
         let read = Reader::new(&bytes).error().unwrap();
         assert_eq!((read.kind, read.scope, read.retry), (ErrorKind::Other(99), Scope::Client, Retry::Never));
         assert_eq!((read.settings(), read.kind.code()), (settings, 99));
+        assert_eq!((read.os_code(), read.refused_key()), (Some(28), Some([7; 32])));
         assert!(read.is_from_peer(), "no other end writes errors");
         for position in 1..4 {
             let mut bytes = bytes.clone();

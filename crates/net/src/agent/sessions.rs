@@ -4,7 +4,7 @@
 //! caller starts a session. While storage hangs, only the lanes of that session wait for it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -60,6 +60,8 @@ pub(super) struct AgentSession {
     failure: Mutex<Option<Error>>,
     /// Number of lanes that have joined and not ended.
     seats: AtomicU32,
+    /// True once the client has closed a lane because its end of the session is over.
+    has_left: AtomicBool,
     heard: Mutex<LastReceived>,
 }
 
@@ -82,6 +84,7 @@ impl AgentSession {
             started: OnceLock::new(),
             failure: Mutex::new(None),
             seats: AtomicU32::new(0),
+            has_left: AtomicBool::new(false),
             heard: Mutex::new(LastReceived { bytes: 0, at: Instant::now(), pace: Pace::new(Instant::now()) }),
         }
     }
@@ -155,6 +158,16 @@ impl AgentSession {
     /// Ends the session at both ends, if it has started.
     pub(super) fn abort(&self, error: &Error) {
         self.started().iter().for_each(|started| started.end.abort(error.clone()));
+    }
+
+    /// Records that the client has closed a lane because its end of the session is over.
+    pub(super) fn handle_leave(&self) {
+        self.has_left.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the client has left and its last lane has ended: no message of it is still on the way.
+    pub(super) fn is_left(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed) && self.lanes_joined() == 0
     }
 
     /// Returns the number of lanes that have joined and not ended.

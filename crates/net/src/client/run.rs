@@ -15,7 +15,7 @@ use super::stall::StallDetector;
 use crate::lane::{LaneHandle, LaneStats};
 use crate::latch::Latch;
 use crate::pace::Pace;
-use crate::session::{SessionEvent, close_all, cut_all};
+use crate::session::{SESSION_OVER, SessionEvent, close_all, cut_all};
 
 /// Interval at which a session with lanes is ticked, measured and displayed.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -171,14 +171,14 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
 const DEPARTURE: Duration = Duration::from_millis(30);
 
 /// Sets `over` and ends every lane, after the last messages have left this host. Does not wait for their arrival: that
-/// would cost a round trip. An agent that does not receive them detects the end of the lane.
+/// would cost a round trip. An agent that does not receive them aborts the session at the end of its last lane.
 pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
     over.set();
-    close_all(lanes.iter().map(Arc::clone), "session over");
+    close_all(lanes.iter().map(Arc::clone), SESSION_OVER);
     thread::sleep(DEPARTURE);
     // Data that a full window held back until now is discarded. The close of the lane must leave even so. Otherwise
     // the agent takes the silence for an outage, and holds the files of the session for that time.
-    cut_all(lanes, "session over");
+    cut_all(lanes, SESSION_OVER);
 }
 
 /// Returns true if the failure of a lane would occur on every other lane too. This end may have read damaged bytes on

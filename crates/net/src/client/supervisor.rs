@@ -328,7 +328,10 @@ impl Supervisor {
             };
             let id = self.lanes.next();
             let was_dialled = dialled.is_ok();
+            let handle = dialled.as_ref().ok().map(|lane| Arc::clone(&lane.handle));
             let outcome = dialled.and_then(|lane| self.run_lane(id, path, via, lane));
+            // Drops the handle: a lane counts as live while a handle exists.
+            let closed = handle.and_then(|handle| handle.closed_by_peer()).filter(|why| !why.is_empty());
             // A copy that was stopped needs no more lanes. The agent has received the abort, or detects the end of
             // the last lane.
             if self.is_ending() {
@@ -346,7 +349,7 @@ impl Supervisor {
                 Err(error) if is_needed && ends_session(&error) => return self.end.abort(error),
                 _ if is_retired => OTHER_TRANSPORT.to_owned(),
                 Ok(()) if path.options.standby && self.is_served() => "another path is up again".to_owned(),
-                Ok(()) => "closed by the agent".to_owned(),
+                Ok(()) => closed.map_or("closed by the agent".to_owned(), |why| format!("closed by the agent: {why}")),
                 Err(error) => error.chain(),
             };
             self.observer.event(CopyEvent::LaneDown { lane: id.0, reason: path.say(reason), again: !is_retired });

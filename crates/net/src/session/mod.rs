@@ -63,6 +63,10 @@ const READ_BYTES: usize = crate::lane::PIECE_BYTES;
 /// intervals, a peer considers the lane dead.
 pub const ALIVE_EVERY: Duration = Duration::from_secs(2);
 
+/// Reason for the close of a lane whose session is over at this end. Part of the protocol: a client that has closed a
+/// lane for this reason connects no lane again, and the agent aborts a session that has lost its last lane then.
+pub(crate) const SESSION_OVER: &str = "session over";
+
 /// Longest time to close all lanes. Reason: each lane limits its own close to 2 s and one round trip.
 const CLOSE_ALL_TIME_MAX: Duration = Duration::from_secs(3);
 
@@ -340,13 +344,18 @@ pub fn attach(
     on_welcome: &(dyn Fn() + Sync),
 ) -> Result<(), Error> {
     let Lane { tx, rx, handle, .. } = lane;
+    if end.is_over() {
+        // No abort would follow the hello, and the agent would hold the session open.
+        handle.close(SESSION_OVER);
+        return Ok(());
+    }
     let mut sink = WelcomedSink { sink: SessionSink::new(Arc::clone(&end), id), on_welcome };
     let joined = JoinedLane::new(&end, id, &handle);
     let feeder = spawn_feeder(Arc::clone(&end), id, tx, first_frame, Arc::clone(&handle));
     let read_outcome = rx.run(&mut sink);
     // The feeder may block in the transport: closing the lane releases it.
     let over = end.is_over();
-    handle.close(if over { "session over" } else { "lane ended" });
+    handle.close(if over { SESSION_OVER } else { "lane ended" });
     drop(joined);
     let fed = feeder.map(|f| f.join().unwrap_or_else(|_| Err(panicked()))).unwrap_or_else(Err);
     if over { Ok(()) } else { read_outcome.and(fed) }
@@ -402,8 +411,8 @@ pub(crate) fn spawn_feeder(
             let mut lane = FedLane { handle, reason: "lane ended" };
             end.limits().begin_feeding(id);
             let fed = feed(&*end, id, tx, first_frame);
-            if fed.is_ok() {
-                lane.reason = "session over";
+            if fed.is_ok() && end.is_over() {
+                lane.reason = SESSION_OVER;
             }
             fed
         })

@@ -534,6 +534,10 @@ impl End for Sender {
             BlockTask::Single { file, entry, index } => {
                 let Err(error) = self.send_single(lane, (file, entry, index), tx)? else { return Ok(()) };
                 if error.kind == ErrorKind::Cancelled {
+                    // The source has stopped with the session: the lane stays, to send the reason to the peer.
+                    if self.session.lock().is_ending() {
+                        return Ok(());
+                    }
                     // This lane may no longer take the block, so the block was not read. Another lane delivers it.
                     return Err(error);
                 }

@@ -179,6 +179,27 @@ fn a_panic_of_either_half_takes_the_lane_down() {
     }
 }
 
+#[test]
+fn a_session_that_is_over_sends_no_hello() {
+    let (pool, silent) = (BufferPool::new(), Arc::new(Silent));
+    let roots = Roots::new(Vec::new());
+    let end =
+        Sender::start(roots, LINGER_DEFAULT, false, Arc::default(), CompressionPolicy::Never, pool, silent).unwrap();
+    end.abort(Error::protocol("ended"));
+    assert!(end.is_over(), "no lane is up");
+    let handle = Arc::new(Unplugged::default());
+    let lane = Lane {
+        peer: Fingerprint([0; 32]),
+        // Sending a frame panics.
+        tx: Box::new(DiscardingTx { panics: true }),
+        rx: Box::new(ClosedRx { lane: Arc::clone(&handle), panics: true }),
+        handle: Arc::clone(&handle) as Arc<dyn LaneHandle>,
+    };
+    let first = Some(Frame::Welcome(Capabilities::OURS));
+    attach(Arc::clone(&end) as Arc<dyn End>, LaneId(1), lane, first, &|| {}).unwrap();
+    assert!(handle.is_closed.load(Ordering::Relaxed));
+}
+
 /// Lane whose close blocks until every other lane closes too.
 struct SlowToClose {
     together: Arc<Barrier>,

@@ -214,6 +214,7 @@ impl Exchange {
     pub(super) fn stop(&self) {
         self.hosts.stop();
         self.agent.clone().shutdown();
+        self.secrets.stop();
     }
 
     /// Returns the bytes of bodies that have arrived.

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{PipeReader, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,10 +16,12 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{self, Pid, PidfdFlags};
+use rustix::process::{self, Pid, PidfdFlags, RawPid, Signal};
 use serde::Deserialize;
 use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Error, ErrorKind, Phase, Scope, Setting};
+
+use crate::cancel::Cancel;
 
 /// Longest token, in bytes. Reason: servers accept about 8,000 bytes in all headers together.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -33,6 +35,10 @@ const NETRC_BYTES_MAX: u64 = 1 << 20;
 /// Time limit for a command to print a token. Reason: a command that queries a server over a slow path takes
 /// seconds.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Time for a command to end by itself after a signal. Reason: a command that asks for a passphrase has to switch the
+/// echo of the terminal on again. Guess: that takes a few milliseconds.
+const COMMAND_END_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Time before its expiry at which a token is read again. Reason: a request that waits in a queue must not arrive
 /// too late.
@@ -56,7 +62,10 @@ struct Token {
 /// Credentials of one copy.
 pub(super) struct Secrets {
     source: Option<TokenSource>,
+    /// Locked while the token is read.
     token: Mutex<Option<Token>>,
+    /// Ends a command that prints the token.
+    stopped: Cancel,
     /// Servers that may get them.
     origins: HashSet<String>,
     passwords: HashMap<String, String>,
@@ -85,7 +94,14 @@ impl Secrets {
             String::from_utf8(bytes).ok()
         });
         let passwords = text.map(|text| passwords(&text)).unwrap_or_default();
-        Ok(Self { source, token: Mutex::default(), origins, passwords })
+        Ok(Self { source, token: Mutex::default(), stopped: Cancel::default(), origins, passwords })
+    }
+
+    /// Ends the command that prints the token, and waits for its end: it must not outlive this process. Later calls get
+    /// no token.
+    pub(super) fn stop(&self) {
+        self.stopped.cancel();
+        drop(self.token.lock());
     }
 
     /// Returns true if a token was given.
@@ -93,7 +109,8 @@ impl Secrets {
         self.source.is_some()
     }
 
-    /// Returns the `Authorization` of a request to `at`, if there is one. Errors: the token cannot be read.
+    /// Returns the `Authorization` of a request to `at`, if there is one. Errors: the token cannot be read; `Cancelled`
+    /// after [`Secrets::stop`].
     pub(super) fn authorization(&self, at: &WebLocation) -> Result<Option<String>, Error> {
         if !self.origins.contains(at.origin()) || !is_private(at) {
             return Ok(None);
@@ -106,7 +123,10 @@ impl Secrets {
         if let Some(known) = token.as_ref().filter(|token| is_fresh(token)) {
             return Ok(Some(format!("Bearer {}", known.text)));
         }
-        let text = read_token(source)?;
+        if self.stopped.is_cancelled() {
+            return Err(stopped());
+        }
+        let text = read_token(source, &self.stopped)?;
         let read = token.insert(Token { expires: expiry(&text), text });
         Ok(Some(format!("Bearer {}", read.text)))
     }
@@ -135,7 +155,11 @@ fn read_up_to(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn read_token(source: &TokenSource) -> Result<String, Error> {
+fn stopped() -> Error {
+    Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "read the token: the copy was stopped")
+}
+
+fn read_token(source: &TokenSource, cancel: &Cancel) -> Result<String, Error> {
     let setting: &[Setting] = match source {
         TokenSource::File(_) => &[Setting::WebToken],
         TokenSource::Command(_) => &[Setting::WebTokenCommand],
@@ -147,7 +171,7 @@ fn read_token(source: &TokenSource) -> Result<String, Error> {
             let bytes = read_up_to(path, TOKEN_FILE_BYTES_MAX);
             (bytes.map_err(|e| wrong(format!("read {from}")).caused_by(e))?, from)
         }
-        TokenSource::Command(line) => (run_command(line)?, "the output of the token command".to_owned()),
+        TokenSource::Command(line) => (run_command(line, cancel)?, "the output of the token command".to_owned()),
     };
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     if text.is_empty() || text.len() > TOKEN_BYTES_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
@@ -158,8 +182,8 @@ fn read_token(source: &TokenSource) -> Result<String, Error> {
 }
 
 /// Returns the output of a command until its shell has ended. A background process of the shell holds the pipe too.
-/// It is waited for only while there is no output.
-fn run_command(line: &str) -> Result<Vec<u8>, Error> {
+/// It is waited for only while there is no output. Ends the command at the cancellation.
+fn run_command(line: &str, cancel: &Cancel) -> Result<Vec<u8>, Error> {
     let wrong = |text: String| {
         let error = Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
         error.about(&[Setting::WebTokenCommand])
@@ -168,6 +192,9 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
     let failed = |e: std::io::Error| wrong(tried.to_owned()).caused_by(e);
     let (mut out, writer) = std::io::pipe().map_err(failed)?;
     rustix::io::ioctl_fionbio(&out, true).map_err(|e| failed(e.into()))?;
+    let (cancelled, open) = std::io::pipe().map_err(failed)?;
+    // The end of the writer makes the pipe readable.
+    let _at_cancel = cancel.on_cancel(move || drop(open));
     let mut command = Command::new("sh");
     command.arg("-c").arg(std::ffi::OsStr::from_bytes(line.as_bytes())).stdin(Stdio::null()).stdout(writer);
     let mut child = command.spawn().map_err(failed)?;
@@ -186,6 +213,10 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
         match status {
             Some(status) if !status.success() => return Err(wrong(format!("{tried}: it ended with {status}"))),
             Some(_) if is_closed || !bytes.is_empty() => return Ok(bytes),
+            _ if cancel.is_cancelled() => {
+                end(&mut child);
+                return Err(stopped());
+            }
             _ if bytes.len() > TOKEN_BYTES_MAX => {
                 end(&mut child);
                 // The caller refuses it for its length, and does not show it.
@@ -196,9 +227,9 @@ fn run_command(line: &str) -> Result<Vec<u8>, Error> {
                 let seconds = COMMAND_TIME_MAX.as_secs();
                 return Err(wrong(format!("{tried}: it printed no token within {seconds} s and was ended")));
             }
-            Some(_) => wait_for(&[out.as_fd()], left),
-            None if is_closed => wait_for(&[ended.as_fd()], left),
-            None => wait_for(&[ended.as_fd(), out.as_fd()], left),
+            Some(_) => wait_for(&[cancelled.as_fd(), out.as_fd()], left),
+            None if is_closed => wait_for(&[cancelled.as_fd(), ended.as_fd()], left),
+            None => wait_for(&[cancelled.as_fd(), ended.as_fd(), out.as_fd()], left),
         }
     }
 }
@@ -210,9 +241,55 @@ fn wait_for(descriptors: &[BorrowedFd<'_>], time: Duration) {
     let _ = poll(&mut waited_for, Timespec::try_from(time).ok().as_ref());
 }
 
+/// Ends a command with every process that it has started, and waits for their end.
+///
+/// The command has no process group of its own, which would be simpler to end. Reason: the kernel stops a group that
+/// reads the terminal in the background, and the command may ask for a passphrase there. A daemon that has left the
+/// command stays.
 fn end(child: &mut Child) {
+    // The number of a shell that has ended may belong to another process.
+    if matches!(child.try_wait(), Ok(Some(_))) {
+        return;
+    }
+    let processes = with_descendants(Pid::from_child(child));
+    for signal in [Signal::TERM, Signal::KILL] {
+        for one in &processes {
+            // Fails if the process has ended, or belongs to another user.
+            let _ = process::pidfd_send_signal(one, signal);
+        }
+        let until = Instant::now() + COMMAND_END_TIME_MAX;
+        for one in &processes {
+            wait_for(&[one.as_fd()], until.saturating_duration_since(Instant::now()));
+        }
+    }
     let _ = child.kill();
     let _ = child.wait();
+}
+
+/// Returns a process and its descendants, as far as the processes between them live.
+fn with_descendants(root: Pid) -> Vec<OwnedFd> {
+    let mut others = parents();
+    let mut found = vec![root];
+    let mut looked_at = 0;
+    while let Some(parent) = found.get(looked_at).copied() {
+        found.extend(others.extract_if(.., |(_, of)| *of == parent).map(|(child, _)| child));
+        looked_at += 1;
+    }
+    found.into_iter().filter_map(|pid| process::pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
+}
+
+/// Returns every process of this host that `/proc` shows, with its parent.
+fn parents() -> Vec<(Pid, Pid)> {
+    let pid = |word: &str| word.parse::<RawPid>().ok().and_then(Pid::from_raw);
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let with_parent = |entry: std::fs::DirEntry| {
+        let stat = std::fs::read(entry.path().join("stat")).ok()?;
+        // The name of the program is in parentheses, and may contain any byte. State and parent follow it.
+        let behind = stat.iter().rposition(|&b| b == b')')? + 1;
+        let parent = std::str::from_utf8(&stat[behind..]).ok()?.split_ascii_whitespace().nth(1)?;
+        Some((pid(entry.file_name().to_str()?)?, pid(parent)?))
+    };
+    entries.filter_map(with_parent).collect()
 }
 
 /// Reads all that is in a pipe now, or more than a token has. Returns true if no process can write to the pipe any
@@ -276,6 +353,9 @@ fn passwords(text: &str) -> HashMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
     use super::*;
 
     fn web(text: &str) -> WebLocation {
@@ -343,26 +423,69 @@ mod tests {
             go.display(),
             late.display()
         );
-        let token = run_command(&format!("({background}) & echo secret"));
+        let never = Cancel::default();
+        let token = run_command(&format!("({background}) & echo secret"), &never);
         assert!(!late.exists(), "it was waited for");
         std::fs::write(go, "").unwrap();
         assert_eq!(token.unwrap(), b"secret\n");
         // A background process that prints the token is waited for.
-        assert_eq!(run_command("(sleep 0.1; echo secret) &").unwrap(), b"secret\n");
-        // A command that prints without end is ended.
-        assert!(read_token(&TokenSource::Command("yes".to_owned())).is_err());
+        assert_eq!(run_command("(sleep 0.1; echo secret) &", &never).unwrap(), b"secret\n");
+    }
+
+    /// Returns true if a process has ended, whether its parent knows that or not.
+    fn has_ended(pid: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().unwrap().trim_start().get(..1).is_none_or(|state| state == "Z")
+    }
+
+    #[test]
+    fn a_token_command_that_prints_without_end_is_ended_with_its_processes() {
+        let directory = tempfile::tempdir().unwrap();
+        let child = directory.path().join("child");
+        let line = format!("sleep 3600 & echo $! > {}; yes", child.display());
+        assert!(read_token(&TokenSource::Command(line), &Cancel::default()).is_err());
+        assert!(has_ended(std::fs::read_to_string(child).unwrap().trim()));
+    }
+
+    #[test]
+    fn a_token_command_ends_with_the_copy_and_so_do_its_processes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (started, new) = (directory.path().join("started"), directory.path().join("new"));
+        // The shell ignores the first signal.
+        let line =
+            format!("trap '' TERM; sleep 3600 & echo $$ $! > {0}; mv {0} {1}; wait", new.display(), started.display());
+        let secrets = Arc::new(Secrets::new(Some(TokenSource::Command(line)), &[web("https://a/x")]).unwrap());
+        let asking = Arc::clone(&secrets);
+        let asked = thread::spawn(move || asking.authorization(&web("https://a/x")));
+        let processes = loop {
+            match std::fs::read_to_string(&started) {
+                Ok(processes) => break processes,
+                Err(_) => thread::yield_now(),
+            }
+            assert!(!asked.is_finished(), "the command has ended");
+        };
+        secrets.stop();
+        for pid in processes.split_whitespace() {
+            assert!(has_ended(pid), "process {pid} of {processes}");
+        }
+        assert_eq!(asked.join().unwrap().unwrap_err().kind, ErrorKind::Cancelled);
+        // A connection that waited for the token starts no other command.
+        std::fs::remove_file(&started).unwrap();
+        assert_eq!(secrets.authorization(&web("https://a/x")).unwrap_err().kind, ErrorKind::Cancelled);
+        assert!(!started.exists());
     }
 
     #[test]
     fn files_of_credentials_are_read_up_to_their_maximum() {
         let endless = Path::new("/dev/zero");
         assert_eq!(read_up_to(endless, NETRC_BYTES_MAX).unwrap().len() as u64, NETRC_BYTES_MAX);
-        assert!(read_token(&TokenSource::File(endless.to_owned())).is_err());
+        let never = Cancel::default();
+        assert!(read_token(&TokenSource::File(endless.to_owned()), &never).is_err());
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("token");
         for (bytes, is_token) in [(TOKEN_BYTES_MAX, true), (TOKEN_BYTES_MAX + 1, false)] {
             std::fs::write(&file, "t".repeat(bytes)).unwrap();
-            let token = read_token(&TokenSource::File(file.clone()));
+            let token = read_token(&TokenSource::File(file.clone()), &never);
             assert_eq!(token.is_ok(), is_token, "{bytes} bytes");
             if let Err(error) = token {
                 assert_eq!(error.settings(), [Setting::WebToken]);

@@ -79,6 +79,10 @@ impl Served {
         served
     }
 
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     pub fn trust(&self) -> Arc<Keys> {
         Arc::new(Keys(vec![self.key]))
     }

@@ -18,7 +18,7 @@
 //! |---|---|---|---|---|
 //! | `Active` | no | linger without a lane | linger without a lane | none |
 //! | `Waiting` | the peer has every message; a replica end: no | linger without a lane | linger | farewell time |
-//! | `Leaving` | every message is on a lane, or no lane is up | farewell time | farewell time | farewell time |
+//! | `Leaving` | a lane has taken every message, or no lane is up | farewell time | farewell time | farewell time |
 //! | `Left` | yes | none | none | none |
 //!
 //! In a control session, an end that leaves also waits until its acknowledgement is on a lane. At the limit of `Active`
@@ -389,14 +389,16 @@ mod tests {
         }
     }
 
-    /// Returns true for each of these situations in which an end is over: a message is not sent, it is sent, it is
-    /// acknowledged, a message of the peer is not acknowledged, no lane is up.
-    fn over(kind: SessionKind, life: Life) -> [bool; 5] {
+    /// Returns true for each of these situations in which an end is over: a message is not sent, a feeder hands it to a
+    /// lane, the lane has taken it, it is acknowledged, a message of the peer is not acknowledged, no lane is up.
+    fn over(kind: SessionKind, life: Life) -> [bool; 6] {
         let mut core = core(kind, life);
         core.log.handle_lane_up(LANE);
         core.log.push(&Message::Bye);
         let unsent = core.is_over();
         assert!(core.poll_frame(LANE).is_some());
+        let handed = core.is_over();
+        assert!(core.poll_frame(LANE).is_none());
         let sent = core.is_over();
         core.log.handle_acknowledgement(1).unwrap();
         let settled = core.is_over();
@@ -404,24 +406,24 @@ mod tests {
         let owing = core.is_over();
         core.log.push(&Message::Bye);
         core.log.handle_lane_down(LANE, Instant::now());
-        [unsent, sent, settled, owing, core.is_over()]
+        [unsent, handed, sent, settled, owing, core.is_over()]
     }
 
     #[test]
     fn an_end_is_over_as_its_state_and_kind_demand() {
         let (copy, control) = (SessionKind::Copy { linger: LINGER }, SessionKind::Control { linger: LINGER });
-        let (never, always) = ([false; 5], [true; 5]);
+        let (never, always) = ([false; 6], [true; 6]);
         for ending in [Complete, Aborted] {
             for kind in [copy, control, SessionKind::Replica] {
                 assert_eq!(over(kind, Active), never);
                 assert_eq!(over(kind, Left(ending)), always);
             }
-            assert_eq!(over(copy, Waiting(ending)), [false, false, true, true, false]);
-            assert_eq!(over(control, Waiting(ending)), [false, false, true, true, false]);
+            assert_eq!(over(copy, Waiting(ending)), [false, false, false, true, true, false]);
+            assert_eq!(over(control, Waiting(ending)), [false, false, false, true, true, false]);
             assert_eq!(over(SessionKind::Replica, Waiting(ending)), never);
-            assert_eq!(over(copy, Leaving(ending)), [false, true, true, true, true]);
-            assert_eq!(over(control, Leaving(ending)), [false, true, true, false, true]);
-            assert_eq!(over(SessionKind::Replica, Leaving(ending)), [false, true, true, true, true]);
+            assert_eq!(over(copy, Leaving(ending)), [false, false, true, true, true, true]);
+            assert_eq!(over(control, Leaving(ending)), [false, false, true, true, false, true]);
+            assert_eq!(over(SessionKind::Replica, Leaving(ending)), [false, false, true, true, true, true]);
         }
     }
 
@@ -472,7 +474,7 @@ mod tests {
         let mut core = core(SessionKind::Copy { linger: LINGER }, Leaving(Complete));
         [LANE, LaneId(1)].into_iter().for_each(|lane| core.log.handle_lane_up(lane));
         core.log.push(&Message::Bye);
-        assert!(core.poll_frame(LANE).is_some() && core.is_over());
+        assert!(core.poll_frame(LANE).is_some() && core.poll_frame(LANE).is_none() && core.is_over());
         core.handle_lane_down(LANE, Instant::now());
         assert!(core.is_over() && !core.log.is_sent(), "the message is queued again for the other lane");
     }

@@ -44,6 +44,9 @@ pub struct ControlLog {
     next: u64,
     /// Number of the first message that has never been sent on a lane.
     sent: u64,
+    /// Number of the first message that the carrier may not have taken yet. Its feeder has at most one frame at a time,
+    /// and asks for the next frame when the lane has taken that one.
+    taken: u64,
     lanes: BTreeSet<LaneId>,
     carrier: Option<LaneId>,
     /// Time since which no lane is up. `None` while a lane is up, and before the first lane.
@@ -85,9 +88,10 @@ impl ControlLog {
         self.waiting.is_empty()
     }
 
-    /// Returns true if every message has been handed to a lane at least once.
+    /// Returns true if the carrier has taken every message. A frame in the hands of the feeder does not count: a close
+    /// of the lane would overtake it.
     pub fn is_sent(&self) -> bool {
-        self.next == self.first + self.waiting.len() as u64
+        self.taken == self.added()
     }
 
     /// Records that a lane is up.
@@ -121,7 +125,7 @@ impl ControlLog {
     /// former carrier are dropped by the peer.
     fn change_carrier(&mut self, carrier: Option<LaneId>) {
         self.carrier = carrier;
-        self.next = self.first;
+        (self.next, self.taken) = (self.first, self.first);
         self.acknowledge_now = true;
     }
 
@@ -153,14 +157,17 @@ impl ControlLog {
             self.first += 1;
         }
         self.next = self.next.max(self.first);
+        self.taken = self.taken.max(self.first);
         Ok(())
     }
 
-    /// Returns the next frame for `lane`, if `lane` is the carrier and a frame is due.
+    /// Returns the next frame for `lane`, if `lane` is the carrier and a frame is due. To be called when the lane has
+    /// taken the last frame.
     pub fn poll_frame(&mut self, lane: LaneId) -> Option<Frame> {
         if self.carrier != Some(lane) {
             return None;
         }
+        self.taken = self.next;
         if self.acknowledge_now || self.expected - self.acknowledged >= ACKNOWLEDGE_EVERY {
             return Some(self.acknowledge());
         }
@@ -278,6 +285,29 @@ mod tests {
         assert_eq!(numbers(&far.handle_frame(first, &encoded).unwrap()), [3], "1 and 2 were taken before");
         near.handle_acknowledgement(4).unwrap();
         assert!(near.is_settled() && near.waiting_bytes() == 0);
+    }
+
+    #[test]
+    fn a_message_is_sent_when_the_feeder_of_the_carrier_asks_for_the_next_frame() {
+        let mut log = ControlLog::default();
+        (0..2).for_each(|lane| log.handle_lane_up(LaneId(lane)));
+        log.push(&numbered(0));
+        frame(&mut log, LaneId(0));
+        assert!(log.poll_frame(LaneId(1)).is_none() && !log.is_sent(), "the feeder of lane 0 has the frame");
+        assert!(log.poll_frame(LaneId(0)).is_none() && log.is_sent());
+        // The lane dies before it has taken the second message. The next lane sends it.
+        log.handle_acknowledgement(1).unwrap();
+        log.push(&numbered(1));
+        frame(&mut log, LaneId(0));
+        log.handle_lane_down(LaneId(0), origin());
+        assert!(log.poll_frame(LaneId(0)).is_none() && !log.is_sent());
+        while log.poll_frame(LaneId(1)).is_some() {}
+        assert!(log.is_sent());
+        // An acknowledged message was taken, too.
+        log.push(&numbered(2));
+        frame(&mut log, LaneId(1));
+        log.handle_acknowledgement(3).unwrap();
+        assert!(log.is_sent());
     }
 
     #[test]

@@ -720,6 +720,11 @@ impl SendSession {
         self.core.is_over()
     }
 
+    /// Returns true once the session sends no more blocks: it is over, or only its final message is left to send.
+    pub fn is_ending(&self) -> bool {
+        self.core.is_leaving()
+    }
+
     /// Returns true if a file does not have its outcome yet.
     pub fn is_unsettled(&self, file: FileId) -> bool {
         self.files.contains_key(&file)

@@ -383,14 +383,14 @@ fn an_agent_that_is_stopped_in_order_keeps_all_and_the_client_goes_on() {
 }
 
 #[test]
-fn an_agent_that_is_stopped_says_so_over_quic_too() {
-    for push in [true, false] {
+fn an_agent_that_is_stopped_says_so() {
+    for (via, push) in [("tcp", true), ("tcp", false), ("quic", true), ("quic", false)] {
         let site = Site::new();
         let (here, there) = (site.local().join("f"), site.root().join("f"));
         write(if push { &here } else { &there }, &Seeded::new(11).bytes(BYTES));
         let mut agent = site.agent();
         let mut copy = site.copy(&agent);
-        copy.args(["--via", "quic", "--rate", "10Mbit"]);
+        copy.args(["--via", via, "--rate", "10Mbit"]);
         let (from, to) = if push { ("f".to_owned(), agent.url("")) } else { (agent.url("f"), ".".to_owned()) };
         let mut copying = copy.arg(from).arg(to).start();
         copying.wait_for("a lane", |event| event["event"] == "lane_up");

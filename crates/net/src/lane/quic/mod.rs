@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 
 use noq::crypto::rustls::QuicClientConfig;
 use noq::rustls::pki_types::CertificateDer;
-use noq::{Connection, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, VarInt};
+use noq::{Connection, ConnectionError, Endpoint, EndpointConfig, PathId, RecvStream, SendStream, VarInt};
 use sterna_proto::limit::{QuicSample, TransportSample};
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -435,6 +435,15 @@ impl LaneHandle for QuicHandle {
         self.0.admitted.send_replace(true);
     }
 
+    fn closed_by_peer(&self) -> Option<String> {
+        match self.0.connection.close_reason()? {
+            ConnectionError::ApplicationClosed(close) => {
+                Some(String::from_utf8_lossy(&close.reason).escape_debug().to_string())
+            }
+            _ => None,
+        }
+    }
+
     fn close(&self, reason: &str) {
         if self.0.closing.set(reason.into()).is_err() {
             return;
@@ -450,14 +459,14 @@ impl LaneHandle for QuicHandle {
                 shared.pace.undelivered.none().await;
             };
             let _ = tokio::time::timeout(CLOSE_GRACE + rtt, delivered).await;
-            shared.connection.close(CODE_ORDERLY, &reason);
+            shared.close(CODE_ORDERLY, &reason);
         });
     }
 
     fn cut(&self, reason: &str) {
         let _ = self.0.closing.set(reason.into());
         self.0.pace.repeat_last();
-        self.0.connection.close(CODE_LEFT, shortened(reason));
+        self.0.close(CODE_LEFT, shortened(reason));
     }
 }
 

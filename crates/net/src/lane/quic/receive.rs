@@ -135,7 +135,7 @@ impl LaneRx for QuicRx {
                 Content::Fault(error) => Err(error),
             };
             if let Err(error) = delivered {
-                self.shared.connection.close(CODE_FAULT, shortened(error.text()));
+                self.shared.close(CODE_FAULT, shortened(error.text()));
                 return Err(error);
             }
         }

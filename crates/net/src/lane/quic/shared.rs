@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use noq::{Connection, ConnectionError, SendStream};
+use noq::{Connection, ConnectionError, SendStream, VarInt};
 use sterna_proto::{ByteCount, Error};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
@@ -35,6 +35,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Closes the connection, unless it has ended: the engine would replace the reason of the peer by this close.
+    pub(super) fn close(&self, code: VarInt, reason: &[u8]) {
+        if self.connection.close_reason().is_none() {
+            self.connection.close(code, reason);
+        }
+    }
+
     /// Returns the error of a lane that ended for `reason`.
     pub(super) fn lane_error(&self, reason: &ConnectionError) -> Error {
         fault::lane_error(reason, self.peer_addr, self.closing.get().map(|why| &**why))
@@ -43,7 +50,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.connection.close(CODE_ORDERLY, b"lane dropped");
+        self.close(CODE_ORDERLY, b"lane dropped");
     }
 }
 

@@ -300,7 +300,7 @@ fn a_port_where_nobody_listens_refuses_at_once() {
     let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = connect(&QuicOptions::new(free, SharedRate::new(RateContract::default())), &identity).err().unwrap();
     assert_eq!((error.kind, error.scope, error.retry), (ErrorKind::Unreachable, Scope::Path, Retry::After));
-    assert!(error.text().contains("refused"), "{error}");
+    assert!(error.chain().contains("connection refused"), "{}", error.chain());
 }
 
 #[test]
@@ -346,6 +346,24 @@ fn a_lane_that_is_cut_tells_its_peer_that_nobody_is_there_any_more() {
     client.handle.cut("session over");
     assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::Cancelled);
     client.handle.close("too late to count");
+}
+
+#[test]
+fn a_close_by_this_end_keeps_the_reason_of_a_peer_that_has_left() {
+    let (mut client, server) = lane_pair();
+    // The feeder of the lane closes it while its reader still processes a block.
+    let slow = server.gate.lock();
+    send_block(&mut client.tx, b"h", &pattern(1 << 20, 1), b"t").unwrap();
+    client.handle.cut("session over");
+    while server.handle.closed_by_peer().is_none() {
+        thread::yield_now();
+    }
+    server.handle.close("lane ended");
+    // The close runs on the thread of the engine, soon after the call.
+    (0..10_000).for_each(|_| thread::yield_now());
+    assert_eq!(server.handle.closed_by_peer().as_deref(), Some("session over"));
+    drop(slow);
+    assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::Cancelled);
 }
 
 #[test]

@@ -14,6 +14,14 @@ use crate::sys::{self, TcpInfo};
 /// 10 Gbit/s. Control frames wait at most 84 ms behind these bytes at 50 Mbit/s, not seconds.
 const NOTSENT_LOWAT_BYTES: u32 = 512 << 10;
 
+/// Time for which a lane with a cap gives unsent bytes ahead to the kernel. Reason: the last frame of a lane waits
+/// behind these bytes, and a close has 2 s. At 2.5 Mbit/s, 512 KiB take 1.7 s. Guess: a block is encoded within this
+/// time.
+const AHEAD_TIME_MS: u64 = 250;
+
+/// Least number of unsent bytes that the kernel takes ahead. Reason: a TLS record.
+const NOTSENT_LOWAT_BYTES_MIN: u32 = 16 << 10;
+
 /// Unanswered keepalive probes after which the kernel ends an idle connection.
 const KEEPALIVE_PROBES: u32 = 4;
 
@@ -22,11 +30,11 @@ const KEEPALIVE_PROBES: u32 = 4;
 pub(super) fn connect(options: &ConnectOptions, deadline: Instant) -> Result<TcpStream, Error> {
     let remote = options.remote;
     let failed = |what: &str, error: io::Error| {
-        let text = format!("connect to {remote}: {what}");
+        let text = format!("connect to {remote} by TCP{what}");
         Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After).caused_by(error)
     };
     let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))
-        .map_err(|e| failed("make a socket", e))?;
+        .map_err(|e| failed(": make a socket", e))?;
     if let Some(local) = options.local {
         socket.bind(&local.into()).map_err(|e| {
             let text = format!("connect to {remote}: use the local address {local}");
@@ -36,12 +44,11 @@ pub(super) fn connect(options: &ConnectOptions, deadline: Instant) -> Result<Tcp
     let time_left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     socket.connect_timeout(&remote.into(), time_left).map_err(|e| match e.kind() {
         io::ErrorKind::TimedOut => {
-            failed(&format!("no answer in {:.0} s", options.tcp.handshake_time_max.as_secs_f64()), e)
+            failed(&format!(": no answer in {:.0} s", options.tcp.handshake_time_max.as_secs_f64()), e)
         }
         // The peer resets a connection when the last packet of the TCP handshake arrives too late.
-        io::ErrorKind::ConnectionReset => failed("the peer cut the connection", e).cut_in_handshake(),
-        io::ErrorKind::ConnectionRefused => failed("nobody listens there", e),
-        _ => failed("no way there", e),
+        io::ErrorKind::ConnectionReset => failed(": the peer cut the connection", e).cut_in_handshake(),
+        _ => failed("", e),
     })?;
     Ok(socket.into())
 }
@@ -102,5 +109,26 @@ pub(super) fn set_rate(stream: &TcpStream, peer: SocketAddr, rate: Option<BitRat
         // Not above the given rate, and not 0, which the kernel would take for no cap.
         u64::try_from(bytes).unwrap_or(u64::MAX).max(1)
     });
-    sys::set_pacing_rate(stream, payload_rate)
+    sys::set_pacing_rate(stream, payload_rate)?;
+    SockRef::from(stream).set_tcp_notsent_lowat(notsent_lowat(payload_rate))
+}
+
+/// Returns the unsent bytes that the kernel takes ahead on a lane that is capped at `rate`, in bytes/s.
+fn notsent_lowat(rate: Option<u64>) -> u32 {
+    let bytes = rate.map_or(u64::MAX, |rate| rate.saturating_mul(AHEAD_TIME_MS) / 1000);
+    u32::try_from(bytes).unwrap_or(u32::MAX).clamp(NOTSENT_LOWAT_BYTES_MIN, NOTSENT_LOWAT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_with_a_low_cap_takes_less_ahead() {
+        let ahead = |megabits: u64| notsent_lowat(Some(megabits * 125_000));
+        assert_eq!(notsent_lowat(None), NOTSENT_LOWAT_BYTES);
+        assert_eq!((ahead(10_000), ahead(100_000)), (NOTSENT_LOWAT_BYTES, NOTSENT_LOWAT_BYTES), "without effect");
+        assert_eq!(ahead(10), 312_500);
+        assert_eq!(notsent_lowat(Some(8_000)), NOTSENT_LOWAT_BYTES_MIN, "64 kbit/s");
+    }
 }

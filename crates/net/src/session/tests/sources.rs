@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use sterna_proto::FileDigests;
-use sterna_proto::session::{BlockTask, FileOutcome};
+use sterna_proto::session::{BlockOrder, BlockTask, FileOutcome};
 
 use super::*;
-use crate::source::{SourceDisposition, SourcePlace};
+use crate::source::{self, Extent, FileReader, OfferedFile, Source, SourceDisposition, SourcePlace};
 use crate::sys;
 
 const LANE: LaneId = LaneId(1);
@@ -76,6 +76,10 @@ impl OneFile {
     fn of(directory: TempDir, disposition: Option<SourceDisposition>) -> Self {
         let root = Root::open(directory.path(), Access::ReadOnly).unwrap();
         let sources = Roots::new(vec![SourcePlace { root, pattern: b"source".to_vec(), name: None }]);
+        Self::reading(directory, sources, disposition)
+    }
+
+    fn reading(directory: TempDir, sources: Arc<dyn Source>, disposition: Option<SourceDisposition>) -> Self {
         let reported = Arc::<Reported>::default();
         let observer = Arc::clone(&reported) as Arc<dyn Observer>;
         let pool = BufferPool::new();
@@ -242,6 +246,54 @@ fn a_source_stays_when_the_receiver_reports_other_bytes() {
         assert!(matches!(copy.hear_done(&bytes), FileOutcome::Done(_)), "{length} bytes");
         assert!(!copy.path().exists(), "{length} bytes stay");
     }
+}
+
+/// Source of one file whose reads were cancelled.
+struct Cancelled;
+
+impl Source for Cancelled {
+    fn list(self: Arc<Self>, offers: &Arc<dyn source::Offers>) {
+        offers.offer(entry("source", EntryKind::File, 2 * MIB as u64), BlockOrder::Next, self);
+    }
+}
+
+impl OfferedFile for Cancelled {
+    fn open(&self, _: Option<LaneId>, _: Extent) -> Result<Box<dyn FileReader>, Error> {
+        Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped"))
+    }
+    fn settle(&self, _: &SourceDisposition, _: &FileEntry) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Cancelled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("source")
+    }
+}
+
+#[test]
+fn a_lane_whose_source_stops_with_the_session_sends_the_abort() {
+    let begin = || OneFile::reading(tempfile::tempdir().unwrap(), Arc::new(Cancelled), None);
+    let mut copy = begin();
+    let task = copy.next_block();
+    // The lane is down: another lane reads the block.
+    let error = copy.sender.send_block(LANE, task, &mut copy.taken).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Cancelled);
+    let mut copy = begin();
+    let task = copy.next_block();
+    copy.sender.abort(Error::protocol("ended"));
+    copy.sender.send_block(LANE, task, &mut copy.taken).unwrap();
+    let mut messages = Vec::new();
+    loop {
+        match copy.sender.next_work(LANE) {
+            Work::Frame(Frame::Messages { encoded, .. }) => messages.extend(Message::decode_all(&encoded).unwrap()),
+            Work::Frame(_) => {}
+            Work::Over => break,
+            Work::Block(_) | Work::Idle(_) | Work::Down => panic!("the lane goes on after {messages:?}"),
+        }
+    }
+    assert!(messages.iter().any(|message| matches!(message, Message::Abort { .. })), "{messages:?}");
 }
 
 #[test]
