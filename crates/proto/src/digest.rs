@@ -447,7 +447,7 @@ impl FromStr for Digest {
             return Err(usage(format!("digest {:?}: {algorithm} has {expected} digits, not {found}", shortened(text))));
         }
         if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(usage(format!("digest {:?}: not hexadecimal", shortened(text))));
+            return Err(usage(format!("digest {:?}: expected hexadecimal digits (0-9, a-f)", shortened(text))));
         }
         let mut bytes = [0u8; 32];
         for (place, digit) in digits.bytes().rev().enumerate() {

@@ -20,7 +20,7 @@ impl FromStr for HostPort {
 
     /// Reads `host`, `host:port`, `[::1]` or `[::1]:port`. The default port is [`DEFAULT_PORT`].
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const NO_HOST: &str = "the host is not well formed";
+        const NO_HOST: &str = "the host is not a host name or an IP address (IPv6 in brackets)";
         let (host, port) = split_authority(text).ok_or(NO_HOST)?;
         let port = match port {
             None => DEFAULT_PORT,

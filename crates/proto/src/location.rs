@@ -68,13 +68,15 @@ impl Location {
     pub fn parse(text: &OsStr) -> Result<Self, Error> {
         let bytes = text.as_bytes();
         if bytes.is_empty() {
-            return Err(usage("the empty string is not a location".to_owned()));
+            let text = "an empty location: expected a local path, sterna://host[:port]/path, or the URL of a file";
+            return Err(usage(text.to_owned()));
         }
         let Some(scheme_end) = find_scheme(bytes) else {
             return Ok(Self::Local(PathBuf::from(text)));
         };
         if WebLocation::is_meant(bytes) {
-            let text = text.to_str().ok_or_else(|| usage("a URL that is not text".to_owned()))?;
+            let not_text = || usage("a URL that is not UTF-8: write its other bytes as %XX".to_owned());
+            let text = text.to_str().ok_or_else(not_text)?;
             return WebLocation::parse(text).map(Self::Web);
         }
         if &bytes[..scheme_end] != b"sterna" {

@@ -203,7 +203,7 @@ impl FromStr for BitRate {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let units =
             [("bit", 1), ("kbit", 1000), ("mbit", 1_000_000), ("gbit", GIGA), ("tbit", GIGA * 1000), ("bps", 1)];
-        let rate = parse_scaled(text, &units, "a rate such as 50Mbit or 1Gbit")?;
+        let rate = parse_scaled(text, &units, "a rate: expected a number and a unit of bits, such as 50Mbit or 1Gbit")?;
         if rate == 0 {
             return Err(ParseQuantityError(format!("\"{text}\" is a rate of zero: nothing would ever be sent")));
         }

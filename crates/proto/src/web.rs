@@ -148,7 +148,7 @@ impl WebLocation {
     }
 }
 
-const BAD_HOST: &str = "the host is not well formed";
+const BAD_HOST: &str = "the host is not a host name or an IP address (IPv6 in brackets)";
 
 const BAD_PORT: &str = "the port is not a number from 1 to 65535";
 

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::session::{Frame, Hello, LaneId, Request};
-use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{Error, ErrorKind};
 
-use super::dial::{Target, dial_first, resolve, unless_stopped};
+use super::dial::{Target, dial_first, resolve, unless_stopped, unreached};
 use super::run::{Backoff, depart, ends_session, random_session};
 use super::spec::{CopyEvent, CopyObserver, CopySpec, Initiator, PathOptions};
 use crate::identity::Fingerprint;
@@ -109,8 +109,7 @@ fn dial_any(
             }
         }
     }
-    let text = errors.iter().map(Error::chain).collect::<Vec<_>>().join("; ");
-    Err(Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After))
+    Err(unreached(errors))
 }
 
 /// Keeps the lane to the agent alive.

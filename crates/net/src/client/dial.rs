@@ -4,6 +4,7 @@
 //! the RTT of the first answer decides. If the slower answer is the better transport, the dial waits a short time for
 //! it.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -212,7 +213,7 @@ impl Dialling {
             }
             stop_if_asked(&self.observer)?;
         }
-        Err(together(errors))
+        Err(unreached(errors))
     }
 
     /// Returns the error of a path that leads to another agent.
@@ -244,6 +245,27 @@ impl Drop for EndNotice {
         // Nobody may be waiting any more.
         let _ = self.notify.send(Some(self.path));
     }
+}
+
+/// Checks for the user after a refused connection.
+const CHECKS_WHEN_REFUSED: &str =
+    "check that the agent runs there, that the port is right, and that no firewall rejects the connection";
+
+/// Joins the errors of all dials of an agent to one. If a dial was refused, adds the checks for the user.
+pub(super) fn unreached(errors: Vec<Error>) -> Error {
+    let was_refused = errors.iter().any(is_refusal);
+    let error = together(errors);
+    if !was_refused {
+        return error;
+    }
+    let text = format!("{}; {CHECKS_WHEN_REFUSED}", error.chain());
+    error.reworded(text)
+}
+
+/// Returns true if the host of the peer, or a firewall, refused the connection.
+fn is_refusal(error: &Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Joins all errors to one. Reason: one error alone suggests a wrong cause, such as a firewall that blocks one

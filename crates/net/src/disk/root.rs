@@ -69,7 +69,7 @@ impl Root {
         // The last names `.`, `..` and `/` stand for the contents of a directory.
         if matches!(last, b"" | b"." | b"..") {
             let directory: &[u8] = if path.is_empty() { b"." } else { path };
-            return Ok((Self::open_with(as_path(directory), Access::ReadOnly, Authority::Person)?, b".".to_vec()));
+            return Ok((Self::open_local(directory, Access::ReadOnly, Authority::Person)?, b".".to_vec()));
         }
         let exists = as_path(trimmed).symlink_metadata().is_ok();
         let mut split = trimmed.len() - last.len();
@@ -85,7 +85,7 @@ impl Root {
         }
         let (parent, pattern) = trimmed.split_at(split);
         let parent: &[u8] = if parent.is_empty() { b"." } else { parent };
-        Ok((Self::open_with(as_path(parent), Access::ReadOnly, Authority::Person)?, pattern.to_vec()))
+        Ok((Self::open_local(parent, Access::ReadOnly, Authority::Person)?, pattern.to_vec()))
     }
 
     /// Opens the root for a destination path that the user gave. Also returns the path for `Destination::resolve`.
@@ -96,7 +96,7 @@ impl Root {
         loop {
             let directory: &[u8] = if split == 0 { b"." } else { &path[..split] };
             if as_path(directory).is_dir() {
-                let root = Self::open_with(as_path(directory), Access::ReadWrite, Authority::Peer)?;
+                let root = Self::open_local(directory, Access::ReadWrite, Authority::Peer)?;
                 return Ok((root, path[split..].iter().skip_while(|&&b| b == b'/').copied().collect()));
             }
             if split == 0 {
@@ -105,6 +105,13 @@ impl Root {
             let trimmed = trim_slashes(&path[..split]);
             split = trimmed.iter().rposition(|&b| b == b'/').map_or(0, |slash| slash + 1);
         }
+    }
+
+    /// Opens a directory of a path that the user gave. A path without a directory lies in `.`, which the user has not
+    /// written: error texts call it the current directory.
+    fn open_local(directory: &[u8], access: Access, authority: Authority) -> Result<Self, Error> {
+        let root = Self::open_with(as_path(directory), access, authority)?;
+        Ok(if directory == b"." { root.called("the current directory") } else { root })
     }
 
     fn open_with(path: &Path, access: Access, authority: Authority) -> Result<Self, Error> {

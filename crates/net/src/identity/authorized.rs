@@ -192,7 +192,7 @@ impl Authorized {
                 strays_text(&strays)
             }
             Err(error) => {
-                Some(format!("{}; the file is not in use, and the list of before stays in force", error.chain()))
+                Some(format!("{}; the file is not in use, and the previous list stays in force", error.chain()))
             }
         };
         let is_new = last.damage != damage;
@@ -235,7 +235,7 @@ fn strays_text(strays: &[Stray]) -> Option<String> {
 
 fn read(path: &Path, roots: &[String]) -> Result<Listed, Error> {
     let text = files::read_text(path, FILE_BYTES_MAX)?.ok_or_else(|| {
-        let text = format!("read the fingerprints of who is authorized from {}: there is no such file", path.display());
+        let text = format!("read the authorized fingerprints from {}: no such file", path.display());
         Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
     })?;
     parse(path, &text, roots)
@@ -364,7 +364,7 @@ mod tests {
         };
         fs::write(&path, format!("{PEER} r")).unwrap();
         let said = asked();
-        assert!(said.contains("authorized line 1") && said.ends_with("the list of before stays in force"), "{said}");
+        assert!(said.contains("authorized line 1") && said.ends_with("the previous list stays in force"), "{said}");
         assert_eq!(asked(), "", "said already");
         fs::remove_file(&path).unwrap();
         assert!(asked().contains("no such file"));

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use sterna_proto::location::RemoteLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::{Fingerprint, files};
@@ -43,12 +44,20 @@ impl KnownHosts {
         Self { path: state_dir.join(FILE) }
     }
 
+    /// Returns the name of an agent in the file: `host:port`, as the user wrote the host.
+    pub fn name_of(remote: &RemoteLocation) -> String {
+        match remote.host.contains(':') {
+            true => format!("[{}]:{}", remote.host, remote.port),
+            false => format!("{}:{}", remote.host, remote.port),
+        }
+    }
+
     /// Returns the path of the file, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Looks up `host` (`host:port`, as the user wrote the host), which has shown the key `fingerprint`.
+    /// Looks up `host` (see [`KnownHosts::name_of`]), which has shown the key `fingerprint`.
     ///
     /// Errors: a line that cannot be read, with its number.
     pub fn lookup(&self, host: &str, fingerprint: &Fingerprint) -> Result<KnownHost, Error> {

@@ -42,7 +42,8 @@ fn a_local_destination_starts_at_the_deepest_directory_there_is() {
     assert_eq!(local("/there"), (format!("{base}/there"), String::new()));
     assert_eq!(local("/there/x"), (format!("{base}/there/"), "x".to_owned()));
     assert_eq!(local("/there/x/y/"), (format!("{base}/there/"), "x/y/".to_owned()));
-    assert_eq!(Root::for_local_destination(b"surely-not-here").unwrap().1, b"surely-not-here");
+    let (root, rest) = Root::for_local_destination(b"surely-not-here").unwrap();
+    assert_eq!((root.to_string().as_str(), rest.as_slice()), ("the current directory", &b"surely-not-here"[..]));
 }
 
 #[test]

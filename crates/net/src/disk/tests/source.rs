@@ -274,4 +274,7 @@ fn a_local_source_is_the_persons_own_authority() {
     assert_eq!(local("/a/.").0, ["away.h5", "x.h5"]);
     assert_eq!(local("/a/..").0, ["a", "a/away.h5", "a/x.h5"]);
     assert!(Root::for_local_source(b"/nothing-here/x").is_err());
+    let (here, pattern) = Root::for_local_source(b"surely-not-here").unwrap();
+    let missing = here.expand(&pattern).unwrap_err();
+    assert_eq!(missing.text(), "look for surely-not-here in the current directory");
 }

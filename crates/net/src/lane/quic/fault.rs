@@ -39,13 +39,12 @@ pub(super) fn handshake_error(reason: &ConnectionError, peer: SocketAddr) -> Err
 /// Returns the error for a peer that the socket reports as unreachable.
 pub(super) fn unreachable(kind: io::ErrorKind, peer: SocketAddr) -> Error {
     let text = match kind {
-        io::ErrorKind::ConnectionRefused => {
-            format!("connect to {peer} by QUIC: refused, nobody listens on this UDP port")
-        }
         io::ErrorKind::PermissionDenied => format!("connect to {peer} by QUIC: a firewall refuses UDP"),
-        _ => format!("connect to {peer} by QUIC: {kind}"),
+        _ => format!("connect to {peer} by QUIC"),
     };
-    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After)
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text)
+        .retry(Retry::After)
+        .caused_by(io::Error::from(kind))
 }
 
 /// Returns the error for a failed operation of the socket itself.
