@@ -17,7 +17,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(15);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// State of an endpoint. Edges: closed -> open at a refusal; open -> trying when a transfer starts after the pause;
-/// trying -> closed at a success; trying -> open, for twice the time, at a refusal.
+/// trying -> closed at a success; trying -> open, for twice the time, at a refusal; trying -> open without a pause when
+/// the transfer ends and the endpoint had no part in that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Takes transfers.
@@ -62,6 +63,14 @@ impl Breaker {
     /// Records that a transfer has arrived: the endpoint works.
     pub fn handle_success(&mut self) {
         self.0 = State::Closed;
+    }
+
+    /// Records that a transfer has ended for a reason that has nothing to do with this endpoint: it was cancelled, or
+    /// the other endpoint failed. Another one may try.
+    pub fn handle_other_end(&mut self, now: UnixTime) {
+        if let State::Trying { pause } = self.0 {
+            self.0 = State::Open { until: now, pause };
+        }
     }
 
     /// Records a failure of this endpoint. `wait`: the time that the endpoint itself asks for (`Retry-After`).
@@ -143,5 +152,20 @@ mod tests {
         breaker.handle_start();
         breaker.handle_failure(&error(ErrorKind::Corrupt), None, at(20));
         assert_eq!(breaker.blocked(at(20)), None, "the endpoint took the transfer");
+    }
+
+    #[test]
+    fn a_trial_that_proves_nothing_makes_room_for_another() {
+        let mut breaker = Breaker::default();
+        breaker.handle_failure(&error(ErrorKind::NoSpace), None, START);
+        breaker.handle_start();
+        breaker.handle_other_end(at(20));
+        assert_eq!(breaker.blocked(at(20)), None);
+        breaker.handle_start();
+        assert_eq!(breaker.blocked(at(20)), Some(Blocked::ByTrial));
+        breaker.handle_failure(&error(ErrorKind::NoSpace), None, at(20));
+        assert_eq!(breaker.blocked(at(20)), Some(Blocked::Until(at(50))), "the pause still doubles");
+        breaker.handle_other_end(at(20));
+        assert_eq!(breaker.blocked(at(20)), Some(Blocked::Until(at(50))));
     }
 }

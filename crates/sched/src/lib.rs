@@ -10,4 +10,6 @@ pub mod replica;
 pub mod retry;
 pub mod scheduler;
 pub mod share;
+pub mod state;
+pub mod statistics;
 pub mod time;

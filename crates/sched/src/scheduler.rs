@@ -16,6 +16,7 @@ use sterna_proto::{BitRate, ByteCount, Error, Scope};
 use crate::breaker::{Blocked, Breaker};
 use crate::order::Order;
 use crate::queue::{FileNumber, Queue, QueuedFile};
+use crate::replica::Pending;
 use crate::share::{RoundRobin, Share, Waiting};
 use crate::time::UnixTime;
 
@@ -29,6 +30,24 @@ pub struct Link {
     pub source: Name,
     /// Destination endpoint.
     pub destination: Name,
+}
+
+/// Name that stands for every endpoint in the settings of links and endpoints.
+pub const ANY: &str = "*";
+
+/// Returns the most precise setting of a link: for both endpoints, the source, the destination, or all links. Source of
+/// the order: FTS3.
+fn most_precise<'a, T>(settings: &'a BTreeMap<Link, T>, link: &Link) -> Option<&'a T> {
+    if settings.is_empty() {
+        return None;
+    }
+    let any = || Name::from(ANY);
+    let (source, destination) = (|| Arc::clone(&link.source), || Arc::clone(&link.destination));
+    settings
+        .get(link)
+        .or_else(|| settings.get(&Link { source: source(), destination: any() }))
+        .or_else(|| settings.get(&Link { source: any(), destination: destination() }))
+        .or_else(|| settings.get(&Link { source: any(), destination: any() }))
 }
 
 /// Limits of an endpoint: transfers under way.
@@ -45,13 +64,13 @@ pub struct EndpointLimits {
 pub struct Limits {
     /// Maximum of all together.
     pub all: usize,
-    /// Maximum of a link that is not named.
+    /// Maximum of a link that no setting names.
     pub link: usize,
-    /// Maximum of named links.
+    /// Maximum of links; [`ANY`] stands for every endpoint, and the most precise setting counts.
     pub links: BTreeMap<Link, usize>,
-    /// Limits of an endpoint that is not named.
+    /// Limits of an endpoint that no setting names.
     pub endpoint: EndpointLimits,
-    /// Limits of named endpoints.
+    /// Limits of endpoints.
     pub endpoints: BTreeMap<Name, EndpointLimits>,
     /// Maximum of named VOs; the others have none.
     pub vos: BTreeMap<Name, usize>,
@@ -74,8 +93,9 @@ impl Default for Limits {
 /// Shares of links.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// Shares of VOs; the others have an equal one.
-    pub vos: BTreeMap<Name, Share>,
+    /// Shares of VOs on links; [`ANY`] stands for every endpoint, and the most precise setting counts. A VO that it
+    /// does not name has the share of [`PUBLIC`], or an equal one.
+    pub links: BTreeMap<Link, BTreeMap<Name, Share>>,
     /// Shares of the activities of a VO; the others have that of `default`, or an equal one.
     pub activities: BTreeMap<Name, BTreeMap<Name, Share>>,
     /// VOs whose queues have no priorities.
@@ -85,9 +105,13 @@ pub struct Shares {
 /// Activity whose share the activities without one have. Source: FTS3.
 pub const ACTIVITY_DEFAULT: &str = "default";
 
+/// VO whose share the VOs without one have. Source: FTS3.
+pub const PUBLIC: &str = "public";
+
 impl Shares {
-    fn of_vo(&self, vo: &Name) -> Share {
-        self.vos.get(vo).copied().unwrap_or_default()
+    fn of_vo(&self, link: &Link, vo: &Name) -> Share {
+        let Some(shares) = most_precise(&self.links, link) else { return Share::default() };
+        shares.get(vo).or_else(|| shares.get(PUBLIC)).copied().unwrap_or_default()
     }
 
     fn of_activity(&self, vo: &Name, activity: &Name) -> Share {
@@ -117,6 +141,17 @@ pub struct Start {
     pub queue: QueueName,
     /// Reason why this file starts before the others.
     pub rationale: String,
+}
+
+/// Files that wait and that are under way on a link.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct QueuedOnLink {
+    /// Number of files that wait.
+    pub files: u64,
+    /// Number of files under way.
+    pub active: u64,
+    /// Data that waits, by the weight of its activity.
+    pub pending: Vec<Pending>,
 }
 
 /// Reason why a file waits.
@@ -211,6 +246,12 @@ impl Scheduler {
         self.endpoints.entry(Arc::clone(endpoint)).or_default().is_banned = is_banned;
     }
 
+    /// Bans these endpoints, and no others.
+    pub fn set_bans(&mut self, banned: &[Name]) {
+        self.endpoints.values_mut().for_each(|endpoint| endpoint.is_banned = false);
+        banned.iter().for_each(|endpoint| self.set_ban(endpoint, true));
+    }
+
     /// Adds a file that waits. A file that the scheduler has already keeps its place, and is not added again.
     pub fn handle_queued(&mut self, queue: QueueName, file: QueuedFile, now: UnixTime) {
         if self.places.contains_key(&file.number) {
@@ -251,17 +292,13 @@ impl Scheduler {
             link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().give_back(&queue.activity, unsent);
         }
         let (source, destination) = (&queue.link.source, &queue.link.destination);
-        match outcome {
-            Ok(_) => {
-                [source, destination].into_iter().for_each(|endpoint| self.endpoint(endpoint).breaker.handle_success())
+        for (endpoint, scope) in [(source, Scope::Source), (destination, Scope::Destination)] {
+            let breaker = &mut self.endpoint(endpoint).breaker;
+            match outcome {
+                Ok(_) => breaker.handle_success(),
+                Err(error) if error.scope == scope => breaker.handle_failure(error, wait, now),
+                Err(_) => breaker.handle_other_end(now),
             }
-            Err(error) if error.scope == Scope::Source => {
-                self.endpoint(source).breaker.handle_failure(error, wait, now)
-            }
-            Err(error) if error.scope == Scope::Destination => {
-                self.endpoint(destination).breaker.handle_failure(error, wait, now);
-            }
-            Err(_) => {}
         }
         true
     }
@@ -306,6 +343,26 @@ impl Scheduler {
         Some(Waits::Turn { files: count, size, expected })
     }
 
+    /// Returns the links that have files, each with its maximum of transfers.
+    pub fn links(&self) -> BTreeMap<Link, usize> {
+        let most = |link: &Link| most_precise(&self.limits.links, link).copied().unwrap_or(self.limits.link);
+        self.links.keys().map(|link| (link.clone(), most(link))).collect()
+    }
+
+    /// Returns the files that wait and that are under way on a link.
+    pub fn queued(&self, link: &Link) -> QueuedOnLink {
+        let Some(queues) = self.links.get(link) else { return QueuedOnLink::default() };
+        let mut queued = QueuedOnLink { active: queues.active as u64, ..QueuedOnLink::default() };
+        for (vo, activities) in &queues.vos {
+            for (activity, queue) in activities {
+                queued.files += queue.len() as u64;
+                let weight = self.shares.of_activity(vo, activity).weight;
+                queued.pending.push(Pending { weight, size: queue.size() });
+            }
+        }
+        queued
+    }
+
     /// Returns the number of files that wait and that are under way.
     pub fn counts(&self) -> (usize, usize) {
         (self.places.len() - self.active, self.active)
@@ -332,7 +389,7 @@ impl Scheduler {
             let Some(first) = turns.clone().choose(&activities) else { continue };
             let size =
                 activities.iter().find(|waiting| waiting.queue == first.queue).map_or(0, |waiting| waiting.first);
-            vos.push(Waiting { queue: Arc::clone(vo), share: shares.of_vo(vo), first: size });
+            vos.push(Waiting { queue: Arc::clone(vo), share: shares.of_vo(name, vo), first: size });
             activities_of.insert(Arc::clone(vo), activities);
         }
         let vo = link.vo_turns.choose(&vos)?;
@@ -394,7 +451,7 @@ impl Scheduler {
     /// Returns the reason why no file of a link may start.
     fn blocked(&self, name: &Link, link: &LinkQueues, now: UnixTime) -> Option<Waits> {
         let limit = |of, count: usize, most: usize| (count >= most).then_some(Waits::Limit { of, most });
-        let most = self.limits.links.get(name).copied().unwrap_or(self.limits.link);
+        let most = most_precise(&self.limits.links, name).copied().unwrap_or(self.limits.link);
         limit("service", self.active, self.limits.all).or_else(|| limit("link", link.active, most)).or_else(|| {
             let ends = [(&name.source, "source"), (&name.destination, "destination")];
             ends.into_iter().find_map(|(endpoint, of)| {
@@ -484,7 +541,10 @@ mod tests {
         let link = link("a", "b");
         let share = |weight| Share { weight, guarantee: 0.0 };
         let shares = Shares {
-            vos: BTreeMap::from([("atlas".into(), share(75.0)), ("cms".into(), share(25.0))]),
+            links: BTreeMap::from([(
+                Link { source: ANY.into(), destination: ANY.into() },
+                BTreeMap::from([("atlas".into(), share(75.0)), (PUBLIC.into(), share(25.0))]),
+            )]),
             activities: BTreeMap::from([(
                 "atlas".into(),
                 BTreeMap::from([("production".into(), share(2.0)), (ACTIVITY_DEFAULT.into(), share(1.0))]),
@@ -517,6 +577,21 @@ mod tests {
             let part = bytes[activity] / all;
             assert!((part - expected).abs() < 0.02, "{activity}: {part} instead of {expected}");
         }
+    }
+
+    #[test]
+    fn the_most_precise_setting_of_a_link_counts() {
+        let mut settings = BTreeMap::new();
+        let ab = link("a", "b");
+        assert_eq!(most_precise(&settings, &ab), None);
+        for (number, (source, destination)) in [(ANY, ANY), (ANY, "b"), ("a", ANY), ("a", "b")].into_iter().enumerate()
+        {
+            settings.insert(link(source, destination), number);
+            assert_eq!(most_precise(&settings, &ab), Some(&number));
+        }
+        assert_eq!(most_precise(&settings, &link("x", "b")), Some(&1));
+        assert_eq!(most_precise(&settings, &link("a", "x")), Some(&2));
+        assert_eq!(most_precise(&settings, &link("b", "a")), Some(&0));
     }
 
     #[test]
