@@ -1,0 +1,118 @@
+//! Access: turns credentials into callers, with the levels that the configuration gives them.
+//!
+//! Decides who is a caller. Refuses to decide what a caller may do with a job: [`Caller::check`] does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::auth::{Fqan, Trust};
+use crate::caller::{Caller, Level, Method, Operation};
+
+/// Levels of a caller, in the order of [`Operation::ALL`].
+pub type Levels = [Level; Operation::ALL.len()];
+
+/// Levels of everybody who was authenticated. Source: the configuration that FTS3 ships.
+pub const LEVELS_DEFAULT: Levels = [Level::Own, Level::Vo, Level::None, Level::None, Level::None];
+
+/// Rules.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Levels of everybody who was authenticated.
+    pub everybody: Levels,
+    /// Levels of names: distinguished names.
+    pub by_name: BTreeMap<String, Levels>,
+    /// Levels of roles: the name behind `Role=` of an attribute.
+    pub by_role: BTreeMap<String, Levels>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { everybody: LEVELS_DEFAULT, by_name: BTreeMap::new(), by_role: BTreeMap::new() }
+    }
+}
+
+impl Rules {
+    /// Returns the highest level of each operation for a name with roles.
+    fn levels_of<'a>(&self, name: &str, roles: impl Iterator<Item = &'a str>) -> Levels {
+        let mut levels = self.everybody;
+        let granted = self.by_name.get(name).into_iter().chain(roles.filter_map(|role| self.by_role.get(role)));
+        for more in granted {
+            levels.iter_mut().zip(more).for_each(|(level, more)| *level = (*level).max(*more));
+        }
+        levels
+    }
+}
+
+/// Access of the interfaces.
+pub struct Access {
+    tls: Arc<ServerConfig>,
+    trust: Arc<Trust>,
+    rules: Rules,
+}
+
+impl Access {
+    /// Creates the access of a server with these TLS settings, which verify clients by `trust`.
+    pub fn new(tls: Arc<ServerConfig>, trust: Arc<Trust>, rules: Rules) -> Self {
+        Self { tls, trust, rules }
+    }
+
+    /// Returns the TLS settings of the next connection.
+    pub fn tls(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.tls)
+    }
+
+    /// Returns the caller of a connection with these client certificates. Without any it is nobody.
+    pub fn caller_of_certificate(&self, certificates: &[CertificateDer<'_>]) -> Result<Caller, Error> {
+        if certificates.is_empty() {
+            return Ok(Caller { name: "anon".to_owned(), ..Caller::default() });
+        }
+        let identity = self.trust.identify(certificates, SystemTime::now())?;
+        let credential = identity.credential_id();
+        // A user without attributes is a virtual organisation of one. Source: FTS3.
+        let vo = identity.vo().map_or_else(|| credential.clone(), str::to_owned);
+        Ok(Caller {
+            method: Method::Certificate,
+            levels: self.rules.levels_of(&identity.dn, identity.fqans.iter().filter_map(Fqan::role)),
+            name: identity.dn,
+            credential,
+            attributes: identity.fqans,
+            vos: vec![vo],
+        })
+    }
+
+    /// Returns the caller of a bearer token. Errors: no issuer is configured, or the token is refused.
+    pub async fn caller_of_token(&self, _token: &str) -> Result<Caller, Error> {
+        let text = "a bearer token was given, and this service trusts no issuer of tokens";
+        Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_level_of_name_and_roles_counts() {
+        let mut rules = Rules::default();
+        let config = |level| {
+            let mut levels = [Level::None; Operation::ALL.len()];
+            levels[Operation::Config as usize] = level;
+            levels
+        };
+        rules.by_name.insert("/CN=boss".to_owned(), config(Level::All));
+        rules.by_role.insert("production".to_owned(), config(Level::Vo));
+        let levels = |name: &str, attributes: &[&str]| {
+            let attributes: Vec<Fqan> = attributes.iter().map(|text| Fqan::parse(text).unwrap()).collect();
+            let levels = rules.levels_of(name, attributes.iter().filter_map(Fqan::role));
+            (levels[Operation::Config as usize], levels[Operation::Transfer as usize])
+        };
+        assert_eq!(levels("/CN=x", &["/vo/Role=NULL/Capability=NULL"]), (Level::None, Level::Vo));
+        assert_eq!(levels("/CN=x", &["/vo/Role=production/Capability=NULL"]), (Level::Vo, Level::Vo));
+        assert_eq!(levels("/CN=boss", &["/vo/Role=production"]), (Level::All, Level::Vo));
+    }
+}

@@ -1,0 +1,170 @@
+//! HTTPS server of the interfaces.
+//!
+//! Accepts connections, authenticates callers by certificate or token, and hands requests to the routes. Refuses to
+//! carry out anything: routes translate to commands.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, Uri, header};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+use tracing::{debug, warn};
+
+use crate::caller::{Caller, Level, Method};
+use crate::settings::Applied;
+
+mod app;
+pub mod fts3;
+pub mod native;
+mod ui;
+
+use app::Authenticated;
+pub use app::{App, BODY_BYTES_MAX};
+
+/// Maximum number of connections. Reason: each has a task, buffers and a descriptor; beyond it new ones wait.
+const CONNECTIONS_MAX: usize = 4096;
+
+/// Time limit for a TLS handshake. Reason: the longest round trip, 660 ms, several times.
+const HANDSHAKE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// Time limit for the head of a request, and for a connection without requests. Reason: clients of FTS3 wait 30 s.
+const HEADERS_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Returns all routes.
+pub fn routes(app: App) -> Router {
+    fts3::routes().merge(native::routes()).merge(ui::routes()).with_state(app)
+}
+
+/// Accepts connections until the listener fails.
+///
+/// Errors: the listener cannot accept any more.
+pub async fn serve(listener: TcpListener, app: App) -> Result<(), Error> {
+    let router = routes(app.clone());
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return Ok(()) };
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // A connection that ended before it was accepted, or no free descriptor.
+            Err(e) => {
+                warn!("accept a connection: {e}");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (app, router) = (app.clone(), router.clone());
+        tokio::spawn(async move {
+            if let Err(e) = connection(stream, peer, app, router).await {
+                debug!("connection from {peer}: {}", e.chain());
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, app: App, router: Router) -> Result<(), Error> {
+    let failed = |text: &str| Error::new(ErrorKind::Unreachable, Scope::Client, Phase::Prepare, text);
+    stream.set_nodelay(true).map_err(|e| failed("set TCP_NODELAY").caused_by(e))?;
+    let acceptor = TlsAcceptor::from(app.access.tls());
+    let handshake = tokio::time::timeout(HANDSHAKE_TIME_MAX, acceptor.accept(stream)).await;
+    let stream = handshake.map_err(|_| failed("TLS handshake: the time is over"))?;
+    let stream = stream.map_err(|e| failed("TLS handshake").caused_by(e))?;
+    let certificates = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec).unwrap_or_default();
+    let by_certificate = app.access.caller_of_certificate(&certificates);
+    let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let (app, router, by_certificate) = (app.clone(), router.clone(), by_certificate.clone());
+        async move { Ok::<_, Infallible>(answer(request.map(Body::new), peer, &app, router, by_certificate).await) }
+    });
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIME_MAX);
+    let served = server.serve_connection(TokioIo::new(stream), service).await;
+    served.map_err(|e| failed(&format!("serve: {e}")))
+}
+
+/// Answers a request.
+async fn answer(
+    mut request: Request<Body>,
+    peer: SocketAddr,
+    app: &App,
+    router: Router,
+    by_certificate: Result<Caller, Error>,
+) -> Response<Body> {
+    collapse_slashes(request.uri_mut());
+    let token = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
+    let caller = match token {
+        Some(token) => app.access.caller_of_token(&token).await,
+        None => by_certificate,
+    };
+    let grants = app.service.applied();
+    let caller = caller.map(|caller| with_grants(caller, &grants));
+    debug!("{peer}: {} {}", request.method(), request.uri().path());
+    request.extensions_mut().insert(Authenticated(caller));
+    match router.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// Adds the operations that operators have granted to a caller.
+fn with_grants(mut caller: Caller, settings: &Applied) -> Caller {
+    if caller.method != Method::None {
+        for operation in settings.grants.get(&caller.name).into_iter().flatten() {
+            caller.levels[*operation as usize] = Level::All;
+        }
+    }
+    caller
+}
+
+/// Makes one slash of several at the same place. Reason: FTS3 clients put two between the endpoint and the path.
+fn collapse_slashes(uri: &mut Uri) {
+    let path = uri.path();
+    if !path.contains("//") {
+        return;
+    }
+    let mut collapsed = String::with_capacity(path.len());
+    for character in path.chars() {
+        if character != '/' || !collapsed.ends_with('/') {
+            collapsed.push(character);
+        }
+    }
+    if let Some(query) = uri.query() {
+        collapsed.push('?');
+        collapsed.push_str(query);
+    }
+    let mut parts = std::mem::take(uri).into_parts();
+    // A URI that was valid stays valid with fewer slashes.
+    parts.path_and_query = collapsed.parse().ok();
+    *uri = Uri::from_parts(parts).unwrap_or_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_are_collapsed_in_paths_only() {
+        for (given, expected) in [
+            ("//", "/"),
+            ("//jobs", "/jobs"),
+            ("///jobs//a,b", "/jobs/a,b"),
+            ("/ban/se?storage=https://a//b", "/ban/se?storage=https://a//b"),
+            ("//ban/se?storage=https://a", "/ban/se?storage=https://a"),
+            ("/jobs/", "/jobs/"),
+        ] {
+            let mut uri: Uri = given.parse().unwrap();
+            collapse_slashes(&mut uri);
+            assert_eq!(uri.to_string(), expected);
+        }
+    }
+}

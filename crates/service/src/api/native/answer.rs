@@ -1,0 +1,55 @@
+//! Replies of the native interface: its failures, and the caller of a request.
+
+use axum::Json;
+use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use super::types::Problem;
+use crate::api::app::Authenticated;
+use crate::caller::Caller;
+
+/// Failure of a request.
+pub(super) struct Failed(Error);
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        let status = match self.0.kind {
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Denied => StatusCode::FORBIDDEN,
+            ErrorKind::Untrusted => StatusCode::UNAUTHORIZED,
+            ErrorKind::Usage => StatusCode::BAD_REQUEST,
+            ErrorKind::Exists => StatusCode::CONFLICT,
+            ErrorKind::Limit => StatusCode::PAYLOAD_TOO_LARGE,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        (status, Json(Problem::from(&self.0))).into_response()
+    }
+}
+
+/// Caller of a request of this interface.
+pub(super) struct By(pub(super) Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for By {
+    type Rejection = Failed;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failed> {
+        match parts.extensions.get::<Authenticated>() {
+            Some(Authenticated(caller)) => caller.clone().map(Self).map_err(Failed),
+            None => Err(usage("a request without its connection").into()),
+        }
+    }
+}
+
+/// Returns the error of a request that is not understood.
+pub(super) fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}

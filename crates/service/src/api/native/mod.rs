@@ -1,0 +1,381 @@
+//! Native interface `/api/v1`: jobs from manifests, files with the reason why they wait, and a feed of changes.
+//!
+//! Its description (OpenAPI) is made from this code and served at `/api/v1/openapi.json`.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::sse::{Event as ServerEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use serde::Deserialize;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::scheduler::Waits;
+use sterna_sched::state::{FileState, JobState};
+use utoipa::{IntoParams, OpenApi};
+use uuid::Uuid;
+
+use crate::api::app::{App, BODY_BYTES_MAX};
+use crate::caller::{Caller, Operation};
+use crate::command::Cancelled;
+use crate::job::File;
+use crate::service::now;
+use crate::store::{FileFilter, JobFilter};
+
+mod answer;
+mod bans;
+pub mod types;
+
+use answer::{By, Failed, usage};
+use types::{
+    Accepted, Change, Changes, FileDetails, FileList, FileView, JobList, JobView, NewJob, Patch, Problem, Waiting,
+};
+
+/// Header with the key of a repeated submission. Source: draft-ietf-httpapi-idempotency-key-header.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// Maximum bytes of an idempotency key.
+const KEY_BYTES_MAX: usize = 255;
+
+/// Number of entries of a list, unless the request has another.
+const PAGE: u32 = 100;
+
+/// Maximum number of entries of a list.
+const PAGE_MAX: u32 = 1000;
+
+/// Time between two looks for new changes. Reason: people and dashboards see a change within half a second.
+const CHANGES_EVERY: Duration = Duration::from_millis(500);
+
+/// Description of the interface.
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Sterna transfer service", description = "Jobs, files and changes of a Sterna transfer service."),
+    paths(submit, list, job, patch, cancel, files, file, changes, bans::list, bans::ban, bans::lift),
+    components(schemas(Problem))
+)]
+struct Description;
+
+/// Returns the routes.
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/api/v1/openapi.json", get(|| async { Json(Description::openapi()) }))
+        .route("/api/v1/jobs", get(list).post(submit))
+        .route("/api/v1/jobs/{id}", get(job).patch(patch))
+        .route("/api/v1/jobs/{id}/cancel", post(cancel))
+        .route("/api/v1/jobs/{id}/files", get(files))
+        .route("/api/v1/files/{number}", get(file))
+        .route("/api/v1/changes", get(changes))
+        .route("/api/v1/bans", get(bans::list))
+        .route("/api/v1/bans/{endpoint}", put(bans::ban).delete(bans::lift))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+}
+
+/// Submits a job.
+///
+/// The body is a job in JSON, or a manifest: lines of JSON (`application/x-ndjson`), the first with the job and each
+/// other with a file.
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs",
+    request_body(content((NewJob = "application/json"), (String = "application/x-ndjson"))),
+    params(("Idempotency-Key" = Option<String>, Header, description = "A repeated request with this key finds the first job")),
+    responses(
+        (status = 201, body = Accepted),
+        (status = 400, body = Problem),
+        (status = 401, body = Problem),
+        (status = 403, body = Problem),
+        (status = 413, description = "More files than a job may have"),
+        (status = 415, description = "Another media type"),
+    )
+)]
+async fn submit(By(caller): By, State(app): State<App>, headers: HeaderMap, body: Bytes) -> Result<Response, Failed> {
+    let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let job = match media.split(';').next().unwrap_or_default().trim() {
+        "application/x-ndjson" => NewJob::of_lines(&body)?,
+        "application/json" => {
+            serde_json::from_slice(&body).map_err(|e| usage(format!("the job is not understood: {e}")))?
+        }
+        other => {
+            let error = usage(format!("the media type {other}: expected application/json or application/x-ndjson"));
+            return Ok((StatusCode::UNSUPPORTED_MEDIA_TYPE, Json(Problem::from(&error))).into_response());
+        }
+    };
+    let key = match headers.get(IDEMPOTENCY_KEY).map(|value| value.to_str()) {
+        None => None,
+        Some(Ok(key)) if (1..=KEY_BYTES_MAX).contains(&key.len()) => Some(key.to_owned()),
+        Some(_) => return Err(usage(format!("Idempotency-Key: expected 1 to {KEY_BYTES_MAX} ASCII characters")).into()),
+    };
+    let files = job.files.len() as u64;
+    let id = app.service.submit(&caller, job.into_submission(key)?).await?;
+    Ok((StatusCode::CREATED, Json(Accepted { id, files })).into_response())
+}
+
+/// Selection of jobs.
+#[derive(Deserialize, IntoParams)]
+struct JobQuery {
+    /// States, separated by commas; without them those that have not ended.
+    state: Option<String>,
+    /// Virtual organisation.
+    vo: Option<String>,
+    /// Maximum number of jobs, from 1 to 1000.
+    limit: Option<u32>,
+}
+
+fn page(limit: Option<u32>) -> Result<u32, Error> {
+    match limit {
+        None => Ok(PAGE),
+        Some(limit) if (1..=PAGE_MAX).contains(&limit) => Ok(limit),
+        Some(limit) => Err(usage(format!("limit={limit}: expected 1 to {PAGE_MAX}"))),
+    }
+}
+
+/// Reads names of states that are separated by commas.
+fn states<T>(names: Option<&str>, by_name: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Error> {
+    let names = names.unwrap_or_default().split(',').filter(|name| !name.is_empty());
+    names.map(|name| by_name(name).ok_or_else(|| usage(format!("there is no state {name}")))).collect()
+}
+
+/// Lists jobs that the caller may see, the latest first.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs",
+    params(JobQuery),
+    responses((status = 200, body = JobList), (status = 400, body = Problem), (status = 403, body = Problem))
+)]
+async fn list(By(caller): By, State(app): State<App>, Query(query): Query<JobQuery>) -> Result<Json<JobList>, Failed> {
+    let filter = JobFilter {
+        states: states(query.state.as_deref(), JobState::by_name)?,
+        vo: query.vo,
+        limit: Some(page(query.limit)?),
+        ..JobFilter::default()
+    };
+    let jobs = app.service.list(&caller, filter).await?;
+    Ok(Json(JobList { jobs: jobs.iter().map(JobView::from).collect() }))
+}
+
+/// Returns a job.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}",
+    params(("id" = Uuid, Path, description = "Job")),
+    responses((status = 200, body = JobView), (status = 403, body = Problem), (status = 404, body = Problem))
+)]
+async fn job(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> Result<Json<JobView>, Failed> {
+    Ok(Json(JobView::from(&app.service.job(&caller, &id).await?)))
+}
+
+/// Changes the priority of a job.
+#[utoipa::path(
+    patch,
+    path = "/api/v1/jobs/{id}",
+    params(("id" = Uuid, Path, description = "Job")),
+    request_body = Patch,
+    responses(
+        (status = 200, body = JobView),
+        (status = 400, body = Problem),
+        (status = 403, body = Problem),
+        (status = 404, body = Problem),
+    )
+)]
+async fn patch(
+    By(caller): By,
+    State(app): State<App>,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<Json<JobView>, Failed> {
+    let patch: Patch =
+        serde_json::from_slice(&body).map_err(|e| usage(format!("the change is not understood: {e}")))?;
+    Ok(Json(JobView::from(&app.service.set_priority(&caller, &id, patch.priority).await?)))
+}
+
+/// Cancels a job: its files that have not arrived.
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{id}/cancel",
+    params(("id" = Uuid, Path, description = "Job")),
+    responses(
+        (status = 200, body = JobView),
+        (status = 403, body = Problem),
+        (status = 404, body = Problem),
+        (status = 409, description = "The job had ended", body = JobView),
+    )
+)]
+async fn cancel(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> Result<Response, Failed> {
+    Ok(match app.service.cancel(&caller, &id).await? {
+        Cancelled::Now(job) => Json(JobView::from(&*job)).into_response(),
+        Cancelled::EndedBefore(job) => (StatusCode::CONFLICT, Json(JobView::from(&*job))).into_response(),
+    })
+}
+
+/// Selection of files.
+#[derive(Deserialize, IntoParams)]
+struct FileQuery {
+    /// States, separated by commas.
+    state: Option<String>,
+    /// Files after this number.
+    after: Option<u64>,
+    /// Maximum number of files, from 1 to 1000.
+    limit: Option<u32>,
+}
+
+/// Lists the files of a job, by number.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}/files",
+    params(("id" = Uuid, Path, description = "Job"), FileQuery),
+    responses(
+        (status = 200, body = FileList),
+        (status = 400, body = Problem),
+        (status = 403, body = Problem),
+        (status = 404, body = Problem),
+    )
+)]
+async fn files(
+    By(caller): By,
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(query): Query<FileQuery>,
+) -> Result<Json<FileList>, Failed> {
+    let job = app.service.job(&caller, &id).await?;
+    let filter = FileFilter {
+        jobs: vec![job.new.id],
+        states: states(query.state.as_deref(), FileState::by_name)?,
+        after: query.after.map(FileNumber),
+        limit: Some(page(query.limit)?),
+        ..FileFilter::default()
+    };
+    let files = app.service.store().files(filter).await?;
+    let files: Vec<FileView> = files.iter().map(|file| view(&app, file)).collect();
+    Ok(Json(FileList { files }))
+}
+
+fn view(app: &App, file: &File) -> FileView {
+    FileView::new(file, app.service.progress(file.number))
+}
+
+/// Returns a file, with its failed attempts and, if it waits, the reason.
+#[utoipa::path(
+    get,
+    path = "/api/v1/files/{number}",
+    params(("number" = u64, Path, description = "File")),
+    responses((status = 200, body = FileDetails), (status = 403, body = Problem), (status = 404, body = Problem))
+)]
+async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>) -> Result<Json<FileDetails>, Failed> {
+    let missing = || {
+        let text = format!("there is no file {number}");
+        Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
+    };
+    let parsed = number.parse().map(FileNumber).map_err(|_| missing())?;
+    let found = app.service.store().files(FileFilter { numbers: vec![parsed], ..FileFilter::default() }).await?;
+    let file = found.into_iter().next().ok_or_else(missing)?;
+    // Who may not see the job learns nothing about the file.
+    app.service
+        .job(&caller, &file.job.to_string())
+        .await
+        .map_err(|e| if e.kind == ErrorKind::Denied { missing() } else { e })?;
+    let attempts = app.service.store().attempts(file.number).await?;
+    let why = why(&app, &file);
+    Ok(Json(FileDetails::new(view(&app, &file), why, &attempts)))
+}
+
+/// Returns the reason why a file waits, with the words of the operator if it is a ban. `None`: it does not wait.
+fn why(app: &App, file: &File) -> Option<Waiting> {
+    let applied = app.service.applied();
+    let bans = &applied.bans;
+    let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
+    let banned = ends.into_iter().find(|endpoint| bans.contains_key(*endpoint));
+    let waits = match (file.state, banned) {
+        // The scheduler has no files that are held back.
+        (FileState::Held, Some(endpoint)) => Some(Waits::Banned(endpoint.as_str().into())),
+        _ => app.service.why(file),
+    };
+    let mut waiting = Waiting::new(&waits?, now());
+    let message = banned.and_then(|endpoint| bans.get(endpoint)).map_or("", |ban| ban.message.as_str());
+    if waiting.kind == types::BANNED && !message.is_empty() {
+        waiting.text = format!("{}: {message}", waiting.text);
+    }
+    Some(waiting)
+}
+
+/// Selection of changes.
+#[derive(Deserialize, IntoParams)]
+struct ChangeQuery {
+    /// Cursor: changes after this one. 0: from the first one that is kept.
+    after: Option<u64>,
+    /// Maximum number of changes, from 1 to 1000.
+    limit: Option<u32>,
+}
+
+/// Returns changes of jobs and files, the oldest first. With `Accept: text/event-stream` it goes on with new ones.
+#[utoipa::path(
+    get,
+    path = "/api/v1/changes",
+    params(ChangeQuery),
+    responses(
+        (status = 200, content((Changes = "application/json"), (String = "text/event-stream"))),
+        (status = 400, body = Problem),
+        (status = 403, body = Problem),
+    )
+)]
+async fn changes(
+    By(caller): By,
+    State(app): State<App>,
+    headers: HeaderMap,
+    Query(query): Query<ChangeQuery>,
+) -> Result<Response, Failed> {
+    caller.check_level(Operation::Transfer, crate::caller::Level::Own)?;
+    let limit = page(query.limit)?;
+    // A client that lost its connection says where it was.
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
+    let after = last.or(query.after).unwrap_or(0);
+    let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if !accepts.contains("text/event-stream") {
+        let (changes, cursor) = visible(&app, &caller, after, limit).await?;
+        return Ok(Json(Changes { changes, cursor }).into_response());
+    }
+    let stream = futures_util::stream::unfold((app, caller, after), move |(app, caller, mut cursor)| async move {
+        loop {
+            match visible(&app, &caller, cursor, limit).await {
+                Ok((changes, next)) => {
+                    cursor = next;
+                    if !changes.is_empty() {
+                        let events: Vec<Result<ServerEvent, Infallible>> = changes.iter().map(server_event).collect();
+                        return Some((futures_util::stream::iter(events), (app, caller, cursor)));
+                    }
+                }
+                Err(e) => tracing::warn!("{}", e.chain()),
+            }
+            tokio::time::sleep(CHANGES_EVERY).await;
+        }
+    });
+    let stream = futures_util::StreamExt::flatten(stream);
+    Ok(Sse::new(stream).keep_alive(KeepAlive::default()).into_response())
+}
+
+fn server_event(change: &Change) -> Result<ServerEvent, Infallible> {
+    let data = serde_json::to_string(change).unwrap_or_default();
+    Ok(ServerEvent::default().id(change.sequence.to_string()).event("change").data(data))
+}
+
+/// Returns the changes after a cursor that the caller may see, and the next cursor.
+async fn visible(app: &App, caller: &Caller, after: u64, limit: u32) -> Result<(Vec<Change>, u64), Error> {
+    let feed = app.service.store().feed(after, limit).await?;
+    let cursor = feed.last().map_or(after, |last| last.sequence);
+    let mut ids: Vec<Uuid> = feed.iter().map(|change| change.job).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    if ids.is_empty() {
+        return Ok((Vec::new(), cursor));
+    }
+    let jobs = app.service.store().jobs(JobFilter { ids, ..JobFilter::default() }).await?;
+    let may_see = |id: Uuid| {
+        let job = jobs.iter().find(|job| job.new.id == id);
+        job.is_some_and(|job| caller.check(Operation::Transfer, &job.new.owner).is_ok())
+    };
+    Ok((feed.iter().filter(|change| may_see(change.job)).map(Change::from).collect(), cursor))
+}

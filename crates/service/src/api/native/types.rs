@@ -1,0 +1,599 @@
+//! Types of the native interface. Names and units are part of it: none is renamed.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sterna_proto::quantity::readable_time;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_sched::breaker::Blocked;
+use sterna_sched::replica::Strategy;
+use sterna_sched::scheduler::Waits;
+use sterna_sched::state::JobKind;
+use sterna_sched::time::UnixTime;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::command::{Entry, FILES_MAX, Pair, Submission};
+use crate::job::{ChecksumPolicy, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
+use crate::settings::{Ban, BanKind};
+use crate::store::{Attempt, Feed};
+
+/// Maximum time in the queue in seconds: a year. Reason: a longer one is a mistake.
+const QUEUE_S_MAX: u64 = 366 * 86_400;
+
+/// Maximum bytes of the metadata of a job or a file, as JSON.
+const METADATA_BYTES_MAX: usize = 4096;
+
+fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// Problem with a request.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// Kind of the problem, such as `not_found`, `denied` or `usage`; never renamed.
+    pub kind: String,
+    /// Whose problem it is: `client`, `service`, `source`, `destination` or `path`.
+    pub scope: String,
+    /// Phase: `prepare`, `transfer`, `verify` or `finalise`.
+    pub phase: String,
+    /// Use of another attempt: `never`, `after` or `other_replica`.
+    pub retry: String,
+    /// Text for people.
+    pub text: String,
+}
+
+impl From<&Error> for Problem {
+    fn from(error: &Error) -> Self {
+        Self {
+            kind: error.kind.name().to_owned(),
+            scope: error.scope.name().to_owned(),
+            phase: error.phase.name().to_owned(),
+            retry: error.retry.name().to_owned(),
+            text: error.chain(),
+        }
+    }
+}
+
+impl Problem {
+    /// Returns the failure that it describes. Names of a newer service become a failure of the service.
+    pub fn to_error(&self) -> Error {
+        let codes = || 1..=u8::MAX;
+        let kind = codes().filter_map(ErrorKind::from_code).find(|kind| kind.name() == self.kind);
+        let scope = codes().filter_map(Scope::from_code).find(|scope| scope.name() == self.scope);
+        let phase = codes().filter_map(Phase::from_code).find(|phase| phase.name() == self.phase);
+        let retry = codes().filter_map(Retry::from_code).find(|retry| retry.name() == self.retry);
+        let (scope, phase) = (scope.unwrap_or(Scope::Service), phase.unwrap_or(Phase::Transfer));
+        let error = Error::new(kind.unwrap_or(ErrorKind::Other(0)), scope, phase, self.text.clone());
+        error.retry(retry.unwrap_or(Retry::Never))
+    }
+}
+
+impl From<&Failure> for Problem {
+    fn from(failure: &Failure) -> Self {
+        Self::from(&failure.to_error())
+    }
+}
+
+/// Job to submit.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NewJob {
+    /// Priority, from 1 (lowest) to 5; 3 without it.
+    #[schema(minimum = 1, maximum = 5)]
+    pub priority: Option<u8>,
+    /// The files are the hops of one file, in order.
+    pub hops: bool,
+    /// Activity of the files that name none.
+    pub activity: Option<String>,
+    /// Checksums: `none`, `source`, `target` or `both`. Transfers between agents are verified by BLAKE3 besides.
+    pub checksum: Option<String>,
+    /// Treatment of a destination that exists: `never`, `always` or `on_retry`.
+    pub overwrite: Option<String>,
+    /// Maximum number of further attempts of a file.
+    #[schema(maximum = 1000)]
+    pub retries: Option<u32>,
+    /// First wait before another attempt, in seconds.
+    pub retry_wait_s: Option<u32>,
+    /// Time limit of one attempt, in seconds.
+    pub timeout_s: Option<u32>,
+    /// Maximum time in the queue, in seconds.
+    pub queue_time_s: Option<u64>,
+    /// Data of the user, returned as it came.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+    /// Files.
+    pub files: Vec<NewFile>,
+}
+
+/// File to submit.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NewFile {
+    /// Sources: replicas of the file.
+    pub sources: Vec<String>,
+    /// Destination.
+    pub destination: String,
+    /// Strategy that chooses among several sources; `best` without it.
+    pub strategy: Option<String>,
+    /// Activity.
+    pub activity: Option<String>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Checksum, `ALGORITHM:value`.
+    pub checksum: Option<String>,
+    /// Time after which the file is of no use, in milliseconds since 1970.
+    pub deadline_ms: Option<i64>,
+    /// Data of the user, returned as it came.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+}
+
+impl NewJob {
+    /// Reads a manifest: lines of JSON, the first with the job and each other with a file.
+    pub fn of_lines(body: &[u8]) -> Result<Self, Error> {
+        let wrong = |number: usize, e: serde_json::Error| usage(format!("line {}: {e}", number + 1));
+        let mut job: Option<Self> = None;
+        for (number, line) in body.split(|byte| *byte == b'\n').enumerate() {
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            match &mut job {
+                None => job = Some(serde_json::from_slice(line).map_err(|e| wrong(number, e))?),
+                Some(job) if job.files.len() as u64 >= FILES_MAX => {
+                    let text = format!("line {}: the maximum of a job is {FILES_MAX} files", number + 1);
+                    return Err(Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, text));
+                }
+                Some(job) => job.files.push(serde_json::from_slice(line).map_err(|e| wrong(number, e))?),
+            }
+        }
+        job.ok_or_else(|| usage("the manifest is empty"))
+    }
+
+    /// Returns the command. Errors: `Usage`, for a value that is not understood.
+    pub fn into_submission(self, idempotency_key: Option<String>) -> Result<Submission, Error> {
+        let checksum = match self.checksum.as_deref() {
+            None | Some("none") => ChecksumPolicy::None,
+            Some("source") => ChecksumPolicy::Source,
+            Some("target") => ChecksumPolicy::Target,
+            Some("both") => ChecksumPolicy::Both,
+            Some(other) => return Err(usage(format!("checksum {other}: expected none, source, target or both"))),
+        };
+        let overwrite = match self.overwrite.as_deref() {
+            None | Some("never") => OverwritePolicy::Never,
+            Some("always") => OverwritePolicy::Always,
+            Some("on_retry") => OverwritePolicy::OnRetry,
+            Some(other) => return Err(usage(format!("overwrite {other}: expected never, always or on_retry"))),
+        };
+        if let Some(seconds) = self.queue_time_s.filter(|seconds| *seconds > QUEUE_S_MAX) {
+            return Err(usage(format!("queue_time_s {seconds}: the maximum is {QUEUE_S_MAX}")));
+        }
+        if let Some(priority) = self.priority.filter(|priority| !(1..=5).contains(priority)) {
+            return Err(usage(format!("priority {priority}: expected 1 to 5")));
+        }
+        check_metadata(self.metadata.as_ref())?;
+        let activity = self.activity;
+        let entries = self.files.into_iter().enumerate().map(|(index, file)| {
+            file.into_entry(activity.as_deref()).map_err(|e| usage(format!("file {}: {}", index + 1, e.text())))
+        });
+        let options = JobOptions {
+            checksum,
+            overwrite,
+            retries: self.retries,
+            retry_wait_s: self.retry_wait_s,
+            timeout_s: self.timeout_s,
+            ..JobOptions::default()
+        };
+        Ok(Submission {
+            id: None,
+            kind: if self.hops { JobKind::Hops } else { JobKind::Files },
+            priority: self.priority,
+            queue_time: self.queue_time_s.map(std::time::Duration::from_secs),
+            options,
+            metadata: self.metadata,
+            idempotency_key,
+            entries: entries.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn check_metadata(metadata: Option<&Value>) -> Result<(), Error> {
+    let bytes = metadata.map_or(0, |value| value.to_string().len());
+    match bytes <= METADATA_BYTES_MAX {
+        true => Ok(()),
+        false => Err(usage(format!("metadata of {bytes} bytes: the maximum is {METADATA_BYTES_MAX}"))),
+    }
+}
+
+impl NewFile {
+    fn into_entry(self, activity: Option<&str>) -> Result<Entry, Error> {
+        if self.sources.is_empty() || self.destination.is_empty() {
+            return Err(usage("expected sources and a destination"));
+        }
+        let strategy = match self.strategy.as_deref() {
+            None => Strategy::default(),
+            Some(name) => Strategy::by_name(name).ok_or_else(|| usage(format!("there is no strategy {name}")))?,
+        };
+        check_metadata(self.metadata.as_ref())?;
+        let destination = self.destination;
+        let pair = |source| Pair { source, destination: destination.clone() };
+        Ok(Entry {
+            pairs: self.sources.into_iter().map(pair).collect(),
+            strategy,
+            activity: self.activity.or_else(|| activity.map(str::to_owned)),
+            size: self.size,
+            checksum: self.checksum,
+            deadline: self.deadline_ms,
+            metadata: self.metadata,
+            fts: None,
+        })
+    }
+}
+
+/// Job that was accepted.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Accepted {
+    /// Job.
+    pub id: Uuid,
+    /// Number of files of the request.
+    pub files: u64,
+}
+
+/// Change of a job.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Patch {
+    /// Priority, from 1 (lowest) to 5.
+    #[schema(minimum = 1, maximum = 5)]
+    pub priority: u8,
+}
+
+/// Numbers of the entries of a job: each is a destination, with one or more sources.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Entries {
+    /// All.
+    pub all: u64,
+    /// Arrived.
+    pub finished: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Cancelled.
+    pub cancelled: u64,
+    /// Transfers under way.
+    pub active: u64,
+}
+
+/// Job.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobView {
+    /// Identifier.
+    pub id: Uuid,
+    /// State: `open`, `waiting`, `active`, `finished`, `partly_finished`, `failed` or `cancelled`.
+    pub state: String,
+    /// Name of the owner.
+    pub owner: String,
+    /// Virtual organisation.
+    pub vo: String,
+    /// Priority.
+    pub priority: u8,
+    /// Time of the submission, in milliseconds since 1970.
+    pub submitted_ms: i64,
+    /// End, in milliseconds since 1970.
+    pub finished_ms: Option<i64>,
+    /// Reason for the state.
+    pub reason: Option<String>,
+    /// Entries.
+    pub entries: Entries,
+    /// Data of the user.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+}
+
+impl From<&Job> for JobView {
+    fn from(job: &Job) -> Self {
+        let entries = &job.entries;
+        Self {
+            id: job.new.id,
+            state: job.state.name().to_owned(),
+            owner: job.new.owner.name.clone(),
+            vo: job.new.owner.vo.clone(),
+            priority: job.new.priority,
+            submitted_ms: job.new.submitted.0,
+            finished_ms: job.finished.map(|at| at.0),
+            reason: job.reason.clone(),
+            entries: Entries {
+                all: entries.all,
+                finished: entries.finished,
+                failed: entries.failed,
+                cancelled: entries.cancelled,
+                active: entries.active,
+            },
+            metadata: job.new.metadata.clone(),
+        }
+    }
+}
+
+/// Jobs.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobList {
+    /// Jobs, the latest first.
+    pub jobs: Vec<JobView>,
+}
+
+/// Share of the time in which a limit bound a transfer.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct LimitShare {
+    /// Name of the limit.
+    pub limit: String,
+    /// Share, from 0 to 1.
+    pub share: f64,
+}
+
+/// File: a transfer from one source to one destination.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FileView {
+    /// Number.
+    pub number: u64,
+    /// Job.
+    pub job: Uuid,
+    /// Entry of the job; files of the same entry are replicas.
+    pub entry: u64,
+    /// State: `waiting`, `reserved`, `held`, `active`, `finished`, `failed` or `cancelled`.
+    pub state: String,
+    /// Source.
+    pub source: String,
+    /// Destination.
+    pub destination: String,
+    /// Activity.
+    pub activity: String,
+    /// Size in bytes, if known.
+    pub size: Option<u64>,
+    /// Bytes that have arrived.
+    pub bytes: u64,
+    /// Mean rate of the last attempt, in bytes/s.
+    pub bytes_per_s: Option<f64>,
+    /// Limits of the last attempt, the largest share first.
+    pub limits: Vec<LimitShare>,
+    /// Start of the present or last attempt, in milliseconds since 1970.
+    pub started_ms: Option<i64>,
+    /// End, in milliseconds since 1970.
+    pub finished_ms: Option<i64>,
+    /// Number of attempts that have failed.
+    pub failures: u32,
+    /// Worker that runs it, or ran it last.
+    pub worker: Option<String>,
+    /// Failure of the last attempt.
+    pub failure: Option<Problem>,
+    /// Data of the user.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+}
+
+impl FileView {
+    /// Creates the view. `progress`: bytes of a transfer under way.
+    pub fn new(file: &File, progress: Option<u64>) -> Self {
+        let moved: &Moved = &file.moved;
+        let limit = |(limit, share): &(String, f64)| LimitShare { limit: limit.clone(), share: *share };
+        Self {
+            number: file.number.0,
+            job: file.job,
+            entry: file.new.entry,
+            state: file.state.name().to_owned(),
+            source: file.new.source.clone(),
+            destination: file.new.destination.clone(),
+            activity: file.new.activity.clone(),
+            size: moved.size.or(file.new.size),
+            bytes: progress.unwrap_or(moved.bytes),
+            bytes_per_s: moved.bytes_per_s(),
+            limits: moved.limits.iter().map(limit).collect(),
+            started_ms: file.started.map(|at| at.0),
+            finished_ms: file.finished.map(|at| at.0),
+            failures: file.failures,
+            worker: file.worker.clone(),
+            failure: file.failure.as_ref().map(Problem::from),
+            metadata: file.new.metadata.clone(),
+        }
+    }
+}
+
+/// Files.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FileList {
+    /// Files, by number.
+    pub files: Vec<FileView>,
+}
+
+/// Kind of a [`Waiting`] that ends when an operator lifts a ban.
+pub const BANNED: &str = "banned";
+
+/// Reason why a file waits.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Waiting {
+    /// Kind: `retry`, `limit`, `banned`, `refusing` or `turn`.
+    pub kind: String,
+    /// Text for people.
+    pub text: String,
+    /// Number of files that go first.
+    pub files_before: Option<u64>,
+    /// Expected time until the start, in seconds, if the rate of the link is known.
+    pub expected_s: Option<f64>,
+}
+
+impl Waiting {
+    /// Creates the view of a reason at a time.
+    pub fn new(waits: &Waits, now: UnixTime) -> Self {
+        let of = |kind: &str, text: String| Self { kind: kind.to_owned(), text, files_before: None, expected_s: None };
+        let at = |kind: &str, what: String, at: UnixTime| {
+            let time = at.since(now);
+            Self { expected_s: Some(time.as_secs_f64()), ..of(kind, format!("{what} in {}", readable_time(time))) }
+        };
+        match waits {
+            Waits::Retry(then) => at("retry", "the next attempt starts".to_owned(), *then),
+            Waits::Limit { of: what, most } => {
+                of("limit", format!("{what}: {most} transfers are under way, the maximum"))
+            }
+            Waits::Banned(endpoint) => of(BANNED, format!("an operator has banned {endpoint}")),
+            Waits::Refusing { endpoint, blocked: Blocked::Until(then) } => {
+                at("refusing", format!("{endpoint} has refused transfers; one tries it again"), *then)
+            }
+            Waits::Refusing { endpoint, blocked: Blocked::ByTrial } => {
+                of("refusing", format!("{endpoint} has refused transfers; one is trying it"))
+            }
+            Waits::Turn { files, size, expected } => Self {
+                files_before: Some(*files as u64),
+                expected_s: expected.map(|time| time.as_secs_f64()),
+                ..of("turn", format!("{files} files with {size} go first"))
+            },
+        }
+    }
+}
+
+/// Failed attempt of a file.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct AttemptView {
+    /// Number, from 1.
+    pub number: u32,
+    /// End, in milliseconds since 1970.
+    pub ended_ms: i64,
+    /// Worker.
+    pub worker: Option<String>,
+    /// Failure.
+    pub failure: Problem,
+}
+
+/// File with its history.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FileDetails {
+    /// File.
+    pub file: FileView,
+    /// Reason why it waits; null if it does not.
+    pub why: Option<Waiting>,
+    /// Failed attempts.
+    pub attempts: Vec<AttemptView>,
+}
+
+impl FileDetails {
+    /// Creates the view.
+    pub fn new(file: FileView, why: Option<Waiting>, attempts: &[Attempt]) -> Self {
+        let attempt = |attempt: &Attempt| AttemptView {
+            number: attempt.number,
+            ended_ms: attempt.ended.0,
+            worker: attempt.worker.clone(),
+            failure: Problem::from(&attempt.failure),
+        };
+        Self { file, why, attempts: attempts.iter().map(attempt).collect() }
+    }
+}
+
+/// Change of a job or of a file.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Change {
+    /// Cursor.
+    pub sequence: u64,
+    /// Time, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Job.
+    pub job: Uuid,
+    /// File; null: the change is of the job.
+    pub file: Option<u64>,
+    /// State of the file, or of the job.
+    pub state: String,
+}
+
+impl From<&Feed> for Change {
+    fn from(feed: &Feed) -> Self {
+        let of_job = feed.state.map_or("", |state| state.name());
+        Self {
+            sequence: feed.sequence,
+            at_ms: feed.at.0,
+            job: feed.job,
+            file: feed.file.map(|(number, _)| number.0),
+            state: feed.file.map_or(of_job, |(_, state)| state.name()).to_owned(),
+        }
+    }
+}
+
+/// Changes.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Changes {
+    /// Changes, the oldest first.
+    pub changes: Vec<Change>,
+    /// Cursor for the next request.
+    pub cursor: u64,
+}
+
+/// Ban of an endpoint that an operator asks for.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewBan {
+    /// Effect on files from and to the endpoint: `cancel`, or `wait` until the ban is lifted.
+    pub kind: String,
+    /// New jobs with the endpoint are taken, and wait. Without it: true for `wait`; `cancel` refuses them always.
+    #[serde(default)]
+    pub takes_jobs: Option<bool>,
+    /// Reason, for people.
+    #[serde(default)]
+    pub message: String,
+}
+
+impl NewBan {
+    /// Returns the effect, and true if new jobs are taken. Errors: `Usage`, for values that contradict each other.
+    pub fn effect(&self) -> Result<(BanKind, bool), Error> {
+        match (self.kind.as_str(), self.takes_jobs) {
+            ("cancel", Some(true)) => Err(usage("takes_jobs is for bans of the kind wait")),
+            ("cancel", _) => Ok((BanKind::Cancel, false)),
+            ("wait", takes_jobs) => Ok((BanKind::Wait, takes_jobs.unwrap_or(true))),
+            (other, _) => Err(usage(format!("kind {other}: expected cancel or wait"))),
+        }
+    }
+}
+
+/// Ban of an endpoint.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct BanView {
+    /// Endpoint: scheme and host.
+    pub endpoint: String,
+    /// Effect on its files: `cancel` or `wait`.
+    pub kind: String,
+    /// New jobs with the endpoint are taken, and wait.
+    pub takes_jobs: bool,
+    /// Reason, for people.
+    pub message: String,
+    /// Name of the operator.
+    pub by: String,
+    /// Time, in milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+impl BanView {
+    /// Creates the view.
+    pub fn new(endpoint: &str, ban: &Ban) -> Self {
+        let kind = match ban.kind {
+            BanKind::Cancel => "cancel",
+            BanKind::Wait => "wait",
+        };
+        Self {
+            endpoint: endpoint.to_owned(),
+            kind: kind.to_owned(),
+            takes_jobs: ban.allows_submission,
+            message: ban.message.clone(),
+            by: ban.by.clone(),
+            at_ms: ban.at,
+        }
+    }
+}
+
+/// Bans.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct BanList {
+    /// Bans, by endpoint.
+    pub bans: Vec<BanView>,
+}
+
+/// Ban that was made.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Banned {
+    /// Endpoint: scheme and host.
+    pub endpoint: String,
+    /// Jobs with files that were to start, or were under way, from or to the endpoint.
+    pub jobs: Vec<Uuid>,
+}

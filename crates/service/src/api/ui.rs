@@ -1,0 +1,154 @@
+//! Page for people at `/ui/`: links, jobs and failures, rendered by the server. Refuses to change anything.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::get;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use sterna_proto::Error;
+use sterna_proto::quantity::readable_time;
+use sterna_sched::state::{FileState, JobState};
+
+use super::app::{App, Authenticated};
+use crate::caller::Caller;
+use crate::job::Job;
+use crate::service::now;
+use crate::store::{FileFilter, JobFilter};
+
+/// Maximum number of jobs in a table. Reason: one screen or two.
+const JOBS_SHOWN: u32 = 50;
+
+/// Maximum number of failed jobs whose first failure is shown.
+const FAILURES_SHOWN: u32 = 20;
+
+/// Style of the page.
+const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;\
+     color:#1b2733;background:#fff}table{border-collapse:collapse;width:100%;margin:0 0 2rem}th,td{text-align:left;\
+     padding:.35rem .6rem;border-bottom:1px solid #dde3e8;vertical-align:top;overflow-wrap:anywhere}th{font-weight:600}\
+     td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.failed,.partly_finished{color:#b3261e}\
+     .finished{color:#1a6b3c}@media(prefers-color-scheme:dark){body{background:#12181d;color:#dfe6ec}th,td{border-color:#2c3842}\
+     .failed,.partly_finished{color:#ff8a80}.finished{color:#7ed9a3}}";
+
+/// Returns the routes.
+pub fn routes() -> Router<App> {
+    Router::new().route("/ui", get(|| async { Redirect::permanent("/ui/") })).route("/ui/", get(page))
+}
+
+async fn page(
+    State(app): State<App>,
+    axum::Extension(Authenticated(caller)): axum::Extension<Authenticated>,
+) -> Response {
+    let page = match caller {
+        Ok(caller) => content(&app, &caller).await,
+        Err(error) => Err(error),
+    };
+    match page {
+        Ok(content) => Html(framed(&content).into_string()).into_response(),
+        Err(error) => {
+            let text =
+                html! { p { (error.chain()) } p { "Give the browser a client certificate that the service accepts." } };
+            (StatusCode::FORBIDDEN, Html(framed(&text).into_string())).into_response()
+        }
+    }
+}
+
+fn framed(content: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width";
+                title { "Sterna transfer service" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body { h1 { "Sterna transfer service" } (content) }
+        }
+    }
+}
+
+async fn content(app: &App, caller: &Caller) -> Result<Markup, Error> {
+    let running = app.service.list(caller, JobFilter { limit: Some(JOBS_SHOWN), ..JobFilter::default() }).await?;
+    let states = vec![JobState::Failed, JobState::PartlyFinished];
+    let failed = JobFilter { states, limit: Some(FAILURES_SHOWN), ..JobFilter::default() };
+    let failed = app.service.list(caller, failed).await?;
+    let mut failures = Vec::with_capacity(failed.len());
+    for job in &failed {
+        let first = FileFilter {
+            jobs: vec![job.new.id],
+            states: vec![FileState::Failed],
+            limit: Some(1),
+            ..FileFilter::default()
+        };
+        failures.push(app.service.store().files(first).await?.into_iter().next());
+    }
+    Ok(html! {
+        p { (app.service.host()) ", as " (caller.name) }
+        h2 { "Links" }
+        (links(app))
+        h2 { "Jobs that have not ended" }
+        (jobs(&running))
+        h2 { "Last failures" }
+        table {
+            tr { th { "job" } th { "state" } th { "first failure" } }
+            @for (job, file) in failed.iter().zip(&failures) {
+                tr {
+                    td { (job.new.id) }
+                    td class=(job.state.name()) { (job.state.name()) }
+                    td {
+                        @if let Some(file) = file {
+                            (file.new.source) " → " (file.new.destination)
+                            @if let Some(failure) = &file.failure { br; (failure.text) }
+                        }
+                    }
+                }
+            }
+            @if failed.is_empty() { tr { td colspan="3" { "none" } } }
+        }
+    })
+}
+
+fn links(app: &App) -> Markup {
+    let links = app.service.link_states();
+    html! {
+        table {
+            tr {
+                th { "source" } th { "destination" } th class="n" { "waiting" } th class="n" { "active" }
+                th class="n" { "maximum" } th class="n" { "success" } th class="n" { "rate" }
+            }
+            @for (link, state) in &links {
+                tr {
+                    td { (link.source) } td { (link.destination) }
+                    td class="n" { (state.queued.files) } td class="n" { (state.queued.active) }
+                    td class="n" { (state.most) }
+                    td class="n" { @if let Some(success) = state.stats.success { (format!("{:.0} %", success * 100.0)) } }
+                    td class="n" { @if let Some(rate) = state.stats.throughput { (rate) } }
+                }
+            }
+            @if links.is_empty() { tr { td colspan="7" { "no link has files" } } }
+        }
+    }
+}
+
+fn jobs(jobs: &[Job]) -> Markup {
+    let at = now();
+    html! {
+        table {
+            tr {
+                th { "job" } th { "state" } th { "owner" } th { "VO" } th class="n" { "priority" }
+                th class="n" { "arrived" } th class="n" { "failed" } th class="n" { "all" } th class="n" { "age" }
+            }
+            @for job in jobs {
+                tr {
+                    td { (job.new.id) } td class=(job.state.name()) { (job.state.name()) }
+                    td { (job.new.owner.name) } td { (job.new.owner.vo) } td class="n" { (job.new.priority) }
+                    td class="n" { (job.entries.finished) } td class="n" { (job.entries.failed) }
+                    td class="n" { (job.entries.all) }
+                    td class="n" { (readable_time(at.since(job.new.submitted))) }
+                }
+            }
+            @if jobs.is_empty() { tr { td colspan="9" { "none" } } }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Commands: what callers ask of the service, whatever interface they use.
+//!
+//! Checks that a request is complete and allowed, and carries it out on the store. Refuses to know the spelling of an
+//! interface.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::replica::Strategy;
+use sterna_sched::scheduler::Link;
+use sterna_sched::state::{FileState, JobKind};
+use url::Url;
+use uuid::Uuid;
+
+use crate::caller::{Caller, Level, Operation};
+use crate::job::{File, Job, JobOptions, NewFile, NewJob};
+use crate::service::{Service, link_of, now};
+use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Submitted};
+
+/// Lowest and highest priority. Source: FTS3.
+pub const PRIORITIES: (u8, u8) = (1, 5);
+
+/// Priority of a job that asks for none. Source: FTS3.
+pub const PRIORITY_DEFAULT: u8 = 3;
+
+/// Maximum number of files in one job. Reason: a larger data set is several jobs, whose queues stay readable.
+pub const FILES_MAX: u64 = 1_000_000;
+
+/// Maximum bytes of a location. Reason: web servers take no longer ones.
+const LOCATION_BYTES_MAX: usize = 8192;
+
+/// Reason of a job that its user cancelled. Source: the text of FTS3.
+pub const CANCELLED_BY_USER: &str = "Job canceled by the user";
+
+/// Replica of an entry, or its only source.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// Source.
+    pub source: String,
+    /// Destination.
+    pub destination: String,
+}
+
+/// Entry of a job that is submitted: one file that shall arrive.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    /// Pairs of source and destination; the first that arrives ends the entry.
+    pub pairs: Vec<Pair>,
+    /// Strategy that chooses among them.
+    pub strategy: Strategy,
+    /// Activity; `None`: `default`.
+    pub activity: Option<String>,
+    /// Size in bytes, if known.
+    pub size: Option<u64>,
+    /// Checksum, `ALGORITHM:value` or `ALGORITHM`.
+    pub checksum: Option<String>,
+    /// Time after which the file is of no use, in milliseconds since 1970.
+    pub deadline: Option<i64>,
+    /// Data of the user.
+    pub metadata: Option<serde_json::Value>,
+    /// Fields of an FTS3 request that only its replies need.
+    pub fts: Option<serde_json::Value>,
+}
+
+/// Job that a caller submits.
+#[derive(Clone, Debug, Default)]
+pub struct Submission {
+    /// Identifier; `None`: a random one.
+    pub id: Option<Uuid>,
+    /// Kind.
+    pub kind: JobKind,
+    /// Priority.
+    pub priority: Option<u8>,
+    /// Maximum time in the queue.
+    pub queue_time: Option<Duration>,
+    /// Options.
+    pub options: JobOptions,
+    /// Data of the user.
+    pub metadata: Option<serde_json::Value>,
+    /// Key that makes a repeated request find the first job.
+    pub idempotency_key: Option<String>,
+    /// Entries.
+    pub entries: Vec<Entry>,
+}
+
+/// Outcome of a cancellation.
+#[derive(Clone, Debug)]
+pub enum Cancelled {
+    /// The job is cancelled now.
+    Now(Box<Job>),
+    /// It had ended before.
+    EndedBefore(Box<Job>),
+}
+
+fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// Returns the endpoint of a location: scheme and host, without the port. Source: FTS3.
+///
+/// Errors: it is no URL, has no host or no path, or names a file of the host of the service.
+pub fn endpoint_of(location: &str) -> Result<String, Error> {
+    if location.len() > LOCATION_BYTES_MAX {
+        return Err(usage(format!("a location of {} bytes: the maximum is {LOCATION_BYTES_MAX}", location.len())));
+    }
+    let url = Url::parse(location).map_err(|e| usage(format!("{location} is not a URL: {e}")))?;
+    if url.scheme() == "file" {
+        return Err(usage(format!("Can not transfer local files ({location})")));
+    }
+    let host = url.host_str().filter(|host| !host.is_empty());
+    let host = host.ok_or_else(|| usage(format!("{location} has no host")))?;
+    if url.path().trim_start_matches('/').is_empty() && url.query().is_none() {
+        return Err(usage(format!("{location} has no path")));
+    }
+    Ok(format!("{}://{host}", url.scheme()))
+}
+
+impl Service {
+    /// Stores a job. Returns its identifier: that of the first job if the key was used before.
+    ///
+    /// Errors: `Denied`; `Usage`; `Exists`, when the identifier is taken.
+    pub async fn submit(&self, caller: &Caller, mut submission: Submission) -> Result<Uuid, Error> {
+        caller.check_level(Operation::Transfer, Level::Own)?;
+        if submission.entries.iter().all(|entry| entry.pairs.is_empty()) {
+            return Err(usage("No valid pairs available"));
+        }
+        if submission.entries.len() as u64 > FILES_MAX {
+            return Err(usage(format!("{} files: the maximum of a job is {FILES_MAX}", submission.entries.len())));
+        }
+        let mut files = Vec::with_capacity(submission.entries.len());
+        let entries = std::mem::take(&mut submission.entries);
+        for (number, entry) in entries.into_iter().enumerate() {
+            let is_reserved = submission.kind == JobKind::Hops && number > 0;
+            self.add_entry(number as u64, entry, is_reserved, &mut files)?;
+        }
+        let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
+        endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
+        endpoints.sort_unstable();
+        endpoints.dedup();
+        self.check_bans(caller, endpoints.into_iter())?;
+        self.add_defaults(caller, &mut submission);
+        let submitted = now();
+        let priority = submission.priority.unwrap_or(PRIORITY_DEFAULT).clamp(PRIORITIES.0, PRIORITIES.1);
+        let id = submission.id.unwrap_or_else(Uuid::new_v4);
+        let job = NewJob {
+            id,
+            kind: submission.kind,
+            owner: caller.owner(),
+            priority,
+            submitted,
+            expires: submission.queue_time.map(|time| submitted + time),
+            options: submission.options,
+            metadata: submission.metadata,
+            idempotency_key: submission.idempotency_key,
+        };
+        match self.store().submit(job, files, true).await? {
+            Submitted::New => {
+                self.handle_added();
+                Ok(id)
+            }
+            Submitted::Repeated(first) => Ok(first),
+            Submitted::IdTaken => {
+                let text = "The sid provided by the user is duplicated";
+                Err(Error::new(ErrorKind::Exists, Scope::Client, Phase::Prepare, text))
+            }
+        }
+    }
+
+    /// Gives a job the defaults of its virtual organisation, where it asks for nothing else.
+    fn add_defaults(&self, caller: &Caller, submission: &mut Submission) {
+        let applied = self.applied();
+        let Some(defaults) = applied.defaults_of(caller.vo()) else { return };
+        let options = &mut submission.options;
+        options.retries = options.retries.or(u32::try_from(defaults.retry).ok().filter(|retry| *retry > 0));
+        options.timeout_s = options.timeout_s.or(Some(defaults.global_timeout).filter(|timeout| *timeout > 0));
+        let hours = Some(u64::from(defaults.max_time_queue)).filter(|hours| *hours > 0);
+        submission.queue_time = submission.queue_time.or(hours.map(|hours| Duration::from_secs(hours * 3600)));
+    }
+
+    /// Adds the files of an entry. The best replica waits, the others are in reserve.
+    fn add_entry(&self, number: u64, entry: Entry, is_reserved: bool, files: &mut Vec<NewFile>) -> Result<(), Error> {
+        let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
+        for pair in &entry.pairs {
+            links.push(link_of(&endpoint_of(&pair.source)?, &endpoint_of(&pair.destination)?));
+        }
+        let best = match links.len() {
+            0 | 1 => 0,
+            _ => self.choose(entry.strategy, entry.size, &links).0,
+        };
+        let has_replicas = links.len() > 1;
+        for (index, (pair, link)) in entry.pairs.into_iter().zip(links).enumerate() {
+            files.push(NewFile {
+                entry: number,
+                source: pair.source,
+                destination: pair.destination,
+                source_endpoint: link.source.to_string(),
+                destination_endpoint: link.destination.to_string(),
+                activity: entry.activity.clone().unwrap_or_else(|| "default".to_owned()),
+                strategy: has_replicas.then(|| entry.strategy.name().to_owned()),
+                size: entry.size,
+                checksum: entry.checksum.clone(),
+                is_reserved: is_reserved || index != best,
+                deadline: entry.deadline,
+                metadata: entry.metadata.clone(),
+                fts: entry.fts.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns jobs of these identifiers, in their order. Each that does not exist, or that the caller may not see, has
+    /// its error.
+    pub async fn jobs(&self, caller: &Caller, ids: &[String]) -> Result<Vec<Result<Job, Error>>, Error> {
+        let parsed: Vec<Option<Uuid>> = ids.iter().map(|id| Uuid::try_parse(id).ok()).collect();
+        let filter = JobFilter { ids: parsed.iter().flatten().copied().collect(), ..JobFilter::default() };
+        let found = match filter.ids.is_empty() {
+            true => Vec::new(),
+            false => self.store().jobs(filter).await?,
+        };
+        let by_id: BTreeMap<Uuid, Job> = found.into_iter().map(|job| (job.new.id, job)).collect();
+        let mut jobs = Vec::with_capacity(ids.len());
+        for (id, text) in parsed.into_iter().zip(ids) {
+            let job = id.and_then(|id| by_id.get(&id).cloned());
+            jobs.push(match job {
+                Some(job) => caller.check(Operation::Transfer, &job.new.owner).map(|()| job),
+                None => Err(no_job(text)),
+            });
+        }
+        Ok(jobs)
+    }
+
+    /// Returns one job. Errors: `NotFound`, `Denied`.
+    pub async fn job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
+        let jobs = self.jobs(caller, &[id.to_owned()]).await?;
+        jobs.into_iter().next().unwrap_or_else(|| Err(no_job(id)))
+    }
+
+    /// Returns the files of a job. Errors: `NotFound`, `Denied`.
+    pub async fn files(&self, caller: &Caller, id: &str) -> Result<Vec<File>, Error> {
+        let job = self.job(caller, id).await?;
+        self.store().files(FileFilter { jobs: vec![job.new.id], ..FileFilter::default() }).await
+    }
+
+    /// Returns the files of jobs that the caller may see, by job.
+    pub(crate) async fn files_of(&self, jobs: impl Iterator<Item = &Job>) -> Result<BTreeMap<Uuid, Vec<File>>, Error> {
+        let ids: Vec<Uuid> = jobs.map(|job| job.new.id).collect();
+        let mut by_job: BTreeMap<Uuid, Vec<File>> = BTreeMap::new();
+        // A filter without jobs would select those of everybody.
+        if !ids.is_empty() {
+            for file in self.store().files(FileFilter { jobs: ids, ..FileFilter::default() }).await? {
+                by_job.entry(file.job).or_default().push(file);
+            }
+        }
+        Ok(by_job)
+    }
+
+    /// Cancels a job. Errors: `NotFound`, `Denied`.
+    pub async fn cancel(&self, caller: &Caller, id: &str) -> Result<Cancelled, Error> {
+        let job = self.job(caller, id).await?;
+        let cancelled = self.store().cancel(job.new.id, CANCELLED_BY_USER.to_owned(), now()).await?;
+        let after = Box::new(self.job(caller, id).await?);
+        Ok(match cancelled {
+            Some(files) => {
+                self.handle_cancelled(files);
+                Cancelled::Now(after)
+            }
+            None => Cancelled::EndedBefore(after),
+        })
+    }
+
+    /// Cancels files of a job. Returns the state of each: cancelled, or the one in which it had ended.
+    ///
+    /// Errors: `NotFound`, `Denied`.
+    pub async fn cancel_files(
+        &self,
+        caller: &Caller,
+        id: &str,
+        numbers: &[u64],
+    ) -> Result<Vec<Option<FileState>>, Error> {
+        let files = self.files(caller, id).await?;
+        let mut states = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let Some(file) = files.iter().find(|file| file.number.0 == *number) else {
+                states.push(None);
+                continue;
+            };
+            states.push(Some(self.cancel_file(file, CANCELLED_BY_USER, None).await?));
+        }
+        Ok(states)
+    }
+
+    /// Cancels a file. `successor`: the replica of its entry that goes next. Returns its state then: cancelled, or the
+    /// one in which it had ended.
+    pub(crate) async fn cancel_file(
+        &self,
+        file: &File,
+        reason: &str,
+        successor: Option<FileNumber>,
+    ) -> Result<FileState, Error> {
+        let mut from = file.state;
+        // It may start or end at the same time: then its new state counts.
+        loop {
+            if from.is_final() {
+                return Ok(from);
+            }
+            let what = Event::Cancels { reason: reason.to_owned(), successor };
+            let change = Change { file: file.number, from, of_worker: None, what, at: now() };
+            match self.store().change(vec![change]).await?.into_iter().next() {
+                Some(Changed::Done { waiting, .. }) => {
+                    self.handle_waiting(waiting);
+                    self.handle_cancelled(vec![file.number]);
+                    return Ok(FileState::Cancelled);
+                }
+                _ => {
+                    let filter = FileFilter { numbers: vec![file.number], ..FileFilter::default() };
+                    let now = self.store().files(filter).await?.into_iter().next();
+                    from = now.ok_or_else(|| no_job(&file.job.to_string()))?.state;
+                }
+            }
+        }
+    }
+
+    /// Sets the priority of a job. Errors: `NotFound`, `Denied`.
+    pub async fn set_priority(&self, caller: &Caller, id: &str, priority: u8) -> Result<Job, Error> {
+        let job = self.job(caller, id).await?;
+        let priority = priority.clamp(PRIORITIES.0, PRIORITIES.1);
+        if self.store().set_priority(job.new.id, priority).await? {
+            self.handle_reordered(job.new.id);
+        }
+        self.job(caller, id).await
+    }
+
+    /// Returns jobs that the caller may see.
+    pub async fn list(&self, caller: &Caller, mut filter: JobFilter) -> Result<Vec<Job>, Error> {
+        match caller.level(Operation::Transfer) {
+            Level::None => caller.check_level(Operation::Transfer, Level::Own)?,
+            Level::Own => filter.credential = Some(caller.credential.clone()),
+            Level::Vo => filter.vo = Some(caller.vo().to_owned()),
+            Level::All => {}
+        }
+        self.store().jobs(filter).await
+    }
+}
+
+fn no_job(id: &str) -> Error {
+    // Source of the text: FTS3.
+    Error::new(
+        ErrorKind::NotFound,
+        Scope::Client,
+        Phase::Prepare,
+        format!("No job with the id \"{id}\" has been found"),
+    )
+    .retry(Retry::Never)
+}

@@ -1,0 +1,280 @@
+//! Jobs and files, as the store keeps them and the interfaces show them.
+//!
+//! Holds values only. Refuses to decide: commands and the scheduler do.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::state::{Entries, FileState, JobKind, JobState};
+use sterna_sched::time::UnixTime;
+use uuid::Uuid;
+
+/// Who owns a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Credential: 16 hexadecimal digits. FTS3 calls it the delegation id.
+    pub credential: String,
+    /// Name of the user: a distinguished name, or issuer and subject of a token.
+    pub name: String,
+    /// Virtual organisation.
+    pub vo: String,
+}
+
+/// Comparison of checksums, beyond the digest that lanes verify.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChecksumPolicy {
+    /// None.
+    #[default]
+    None,
+    /// The given checksum with that of the source.
+    Source,
+    /// The given checksum with that of the destination.
+    Target,
+    /// Source and destination with each other, and with the given one.
+    Both,
+}
+
+/// Treatment of a destination that exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverwritePolicy {
+    /// The file fails.
+    #[default]
+    Never,
+    /// It is replaced, by rename.
+    Always,
+    /// It is replaced from the second attempt on.
+    OnRetry,
+}
+
+/// Options of a job that its transfers follow.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobOptions {
+    /// Checksums.
+    pub checksum: ChecksumPolicy,
+    /// Treatment of a destination that exists.
+    pub overwrite: OverwritePolicy,
+    /// Maximum number of further attempts of a file; `None`: the default of the service.
+    pub retries: Option<u32>,
+    /// First wait before another attempt, in seconds; `None`: the default of the service.
+    pub retry_wait_s: Option<u32>,
+    /// Time limit of one attempt, in seconds; `None`: by the size of the file.
+    pub timeout_s: Option<u32>,
+    /// Number of lanes or streams of a transfer; `None`: found by measurement.
+    pub lanes: Option<u32>,
+    /// The part of a failed transfer at the destination stays.
+    pub keeps_partial: bool,
+    /// The copies of a job of hops at storages between source and destination are deleted at its end.
+    pub deletes_between: bool,
+    /// Parameters of an FTS3 request that only its replies need.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub fts: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Job that is submitted.
+#[derive(Clone, Debug)]
+pub struct NewJob {
+    /// Identifier.
+    pub id: Uuid,
+    /// Kind.
+    pub kind: JobKind,
+    /// Owner.
+    pub owner: Owner,
+    /// Priority, 1 to 5.
+    pub priority: u8,
+    /// Time of the submission.
+    pub submitted: UnixTime,
+    /// Time after which files that still wait fail.
+    pub expires: Option<UnixTime>,
+    /// Options.
+    pub options: JobOptions,
+    /// Data of the user, returned as it came.
+    pub metadata: Option<serde_json::Value>,
+    /// Key that makes a repeated request find this job instead of a second one; unique for a credential.
+    pub idempotency_key: Option<String>,
+}
+
+/// Job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// As submitted.
+    pub new: NewJob,
+    /// State.
+    pub state: JobState,
+    /// Outcomes of the entries.
+    pub entries: Entries,
+    /// Time at which the last entry ended.
+    pub finished: Option<UnixTime>,
+    /// Reason for the state, for people.
+    pub reason: Option<String>,
+}
+
+/// File that is submitted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NewFile {
+    /// Entry of the job, from 0.
+    pub entry: u64,
+    /// Source.
+    pub source: String,
+    /// Destination.
+    pub destination: String,
+    /// Endpoint of the source: scheme and host.
+    pub source_endpoint: String,
+    /// Endpoint of the destination.
+    pub destination_endpoint: String,
+    /// Activity.
+    pub activity: String,
+    /// Name of the strategy that chose among the replicas of the entry.
+    pub strategy: Option<String>,
+    /// Size in bytes, if the user gave it.
+    pub size: Option<u64>,
+    /// Checksum, `ALGORITHM:value` or `ALGORITHM`.
+    pub checksum: Option<String>,
+    /// Waits for another file of the job: a replica, or an earlier hop.
+    pub is_reserved: bool,
+    /// Time after which the file is of no use, in milliseconds since 1970.
+    pub deadline: Option<i64>,
+    /// Data of the user, returned as it came.
+    pub metadata: Option<serde_json::Value>,
+    /// Fields of an FTS3 request that only its replies need.
+    pub fts: Option<serde_json::Value>,
+}
+
+/// File.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Number.
+    pub number: FileNumber,
+    /// Job.
+    pub job: Uuid,
+    /// As submitted.
+    pub new: NewFile,
+    /// Virtual organisation of the job.
+    pub vo: String,
+    /// Priority of the job.
+    pub priority: u8,
+    /// State.
+    pub state: FileState,
+    /// Time of the submission.
+    pub submitted: UnixTime,
+    /// Start of the present or last attempt.
+    pub started: Option<UnixTime>,
+    /// End of the file.
+    pub finished: Option<UnixTime>,
+    /// Time before which the next attempt does not start.
+    pub not_before: UnixTime,
+    /// Number of attempts that workers have begun.
+    pub starts: u32,
+    /// Number of attempts that have failed. Attempts of a lost worker do not count.
+    pub failures: u32,
+    /// Worker that runs it, or ran it last.
+    pub worker: Option<String>,
+    /// Failure of the last attempt.
+    pub failure: Option<Failure>,
+    /// Bytes and limits of the last attempt.
+    pub moved: Moved,
+}
+
+/// Transfer that a worker runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// Number of the file.
+    pub file: u64,
+    /// Number of the attempt, from 1.
+    pub attempt: u32,
+    /// A worker has begun with it before; that may have published the file.
+    pub is_repeated: bool,
+    /// Source.
+    pub source: String,
+    /// Destination.
+    pub destination: String,
+    /// Size that the user gave, in bytes.
+    pub size: Option<u64>,
+    /// Checksum, `ALGORITHM:value` or `ALGORITHM`.
+    pub checksum: Option<String>,
+    /// Options of the job.
+    pub options: JobOptions,
+}
+
+/// Bytes that an attempt moved, and its limits.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Moved {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Size of the source, in bytes.
+    pub size: Option<u64>,
+    /// Time from the first to the last byte, in milliseconds.
+    pub time_ms: u64,
+    /// Checksum that was compared, `ALGORITHM:value`.
+    pub checksum: Option<String>,
+    /// How the bytes went: by agents, or by a third-party copy that a storage pulls or pushes, or through a worker.
+    pub by: Option<String>,
+    /// Limits, each with its share of the time, the largest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<(String, f64)>,
+}
+
+impl Moved {
+    /// Returns the mean rate in bytes/s; `None`: nothing was moved.
+    pub fn bytes_per_s(&self) -> Option<f64> {
+        (self.time_ms > 0 && self.bytes > 0).then(|| self.bytes as f64 * 1000.0 / self.time_ms as f64)
+    }
+
+    /// Returns the time from the first to the last byte.
+    pub fn time(&self) -> Duration {
+        Duration::from_millis(self.time_ms)
+    }
+}
+
+/// Failure of an attempt, as stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Kind, by its code on the wire.
+    pub kind: u8,
+    /// Scope, by its name.
+    pub scope: String,
+    /// Phase, by its name.
+    pub phase: String,
+    /// Use of another attempt, by its name.
+    pub retry: String,
+    /// Error number of the operating system.
+    pub os_code: Option<i32>,
+    /// Text for people.
+    pub text: String,
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Self {
+            kind: error.kind.code(),
+            scope: error.scope.name().to_owned(),
+            phase: error.phase.name().to_owned(),
+            retry: error.retry.name().to_owned(),
+            os_code: error.os_code(),
+            text: error.chain(),
+        }
+    }
+}
+
+impl Failure {
+    /// Returns the kind.
+    pub fn error_kind(&self) -> ErrorKind {
+        ErrorKind::of_peer(self.kind)
+    }
+
+    /// Returns the failure as an error; unknown names become those of an internal failure of the service.
+    pub fn to_error(&self) -> Error {
+        let named = |code: u8| (Scope::from_code(code), Phase::from_code(code), Retry::from_code(code));
+        let codes = || 1..=8u8;
+        let scope = codes().filter_map(|code| named(code).0).find(|scope| scope.name() == self.scope);
+        let phase = codes().filter_map(|code| named(code).1).find(|phase| phase.name() == self.phase);
+        let retry = codes().filter_map(|code| named(code).2).find(|retry| retry.name() == self.retry);
+        let (scope, phase) = (scope.unwrap_or(Scope::Service), phase.unwrap_or(Phase::Transfer));
+        Error::new(self.error_kind(), scope, phase, self.text.clone()).retry(retry.unwrap_or(Retry::Never))
+    }
+}

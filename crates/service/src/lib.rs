@@ -1,0 +1,21 @@
+//! Transfer service: jobs, their store, the workers that run them, and the REST interfaces.
+//!
+//! Decisions are those of `sterna-sched`; bytes move through workers. Refuses to touch bytes itself.
+
+// A file of FTS3 has 45 fields, and `json!` recurses with each.
+#![recursion_limit = "256"]
+
+pub mod access;
+pub mod api;
+pub mod auth;
+pub mod caller;
+pub mod command;
+pub mod copies;
+pub mod dev;
+pub mod job;
+pub mod mock;
+pub mod operator;
+pub mod service;
+pub mod settings;
+pub mod store;
+pub mod worker;

@@ -1,0 +1,307 @@
+//! Commands of operators: limits, shares, bans and defaults, each with its entry in the audit log.
+//!
+//! Settings are documents in the store; [`Service::apply_settings`] turns them into the limits and shares of the
+//! scheduler. Refuses to know the spelling of an interface.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::scheduler::{ANY, EndpointLimits, Limits, Name, Shares};
+use sterna_sched::share::Share;
+use sterna_sched::state::FileState;
+use uuid::Uuid;
+
+use crate::caller::{Caller, Level, Operation};
+use crate::job::File;
+use crate::service::{Service, link_of, now};
+use crate::settings::{
+    ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ShareSettings, UserBan, kind, read,
+};
+use crate::store::{Audit, Change, Changed, Event, FileFilter, JobFilter, Setting};
+
+/// Maximum bytes of a setting. Reason: names and numbers; a larger one is a mistake.
+const SETTING_BYTES_MAX: usize = 64 << 10;
+
+fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+fn count(value: Option<u32>) -> Option<usize> {
+    value.and_then(|value| usize::try_from(value).ok())
+}
+
+impl Service {
+    /// Stores a setting (`None` removes it), and applies all. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`; `Usage`, when it is too large.
+    pub async fn set(
+        &self,
+        caller: &Caller,
+        kind: &str,
+        name: &str,
+        value: Option<Value>,
+        action: &str,
+    ) -> Result<(), Error> {
+        caller.check_level(Operation::Config, Level::All)?;
+        self.store_setting(caller, kind, name, value, action).await?;
+        self.apply_settings().await
+    }
+
+    async fn store_setting(
+        &self,
+        caller: &Caller,
+        kind: &str,
+        name: &str,
+        value: Option<Value>,
+        action: &str,
+    ) -> Result<(), Error> {
+        let text = value.as_ref().map_or_else(|| name.to_owned(), Value::to_string);
+        if name.is_empty() || name.len() + text.len() > SETTING_BYTES_MAX {
+            return Err(usage(format!("a setting needs a name, and has at most {SETTING_BYTES_MAX} bytes")));
+        }
+        let audit = Audit { at: now(), by: caller.name.clone(), action: action.to_owned(), value: text };
+        self.store().set(kind, name, value, Some(audit)).await
+    }
+
+    /// Returns the settings of a kind. Needs the level `vo` of `config`.
+    ///
+    /// Errors: `Denied`.
+    pub async fn settings(&self, caller: &Caller, kind: &str) -> Result<Vec<Setting>, Error> {
+        caller.check_level(Operation::Config, Level::Vo)?;
+        self.store().settings(kind).await
+    }
+
+    /// Returns the audit log, the latest entry first. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`.
+    pub async fn audit(&self, caller: &Caller, limit: u32) -> Result<Vec<Audit>, Error> {
+        caller.check_level(Operation::Config, Level::All)?;
+        self.store().audit(limit).await
+    }
+
+    /// Bans an endpoint. Returns the jobs with files that it concerns. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`.
+    pub async fn ban(
+        &self,
+        caller: &Caller,
+        endpoint: &str,
+        kind: BanKind,
+        allows_submission: bool,
+        message: &str,
+    ) -> Result<Vec<Uuid>, Error> {
+        let ban = Ban {
+            kind,
+            allows_submission,
+            vo: caller.vo().to_owned(),
+            message: message.to_owned(),
+            by: caller.name.clone(),
+            at: now().0,
+        };
+        let value = serde_json::to_value(&ban).map_err(|e| usage("write the ban as JSON").caused_by(e))?;
+        // The ban comes first: no file starts after it.
+        self.set(caller, kind::BAN, endpoint, Some(value), "ban-se").await?;
+        let files = self.running_at(endpoint).await?;
+        let mut jobs: Vec<Uuid> = files.iter().map(|file| file.job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        match kind {
+            BanKind::Cancel => self.cancel_all(files, "Storage banned").await?,
+            BanKind::Wait => {
+                let waiting = files.into_iter().filter(|file| file.state == FileState::Waiting);
+                self.change_all(waiting.map(|file| (file.number, FileState::Waiting)).collect(), Event::Holds).await?;
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// Lifts the ban of an endpoint. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`.
+    pub async fn unban(&self, caller: &Caller, endpoint: &str) -> Result<(), Error> {
+        self.set(caller, kind::BAN, endpoint, None, "unban-se").await?;
+        let applied = self.applied();
+        let held = self.running_at(endpoint).await?.into_iter().filter(|file| {
+            let is_banned = |endpoint: &String| applied.bans.contains_key(endpoint);
+            file.state == FileState::Held
+                && !is_banned(&file.new.source_endpoint)
+                && !is_banned(&file.new.destination_endpoint)
+        });
+        self.change_all(held.map(|file| (file.number, FileState::Held)).collect(), Event::Releases).await
+    }
+
+    /// Bans a user: cancels the jobs, and takes no more. Returns the jobs. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`; `Usage`, when users ban themselves.
+    pub async fn ban_user(&self, caller: &Caller, name: &str, message: &str) -> Result<Vec<Uuid>, Error> {
+        if name == caller.name {
+            return Err(Error::new(
+                ErrorKind::Exists,
+                Scope::Client,
+                Phase::Prepare,
+                "The user tried to ban (her|his)self",
+            ));
+        }
+        let ban = UserBan { message: message.to_owned(), by: caller.name.clone(), at: now().0 };
+        let value = serde_json::to_value(&ban).map_err(|e| usage("write the ban as JSON").caused_by(e))?;
+        self.set(caller, kind::BANNED_USER, name, Some(value), "ban-dn").await?;
+        let filter = JobFilter { owner: Some(name.to_owned()), ..JobFilter::default() };
+        let mut cancelled = Vec::new();
+        for job in self.store().jobs(filter).await? {
+            if let Some(files) = self.store().cancel(job.new.id, "User banned".to_owned(), now()).await? {
+                self.handle_cancelled(files);
+                cancelled.push(job.new.id);
+            }
+        }
+        Ok(cancelled)
+    }
+
+    /// Starts no transfers from now on, or starts them again. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`.
+    pub async fn set_drain(&self, caller: &Caller, is_on: bool) -> Result<(), Error> {
+        let value = is_on.then_some(Value::Bool(true));
+        let host = self.host().to_owned();
+        self.set(caller, kind::DRAIN, &host, value, "drain").await
+    }
+
+    /// Checks that no ban forbids a submission. Errors: `Denied`.
+    pub(crate) fn check_bans<'a>(
+        &self,
+        caller: &Caller,
+        mut endpoints: impl Iterator<Item = &'a str>,
+    ) -> Result<(), Error> {
+        let applied = self.applied();
+        let denied = |text: String| Err(Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, text));
+        if applied.banned_users.contains(&caller.name) {
+            return denied(format!("{} is banned", caller.name));
+        }
+        let refuses = |endpoint: &&str| applied.bans.get(*endpoint).is_some_and(|ban| !ban.allows_submission);
+        match endpoints.find(refuses) {
+            Some(endpoint) => denied(format!("{endpoint} is banned")),
+            None => Ok(()),
+        }
+    }
+
+    async fn running_at(&self, endpoint: &str) -> Result<Vec<File>, Error> {
+        let states = vec![FileState::Waiting, FileState::Held, FileState::Active];
+        let filter = FileFilter { states, ..FileFilter::default() };
+        let from = FileFilter { source_endpoint: Some(endpoint.to_owned()), ..filter.clone() };
+        let to = FileFilter { destination_endpoint: Some(endpoint.to_owned()), ..filter };
+        let mut files = self.store().files(from).await?;
+        let known: Vec<_> = files.iter().map(|file| file.number).collect();
+        files.extend(self.store().files(to).await?.into_iter().filter(|file| !known.contains(&file.number)));
+        Ok(files)
+    }
+
+    async fn cancel_all(&self, files: Vec<File>, reason: &str) -> Result<(), Error> {
+        let applied = self.applied();
+        for file in files {
+            // The next replica of the entry goes on, unless it is at the same endpoint: then the ban cancels it too.
+            let siblings = FileFilter {
+                jobs: vec![file.job],
+                entry: Some(file.new.entry),
+                states: vec![FileState::Reserved],
+                ..FileFilter::default()
+            };
+            let siblings = self.store().files(siblings).await?;
+            let successor = siblings.iter().find(|file| {
+                let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
+                !ends.into_iter().any(|endpoint| applied.bans.contains_key(endpoint))
+            });
+            self.cancel_file(&file, reason, successor.map(|file| file.number)).await?;
+        }
+        Ok(())
+    }
+
+    async fn change_all(&self, files: Vec<(FileNumber, FileState)>, what: Event) -> Result<(), Error> {
+        let at = now();
+        let change = |(file, from)| Change { file, from, of_worker: None, what: what.clone(), at };
+        let changed = self.store().change(files.into_iter().map(change).collect()).await?;
+        let (mut waiting, mut held) = (Vec::new(), Vec::new());
+        for changed in changed {
+            match changed {
+                Changed::Done { file, .. } if file.state == FileState::Waiting => waiting.push(*file),
+                Changed::Done { file, .. } => held.push(file.number),
+                Changed::Conflict => {}
+            }
+        }
+        self.handle_waiting(waiting);
+        self.handle_cancelled(held);
+        Ok(())
+    }
+
+    /// Gives the settings of the store to the scheduler, and to the requests that follow.
+    pub async fn apply_settings(&self) -> Result<(), Error> {
+        let mut limits = Limits::default();
+        if self.store().settings(kind::DRAIN).await?.iter().any(|setting| setting.name == self.host()) {
+            limits.all = 0;
+        }
+        for setting in self.store().settings(kind::ENDPOINT).await? {
+            let Some(endpoint) = read::<EndpointSettings>(&setting) else { continue };
+            let maximum = EndpointLimits {
+                inbound: count(endpoint.inbound_max_active).unwrap_or(limits.endpoint.inbound),
+                outbound: count(endpoint.outbound_max_active).unwrap_or(limits.endpoint.outbound),
+            };
+            // `*` comes first, by its place in the order of names.
+            match setting.name.as_str() {
+                ANY => limits.endpoint = maximum,
+                name => drop(limits.endpoints.insert(name.into(), maximum)),
+            }
+        }
+        for setting in self.store().settings(kind::LINK).await? {
+            let Some(link) = read::<LinkSettings>(&setting) else { continue };
+            if let Some(most) = count(link.max_active) {
+                limits.links.insert(link_of(&link.source, &link.destination), most);
+            }
+        }
+        let mut shares = Shares::default();
+        for setting in self.store().settings(kind::SHARE).await? {
+            let Some(share) = read::<ShareSettings>(&setting) else { continue };
+            let of_link: &mut BTreeMap<Name, Share> =
+                shares.links.entry(link_of(&share.source, &share.destination)).or_default();
+            of_link.insert(share.vo.as_str().into(), weight(share.share));
+        }
+        for setting in self.store().settings(kind::ACTIVITIES).await? {
+            let Some(activities) = read::<ActivitySettings>(&setting) else { continue };
+            if activities.active {
+                let share = activities.share.iter().map(|(name, share)| (name.as_str().into(), weight(*share)));
+                shares.activities.insert(activities.vo.as_str().into(), share.collect());
+            }
+        }
+        let mut applied = Applied::default();
+        for setting in self.store().settings(kind::BAN).await? {
+            // A ban that is not understood is one still.
+            let unknown = || Ban {
+                kind: BanKind::Wait,
+                allows_submission: true,
+                vo: String::new(),
+                message: String::new(),
+                by: String::new(),
+                at: 0,
+            };
+            let ban = read(&setting).unwrap_or_else(unknown);
+            applied.bans.insert(setting.name, ban);
+        }
+        applied.banned_users =
+            self.store().settings(kind::BANNED_USER).await?.into_iter().map(|one| one.name).collect();
+        for setting in self.store().settings(kind::GRANT).await? {
+            let Some(grant) = read::<Grant>(&setting) else { continue };
+            let operation = Operation::by_name(&grant.operation);
+            applied.grants.entry(grant.dn).or_default().extend(operation);
+        }
+        for setting in self.store().settings(kind::DEFAULTS).await? {
+            let Some(defaults) = read(&setting) else { continue };
+            applied.defaults.insert(setting.name, defaults);
+        }
+        self.apply(limits, shares, applied);
+        Ok(())
+    }
+}
+
+/// Returns a share of this weight.
+fn weight(weight: f64) -> Share {
+    Share { weight: weight.max(0.0), ..Share::default() }
+}

@@ -1,0 +1,436 @@
+//! Tests that every store passes.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::state::{FileState, JobKind, JobState};
+use sterna_sched::time::UnixTime;
+use sterna_seeded::{Seeded, for_seeds};
+use uuid::Uuid;
+
+use super::{Audit, Change, Changed, Event, FileFilter, JobFilter, SqliteStore, Store, Submitted};
+use crate::job::{Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner};
+
+const NOW: UnixTime = UnixTime(1_800_000_000_000);
+
+/// Store of a test, with the directory that it lives in.
+struct Opened {
+    store: Arc<dyn Store>,
+    directory: tempfile::TempDir,
+}
+
+async fn open() -> Opened {
+    let directory = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&directory.path().join("sterna.db")).await.unwrap();
+    Opened { store, directory }
+}
+
+fn job(id: u128) -> NewJob {
+    NewJob {
+        id: Uuid::from_u128(id),
+        kind: JobKind::Files,
+        owner: Owner { credential: "c1".to_owned(), name: "/CN=one".to_owned(), vo: "vo".to_owned() },
+        priority: 3,
+        submitted: NOW,
+        expires: None,
+        options: JobOptions::default(),
+        metadata: Some(json!({"k": [1, null, "ü"]})),
+        idempotency_key: None,
+    }
+}
+
+fn file(entry: u64, is_reserved: bool) -> NewFile {
+    NewFile {
+        entry,
+        source: format!("mock://a/{entry}"),
+        destination: format!("mock://b/{entry}"),
+        source_endpoint: "mock://a".to_owned(),
+        destination_endpoint: "mock://b".to_owned(),
+        activity: "default".to_owned(),
+        size: Some(7),
+        checksum: Some("ADLER32".to_owned()),
+        is_reserved,
+        metadata: Some(json!("text")),
+        ..NewFile::default()
+    }
+}
+
+fn failure() -> Failure {
+    let error = Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "full").retry(Retry::After);
+    Failure::from(&error.caused_by(std::io::Error::from_raw_os_error(28)))
+}
+
+async fn one_job(store: &dyn Store, id: u128) -> Job {
+    let filter = JobFilter { ids: vec![Uuid::from_u128(id)], ..JobFilter::default() };
+    store.jobs(filter).await.unwrap().pop().unwrap()
+}
+
+async fn files_of(store: &dyn Store, id: u128) -> Vec<File> {
+    store.files(FileFilter { jobs: vec![Uuid::from_u128(id)], ..FileFilter::default() }).await.unwrap()
+}
+
+async fn change(store: &dyn Store, file: &File, from: FileState, what: Event) -> Changed {
+    let change = Change { file: file.number, from, of_worker: None, what, at: NOW };
+    store.change(vec![change]).await.unwrap().pop().unwrap()
+}
+
+fn starts() -> Event {
+    Event::Starts { worker: "w".to_owned(), rationale: String::new() }
+}
+
+fn finishes() -> Event {
+    Event::Finishes { moved: Moved { bytes: 7, time_ms: 1000, ..Moved::default() } }
+}
+
+fn states(files: &[File]) -> Vec<FileState> {
+    files.iter().map(|file| file.state).collect()
+}
+
+#[tokio::test]
+async fn what_was_submitted_comes_back() {
+    let opened = open().await;
+    let store = &*opened.store;
+    assert_eq!(store.submit(job(1), vec![file(0, false), file(1, false)], true).await.unwrap(), Submitted::New);
+    let stored = one_job(store, 1).await;
+    assert_eq!((stored.state, stored.entries.all, &stored.new.metadata), (JobState::Waiting, 2, &job(1).metadata));
+    assert_eq!((stored.new.owner, stored.new.options), (job(1).owner, JobOptions::default()));
+    let files = files_of(store, 1).await;
+    assert_eq!(files.iter().map(|file| file.new.clone()).collect::<Vec<_>>(), [file(0, false), file(1, false)]);
+    assert_eq!(states(&files), [FileState::Waiting; 2]);
+    assert!(files[0].number < files[1].number);
+}
+
+#[tokio::test]
+async fn a_repeated_submission_finds_the_first_job() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let keyed = |id| NewJob { idempotency_key: Some("k".to_owned()), ..job(id) };
+    assert_eq!(store.submit(keyed(1), vec![file(0, false)], true).await.unwrap(), Submitted::New);
+    let again = store.submit(keyed(2), vec![file(0, false)], true).await.unwrap();
+    assert_eq!(again, Submitted::Repeated(Uuid::from_u128(1)));
+    assert_eq!(store.submit(job(1), vec![file(0, false)], true).await.unwrap(), Submitted::IdTaken);
+    let mut other = keyed(3);
+    other.owner.credential = "c2".to_owned();
+    assert_eq!(
+        store.submit(other, vec![file(0, false)], true).await.unwrap(),
+        Submitted::New,
+        "a key of another owner"
+    );
+    assert_eq!(store.files(FileFilter::default()).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn an_open_job_grows_until_it_is_complete() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false)], false).await.unwrap();
+    assert_eq!(one_job(store, 1).await.state, JobState::Open);
+    let many: Vec<NewFile> = (1..2500).map(|entry| file(entry, false)).collect();
+    store.append(Uuid::from_u128(1), many, true).await.unwrap();
+    let stored = one_job(store, 1).await;
+    assert_eq!((stored.state, stored.entries.all), (JobState::Waiting, 2500));
+    let refused = store.append(Uuid::from_u128(1), vec![file(2500, false)], true).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Exists);
+    let missing = store.append(Uuid::from_u128(9), vec![file(0, false)], true).await.unwrap_err();
+    assert_eq!(missing.kind, ErrorKind::NotFound);
+    assert_eq!(files_of(store, 1).await.len(), 2500);
+}
+
+#[tokio::test]
+async fn a_change_needs_the_expected_state_and_worker() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false)], true).await.unwrap();
+    let file = files_of(store, 1).await.remove(0);
+    assert!(matches!(change(store, &file, FileState::Active, finishes()).await, Changed::Conflict), "it waits");
+    assert!(matches!(change(store, &file, FileState::Waiting, finishes()).await, Changed::Conflict), "no such edge");
+    let Changed::Done { job, .. } = change(store, &file, FileState::Waiting, starts()).await else { panic!() };
+    assert_eq!(job, Some(JobState::Active));
+    assert!(matches!(change(store, &file, FileState::Waiting, starts()).await, Changed::Conflict), "started twice");
+    let of_other = Change {
+        file: file.number,
+        from: FileState::Active,
+        of_worker: Some("x".to_owned()),
+        what: finishes(),
+        at: NOW,
+    };
+    assert!(matches!(store.change(vec![of_other]).await.unwrap()[0], Changed::Conflict), "another worker");
+    let Changed::Done { file, job, .. } = change(store, &file, FileState::Active, finishes()).await else { panic!() };
+    assert_eq!((file.state, file.moved.bytes, job), (FileState::Finished, 7, Some(JobState::Finished)));
+    for from in FileState::ALL {
+        for what in [starts(), finishes(), Event::Holds, Event::Releases] {
+            assert!(matches!(change(store, &file, from, what).await, Changed::Conflict), "nothing leaves an end");
+        }
+    }
+    assert_eq!(one_job(store, 1).await.finished, Some(NOW));
+}
+
+#[tokio::test]
+async fn a_retry_counts_its_attempt_and_a_lost_worker_does_not() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false)], true).await.unwrap();
+    let file = files_of(store, 1).await.remove(0);
+    let later = NOW + std::time::Duration::from_secs(60);
+    for (of, failures) in [(Some(failure()), 1), (None, 1), (Some(failure()), 2)] {
+        change(store, &file, FileState::Waiting, starts()).await;
+        let what = Event::Retries { failure: of, moved: Moved::default(), not_before: later };
+        let Changed::Done { file, job, .. } = change(store, &file, FileState::Active, what).await else { panic!() };
+        assert_eq!((file.state, file.failures, file.not_before), (FileState::Waiting, failures, later));
+        assert_eq!(job, Some(JobState::Waiting));
+    }
+    let attempts = store.attempts(file.number).await.unwrap();
+    assert_eq!(attempts.iter().map(|attempt| attempt.number).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(attempts[0].failure.to_error().kind, ErrorKind::NoSpace);
+    assert_eq!((attempts[0].failure.os_code, attempts[0].failure.to_error().retry), (Some(28), Retry::After));
+}
+
+#[tokio::test]
+async fn a_failed_replica_makes_its_successor_wait() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false), file(0, true), file(1, false)], true).await.unwrap();
+    let files = files_of(store, 1).await;
+    assert_eq!(states(&files), [FileState::Waiting, FileState::Reserved, FileState::Waiting]);
+    change(store, &files[0], FileState::Waiting, starts()).await;
+    let fails = |successor| Event::Fails { failure: failure(), moved: Moved::default(), successor };
+    let what = fails(Some(files[1].number));
+    let Changed::Done { waiting, .. } = change(store, &files[0], FileState::Active, what).await else { panic!() };
+    assert_eq!(waiting.iter().map(|file| file.number).collect::<Vec<_>>(), [files[1].number]);
+    assert_eq!(one_job(store, 1).await.entries.failed, 0, "the entry goes on");
+    for file in &files[1..] {
+        change(store, file, FileState::Waiting, starts()).await;
+    }
+    change(store, &files[1], FileState::Active, finishes()).await;
+    let Changed::Done { job, .. } = change(store, &files[2], FileState::Active, fails(None)).await else { panic!() };
+    assert_eq!(job, Some(JobState::PartlyFinished));
+}
+
+#[tokio::test]
+async fn hops_go_one_after_the_other_and_end_with_the_first_failure() {
+    let opened = open().await;
+    let store = &*opened.store;
+    for (id, fails) in [(1, false), (2, true)] {
+        let hops = NewJob { kind: JobKind::Hops, ..job(id) };
+        store.submit(hops, vec![file(0, false), file(1, true), file(2, true)], true).await.unwrap();
+        let files = files_of(store, id).await;
+        change(store, &files[0], FileState::Waiting, starts()).await;
+        let Changed::Done { waiting, job, .. } = change(store, &files[0], FileState::Active, finishes()).await else {
+            panic!()
+        };
+        assert_eq!((waiting.len(), waiting[0].number, job), (1, files[1].number, None));
+        change(store, &files[1], FileState::Waiting, starts()).await;
+        if fails {
+            let what = Event::Fails { failure: failure(), moved: Moved::default(), successor: None };
+            let Changed::Done { job, .. } = change(store, &files[1], FileState::Active, what).await else { panic!() };
+            assert_eq!(job, Some(JobState::Failed));
+            assert_eq!(files_of(store, id).await[2].state, FileState::Reserved, "no hop follows");
+        } else {
+            change(store, &files[1], FileState::Active, finishes()).await;
+            change(store, &files[2], FileState::Waiting, starts()).await;
+            let Changed::Done { job, .. } = change(store, &files[2], FileState::Active, finishes()).await else {
+                panic!()
+            };
+            assert_eq!(job, Some(JobState::Finished));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_job_ends_all_that_has_not_ended() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), (0..4).map(|entry| file(entry, entry == 3)).collect(), true).await.unwrap();
+    let files = files_of(store, 1).await;
+    change(store, &files[0], FileState::Waiting, starts()).await;
+    change(store, &files[0], FileState::Active, finishes()).await;
+    change(store, &files[1], FileState::Waiting, starts()).await;
+    let cancelled = store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap().unwrap();
+    assert_eq!(cancelled, [files[1].number, files[2].number, files[3].number]);
+    use FileState::{Cancelled, Finished};
+    assert_eq!(states(&files_of(store, 1).await), [Finished, Cancelled, Cancelled, Cancelled]);
+    let stored = one_job(store, 1).await;
+    assert_eq!((stored.state, stored.reason.as_deref()), (JobState::Cancelled, Some("why")));
+    assert!(matches!(change(store, &files[1], FileState::Active, finishes()).await, Changed::Conflict), "too late");
+    assert_eq!(store.cancel(Uuid::from_u128(1), String::new(), NOW).await.unwrap(), None);
+    assert_eq!(store.cancel(Uuid::from_u128(9), String::new(), NOW).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn lists_have_only_what_was_asked_for() {
+    let opened = open().await;
+    let store = &*opened.store;
+    for id in 1..=4 {
+        let mut new = job(id);
+        new.owner.vo = if id == 1 { "other" } else { "vo" }.to_owned();
+        new.expires = (id == 4).then_some(NOW);
+        store.submit(new, vec![file(0, false)], true).await.unwrap();
+    }
+    store.cancel(Uuid::from_u128(2), String::new(), NOW).await.unwrap();
+    let ids = |filter| async {
+        let jobs = store.jobs(filter).await.unwrap();
+        jobs.iter().map(|job| job.new.id.as_u128()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(JobFilter::default()).await, [4, 3, 1], "the latest first, without those that have ended");
+    assert_eq!(ids(JobFilter { states: vec![JobState::Cancelled], ..JobFilter::default() }).await, [2]);
+    assert_eq!(ids(JobFilter { vo: Some("other".to_owned()), ..JobFilter::default() }).await, [1]);
+    assert_eq!(ids(JobFilter { limit: Some(1), ..JobFilter::default() }).await, [4]);
+    assert_eq!(ids(JobFilter { source_endpoint: Some("mock://x".to_owned()), ..JobFilter::default() }).await, []);
+    let after = FileFilter { after: Some(FileNumber(2)), states: vec![FileState::Waiting], ..FileFilter::default() };
+    assert_eq!(store.files(after).await.unwrap().len(), 2);
+    let expired = store.expired(NOW + std::time::Duration::from_millis(1)).await.unwrap();
+    assert_eq!(expired.iter().map(|file| file.job.as_u128()).collect::<Vec<_>>(), [4]);
+    assert!(store.expired(NOW).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn the_feed_has_every_change_once_and_in_order() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false)], true).await.unwrap();
+    let number = files_of(store, 1).await.remove(0);
+    change(store, &number, FileState::Waiting, starts()).await;
+    change(store, &number, FileState::Waiting, starts()).await;
+    change(store, &number, FileState::Active, finishes()).await;
+    let feed = store.feed(0, 100).await.unwrap();
+    let seen: Vec<_> = feed.iter().map(|one| (one.file.map(|(_, state)| state), one.state)).collect();
+    use FileState::{Active, Finished};
+    let expected = [
+        (None, Some(JobState::Waiting)),
+        (Some(Active), None),
+        (None, Some(JobState::Active)),
+        (Some(Finished), None),
+        (None, Some(JobState::Finished)),
+    ];
+    assert_eq!(seen, expected);
+    assert_eq!(store.feed(feed[2].sequence, 1).await.unwrap(), feed[3..4]);
+}
+
+#[tokio::test]
+async fn settings_are_replaced_and_audited() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let audit = |action: &str| {
+        Some(Audit { at: NOW, by: "/CN=x".to_owned(), action: action.to_owned(), value: "v".to_owned() })
+    };
+    store.set("ban", "b", Some(json!({"n": 1})), audit("one")).await.unwrap();
+    store.set("ban", "a", Some(json!(2)), None).await.unwrap();
+    store.set("ban", "b", Some(json!({"n": 3})), audit("two")).await.unwrap();
+    store.set("link", "a", Some(json!(4)), None).await.unwrap();
+    let named =
+        |settings: Vec<super::Setting>| settings.into_iter().map(|one| (one.name, one.value)).collect::<Vec<_>>();
+    let expected = [("a".to_owned(), json!(2)), ("b".to_owned(), json!({"n": 3}))];
+    assert_eq!(named(store.settings("ban").await.unwrap()), expected);
+    store.set("ban", "a", None, None).await.unwrap();
+    assert_eq!(named(store.settings("ban").await.unwrap()), expected[1..]);
+    let actions: Vec<String> = store.audit(10).await.unwrap().into_iter().map(|audit| audit.action).collect();
+    assert_eq!(actions, ["two", "one"]);
+}
+
+#[tokio::test]
+async fn the_archive_takes_jobs_that_have_ended() {
+    let opened = open().await;
+    let store = &*opened.store;
+    for id in [1, 2] {
+        store.submit(job(id), vec![file(0, false)], true).await.unwrap();
+    }
+    store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap();
+    assert_eq!(store.archive(NOW, 10).await.unwrap(), 0, "not old enough");
+    let later = NOW + std::time::Duration::from_secs(1);
+    assert_eq!(store.archive(later, 10).await.unwrap(), 1);
+    assert_eq!(store.archive(later, 10).await.unwrap(), 0);
+    let (archived, files) = store.archived(Uuid::from_u128(1)).await.unwrap().unwrap();
+    assert_eq!((archived.state, states(&files)), (JobState::Cancelled, vec![FileState::Cancelled]));
+    assert!(store.archived(Uuid::from_u128(2)).await.unwrap().is_none());
+    assert!(files_of(store, 1).await.is_empty() && files_of(store, 2).await.len() == 1);
+    assert_eq!(store.submit(job(1), vec![file(0, false)], true).await.unwrap(), Submitted::IdTaken);
+}
+
+#[tokio::test]
+async fn all_of_it_is_there_after_the_store_is_opened_again() {
+    let Opened { store, directory } = open().await;
+    store.submit(job(1), vec![file(0, false)], true).await.unwrap();
+    store.set("ban", "a", Some(json!(1)), None).await.unwrap();
+    drop(store);
+    let store = SqliteStore::open(&directory.path().join("sterna.db")).await.unwrap();
+    assert_eq!(files_of(&*store, 1).await.len(), 1);
+    assert_eq!(store.settings("ban").await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_write_that_fails_takes_back_nothing_of_the_others() {
+    let opened = open().await;
+    let store = Arc::clone(&opened.store);
+    // An open job that does not exist fails within a transaction that it shares with good ones.
+    let writes = (0..64u128).map(|id| {
+        let store = Arc::clone(&store);
+        async move {
+            match id % 2 {
+                0 => store.submit(job(id), vec![file(0, false)], true).await.is_ok(),
+                _ => store.append(Uuid::from_u128(1000 + id), vec![file(0, false)], true).await.is_ok(),
+            }
+        }
+    });
+    let tasks: Vec<_> = writes.map(tokio::spawn).collect();
+    for (id, task) in tasks.into_iter().enumerate() {
+        assert_eq!(task.await.unwrap(), id % 2 == 0);
+    }
+    assert_eq!(store.files(FileFilter::default()).await.unwrap().len(), 32);
+}
+
+/// Draws events at random, and compares the counts of the job with those of its files after each.
+#[test]
+fn counts_of_a_job_are_those_of_its_files() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for_seeds("counts_of_a_job_are_those_of_its_files", 20, |seed| {
+        let mut random = Seeded::new(seed);
+        runtime.block_on(async {
+            let opened = open().await;
+            let store = &*opened.store;
+            let entries = 1 + random.below(5);
+            let mut new = Vec::new();
+            for entry in 0..entries {
+                (0..=random.below(3)).for_each(|replica| new.push(file(entry, replica > 0)));
+            }
+            store.submit(job(1), new, true).await.unwrap();
+            for _ in 0..60 {
+                let files = files_of(store, 1).await;
+                let file = &files[random.below(files.len() as u64) as usize];
+                let sibling = files.iter().find(|other| {
+                    other.new.entry == file.new.entry
+                        && other.state == FileState::Reserved
+                        && other.number != file.number
+                });
+                let successor = sibling.map(|file| file.number);
+                let what = match random.below(7) {
+                    0 | 1 => starts(),
+                    2 => finishes(),
+                    3 => Event::Fails { failure: failure(), moved: Moved::default(), successor },
+                    4 => Event::Retries { failure: Some(failure()), moved: Moved::default(), not_before: NOW },
+                    5 => Event::Holds,
+                    _ => Event::Releases,
+                };
+                // A file in reserve waits only as a successor.
+                if file.state != FileState::Reserved {
+                    change(store, file, file.state, what).await;
+                }
+                let (job, files) = (one_job(store, 1).await, files_of(store, 1).await);
+                let of = |entry: u64, state| {
+                    files.iter().filter(|file| file.new.entry == entry && file.state == state).count() as u64
+                };
+                let finished = (0..entries).filter(|entry| of(*entry, FileState::Finished) > 0).count() as u64;
+                let running = [FileState::Waiting, FileState::Held, FileState::Active];
+                let has_failed = |entry: &u64| {
+                    of(*entry, FileState::Finished) == 0 && running.iter().all(|state| of(*entry, *state) == 0)
+                };
+                let failed = (0..entries).filter(has_failed).count() as u64;
+                let active = files.iter().filter(|file| file.state == FileState::Active).count() as u64;
+                let counts = (job.entries.finished, job.entries.failed, job.entries.active);
+                assert_eq!(counts, (finished, failed, active), "{files:?}");
+                assert_eq!(job.state, job.entries.state(job.new.kind));
+            }
+        });
+    });
+}

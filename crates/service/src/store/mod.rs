@@ -1,0 +1,277 @@
+//! Store: jobs, files, settings and history, on disk.
+//!
+//! Every change is durable before its call returns. A change of a file names the state that it expects: if the file has
+//! another one, nothing is changed. Refuses to schedule and to decide what follows a failure.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use sterna_proto::Error;
+use sterna_sched::queue::FileNumber;
+use sterna_sched::state::{FileState, JobState};
+use sterna_sched::time::UnixTime;
+use uuid::Uuid;
+
+use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
+
+#[cfg(test)]
+mod conformance;
+mod sqlite;
+
+pub use sqlite::SqliteStore;
+
+/// Result that a store computes in the background.
+pub type Stored<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+
+/// Outcome of a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// The job is new.
+    New,
+    /// A job with this idempotency key exists already.
+    Repeated(Uuid),
+    /// A job with this identifier exists already.
+    IdTaken,
+}
+
+/// Change of a file from one state to another.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// File.
+    pub file: FileNumber,
+    /// State that it must have.
+    pub from: FileState,
+    /// Worker that must have it, if it is under way.
+    pub of_worker: Option<String>,
+    /// Event.
+    pub what: Event,
+    /// Time.
+    pub at: UnixTime,
+}
+
+/// Event in the life of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A worker starts an attempt.
+    Starts {
+        /// Worker.
+        worker: String,
+        /// Reason why it starts now.
+        rationale: String,
+    },
+    /// The attempt has failed, and another one follows.
+    Retries {
+        /// Failure; `None`: the worker was lost, which does not count as an attempt.
+        failure: Option<Failure>,
+        /// Bytes and limits of the attempt.
+        moved: Moved,
+        /// Earliest time of the next attempt.
+        not_before: UnixTime,
+    },
+    /// The file has arrived.
+    Finishes {
+        /// Bytes and limits of the attempt.
+        moved: Moved,
+    },
+    /// The file has failed.
+    Fails {
+        /// Failure.
+        failure: Failure,
+        /// Bytes and limits of the attempt.
+        moved: Moved,
+        /// Replica of the same entry that goes next.
+        successor: Option<FileNumber>,
+    },
+    /// The file is cancelled.
+    Cancels {
+        /// Reason, for people.
+        reason: String,
+        /// Replica of the same entry that goes next.
+        successor: Option<FileNumber>,
+    },
+    /// The file is held back.
+    Holds,
+    /// The file is no longer held back.
+    Releases,
+}
+
+impl Event {
+    /// Returns the state that follows.
+    pub fn state(&self) -> FileState {
+        match self {
+            Self::Starts { .. } => FileState::Active,
+            Self::Retries { .. } | Self::Releases => FileState::Waiting,
+            Self::Finishes { .. } => FileState::Finished,
+            Self::Fails { .. } => FileState::Failed,
+            Self::Cancels { .. } => FileState::Cancelled,
+            Self::Holds => FileState::Held,
+        }
+    }
+}
+
+/// Result of a change.
+#[derive(Clone, Debug)]
+pub enum Changed {
+    /// It was made.
+    Done {
+        /// File after it.
+        file: Box<File>,
+        /// Files that wait now because of it: the successor, or the next hop.
+        waiting: Vec<File>,
+        /// State of the job, if that changed.
+        job: Option<JobState>,
+    },
+    /// The file has another state, or another worker.
+    Conflict,
+}
+
+/// Filter for jobs. Every given field restricts.
+#[derive(Clone, Debug, Default)]
+pub struct JobFilter {
+    /// Identifiers.
+    pub ids: Vec<Uuid>,
+    /// Virtual organisation.
+    pub vo: Option<String>,
+    /// Credential of the owner.
+    pub credential: Option<String>,
+    /// Name of the owner.
+    pub owner: Option<String>,
+    /// States; empty: those that have not ended.
+    pub states: Vec<JobState>,
+    /// Endpoint of a source of the job.
+    pub source_endpoint: Option<String>,
+    /// Endpoint of a destination of the job.
+    pub destination_endpoint: Option<String>,
+    /// Earliest submission.
+    pub since: Option<UnixTime>,
+    /// Maximum number of jobs.
+    pub limit: Option<u32>,
+}
+
+/// Filter for files. Every given field restricts.
+#[derive(Clone, Debug, Default)]
+pub struct FileFilter {
+    /// Numbers.
+    pub numbers: Vec<FileNumber>,
+    /// Jobs.
+    pub jobs: Vec<Uuid>,
+    /// Entry of the job.
+    pub entry: Option<u64>,
+    /// States; empty: all.
+    pub states: Vec<FileState>,
+    /// Virtual organisation.
+    pub vo: Option<String>,
+    /// Endpoint of the source.
+    pub source_endpoint: Option<String>,
+    /// Endpoint of the destination.
+    pub destination_endpoint: Option<String>,
+    /// Worker.
+    pub worker: Option<String>,
+    /// Files after this number.
+    pub after: Option<FileNumber>,
+    /// Maximum number of files.
+    pub limit: Option<u32>,
+}
+
+/// Failed attempt.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    /// File.
+    pub file: FileNumber,
+    /// Number of the attempt, from 1.
+    pub number: u32,
+    /// End.
+    pub ended: UnixTime,
+    /// Worker.
+    pub worker: Option<String>,
+    /// Failure.
+    pub failure: Failure,
+}
+
+/// Entry of the change feed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Feed {
+    /// Cursor: later changes have higher numbers.
+    pub sequence: u64,
+    /// Time.
+    pub at: UnixTime,
+    /// Job.
+    pub job: Uuid,
+    /// File and its state; `None`: the change is of the job.
+    pub file: Option<(FileNumber, FileState)>,
+    /// State of the job after the change, if it changed.
+    pub state: Option<JobState>,
+}
+
+/// Settings that operators change: one document for each name of a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// Kind, such as `link` or `ban`.
+    pub kind: String,
+    /// Name within the kind.
+    pub name: String,
+    /// Value.
+    pub value: serde_json::Value,
+}
+
+/// Change of a setting, for the audit log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Audit {
+    /// Time.
+    pub at: UnixTime,
+    /// Name of the user.
+    pub by: String,
+    /// Action, such as `set-globals`.
+    pub action: String,
+    /// Value.
+    pub value: String,
+}
+
+/// Store.
+pub trait Store: Send + Sync {
+    /// Stores a job with files. `is_complete`: no more files follow.
+    fn submit(&self, job: NewJob, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, Submitted>;
+
+    /// Adds files to an open job. Errors: `NotFound`; `Exists`, when the job is complete.
+    fn append(&self, job: Uuid, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, ()>;
+
+    /// Makes changes, all in one transaction; each on its own may conflict.
+    fn change(&self, changes: Vec<Change>) -> Stored<'_, Vec<Changed>>;
+
+    /// Cancels all files of a job that have not ended, and the job. Returns these files. `None`: the job has ended, or
+    /// does not exist.
+    fn cancel(&self, job: Uuid, reason: String, at: UnixTime) -> Stored<'_, Option<Vec<FileNumber>>>;
+
+    /// Sets the priority of a job and its files. Returns false if the job has ended, or does not exist.
+    fn set_priority(&self, job: Uuid, priority: u8) -> Stored<'_, bool>;
+
+    /// Returns jobs, the latest first.
+    fn jobs(&self, filter: JobFilter) -> Stored<'_, Vec<Job>>;
+
+    /// Returns files, by number.
+    fn files(&self, filter: FileFilter) -> Stored<'_, Vec<File>>;
+
+    /// Returns files that wait or are held after the time that their jobs allow.
+    fn expired(&self, now: UnixTime) -> Stored<'_, Vec<File>>;
+
+    /// Returns the failed attempts of a file.
+    fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>>;
+
+    /// Returns changes after a cursor.
+    fn feed(&self, after: u64, limit: u32) -> Stored<'_, Vec<Feed>>;
+
+    /// Returns all settings of a kind, by name.
+    fn settings(&self, kind: &str) -> Stored<'_, Vec<Setting>>;
+
+    /// Stores a setting, or removes it (`value` is `None`), with its entry in the audit log.
+    fn set(&self, kind: &str, name: &str, value: Option<serde_json::Value>, audit: Option<Audit>) -> Stored<'_, ()>;
+
+    /// Returns the audit log, the latest first.
+    fn audit(&self, limit: u32) -> Stored<'_, Vec<Audit>>;
+
+    /// Moves jobs that ended before a time to the archive. Returns their number.
+    fn archive(&self, before: UnixTime, limit: u32) -> Stored<'_, u64>;
+
+    /// Returns an archived job with its files.
+    fn archived(&self, job: Uuid) -> Stored<'_, Option<(Job, Vec<File>)>>;
+}

@@ -1,0 +1,915 @@
+//! Store in an SQLite database: one writer, several readers.
+//!
+//! Writes that arrive together share one transaction, and so one flush of the disk. Each runs in a savepoint of its
+//! own, so that one that fails takes back nothing of the others.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
+use sqlx::{Connection, QueryBuilder, Row, Sqlite, SqliteConnection, SqlitePool};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::state::{Entries, FileState, JobKind, JobState};
+use sterna_sched::time::UnixTime;
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+use super::{Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Setting, Store, Stored, Submitted};
+use crate::job::{Failure, File, Job, Moved, NewFile, NewJob, Owner};
+
+/// Maximum number of writes in one transaction. Reason: a reader of the log sees a change within some milliseconds.
+const WRITES_TOGETHER_MAX: usize = 256;
+
+/// Maximum number of connections that read. Reason: more than the cores of a small server gain nothing.
+const READERS_MAX: u32 = 8;
+
+/// Maximum number of rows in one statement. Reason: 16 values each stay below the 32,766 parameters that SQLite takes.
+const ROWS_TOGETHER_MAX: usize = 1000;
+
+type Pinned<'c, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'c>>;
+
+/// Reports to the caller of a write whether its transaction was committed.
+type Reply = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// Write: runs statements; returns whether they stay, and the reply.
+type Write = Box<dyn for<'c> FnOnce(&'c mut SqliteConnection) -> Pinned<'c, (bool, Reply)> + Send>;
+
+/// Store in an SQLite database.
+pub struct SqliteStore {
+    readers: SqlitePool,
+    writes: mpsc::Sender<Write>,
+}
+
+impl SqliteStore {
+    /// Opens a database, or creates it. Runs within a tokio runtime.
+    ///
+    /// Errors: the file cannot be opened, is no database of Sterna, or is of a later release.
+    pub async fn open(path: &Path) -> Result<Arc<Self>, Error> {
+        let failed = |e: sqlx::Error| failure(&format!("open the database {}", path.display()), e);
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // A change that was reported survives a power cut.
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(Duration::from_secs(10))
+            .foreign_keys(true);
+        let mut writer = SqliteConnection::connect_with(&options).await.map_err(failed)?;
+        let migrated = sqlx::migrate!("migrations/sqlite").run(&mut writer).await;
+        migrated.map_err(|e| failed(sqlx::Error::Migrate(Box::new(e))))?;
+        let readers = SqlitePoolOptions::new().max_connections(READERS_MAX);
+        let readers = readers.connect_with(options.read_only(true)).await.map_err(failed)?;
+        let (writes, queue) = mpsc::channel(WRITES_TOGETHER_MAX);
+        tokio::spawn(run_writes(writer, queue));
+        Ok(Arc::new(Self { readers, writes }))
+    }
+
+    /// Runs a write with others in one transaction, and waits until it is durable.
+    async fn write<T, W>(&self, work: W) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut SqliteConnection) -> Pinned<'c, Result<T, sqlx::Error>> + Send + 'static,
+    {
+        let (reply, result) = oneshot::channel();
+        let write: Write = Box::new(move |connection| {
+            Box::pin(async move {
+                let outcome = work(connection).await;
+                let is_kept = outcome.is_ok();
+                let outcome = outcome.map_err(|e| failure("write to the database", e));
+                // A caller that has gone needs no reply.
+                let reply: Reply = Box::new(move |committed| drop(reply.send(committed.and(outcome))));
+                (is_kept, reply)
+            })
+        });
+        let closed = || Error::new(ErrorKind::Cancelled, Scope::Service, Phase::Transfer, "the database is closed");
+        self.writes.send(write).await.map_err(|_| closed())?;
+        result.await.map_err(|_| closed())?
+    }
+}
+
+/// Runs writes in their order until the store is dropped.
+async fn run_writes(mut connection: SqliteConnection, mut queue: mpsc::Receiver<Write>) {
+    let mut together = Vec::new();
+    while queue.recv_many(&mut together, WRITES_TOGETHER_MAX).await > 0 {
+        let mut replies = Vec::with_capacity(together.len());
+        let committed = run_together(&mut connection, &mut together, &mut replies).await;
+        let committed = committed.map_err(|e| failure("write to the database", e));
+        together.clear();
+        replies.into_iter().for_each(|reply| reply(committed.clone()));
+    }
+    let _ = connection.close().await;
+}
+
+async fn run_together(
+    connection: &mut SqliteConnection,
+    writes: &mut Vec<Write>,
+    replies: &mut Vec<Reply>,
+) -> Result<(), sqlx::Error> {
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+    for write in writes.drain(..) {
+        let mut savepoint = transaction.begin().await?;
+        let (is_kept, reply) = write(&mut savepoint).await;
+        replies.push(reply);
+        match is_kept {
+            true => savepoint.commit().await?,
+            false => savepoint.rollback().await?,
+        }
+    }
+    transaction.commit().await
+}
+
+/// Returns an error of the database, with what was tried.
+fn failure(tried: &str, error: sqlx::Error) -> Error {
+    let code = match &error {
+        sqlx::Error::Database(error) => error.code().and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff),
+        _ => None,
+    };
+    // Primary result codes of SQLite: 13 SQLITE_FULL, 5 SQLITE_BUSY.
+    let (kind, retry) = match code {
+        Some(13) => (ErrorKind::NoSpace, Retry::After),
+        Some(5) => (ErrorKind::Busy, Retry::After),
+        _ => (ErrorKind::Io, Retry::After),
+    };
+    Error::new(kind, Scope::Service, Phase::Transfer, tried).retry(retry).caused_by(error)
+}
+
+/// Returns a value as JSON text. Every type that is stored can be written as JSON.
+fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Reads a value of JSON text.
+fn from_json<T: DeserializeOwned>(column: &str, text: &str) -> Result<T, sqlx::Error> {
+    serde_json::from_str(text).map_err(|e| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(e) })
+}
+
+/// Returns the decoding error of a name that this release does not have.
+fn unknown(column: &str, name: &str) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: column.to_owned(), source: format!("unknown {column} {name}").into() }
+}
+
+/// Converts a count for SQLite, which has signed integers only.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+const JOB_COLUMNS: &str = "id, kind, state, reason, credential, owner, vo, priority, submitted, expires, finished, options, \
+     metadata, idempotency_key, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active";
+
+const FILE_COLUMNS: &str = "number, job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
+     destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts, started, finished, \
+     not_before, starts, failures, worker, failure, moved";
+
+fn kind_name(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Files => "files",
+        JobKind::Hops => "hops",
+    }
+}
+
+fn kind_of(row: &SqliteRow) -> Result<JobKind, sqlx::Error> {
+    match row.try_get("kind")? {
+        "files" => Ok(JobKind::Files),
+        "hops" => Ok(JobKind::Hops),
+        other => Err(unknown("kind", other)),
+    }
+}
+
+fn optional_json<T: DeserializeOwned>(row: &SqliteRow, column: &str) -> Result<Option<T>, sqlx::Error> {
+    row.try_get::<Option<&str>, _>(column)?.map(|text| from_json(column, text)).transpose()
+}
+
+fn count_of(row: &SqliteRow, column: &str) -> Result<u64, sqlx::Error> {
+    Ok(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or(0))
+}
+
+fn time_of(row: &SqliteRow, column: &str) -> Result<Option<UnixTime>, sqlx::Error> {
+    Ok(row.try_get::<Option<i64>, _>(column)?.map(UnixTime))
+}
+
+fn id_of(row: &SqliteRow, column: &str) -> Result<Uuid, sqlx::Error> {
+    let text: &str = row.try_get(column)?;
+    Uuid::parse_str(text).map_err(|_| unknown(column, text))
+}
+
+fn entries_of(row: &SqliteRow) -> Result<Entries, sqlx::Error> {
+    Ok(Entries {
+        all: count_of(row, "entries")?,
+        finished: count_of(row, "entries_finished")?,
+        failed: count_of(row, "entries_failed")?,
+        cancelled: count_of(row, "entries_cancelled")?,
+        active: count_of(row, "files_active")?,
+        is_open: row.try_get("is_open")?,
+    })
+}
+
+fn job_state_of(row: &SqliteRow, column: &str) -> Result<JobState, sqlx::Error> {
+    let name: &str = row.try_get(column)?;
+    JobState::by_name(name).ok_or_else(|| unknown(column, name))
+}
+
+fn file_state_of(row: &SqliteRow, column: &str) -> Result<FileState, sqlx::Error> {
+    let name: &str = row.try_get(column)?;
+    FileState::by_name(name).ok_or_else(|| unknown(column, name))
+}
+
+fn job_of(row: &SqliteRow) -> Result<Job, sqlx::Error> {
+    Ok(Job {
+        new: NewJob {
+            id: id_of(row, "id")?,
+            kind: kind_of(row)?,
+            owner: Owner {
+                credential: row.try_get("credential")?,
+                name: row.try_get("owner")?,
+                vo: row.try_get("vo")?,
+            },
+            priority: row.try_get("priority")?,
+            submitted: UnixTime(row.try_get("submitted")?),
+            expires: time_of(row, "expires")?,
+            options: from_json("options", row.try_get("options")?)?,
+            metadata: optional_json(row, "metadata")?,
+            idempotency_key: row.try_get("idempotency_key")?,
+        },
+        state: job_state_of(row, "state")?,
+        entries: entries_of(row)?,
+        finished: time_of(row, "finished")?,
+        reason: row.try_get("reason")?,
+    })
+}
+
+fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
+    Ok(File {
+        number: FileNumber(count_of(row, "number")?),
+        job: id_of(row, "job")?,
+        new: NewFile {
+            entry: count_of(row, "entry")?,
+            source: row.try_get("source")?,
+            destination: row.try_get("destination")?,
+            source_endpoint: row.try_get("source_endpoint")?,
+            destination_endpoint: row.try_get("destination_endpoint")?,
+            activity: row.try_get("activity")?,
+            strategy: row.try_get("strategy")?,
+            size: row.try_get::<Option<i64>, _>("size")?.and_then(|size| u64::try_from(size).ok()),
+            checksum: row.try_get("checksum")?,
+            is_reserved: row.try_get("is_reserved")?,
+            deadline: row.try_get("deadline")?,
+            metadata: optional_json(row, "metadata")?,
+            fts: optional_json(row, "fts")?,
+        },
+        vo: row.try_get("vo")?,
+        priority: row.try_get("priority")?,
+        state: file_state_of(row, "state")?,
+        submitted: UnixTime(row.try_get("submitted")?),
+        started: time_of(row, "started")?,
+        finished: time_of(row, "finished")?,
+        not_before: UnixTime(row.try_get("not_before")?),
+        starts: row.try_get("starts")?,
+        failures: row.try_get("failures")?,
+        worker: row.try_get("worker")?,
+        failure: optional_json(row, "failure")?,
+        moved: optional_json(row, "moved")?.unwrap_or_default(),
+    })
+}
+
+/// Inserts the files of a job.
+async fn insert_files(
+    connection: &mut SqliteConnection,
+    job: Uuid,
+    vo: &str,
+    priority: u8,
+    submitted: UnixTime,
+    files: &[NewFile],
+) -> Result<(), sqlx::Error> {
+    let job = job.to_string();
+    for files in files.chunks(ROWS_TOGETHER_MAX) {
+        let mut query = QueryBuilder::<Sqlite>::new(
+            "INSERT INTO files (job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
+             destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts) ",
+        );
+        query.push_values(files, |mut row, file| {
+            let state = if file.is_reserved { FileState::Reserved } else { FileState::Waiting };
+            row.push_bind(&job)
+                .push_bind(signed(file.entry))
+                .push_bind(state.name())
+                .push_bind(vo)
+                .push_bind(priority)
+                .push_bind(submitted.0)
+                .push_bind(&file.source)
+                .push_bind(&file.destination)
+                .push_bind(&file.source_endpoint)
+                .push_bind(&file.destination_endpoint)
+                .push_bind(&file.activity)
+                .push_bind(&file.strategy)
+                .push_bind(file.size.map(signed))
+                .push_bind(&file.checksum)
+                .push_bind(file.is_reserved)
+                .push_bind(file.deadline)
+                .push_bind(file.metadata.as_ref().map(json))
+                .push_bind(file.fts.as_ref().map(json));
+        });
+        query.build().execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Returns the number of entries after the last one of some files.
+fn entries_after(files: &[NewFile]) -> i64 {
+    signed(files.iter().map(|file| file.entry + 1).max().unwrap_or(0))
+}
+
+async fn record(
+    connection: &mut SqliteConnection,
+    at: UnixTime,
+    job: &str,
+    file: Option<(FileNumber, FileState)>,
+    state: Option<JobState>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("INSERT INTO changes (at, job, file, file_state, job_state) VALUES (?, ?, ?, ?, ?)")
+        .bind(at.0)
+        .bind(job)
+        .bind(file.map(|(number, _)| signed(number.0)))
+        .bind(file.map(|(_, state)| state.name()))
+        .bind(state.map(JobState::name))
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+async fn submit(
+    connection: &mut SqliteConnection,
+    job: &NewJob,
+    files: &[NewFile],
+    is_complete: bool,
+) -> Result<Submitted, sqlx::Error> {
+    if let Some(key) = &job.idempotency_key {
+        let known = sqlx::query("SELECT id FROM jobs WHERE credential = ? AND idempotency_key = ?");
+        if let Some(row) = known.bind(&job.owner.credential).bind(key).fetch_optional(&mut *connection).await? {
+            return Ok(Submitted::Repeated(id_of(&row, "id")?));
+        }
+    }
+    let id = job.id.to_string();
+    let taken = sqlx::query("SELECT 1 FROM jobs WHERE id = ?1 UNION ALL SELECT 1 FROM jobs_archive WHERE id = ?1");
+    if taken.bind(&id).fetch_optional(&mut *connection).await?.is_some() {
+        return Ok(Submitted::IdTaken);
+    }
+    let entries = entries_after(files);
+    let counts = Entries { all: entries.unsigned_abs(), is_open: !is_complete, ..Entries::default() };
+    let state = counts.state(job.kind);
+    let one = |endpoint: fn(&NewFile) -> &String| files.first().map(endpoint);
+    sqlx::query(
+        "INSERT INTO jobs (id, kind, state, credential, owner, vo, priority, submitted, expires, options, metadata, \
+         idempotency_key, source_endpoint, destination_endpoint, is_open, entries) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .bind(&id)
+    .bind(kind_name(job.kind))
+    .bind(state.name())
+    .bind(&job.owner.credential)
+    .bind(&job.owner.name)
+    .bind(&job.owner.vo)
+    .bind(job.priority)
+    .bind(job.submitted.0)
+    .bind(job.expires.map(|at| at.0))
+    .bind(json(&job.options))
+    .bind(job.metadata.as_ref().map(json))
+    .bind(&job.idempotency_key)
+    .bind(one(|file| &file.source_endpoint))
+    .bind(one(|file| &file.destination_endpoint))
+    .bind(!is_complete)
+    .bind(entries)
+    .execute(&mut *connection)
+    .await?;
+    insert_files(connection, job.id, &job.owner.vo, job.priority, job.submitted, files).await?;
+    record(connection, job.submitted, &id, None, Some(state)).await?;
+    Ok(Submitted::New)
+}
+
+/// Outcome of an append.
+enum Appended {
+    Done,
+    Complete,
+    Missing,
+}
+
+async fn append(
+    connection: &mut SqliteConnection,
+    job: Uuid,
+    files: &[NewFile],
+    is_complete: bool,
+) -> Result<Appended, sqlx::Error> {
+    let id = job.to_string();
+    let found = sqlx::query("SELECT vo, priority, submitted, is_open FROM jobs WHERE id = ?");
+    let Some(row) = found.bind(&id).fetch_optional(&mut *connection).await? else { return Ok(Appended::Missing) };
+    if !row.try_get::<bool, _>("is_open")? {
+        return Ok(Appended::Complete);
+    }
+    let submitted = UnixTime(row.try_get("submitted")?);
+    insert_files(connection, job, row.try_get("vo")?, row.try_get("priority")?, submitted, files).await?;
+    sqlx::query(
+        "UPDATE jobs SET entries = MAX(entries, ?), is_open = ?, \
+         source_endpoint = COALESCE(source_endpoint, ?), destination_endpoint = COALESCE(destination_endpoint, ?) \
+         WHERE id = ?",
+    )
+    .bind(entries_after(files))
+    .bind(!is_complete)
+    .bind(files.first().map(|file| &file.source_endpoint))
+    .bind(files.first().map(|file| &file.destination_endpoint))
+    .bind(&id)
+    .execute(&mut *connection)
+    .await?;
+    count(connection, &id, Counted::default(), submitted, None).await?;
+    Ok(Appended::Done)
+}
+
+/// Changes of the counts of a job.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    active: i64,
+    finished: i64,
+    failed: i64,
+    cancelled: i64,
+}
+
+/// Adds to the counts of a job, and sets the state that follows. Returns the state if it changed.
+async fn count(
+    connection: &mut SqliteConnection,
+    job: &str,
+    counted: Counted,
+    at: UnixTime,
+    reason: Option<&str>,
+) -> Result<Option<JobState>, sqlx::Error> {
+    let row = sqlx::query(
+        "UPDATE jobs SET files_active = files_active + ?, entries_finished = entries_finished + ?, \
+         entries_failed = entries_failed + ?, entries_cancelled = entries_cancelled + ? WHERE id = ? \
+         RETURNING kind, state, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active",
+    )
+    .bind(counted.active)
+    .bind(counted.finished)
+    .bind(counted.failed)
+    .bind(counted.cancelled)
+    .bind(job)
+    .fetch_one(&mut *connection)
+    .await?;
+    let (before, state) = (job_state_of(&row, "state")?, entries_of(&row)?.state(kind_of(&row)?));
+    if before == state || before.is_final() {
+        return Ok(None);
+    }
+    sqlx::query("UPDATE jobs SET state = ?, finished = ?, reason = COALESCE(?, reason) WHERE id = ?")
+        .bind(state.name())
+        .bind(state.is_final().then_some(at.0))
+        .bind(reason)
+        .bind(job)
+        .execute(&mut *connection)
+        .await?;
+    record(connection, at, job, None, Some(state)).await?;
+    Ok(Some(state))
+}
+
+/// Makes files of a job wait that were in reserve. Returns them.
+async fn unreserve(
+    connection: &mut SqliteConnection,
+    job: &str,
+    at: UnixTime,
+    which: &str,
+    value: i64,
+) -> Result<Vec<File>, sqlx::Error> {
+    let statement = format!(
+        "UPDATE files SET state = 'waiting' WHERE job = ? AND {which} = ? AND state = 'reserved' RETURNING {FILE_COLUMNS}"
+    );
+    let rows = sqlx::query(&statement).bind(job).bind(value).fetch_all(&mut *connection).await?;
+    let files = rows.iter().map(file_of).collect::<Result<Vec<File>, _>>()?;
+    for file in &files {
+        record(connection, at, job, Some((file.number, file.state)), None).await?;
+    }
+    Ok(files)
+}
+
+/// Reason of a job with failed files. Source: the text of FTS3, which clients show.
+const SOME_FAILED: &str = "One or more files failed. Please have a look at the details for more information";
+
+/// New values of the columns of a file; `None`: a column stays as it is.
+#[derive(Default)]
+struct Update<'a> {
+    started: Option<i64>,
+    worker: Option<&'a str>,
+    not_before: Option<i64>,
+    failure: Option<Failure>,
+    moved: Option<&'a Moved>,
+    /// Replica of the same entry that goes next.
+    successor: Option<FileNumber>,
+}
+
+impl<'a> Update<'a> {
+    fn of(change: &'a Change) -> Self {
+        match &change.what {
+            Event::Starts { worker, .. } => {
+                Self { started: Some(change.at.0), worker: Some(worker), ..Self::default() }
+            }
+            Event::Retries { failure, moved, not_before } => {
+                Self { failure: failure.clone(), moved: Some(moved), not_before: Some(not_before.0), ..Self::default() }
+            }
+            Event::Finishes { moved } => Self { moved: Some(moved), ..Self::default() },
+            Event::Fails { failure, moved, successor } => {
+                Self { failure: Some(failure.clone()), moved: Some(moved), successor: *successor, ..Self::default() }
+            }
+            Event::Cancels { reason, successor } => {
+                let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, reason.clone());
+                Self { failure: Some(Failure::from(&error)), successor: *successor, ..Self::default() }
+            }
+            Event::Holds | Event::Releases => Self::default(),
+        }
+    }
+}
+
+async fn change(connection: &mut SqliteConnection, change: &Change) -> Result<Changed, sqlx::Error> {
+    let to = change.what.state();
+    if !change.from.next().contains(&to) {
+        return Ok(Changed::Conflict);
+    }
+    let update = Update::of(change);
+    let is_attempt = change.from == FileState::Active && update.failure.is_some() && to != FileState::Cancelled;
+    let Some(file) = update_file(connection, change, &update, is_attempt).await? else { return Ok(Changed::Conflict) };
+    let job = file.job.to_string();
+    record(connection, change.at, &job, Some((file.number, to)), None).await?;
+    if let Some(failure) = update.failure.as_ref().filter(|_| is_attempt) {
+        sqlx::query("INSERT OR REPLACE INTO attempts (file, number, ended, worker, failure) VALUES (?, ?, ?, ?, ?)")
+            .bind(signed(file.number.0))
+            .bind(file.failures)
+            .bind(change.at.0)
+            .bind(&file.worker)
+            .bind(json(failure))
+            .execute(&mut *connection)
+            .await?;
+    }
+    let mut waiting = Vec::new();
+    if let Some(successor) = update.successor {
+        waiting = unreserve(connection, &job, change.at, "number", signed(successor.0)).await?;
+    }
+    let has_ended = to.is_final() && waiting.is_empty();
+    let counted = Counted {
+        active: i64::from(to == FileState::Active) - i64::from(change.from == FileState::Active),
+        finished: i64::from(to == FileState::Finished),
+        failed: i64::from(has_ended && to == FileState::Failed),
+        cancelled: i64::from(has_ended && to == FileState::Cancelled),
+    };
+    let reason = (to == FileState::Failed).then_some(SOME_FAILED);
+    let state = count(connection, &job, counted, change.at, reason).await?;
+    if to == FileState::Finished && state.is_none_or(|state| !state.is_final()) {
+        let hops = sqlx::query("SELECT 1 FROM jobs WHERE id = ? AND kind = 'hops'");
+        if hops.bind(&job).fetch_optional(&mut *connection).await?.is_some() {
+            waiting = unreserve(connection, &job, change.at, "entry", signed(file.new.entry + 1)).await?;
+        }
+    }
+    Ok(Changed::Done { file: Box::new(file), waiting, job: state })
+}
+
+/// Updates the row of a file if it has the expected state and worker. Returns the file after that.
+async fn update_file(
+    connection: &mut SqliteConnection,
+    change: &Change,
+    update: &Update<'_>,
+    is_attempt: bool,
+) -> Result<Option<File>, sqlx::Error> {
+    let to = change.what.state();
+    let statement = format!(
+        "UPDATE files SET state = ?1, started = COALESCE(?2, started), finished = ?3, worker = COALESCE(?4, worker), \
+         not_before = COALESCE(?5, not_before), failures = failures + ?6, starts = starts + ?12, \
+         failure = CASE WHEN ?1 = 'finished' THEN NULL ELSE COALESCE(?7, failure) END, moved = COALESCE(?8, moved) \
+         WHERE number = ?9 AND state = ?10 AND (?11 IS NULL OR worker = ?11) RETURNING {FILE_COLUMNS}"
+    );
+    let row = sqlx::query(&statement)
+        .bind(to.name())
+        .bind(update.started)
+        .bind(to.is_final().then_some(change.at.0))
+        .bind(update.worker)
+        .bind(update.not_before)
+        .bind(i64::from(is_attempt))
+        .bind(update.failure.as_ref().map(json))
+        .bind(update.moved.map(json))
+        .bind(signed(change.file.0))
+        .bind(change.from.name())
+        .bind(&change.of_worker)
+        .bind(i64::from(to == FileState::Active))
+        .fetch_optional(&mut *connection)
+        .await?;
+    row.as_ref().map(file_of).transpose()
+}
+
+async fn cancel(
+    connection: &mut SqliteConnection,
+    job: Uuid,
+    reason: &str,
+    at: UnixTime,
+) -> Result<Option<Vec<FileNumber>>, sqlx::Error> {
+    let id = job.to_string();
+    let changed = sqlx::query(
+        "UPDATE jobs SET state = 'cancelled', finished = ?, reason = ?, is_open = 0, files_active = 0, \
+         entries_cancelled = entries - entries_finished - entries_failed WHERE id = ? AND finished IS NULL",
+    );
+    if changed.bind(at.0).bind(reason).bind(&id).execute(&mut *connection).await?.rows_affected() == 0 {
+        return Ok(None);
+    }
+    let failure = Failure::from(&Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, reason));
+    let rows = sqlx::query(
+        "UPDATE files SET state = 'cancelled', finished = ?, failure = ? \
+         WHERE job = ? AND state IN ('waiting', 'reserved', 'held', 'active') RETURNING number",
+    )
+    .bind(at.0)
+    .bind(json(&failure))
+    .bind(&id)
+    .fetch_all(&mut *connection)
+    .await?;
+    record(connection, at, &id, None, Some(JobState::Cancelled)).await?;
+    let number = |row: &SqliteRow| Ok(FileNumber(count_of(row, "number")?));
+    rows.iter().map(number).collect::<Result<Vec<FileNumber>, _>>().map(Some)
+}
+
+/// Adds ` AND column IN (...)` if there are values.
+fn push_in<'a, T>(query: &mut QueryBuilder<'a, Sqlite>, column: &str, values: &'a [T], bind: impl Fn(&'a T) -> String) {
+    if values.is_empty() {
+        return;
+    }
+    query.push(format!(" AND {column} IN ("));
+    let mut list = query.separated(", ");
+    values.iter().for_each(|value| {
+        list.push_bind(bind(value));
+    });
+    query.push(")");
+}
+
+/// Adds ` AND column = value` if there is a value.
+fn push_is<'a>(query: &mut QueryBuilder<'a, Sqlite>, column: &str, value: &'a Option<String>) {
+    if let Some(value) = value {
+        query.push(format!(" AND {column} = ")).push_bind(value);
+    }
+}
+
+impl Store for SqliteStore {
+    fn submit(&self, job: NewJob, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, Submitted> {
+        Box::pin(
+            self.write(move |connection| Box::pin(async move { submit(connection, &job, &files, is_complete).await })),
+        )
+    }
+
+    fn append(&self, job: Uuid, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, ()> {
+        Box::pin(async move {
+            let appended = self
+                .write(move |connection| Box::pin(async move { append(connection, job, &files, is_complete).await }));
+            let refused = |kind, text: &str| {
+                Err(Error::new(kind, Scope::Client, Phase::Prepare, format!("add files to the job {job}: {text}")))
+            };
+            match appended.await? {
+                Appended::Done => Ok(()),
+                Appended::Complete => refused(ErrorKind::Exists, "it is complete"),
+                Appended::Missing => refused(ErrorKind::NotFound, "there is no such job"),
+            }
+        })
+    }
+
+    fn change(&self, changes: Vec<Change>) -> Stored<'_, Vec<Changed>> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                let mut results = Vec::with_capacity(changes.len());
+                for one in &changes {
+                    results.push(change(connection, one).await?);
+                }
+                Ok(results)
+            })
+        }))
+    }
+
+    fn cancel(&self, job: Uuid, reason: String, at: UnixTime) -> Stored<'_, Option<Vec<FileNumber>>> {
+        Box::pin(self.write(move |connection| Box::pin(async move { cancel(connection, job, &reason, at).await })))
+    }
+
+    fn set_priority(&self, job: Uuid, priority: u8) -> Stored<'_, bool> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                let id = job.to_string();
+                let jobs = sqlx::query("UPDATE jobs SET priority = ? WHERE id = ? AND finished IS NULL");
+                if jobs.bind(priority).bind(&id).execute(&mut *connection).await?.rows_affected() == 0 {
+                    return Ok(false);
+                }
+                let files = sqlx::query(
+                    "UPDATE files SET priority = ? WHERE job = ? AND state IN ('waiting', 'reserved', 'held', 'active')",
+                );
+                files.bind(priority).bind(&id).execute(&mut *connection).await?;
+                Ok(true)
+            })
+        }))
+    }
+
+    fn jobs(&self, filter: JobFilter) -> Stored<'_, Vec<Job>> {
+        Box::pin(async move {
+            let mut query = QueryBuilder::new(format!("SELECT {JOB_COLUMNS} FROM jobs WHERE 1"));
+            push_in(&mut query, "id", &filter.ids, Uuid::to_string);
+            push_in(&mut query, "state", &filter.states, |state| state.name().to_owned());
+            if filter.ids.is_empty() && filter.states.is_empty() {
+                query.push(" AND finished IS NULL");
+            }
+            push_is(&mut query, "vo", &filter.vo);
+            push_is(&mut query, "credential", &filter.credential);
+            push_is(&mut query, "owner", &filter.owner);
+            push_is(&mut query, "source_endpoint", &filter.source_endpoint);
+            push_is(&mut query, "destination_endpoint", &filter.destination_endpoint);
+            if let Some(since) = filter.since {
+                query.push(" AND submitted >= ").push_bind(since.0);
+            }
+            query.push(" ORDER BY number DESC");
+            if let Some(limit) = filter.limit {
+                query.push(" LIMIT ").push_bind(limit);
+            }
+            let rows = query.build().fetch_all(&self.readers).await.and_then(|rows| rows.iter().map(job_of).collect());
+            rows.map_err(|e| failure("read jobs from the database", e))
+        })
+    }
+
+    fn files(&self, filter: FileFilter) -> Stored<'_, Vec<File>> {
+        Box::pin(async move {
+            let mut query = QueryBuilder::new(format!("SELECT {FILE_COLUMNS} FROM files WHERE 1"));
+            if !filter.numbers.is_empty() {
+                query.push(" AND number IN (");
+                let mut list = query.separated(", ");
+                filter.numbers.iter().for_each(|number| {
+                    list.push_bind(signed(number.0));
+                });
+                query.push(")");
+            }
+            push_in(&mut query, "job", &filter.jobs, Uuid::to_string);
+            push_in(&mut query, "state", &filter.states, |state| state.name().to_owned());
+            if let Some(entry) = filter.entry {
+                query.push(" AND entry = ").push_bind(signed(entry));
+            }
+            push_is(&mut query, "vo", &filter.vo);
+            push_is(&mut query, "source_endpoint", &filter.source_endpoint);
+            push_is(&mut query, "destination_endpoint", &filter.destination_endpoint);
+            push_is(&mut query, "worker", &filter.worker);
+            if let Some(after) = filter.after {
+                query.push(" AND number > ").push_bind(signed(after.0));
+            }
+            query.push(" ORDER BY number");
+            if let Some(limit) = filter.limit {
+                query.push(" LIMIT ").push_bind(limit);
+            }
+            let rows = query.build().fetch_all(&self.readers).await.and_then(|rows| rows.iter().map(file_of).collect());
+            rows.map_err(|e| failure("read files from the database", e))
+        })
+    }
+
+    fn expired(&self, now: UnixTime) -> Stored<'_, Vec<File>> {
+        Box::pin(async move {
+            let statement = format!(
+                "SELECT {FILE_COLUMNS} FROM files WHERE state IN ('waiting', 'held') \
+                 AND job IN (SELECT id FROM jobs WHERE finished IS NULL AND expires < ?)"
+            );
+            let rows = sqlx::query(&statement).bind(now.0).fetch_all(&self.readers).await;
+            let rows = rows.and_then(|rows| rows.iter().map(file_of).collect());
+            rows.map_err(|e| failure("read files from the database", e))
+        })
+    }
+
+    fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>> {
+        Box::pin(async move {
+            let query =
+                sqlx::query("SELECT file, number, ended, worker, failure FROM attempts WHERE file = ? ORDER BY number");
+            let rows = query.bind(signed(file.0)).fetch_all(&self.readers).await;
+            let attempt = |row: &SqliteRow| {
+                Ok(Attempt {
+                    file,
+                    number: row.try_get("number")?,
+                    ended: UnixTime(row.try_get("ended")?),
+                    worker: row.try_get("worker")?,
+                    failure: from_json("failure", row.try_get("failure")?)?,
+                })
+            };
+            let rows = rows.and_then(|rows| rows.iter().map(attempt).collect());
+            rows.map_err(|e| failure("read attempts from the database", e))
+        })
+    }
+
+    fn feed(&self, after: u64, limit: u32) -> Stored<'_, Vec<Feed>> {
+        Box::pin(async move {
+            let query = sqlx::query("SELECT * FROM changes WHERE sequence > ? ORDER BY sequence LIMIT ?");
+            let rows = query.bind(signed(after)).bind(limit).fetch_all(&self.readers).await;
+            let entry = |row: &SqliteRow| {
+                let file: Option<i64> = row.try_get("file")?;
+                let number = file.and_then(|number| u64::try_from(number).ok()).map(FileNumber);
+                let has_state = row.try_get::<Option<&str>, _>("job_state")?.is_some();
+                Ok(Feed {
+                    sequence: count_of(row, "sequence")?,
+                    at: UnixTime(row.try_get("at")?),
+                    job: id_of(row, "job")?,
+                    file: number
+                        .map(|number| Ok::<_, sqlx::Error>((number, file_state_of(row, "file_state")?)))
+                        .transpose()?,
+                    state: has_state.then(|| job_state_of(row, "job_state")).transpose()?,
+                })
+            };
+            let rows = rows.and_then(|rows| rows.iter().map(entry).collect());
+            rows.map_err(|e| failure("read changes from the database", e))
+        })
+    }
+
+    fn settings(&self, kind: &str) -> Stored<'_, Vec<Setting>> {
+        let kind = kind.to_owned();
+        Box::pin(async move {
+            let query = sqlx::query("SELECT name, value FROM settings WHERE kind = ? ORDER BY name");
+            let rows = query.bind(&kind).fetch_all(&self.readers).await;
+            let setting = |row: &SqliteRow| {
+                let value = from_json("value", row.try_get("value")?)?;
+                Ok(Setting { kind: kind.clone(), name: row.try_get("name")?, value })
+            };
+            let rows = rows.and_then(|rows| rows.iter().map(setting).collect());
+            rows.map_err(|e| failure("read settings from the database", e))
+        })
+    }
+
+    fn set(&self, kind: &str, name: &str, value: Option<serde_json::Value>, audit: Option<Audit>) -> Stored<'_, ()> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                match value {
+                    Some(value) => sqlx::query("INSERT OR REPLACE INTO settings (kind, name, value) VALUES (?, ?, ?)")
+                        .bind(kind)
+                        .bind(name)
+                        .bind(json(&value)),
+                    None => sqlx::query("DELETE FROM settings WHERE kind = ? AND name = ?").bind(kind).bind(name),
+                }
+                .execute(&mut *connection)
+                .await?;
+                if let Some(audit) = audit {
+                    sqlx::query("INSERT INTO audit (at, by, action, value) VALUES (?, ?, ?, ?)")
+                        .bind(audit.at.0)
+                        .bind(audit.by)
+                        .bind(audit.action)
+                        .bind(audit.value)
+                        .execute(&mut *connection)
+                        .await?;
+                }
+                Ok(())
+            })
+        }))
+    }
+
+    fn audit(&self, limit: u32) -> Stored<'_, Vec<Audit>> {
+        Box::pin(async move {
+            let query = sqlx::query("SELECT at, by, action, value FROM audit ORDER BY number DESC LIMIT ?");
+            let rows = query.bind(limit).fetch_all(&self.readers).await;
+            let entry = |row: &SqliteRow| {
+                Ok(Audit {
+                    at: UnixTime(row.try_get("at")?),
+                    by: row.try_get("by")?,
+                    action: row.try_get("action")?,
+                    value: row.try_get("value")?,
+                })
+            };
+            let rows = rows.and_then(|rows| rows.iter().map(entry).collect());
+            rows.map_err(|e| failure("read the audit log from the database", e))
+        })
+    }
+
+    fn archive(&self, before: UnixTime, limit: u32) -> Stored<'_, u64> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                let ended = sqlx::query("SELECT id FROM jobs WHERE finished < ? ORDER BY finished LIMIT ?");
+                let rows = ended.bind(before.0).bind(limit).fetch_all(&mut *connection).await?;
+                for row in &rows {
+                    let job: &str = row.try_get("id")?;
+                    for statement in [
+                        "INSERT INTO attempts_archive SELECT * FROM attempts WHERE file IN (SELECT number FROM files WHERE job = ?)",
+                        "DELETE FROM attempts WHERE file IN (SELECT number FROM files WHERE job = ?)",
+                        "INSERT INTO files_archive SELECT * FROM files WHERE job = ?",
+                        "DELETE FROM files WHERE job = ?",
+                        "INSERT INTO jobs_archive SELECT * FROM jobs WHERE id = ?",
+                        "DELETE FROM jobs WHERE id = ?",
+                        // A cursor that is older than the archive reads the job there.
+                        "DELETE FROM changes WHERE job = ?",
+                    ] {
+                        sqlx::query(statement).bind(job).execute(&mut *connection).await?;
+                    }
+                }
+                Ok(rows.len() as u64)
+            })
+        }))
+    }
+
+    fn archived(&self, job: Uuid) -> Stored<'_, Option<(Job, Vec<File>)>> {
+        Box::pin(async move {
+            let read = async {
+                let id = job.to_string();
+                let statement = format!("SELECT {JOB_COLUMNS} FROM jobs_archive WHERE id = ?");
+                let Some(row) = sqlx::query(&statement).bind(&id).fetch_optional(&self.readers).await? else {
+                    return Ok(None);
+                };
+                let statement = format!("SELECT {FILE_COLUMNS} FROM files_archive WHERE job = ? ORDER BY number");
+                let files = sqlx::query(&statement).bind(&id).fetch_all(&self.readers).await?;
+                Ok(Some((job_of(&row)?, files.iter().map(file_of).collect::<Result<Vec<File>, _>>()?)))
+            };
+            read.await.map_err(|e| failure("read the archive of the database", e))
+        })
+    }
+}
