@@ -56,6 +56,15 @@ test)
     # The tests of copies from web servers use real servers, on loopback and with separate configurations.
     mapfile -t wanted < <(PATH=$PATH:/usr/sbin missing_packages nginx=nginx-light apache2=apache2-bin)
     install_packages "${wanted[@]}" || say "the tests of copies from web servers will fail"
+    # The tests of the service use the client of FTS3, curl, and openssl as a judge of certificates. A library of the
+    # client is compiled.
+    mapfile -t wanted < <(missing_packages curl=curl openssl=openssl)
+    headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    [ -e "$headers/Python.h" ] || wanted+=(python3-dev)
+    python3 -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
+    [ -e /usr/include/openssl/ssl.h ] || wanted+=(libssl-dev)
+    install_packages "${wanted[@]}" || say "the tests of the service will fail"
+    scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
     ;;
 demo)
     # The demo compares Sterna with curl and a web server.

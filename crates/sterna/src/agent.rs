@@ -29,7 +29,8 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     check_names(&roots)?;
     let admission = match &flags.authorize {
         Some(file) => {
-            Admission::Listed(Authorized::open(file, roots.iter().filter_map(|root| root.name.clone()).collect())?)
+            let names = roots.iter().filter_map(|root| root.name.clone()).collect();
+            Admission::Listed(Authorized::open(file, names).map_err(with_file_to_make)?)
         }
         None => Admission::Anybody,
     };
@@ -79,7 +80,13 @@ fn parse_root(text: &OsString) -> Result<NamedRoot, Error> {
             let name = String::from_utf8(bytes[..end].to_vec())
                 .ok()
                 .filter(|name| !name.is_empty() && !name.chars().any(|c| c.is_control()))
-                .ok_or_else(|| usage("a root needs a name before the =, or none and no ="))?;
+                .ok_or_else(|| {
+                    usage(&format!(
+                        "--root {}: a root needs a name before the = (NAME=DIR), or no = (DIR); for a directory with a \
+                         = in its name, write ./a=b",
+                        text.display()
+                    ))
+                })?;
             (Some(name), &bytes[end + 1..])
         }
         _ => (None, bytes),
@@ -87,6 +94,16 @@ fn parse_root(text: &OsString) -> Result<NamedRoot, Error> {
     let path = OsString::from_vec(path.to_vec());
     let root = Root::open(Path::new::<OsStr>(&path), access).map_err(of_this_host)?;
     Ok(NamedRoot { name, root })
+}
+
+/// Adds the next step to the error of a file of authorized keys that does not exist.
+fn with_file_to_make(error: Error) -> Error {
+    if error.kind != ErrorKind::NotFound {
+        return error;
+    }
+    let next = "create it with one fingerprint per line, as `sterna id` at a client prints it";
+    let text = format!("{}; {next}", error.text());
+    error.reworded(text)
 }
 
 /// Sets the scope of a failure at startup to this host: its command line names the directory, and no copy is involved.
@@ -102,7 +119,9 @@ fn check_names(roots: &[NamedRoot]) -> Result<(), Error> {
     let mut names: Vec<_> = roots.iter().map(|root| root.name.as_deref()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(usage(&format!("two roots are called {}", pair[0].unwrap_or_default()))),
+        Some(pair) => {
+            Err(usage(&format!("two roots have the name {}: give each its own", pair[0].unwrap_or_default())))
+        }
         None => Ok(()),
     }
 }

@@ -89,9 +89,8 @@ pub struct AlikeFailures {
 /// Failures with the same kind and system error.
 struct FailureGroup {
     kind: (ErrorKind, Scope, Phase),
-    /// System error at the end of the error text, such as `Read-only file system (os error 30)`; empty if there is
-    /// none.
-    said: String,
+    /// Error number of the system, if there is one.
+    os_code: Option<i32>,
     /// Line of the first failure, as printed.
     first_line: String,
     count: u64,
@@ -101,10 +100,9 @@ impl AlikeFailures {
     /// Records a failure and its line. Returns true if the line should be printed.
     pub fn handle_failure(&mut self, error: &Error, line: &str) -> bool {
         let kind = (error.kind, error.scope, error.phase);
-        let chain = error.chain();
-        let said = system_said(&chain);
+        let os_code = error.os_code();
         let is_full = self.groups.len() == ALIKE_GROUPS_MAX;
-        match self.groups.iter_mut().find(|group| group.kind == kind && group.said == said) {
+        match self.groups.iter_mut().find(|group| group.kind == kind && group.os_code == os_code) {
             Some(group) => {
                 group.count += 1;
                 group.count <= ALIKE_REPORTED_MAX
@@ -114,7 +112,7 @@ impl AlikeFailures {
                 false
             }
             None => {
-                self.groups.push(FailureGroup { kind, said: said.to_owned(), first_line: line.to_owned(), count: 1 });
+                self.groups.push(FailureGroup { kind, os_code, first_line: line.to_owned(), count: 1 });
                 true
             }
         }
@@ -132,18 +130,10 @@ impl AlikeFailures {
 impl FailureGroup {
     fn line(&self) -> String {
         let more = self.count - ALIKE_REPORTED_MAX;
-        match self.said.as_str() {
-            "" => format!("{more} more failed in the same way as: {} (-v names each)", self.first_line),
-            said => format!("{more} more failed in the same way: {said} (-v names each)"),
+        match self.os_code.map(std::io::Error::from_raw_os_error) {
+            None => format!("{more} more failed in the same way as: {} (-v names each)", self.first_line),
+            Some(error) => format!("{more} more failed in the same way: {error} (-v names each)"),
         }
-    }
-}
-
-/// Returns the system error at the end of an error text, with its number; empty if there is none.
-fn system_said(chain: &str) -> &str {
-    match chain.rsplit_once(": ") {
-        Some((_, last)) if last.ends_with(')') && last.contains("(os error ") => last,
-        _ => "",
     }
 }
 
@@ -178,27 +168,32 @@ mod tests {
     #[test]
     fn failures_alike_are_told_five_times_and_then_counted() {
         let mut failures = AlikeFailures::default();
-        let mut told = |name: &str, text: &str| {
-            let error = Error::new(ErrorKind::Denied, Scope::Destination, Phase::Prepare, format!("{name}: {text}"));
+        let mut told = |name: &str, os_code: Option<i32>| {
+            let error = Error::new(ErrorKind::Denied, Scope::Destination, Phase::Prepare, format!("{name}: refused"));
+            let error = match os_code {
+                Some(code) => error.caused_by(std::io::Error::from_raw_os_error(code)),
+                None => error,
+            };
             failures.handle_failure(&error, &error.chain())
         };
-        let read_only = "Read-only file system (os error 30)";
+        let (read_only, not_permitted) = (Some(30), Some(13));
         assert_eq!((0..300).filter(|index| told(&format!("f{index}"), read_only)).count(), 5);
         // Each reason has five lines.
-        assert!(told("g", "Permission denied (os error 13)"));
-        assert_eq!((0..7).filter(|index| told(&format!("h{index}"), "a name of ours")).count(), 5);
+        assert!(told("g", not_permitted));
+        assert_eq!((0..7).filter(|index| told(&format!("h{index}"), None)).count(), 5);
         let said = [
             "295 more failed in the same way: Read-only file system (os error 30) (-v names each)",
-            "2 more failed in the same way as: h0: a name of ours (-v names each)",
+            "2 more failed in the same way as: h0: refused (-v names each)",
         ];
         assert_eq!(failures.take_lines(), said);
         assert!(failures.take_lines().is_empty());
         // A peer that invents a new reason each time.
-        let mut told = |name: &str, text: &str| {
-            let error = Error::new(ErrorKind::Denied, Scope::Source, Phase::Prepare, format!("{name}: {text}"));
+        let mut told = |code: i32| {
+            let error = Error::new(ErrorKind::Denied, Scope::Source, Phase::Prepare, "f");
+            let error = error.caused_by(std::io::Error::from_raw_os_error(code));
             failures.handle_failure(&error, &error.chain())
         };
-        assert_eq!((0..100).filter(|index| told("f", &format!("{index} (os error 1)"))).count(), ALIKE_GROUPS_MAX);
+        assert_eq!((1..=100).filter(|code| told(*code)).count(), ALIKE_GROUPS_MAX);
         assert_eq!(failures.take_lines(), ["68 more failed in other ways (-v names each)"]);
     }
 }

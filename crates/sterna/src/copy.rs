@@ -50,7 +50,6 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             let _ = print_line(report::line(&worded_event(Event::failure(error))).as_bytes());
         }
     })?;
-    let ours = identity.fingerprint();
     let outcome = start(options, identity, &person).and_then(|copy| follow_to_end(copy, &person));
     person.tell_rest();
     person.display.finish();
@@ -60,7 +59,7 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
             Ok(person.code_with_output(exit_code(&summary)))
         }
         Err(CopyFailure { error, summary }) => {
-            let error = with_remedy(with_line(error, &ours));
+            let error = with_remedy(with_fingerprint(error));
             if let Some(summary) = summary.filter(|summary| person.speaks() && summary.done > 0) {
                 person.display.line(&summary_line(&summary, person.dry_run));
             }
@@ -74,14 +73,11 @@ pub fn run(flags: &CopyFlags) -> Result<u8, Error> {
     }
 }
 
-/// Adds our fingerprint to the error of an agent that does not have it in its authorized keys. The fingerprint is alone
-/// on its line, so that the user can paste it into a mail to the operator.
-fn with_line(error: Error, ours: &Fingerprint) -> Error {
-    let ours = ours.to_string();
-    if !error.is_from_peer() || error.kind != ErrorKind::Untrusted || !error.text().contains(&ours) {
-        return error;
-    }
-    let text = format!("{}\n{ours}", error.text());
+/// Adds the fingerprint that an agent does not have in its authorized keys. It is alone on its line, so that the user
+/// can paste it into a mail to the operator.
+fn with_fingerprint(error: Error) -> Error {
+    let Some(refused) = error.refused_key() else { return error };
+    let text = format!("{}\nLine for the list of authorized keys:\n{}", error.text(), Fingerprint(refused));
     error.reworded(text)
 }
 
@@ -325,7 +321,7 @@ fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> 
     let text = if flags.same && flags.log.is_some() {
         "--log samples the connections to one agent and cannot be used with --same; --json reports the progress"
     } else if !is_between_agents && !flags.same && flags.trust.len() > 1 {
-        "--trust was given more than once, and this copy has one agent"
+        "--trust was given more than once, and this copy has one agent: give the fingerprint of that agent only"
     } else if !is_between_agents {
         return Ok(());
     } else if flags.log.is_some() {
@@ -334,19 +330,11 @@ fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> 
     } else if flags.memory != MEMORY_DEFAULT {
         "--memory applies to this host, and the data of this copy does not pass through it: leave it out"
     } else if flags.trust.len() > 2 {
-        "--trust was given more than twice, and a copy has two agents at most"
+        "--trust was given more than twice, and a copy has at most two agents: give one fingerprint for each"
     } else {
         return Ok(());
     };
     Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
-}
-
-/// Returns the name of an agent in known hosts.
-fn known_as(remote: &RemoteLocation) -> String {
-    match remote.host.contains(':') {
-        true => format!("[{}]:{}", remote.host, remote.port),
-        false => format!("{}:{}", remote.host, remote.port),
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -414,19 +402,9 @@ impl ConsoleReporter {
 const SHOWN_AT_AGENT: &str = "the line that the agent printed at its start (listening … fingerprint SHA256:…), or the \
                               output of `sterna id --state DIR` at its host, where DIR is the --state of the agent";
 
-/// Returns the line of a file that failed. The path is put before the text unless the text names it where errors name
-/// their file: in the first clause, or in the second one if the first is the destination.
-fn failed_file(path: &str, text: String) -> String {
-    let names_it = |clause: &str| match clause.strip_prefix(path) {
-        Some(behind) => behind.is_empty() || behind.starts_with(" changed "),
-        None => clause.strip_suffix(path).is_some_and(|before| before.ends_with(' ')),
-    };
-    if text.splitn(3, ": ").take(2).any(names_it) { text } else { format!("{path}: {text}") }
-}
-
 impl Trust for ConsoleReporter {
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error> {
-        let name = known_as(remote);
+        let name = KnownHosts::name_of(remote);
         let _one = self.asking.lock();
         match self.trust.first() {
             Some(_) if self.trust.contains(peer) => return self.known.add(&name, peer),
@@ -450,7 +428,7 @@ impl Trust for ConsoleReporter {
     }
 
     fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
-        let name = known_as(remote);
+        let name = KnownHosts::name_of(remote);
         let known = self.known.keys(&name)?;
         let mut others = self.trust.iter().filter(|key| *key != beside);
         match (known.is_empty(), others.next(), others.next()) {
@@ -526,7 +504,7 @@ impl ConsoleReporter {
     fn words(&self, event: &CopyEvent) -> Option<String> {
         match event {
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Failed(error) }) => {
-                Some(failed_file(&entry.path.to_string(), worded(error)))
+                Some(format!("{}: {}", entry.path, worded(error)))
             }
             CopyEvent::Session(SessionEvent::Settled { entry, outcome: FileOutcome::Skipped }) => {
                 self.names_files().then(|| format!("up to date  {}", entry.path))
@@ -754,17 +732,6 @@ mod tests {
     use sterna_proto::Counters;
 
     use super::*;
-
-    #[test]
-    fn the_line_of_a_failed_file_names_it_once() {
-        let line = |path, text: &str| failed_file(path, text.to_owned());
-        let changed = "a.h5 changed while it was read: 1 bytes instead of 2";
-        assert_eq!(line("a.h5", changed), changed);
-        let full = "sterna://hub/in: write d/a.h5: the file system is full";
-        assert_eq!(line("d/a.h5", full), full);
-        assert_eq!(line("a.h5", full), format!("a.h5: {full}"), "another path");
-        assert_eq!(line("no", "there is no space"), "no: there is no space");
-    }
 
     fn line(name: &[u8], shown: Shown) -> Vec<u8> {
         checksum_line("00ff", &RelPath::new(name).unwrap(), shown)

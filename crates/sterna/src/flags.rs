@@ -15,12 +15,18 @@ use tracing::level_filters::LevelFilter;
 
 use crate::paths::{PathFlag, ViaFlag};
 
+mod duration;
+pub mod service;
+
+use duration::parse_time;
+use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, StatusFlags, SubmitFlags, WatchFlags};
+
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.
 macro_rules! exit_codes {
     () => {
         "Exit codes:
   0 done   1 some files failed   2 wrong usage   3 source   4 destination
-  5 path (the network) or the agent   6 credentials   70 a bug of sterna
+  5 path (the network), agent or service   6 credentials   70 a bug of sterna
   74 this host (state directory, output, sockets; an agent's roots and port)
   130 interrupted"
     };
@@ -46,6 +52,30 @@ pub enum Command {
     /// Copy files to or from an agent, between two agents, or from web servers
     #[command(after_help = COPY_EXAMPLES, override_usage = "sterna copy [OPTIONS] <SOURCE>... <DESTINATION>")]
     Copy(Box<CopyFlags>),
+    /// Run the transfer service: takes jobs over HTTPS and gets them done
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeFlags),
+    /// Submit a job to a service: files that it shall copy
+    #[command(after_help = service::SUBMIT_EXAMPLES, override_usage = service::SUBMIT_USAGE)]
+    Submit(SubmitFlags),
+    /// Show a job of a service, and its files
+    #[command(after_help = service::STATUS_EXAMPLES)]
+    Status(StatusFlags),
+    /// List jobs of a service, the latest first
+    #[command(after_help = service::LIST_EXAMPLES)]
+    List(ListFlags),
+    /// Watch a job of a service until it has ended
+    #[command(after_help = service::WATCH_EXAMPLES)]
+    Watch(WatchFlags),
+    /// Cancel jobs of a service: their files that have not arrived
+    #[command(after_help = service::CANCEL_EXAMPLES)]
+    Cancel(CancelFlags),
+    /// Explain why files of a service wait or have failed
+    #[command(after_help = service::EXPLAIN_EXAMPLES)]
+    Explain(ExplainFlags),
+    /// Ban an endpoint at a service, list the bans or lift one (operators)
+    #[command(after_help = service::BAN_EXAMPLES)]
+    Ban(BanFlags),
     /// Print the fingerprint of this host, by which other hosts identify it
     #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),
@@ -71,6 +101,14 @@ const AGENT_EXAMPLES: &str = "Examples:
 It prints one line on stdout when it is ready and its log on stderr, and runs until
 SIGTERM or SIGINT. Exit codes: 0 after these, 2 wrong usage, 74 when a root, the port,
 the state directory or the file of fingerprints cannot be used.";
+
+const SERVE_EXAMPLES: &str = "Examples:
+  sterna serve --dev                     # to try it: makes all that it needs
+  sterna serve --tls-cert /etc/sterna/host.pem --tls-key /etc/sterna/host.key \\
+      --client-ca /etc/grid-security/certificates --voms-dir /etc/grid-security/vomsdir
+
+It prints one line on stdout when it is ready and its log on stderr, and runs until
+SIGTERM or SIGINT. Clients of FTS3 use it unchanged: fts-rest-transfer-submit -s URL …";
 
 const ID_EXAMPLES: &str = "Examples:
   sterna id                              # at a client: a line for the agent's --authorize
@@ -149,13 +187,46 @@ pub struct AgentFlags {
 impl AgentFlags {
     /// Returns the least level of the lines in the log.
     pub fn log_level(&self) -> LevelFilter {
-        match self.log_level {
-            _ if self.verbose => LevelFilter::DEBUG,
-            LogLevel::Warn => LevelFilter::WARN,
-            LogLevel::Info => LevelFilter::INFO,
-            LogLevel::Debug => LevelFilter::DEBUG,
-        }
+        if self.verbose { LevelFilter::DEBUG } else { self.log_level.filter() }
     }
+}
+
+/// Port of the service. Source: FTS3.
+pub const SERVICE_PORT: u16 = 8446;
+
+/// Flags of `sterna serve`.
+#[derive(Debug, Args)]
+pub struct ServeFlags {
+    /// Make an authority, certificates and a database for a trial in the state directory, and listen on this host only
+    #[arg(long, conflicts_with_all = ["tls_cert", "tls_key", "client_ca"])]
+    pub dev: bool,
+    /// Address of this host to listen on (default: 0.0.0.0:8446, with --dev 127.0.0.1:8446)
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_listen_for_jobs)]
+    pub listen: Option<SocketAddr>,
+    /// Database of jobs: a file, or sqlite://FILE (default: in the state directory)
+    #[arg(long, value_name = "URL")]
+    pub database: Option<String>,
+    /// Certificate of this server and those of its issuers, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of this server, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Directory with the certificates of the authorities of clients, such as /etc/grid-security/certificates
+    #[arg(long, value_name = "DIR")]
+    pub client_ca: Option<PathBuf>,
+    /// Directory with the VOMS servers of each VO, such as /etc/grid-security/vomsdir
+    #[arg(long, value_name = "DIR")]
+    pub voms_dir: Option<PathBuf>,
+    /// Format of the log on stderr
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Least level of the lines in the log
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: LogLevel,
+    /// Where the service keeps its data (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
+    #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
+    pub state: Option<PathBuf>,
 }
 
 /// `--log-format`.
@@ -176,6 +247,17 @@ pub enum LogLevel {
     Info,
     /// connections (lanes) and decisions too
     Debug,
+}
+
+impl LogLevel {
+    /// Returns the least level of the lines in the log.
+    pub fn filter(self) -> LevelFilter {
+        match self {
+            Self::Warn => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+        }
+    }
 }
 
 /// Flags of `sterna id`.
@@ -279,9 +361,9 @@ pub struct CopyFlags {
     /// When the sender compresses; the files arrive uncompressed
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub compress: CompressFlag,
-    /// Send a file while it grows, until its writer closes it, until FILE.done exists beside it, or until it is
-    /// unchanged for 10s. With IDLE, a close does not end it, and IDLE replaces the 10s. From a directory, send every
-    /// file that appears, until Ctrl-C
+    /// Send a file while it grows, until its writer closes it during the copy, until FILE.done exists beside it, or
+    /// until it is unchanged for 10s. With IDLE, a close does not end it, and IDLE replaces the 10s. From a directory,
+    /// send every file that appears, until Ctrl-C
     #[arg(long, value_name = "IDLE", num_args = 0..=1, require_equals = true,
           value_parser = parse_time, conflicts_with_all = ["dry_run", "explain", "expect"])]
     pub follow: Option<Option<std::time::Duration>>,
@@ -373,22 +455,28 @@ fn parse_reachable(text: &str) -> Result<ThirdPartyFlag, String> {
     if text == "any" {
         return Ok(ThirdPartyFlag::Any);
     }
-    match text.parse() {
-        Ok(host) => Ok(ThirdPartyFlag::Host(host)),
-        Err(_) => {
-            Err("expected any, or a host with or without a port, such as hub.example.org or [::1]:7373".to_owned())
-        }
-    }
+    text.parse::<HostPort>().map(ThirdPartyFlag::Host).map_err(|why| {
+        format!("{why}; expected any, or a host with or without a port, such as hub.example.org or [::1]:7373")
+    })
 }
 
 /// Reads `127.0.0.1:7373`, `[::]:7373`, or an address alone.
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    parse_listen_with(text, DEFAULT_PORT)
+}
+
+/// Reads the same for the service.
+fn parse_listen_for_jobs(text: &str) -> Result<SocketAddr, String> {
+    parse_listen_with(text, SERVICE_PORT)
+}
+
+fn parse_listen_with(text: &str, port: u16) -> Result<SocketAddr, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    let with_default = || bare.parse().map(|ip: IpAddr| SocketAddr::new(ip, DEFAULT_PORT));
+    let with_default = || bare.parse().map(|ip: IpAddr| SocketAddr::new(ip, port));
     text.parse().or_else(|_| with_default()).map_err(|_| {
         // A name can resolve to several addresses, and an agent listens on one.
-        "expected an address of this host as numbers, with or without a port, such as 127.0.0.1:7373 for itself, \
-         0.0.0.0 for everybody by IPv4, or [::]:7373 for IPv6 too"
+        "expected an IP address of this host, with or without a port (0 to 65535), such as 127.0.0.1:7373 for \
+         clients on this host, 0.0.0.0 for all clients by IPv4, or [::]:7373 for IPv4 and IPv6"
             .to_owned()
     })
 }
@@ -420,28 +508,6 @@ fn parse_percent(text: &str) -> Result<Ppm, String> {
     match number.trim().parse::<f64>() {
         Ok(percent) if (0.0..=50.0).contains(&percent) => Ok(Ppm((percent * 10_000.0).round() as u32)),
         _ => Err("expected a percentage from 0% to 50%".to_owned()),
-    }
-}
-
-/// Form of a time.
-const TIME_EXPECTED: &str = "expected a whole number and a unit (ms, s, min or h), such as 500ms, 30s, 10min or 2h";
-
-/// Reads `90s`, `10min`, `2h` or `500ms`.
-fn parse_time(text: &str) -> Result<std::time::Duration, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let millis: u64 = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" | "min" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(TIME_EXPECTED.to_owned()),
-    };
-    let number: u64 = number.parse().map_err(|_| TIME_EXPECTED.to_owned())?;
-    // A year: a larger number is a typing error.
-    match number.checked_mul(millis) {
-        Some(total) if total <= 366 * 24 * 3_600_000 => Ok(std::time::Duration::from_millis(total)),
-        _ => Err("longer than a year".to_owned()),
     }
 }
 
@@ -565,19 +631,6 @@ mod tests {
         for wrong in ["localhost", "localhost:7373", "7373", ":7373", "", "127.0.0.1:", "1.2.3.4:70000"] {
             assert!(parse_listen(wrong).unwrap_err().contains("127.0.0.1:7373"), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_time_is_a_whole_number_with_a_unit_and_the_error_names_the_units() {
-        let millis = |text| parse_time(text).map(|time| time.as_millis());
-        for (text, expected) in [("500ms", 500), ("30s", 30_000), ("10min", 600_000), ("2h", 7_200_000)] {
-            assert_eq!(millis(text), Ok(expected));
-        }
-        for wrong in ["0.5s", "30", "s", "", "-1s", "1d", "1 s"] {
-            let error = millis(wrong).unwrap_err();
-            assert!(error.contains("whole number") && error.contains("ms, s, min or h"), "{wrong}: {error}");
-        }
-        assert_eq!(millis("9000h"), Err("longer than a year".to_owned()));
     }
 
     #[test]

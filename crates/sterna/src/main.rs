@@ -10,6 +10,7 @@ mod flags;
 mod generate;
 #[cfg(test)]
 mod golden;
+mod jobs;
 mod limits;
 mod log;
 mod output;
@@ -17,6 +18,7 @@ mod page;
 mod paths;
 mod plan;
 mod progress;
+mod serve;
 mod state;
 
 use std::process::ExitCode;
@@ -55,6 +57,14 @@ fn main() -> ExitCode {
     let outcome = match flags.command {
         Command::Agent(flags) => agent::run(flags),
         Command::Copy(flags) => copy::run(&flags),
+        Command::Serve(flags) => serve::run(&flags),
+        Command::Submit(flags) => jobs::submit::run(&flags),
+        Command::Status(flags) => jobs::status::run(&flags),
+        Command::List(flags) => jobs::status::list(&flags),
+        Command::Watch(flags) => jobs::watch::run(&flags),
+        Command::Cancel(flags) => jobs::status::cancel(&flags),
+        Command::Explain(flags) => jobs::explain::run(&flags),
+        Command::Ban(flags) => jobs::ban::run(&flags),
         Command::Id(flags) => show_id(&flags),
         Command::Lab(command) => sterna_lab::command::execute(&command),
         Command::Completions(flags) => generate::completions(flags.shell),

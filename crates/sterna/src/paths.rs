@@ -112,7 +112,7 @@ mod tests {
             ("", "local=ADDR"),
             ("eth0", "eth0: expected some of"),
             ("local=eth0", "local=eth0: expected an address"),
-            ("remote=", "the host is not well formed"),
+            ("remote=", "the host is not a host name"),
             ("remote=h:0", "the port is not"),
             ("via=udp", "auto, tcp or quic"),
             ("lanes=0", "from 1 to"),

@@ -123,7 +123,8 @@ impl Display {
     }
 }
 
-fn style(template: &str) -> ProgressStyle {
+/// Returns the style of a bar with this template.
+pub fn style(template: &str) -> ProgressStyle {
     // The templates are constants of this file; a wrong one shows the default bar.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─")
 }

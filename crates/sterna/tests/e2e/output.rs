@@ -348,7 +348,7 @@ fn what_cannot_be_copied_says_why_and_what_to_do() {
     symlink(".", site.local().join("d/around")).unwrap();
     write(&site.local().join("d/.sterna-mine"), b"bytes");
     let push = |source: &str| site.copy(&agent).arg(source).arg(agent.url("to/")).run();
-    push("dangling").expect(3).says("dangling in . is a symlink whose target does not exist");
+    push("dangling").expect(3).says("dangling in the current directory is a symlink whose target does not exist");
     push("d/.sterna-mine").expect(3).says("our unfinished files; give it another name");
     let tree = push("d").expect(1);
     tree.says("d/around is a symlink to a directory").says("name it as a source").says("d/.sterna-mine is not copied");

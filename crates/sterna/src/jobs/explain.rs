@@ -1,0 +1,146 @@
+//! `sterna explain`: the reason why files of a job wait or have failed.
+
+use std::time::Duration;
+
+use sterna_proto::Error;
+use sterna_proto::file::plain;
+use sterna_proto::quantity::readable_time;
+use sterna_service::api::native::types::{FileDetails, FileList, Problem, Waiting};
+
+use super::client::{Answer, Client, encoded};
+use super::table::{json_line, utc};
+use crate::flags::service::ExplainFlags;
+use crate::output::{print_line, say};
+
+/// Maximum number of files of a job that are explained. Reason: they fit on a few screens; each costs a request.
+const FILES_SHOWN: usize = 20;
+
+/// States of files that there is something to explain about: all but those that have arrived or were cancelled.
+const STATES: &str = "waiting,held,reserved,active,failed";
+
+/// Explains a file, or the files of a job. Returns the exit code.
+pub fn run(flags: &ExplainFlags) -> Result<u8, Error> {
+    let client = Client::new(&flags.service)?;
+    let show = |number: u64| -> Result<(), Error> {
+        let answer: Answer<FileDetails> = client.get(&format!("/api/v1/files/{number}"))?;
+        let text = if flags.service.json { json_line(&answer.json) } else { in_words(&answer.value) };
+        print_line(text.as_bytes())
+    };
+    // The identifier of a job is never a number alone: it has hyphens.
+    if let Ok(number) = flags.what.parse() {
+        show(number)?;
+        return Ok(0);
+    }
+    // One more than is shown, to know that there are more.
+    let path = format!("/api/v1/jobs/{}/files?state={STATES}&limit={}", encoded(&flags.what), FILES_SHOWN + 1);
+    let files = client.get::<FileList>(&path)?.value.files;
+    for file in files.iter().take(FILES_SHOWN) {
+        show(file.number)?;
+    }
+    if files.is_empty() {
+        say("no file of the job waits, is under way or has failed");
+    } else if files.len() > FILES_SHOWN {
+        say(&format!(
+            "these are the first {FILES_SHOWN} files that have not arrived; sterna status --files {} lists all",
+            flags.what
+        ));
+    }
+    Ok(0)
+}
+
+/// Returns a file in lines: its state, the reason why it waits, and its failed attempts.
+fn in_words(details: &FileDetails) -> String {
+    let file = &details.file;
+    let mut lines = vec![format!("file {} {}: {} -> {}", file.number, file.state, file.source, file.destination)];
+    match (&details.why, file.state.as_str()) {
+        (Some(why), _) => lines.push(waits(why)),
+        (None, "reserved") => lines.push("  waits for another replica of its entry, or for an earlier hop".to_owned()),
+        (None, "waiting") => lines.push("  waits, and the service has not queued it yet".to_owned()),
+        (None, _) => {}
+    }
+    for attempt in &details.attempts {
+        let worker = attempt.worker.as_ref().map_or_else(String::new, |worker| format!(" at {worker}"));
+        let failure = problem(&attempt.failure);
+        lines.push(format!("  attempt {}{worker} failed at {}: {failure}", attempt.number, utc(attempt.ended_ms)));
+    }
+    // The last failure is an attempt too, unless the file failed while it waited.
+    let last = details.attempts.last().map(|attempt| &attempt.failure.text);
+    if let Some(failure) = file.failure.as_ref().filter(|failure| Some(&failure.text) != last) {
+        lines.push(format!("  failed: {}", problem(failure)));
+    }
+    let lines: Vec<_> = lines.iter().map(|line| plain(line)).collect();
+    lines.join("\n")
+}
+
+fn waits(why: &Waiting) -> String {
+    // The text of these kinds has the time.
+    let expected = match (why.kind.as_str(), why.expected_s) {
+        ("turn", Some(seconds)) => match Duration::try_from_secs_f64(seconds) {
+            Ok(time) => format!("; starts in about {}", readable_time(time)),
+            Err(_) => String::new(),
+        },
+        ("turn", None) => "; its start is not known, because no transfer has ended there lately".to_owned(),
+        _ => String::new(),
+    };
+    format!("  waits: {}{expected}", why.text)
+}
+
+fn problem(problem: &Problem) -> String {
+    format!("{} ({}), {}: {}", problem.scope, problem.phase, problem.kind, problem.text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn details(state: &str, why: serde_json::Value, attempts: serde_json::Value) -> FileDetails {
+        let problem = serde_json::json!({
+            "kind": "not_found", "scope": "source", "phase": "prepare", "retry": "never", "text": "stat x: gone",
+        });
+        let failure = (state == "failed").then_some(problem);
+        let json = serde_json::json!({
+            "file": {
+                "number": 7, "job": "6f2c1c9e-0f5b-4f6a-9d0a-3a4a5d3c8a11", "entry": 0, "state": state,
+                "source": "mock://a/f", "destination": "mock://b/\u{1b}", "activity": "default", "size": null,
+                "bytes": 0, "bytes_per_s": null, "limits": [], "started_ms": null, "finished_ms": null, "failures": 0,
+                "worker": null, "failure": failure, "metadata": null,
+            },
+            "why": why, "attempts": attempts,
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_waits_has_its_reason_and_expected_start() {
+        let turn = |text: &str, files: u64, expected_s: Option<u64>| serde_json::json!({"kind": "turn", "text": text, "files_before": files, "expected_s": expected_s});
+        for (why, expected) in [
+            (
+                turn("3 files with 1 MB go first", 3, Some(12)),
+                "  waits: 3 files with 1 MB go first; starts in about 12 s",
+            ),
+            (
+                turn("0 files go first", 0, None),
+                "  waits: 0 files go first; its start is not known, because no transfer has ended there lately",
+            ),
+            (
+                serde_json::json!({"kind": "retry", "text": "starts in 9 s", "files_before": null, "expected_s": 9.0}),
+                "  waits: starts in 9 s",
+            ),
+            (serde_json::Value::Null, "  waits, and the service has not queued it yet"),
+        ] {
+            let shown = in_words(&details("waiting", why, serde_json::json!([])));
+            assert_eq!(shown, format!("file 7 waiting: mock://a/f -> mock://b/\\u{{1b}}\n{expected}"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_failed_has_its_attempts_and_no_failure_twice() {
+        let failed = details("failed", serde_json::Value::Null, serde_json::json!([]));
+        assert!(in_words(&failed).ends_with("\n  failed: source (prepare), not_found: stat x: gone"));
+        let failure = serde_json::to_value(failed.file.failure).unwrap();
+        let attempts = serde_json::json!([{"number": 1, "ended_ms": 0, "worker": "w1", "failure": failure}]);
+        let shown = in_words(&details("failed", serde_json::Value::Null, attempts));
+        let expected = "  attempt 1 at w1 failed at 1970-01-01T00:00:00Z: source (prepare), not_found: stat x: gone";
+        assert_eq!(shown.lines().skip(1).collect::<Vec<_>>(), [expected]);
+    }
+}
