@@ -10,11 +10,8 @@ use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::auth::{Fqan, Trust};
-use crate::caller::{Caller, Level, Method, Operation};
-
-/// Levels of a caller, in the order of [`Operation::ALL`].
-pub type Levels = [Level; Operation::ALL.len()];
+use crate::auth::{Fqan, Issuer, Tokens, Trust};
+use crate::caller::{Caller, Level, Levels, Method};
 
 /// Levels of everybody who was authenticated. Source: the configuration that FTS3 ships.
 pub const LEVELS_DEFAULT: Levels = [Level::Own, Level::Vo, Level::None, Level::None, Level::None];
@@ -53,12 +50,14 @@ pub struct Access {
     tls: Arc<ServerConfig>,
     trust: Arc<Trust>,
     rules: Rules,
+    tokens: Arc<Tokens>,
 }
 
 impl Access {
-    /// Creates the access of a server with these TLS settings, which verify clients by `trust`.
-    pub fn new(tls: Arc<ServerConfig>, trust: Arc<Trust>, rules: Rules) -> Self {
-        Self { tls, trust, rules }
+    /// Creates the access of a server with these TLS settings, which verify clients by `trust`, and with these issuers
+    /// of tokens.
+    pub fn new(tls: Arc<ServerConfig>, trust: Arc<Trust>, rules: Rules, issuers: Vec<Issuer>) -> Self {
+        Self { tls, trust, rules, tokens: Tokens::new(issuers) }
     }
 
     /// Returns the TLS settings of the next connection.
@@ -85,16 +84,31 @@ impl Access {
         })
     }
 
-    /// Returns the caller of a bearer token. Errors: no issuer is configured, or the token is refused.
-    pub async fn caller_of_token(&self, _token: &str) -> Result<Caller, Error> {
-        let text = "a bearer token was given, and this service trusts no issuer of tokens";
-        Err(Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text))
+    /// Returns the caller of a bearer token. Its levels are those of its scopes, and no others. Errors: the token is
+    /// refused, or the keys of its issuer cannot be read.
+    pub async fn caller_of_token(&self, token: &str) -> Result<Caller, Error> {
+        let (tokens, token) = (Arc::clone(&self.tokens), token.to_owned());
+        let verified = tokio::task::spawn_blocking(move || tokens.verify(&token)).await;
+        let ended = |e| {
+            let text = "the verification of a token ended early";
+            Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, text).caused_by(e)
+        };
+        let identity = verified.map_err(ended)??;
+        Ok(Caller {
+            method: Method::Token,
+            name: identity.name,
+            credential: identity.credential,
+            attributes: Vec::new(),
+            vos: vec![identity.vo],
+            levels: identity.levels,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::caller::Operation;
 
     #[test]
     fn the_highest_level_of_name_and_roles_counts() {

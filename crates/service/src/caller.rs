@@ -84,6 +84,9 @@ impl Level {
     }
 }
 
+/// Levels of a caller, in the order of [`Operation::ALL`].
+pub type Levels = [Level; Operation::ALL.len()];
+
 /// How a caller was authenticated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
@@ -110,7 +113,7 @@ pub struct Caller {
     /// Virtual organisations; the first one counts for jobs and bans.
     pub vos: Vec<String>,
     /// Levels of the operations, in the order of [`Operation::ALL`].
-    pub levels: [Level; Operation::ALL.len()],
+    pub levels: Levels,
 }
 
 impl Caller {

@@ -10,6 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
@@ -19,6 +22,7 @@ use rsa::pkcs8::{EncodePrivateKey, LineEnding};
 use rsa::rand_core::OsRng;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use serde_json::json;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use webpki::{EndEntityCert, KeyUsage};
 use x509_parser::parse_x509_certificate;
@@ -62,9 +66,41 @@ pub struct Dev {
     pub server_cert: PathBuf,
     /// Key of the server.
     pub server_key: PathBuf,
+    /// Bearer token of a user with all rights.
+    pub token: PathBuf,
+    /// Keys of the issuer of that token.
+    pub issuer_keys: PathBuf,
 }
 
+/// Issuer of the token of a trial. Its keys are in a file, so that nothing is dialled.
+pub const TOKEN_ISSUER: &str = "https://localhost/sterna-dev";
+
+/// Audience of the token of a trial.
+pub const TOKEN_AUDIENCE: &str = "sterna-dev";
+
+/// Scope of the token of a trial.
+pub const TOKEN_SCOPE: &str = "sterna-dev";
+
+/// Name of the key of the issuer.
+const TOKEN_KEY: &str = "dev";
+
+/// Validity of a token.
+const TOKEN_VALIDITY: Duration = Duration::from_secs(30 * 24 * 3600);
+
 impl Dev {
+    fn in_dir(dir: &Path) -> Self {
+        let (server, user) = (Pair::in_dir(dir, "server"), Pair::in_dir(dir, "user"));
+        Self {
+            capath: dir.join(AUTHORITY_DIR),
+            cert: user.cert,
+            key: user.key,
+            server_cert: server.cert,
+            server_key: server.key,
+            token: dir.join("token"),
+            issuer_keys: dir.join("issuer.jwks"),
+        }
+    }
+
     /// Returns the files in the state directory, and makes those that are missing, damaged or expire within a day.
     ///
     /// Errors: a file cannot be written. Cost: about a second if the key of the user is made.
@@ -87,18 +123,49 @@ impl Dev {
             let key = KeyPair::from_pem(&pem).map_err(internal)?;
             authority.issue(&user, &key, &pem, user_params(), now)?;
         }
-        Ok(Self { capath, cert: user.cert, key: user.key, server_cert: server.cert, server_key: server.key })
+        let files = Self::in_dir(&dir);
+        if !files.has_token(now) {
+            files.make_token(now)?;
+        }
+        Ok(files)
+    }
+
+    /// Returns true if the token was made lately.
+    fn has_token(&self, now: SystemTime) -> bool {
+        let made = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+        let age =
+            made(&self.token).filter(|_| self.issuer_keys.is_file()).and_then(|made| now.duration_since(made).ok());
+        age.is_some_and(|age| age + REMAKE_BEFORE < TOKEN_VALIDITY)
+    }
+
+    /// Makes a key of the issuer and a token. The keys come first: a token without its key is refused, and made again.
+    fn make_token(&self, now: SystemTime) -> Result<(), Error> {
+        let key = KeyPair::generate().map_err(internal)?;
+        // An uncompressed point: 4, then both coordinates (SEC 1, section 2.3.3).
+        let point = key.public_key_raw();
+        let coordinate = |range: std::ops::Range<usize>| point.get(range).map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
+        let keys = json!({"keys": [{
+            "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": TOKEN_KEY,
+            "x": coordinate(1..33), "y": coordinate(33..65),
+        }]});
+        let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let claims = json!({
+            "iss": TOKEN_ISSUER, "sub": "dev", "aud": TOKEN_AUDIENCE, "scope": TOKEN_SCOPE,
+            "nbf": seconds(now - CLOCK_DIFFERENCE), "exp": seconds(now + TOKEN_VALIDITY),
+        });
+        let mut header = Header::new(Algorithm::ES256);
+        header.kid = Some(TOKEN_KEY.to_owned());
+        let signing = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes()).map_err(internal)?;
+        let token = encode(&header, &claims, &signing).map_err(internal)?;
+        replace(&self.issuer_keys, keys.to_string().as_bytes(), Mode::Public)?;
+        replace(&self.token, token.as_bytes(), Mode::Private)
     }
 
     /// Returns the files in the state directory if a trial has made them. Makes nothing.
     pub fn find(state_dir: &Path) -> Option<Self> {
-        let dir = state_dir.join(DIR);
-        let (server, user) = (Pair::in_dir(&dir, "server"), Pair::in_dir(&dir, "user"));
-        let capath = dir.join(AUTHORITY_DIR);
-        let is_made = user.cert.is_file() && user.key.is_file() && capath.is_dir();
-        let files =
-            || Self { capath, cert: user.cert, key: user.key, server_cert: server.cert, server_key: server.key };
-        is_made.then(files)
+        let files = Self::in_dir(&state_dir.join(DIR));
+        let is_made = files.cert.is_file() && files.key.is_file() && files.capath.is_dir();
+        is_made.then_some(files)
     }
 }
 
@@ -310,6 +377,12 @@ mod tests {
         assert!(answer.is_ok, "{}{}", answer.stdout, answer.stderr);
     }
 
+    /// Returns true if a key is that of a certificate.
+    fn fits(cert: &Path, key: &Path) -> bool {
+        let of_key = openssl(&["pkey", "-pubout", "-in", text(key)], &[]).stdout;
+        !of_key.is_empty() && openssl(&["x509", "-noout", "-pubkey", "-in", text(cert)], &[]).stdout == of_key
+    }
+
     fn files(dev: &Dev) -> Vec<Vec<u8>> {
         let of_dev = [&dev.cert, &dev.key, &dev.server_cert, &dev.server_key].map(PathBuf::clone);
         let authorities = fs::read_dir(&dev.capath).unwrap().map(|entry| entry.unwrap().path());
@@ -333,9 +406,7 @@ mod tests {
         assert_eq!(authority.file_name().to_str().unwrap(), format!("{}.0", hash.trim()));
         let key = openssl(&["rsa", "-noout", "-check", "-in", text(&dev.key)], &[]);
         assert!(key.is_ok && format!("{}{}", key.stdout, key.stderr).contains("RSA key ok"), "{}", key.stderr);
-        let modulus = |args: &[&str]| openssl(args, &[]).stdout;
-        let of_key = modulus(&["rsa", "-noout", "-modulus", "-in", text(&dev.key)]);
-        assert_eq!(modulus(&["x509", "-noout", "-modulus", "-in", text(&dev.cert)]), of_key);
+        assert!(fits(&dev.cert, &dev.key) && fits(&dev.server_cert, &dev.server_key));
     }
 
     #[test]
@@ -385,6 +456,7 @@ mod tests {
         let dev = Dev::make(state.path(), at(0)).unwrap();
         verify(&dev, &dev.server_cert, &["-purpose", "sslserver"]);
         verify(&dev, &dev.cert, &["-purpose", "sslclient"]);
+        assert!(fits(&dev.cert, &dev.key) && fits(&dev.server_cert, &dev.server_key));
         // Another authority: its certificates do not verify any more.
         fs::remove_file(state.path().join("dev/authority.key")).unwrap();
         let dev = Dev::make(state.path(), at(0)).unwrap();

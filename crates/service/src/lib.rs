@@ -10,6 +10,7 @@ pub mod api;
 pub mod auth;
 pub mod caller;
 pub mod command;
+pub mod config;
 pub mod copies;
 pub mod dev;
 pub mod job;

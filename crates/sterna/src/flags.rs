@@ -218,6 +218,9 @@ pub struct ServeFlags {
     /// Directory with the VOMS servers of each VO, such as /etc/grid-security/vomsdir
     #[arg(long, value_name = "DIR")]
     pub voms_dir: Option<PathBuf>,
+    /// File with the levels of callers and the issuers of tokens, in TOML
+    #[arg(long, value_name = "FILE", conflicts_with = "dev")]
+    pub config: Option<PathBuf>,
     /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,

@@ -1,5 +1,6 @@
 //! Runs `sterna serve`: opens the store, and serves the interfaces until a signal arrives. Its log goes to stderr.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +11,11 @@ use rustls::pki_types::pem::PemObject;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::access::{Access, Rules};
 use sterna_service::api::{self, App};
-use sterna_service::auth::{ServerFiles, Trust, TrustDirs, server_config};
+use sterna_service::auth::{Issuer, ServerFiles, Trust, TrustDirs, server_config};
 use sterna_service::caller::{Level, Operation};
+use sterna_service::config::Config;
 use sterna_service::copies::Copies;
-use sterna_service::dev::Dev;
+use sterna_service::dev::{self, Dev};
 use sterna_service::service::Service;
 use sterna_service::store::SqliteStore;
 use tokio::net::TcpListener;
@@ -54,7 +56,7 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     let store = SqliteStore::open(&database).await?;
     let trust = Arc::new(Trust::open(identity.trust.clone(), SystemTime::now())?);
     let tls = Arc::new(server_config(&identity.server, Arc::clone(&trust))?);
-    let access = Arc::new(Access::new(tls, Arc::clone(&trust), identity.rules(&trust)?));
+    let access = Arc::new(Access::new(tls, Arc::clone(&trust), identity.rules(&trust)?, identity.issuers()?));
     let host = host_name();
     let copies = Copies::open(&state::directory(flags.state.as_deref())?)?;
     let (service, runner) = Service::new(store, copies, host);
@@ -78,6 +80,7 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
 struct Identity {
     server: ServerFiles,
     trust: TrustDirs,
+    config: Config,
     dev: Option<Dev>,
 }
 
@@ -103,6 +106,7 @@ impl Identity {
                 authorities: needed(&flags.client_ca, "--client-ca DIR")?,
                 voms: flags.voms_dir.clone(),
             },
+            config: flags.config.as_deref().map(Config::read).transpose()?.unwrap_or_default(),
             dev: None,
         })
     }
@@ -113,13 +117,14 @@ impl Identity {
         Ok(Self {
             server: ServerFiles { certificate: dev.server_cert.clone(), key: dev.server_key.clone() },
             trust: TrustDirs { authorities: dev.capath.clone(), voms: None },
+            config: Config::default(),
             dev: Some(dev),
         })
     }
 
     /// Returns the rules of access. The only user of a trial may do everything.
     fn rules(&self, trust: &Trust) -> Result<Rules, Error> {
-        let mut rules = Rules::default();
+        let mut rules = self.config.rules()?;
         if let Some(dev) = &self.dev {
             let damaged = |e| failed(&format!("read {}", dev.cert.display())).caused_by(e);
             let chain = CertificateDer::pem_file_iter(&dev.cert).and_then(|chain| chain.collect::<Result<Vec<_>, _>>());
@@ -129,15 +134,30 @@ impl Identity {
         Ok(rules)
     }
 
+    /// Returns the issuers of tokens. That of a trial gives all rights.
+    fn issuers(&self) -> Result<Vec<Issuer>, Error> {
+        let mut issuers = self.config.issuers()?;
+        issuers.extend(self.dev.as_ref().map(|dev| Issuer {
+            url: dev::TOKEN_ISSUER.to_owned(),
+            audiences: vec![dev::TOKEN_AUDIENCE.to_owned()],
+            vo: "dev".to_owned(),
+            scopes: BTreeMap::from([(dev::TOKEN_SCOPE.to_owned(), [Level::All; Operation::ALL.len()])]),
+            keys: Some(dev.issuer_keys.clone()),
+            authority: None,
+        }));
+        Ok(issuers)
+    }
+
     /// Returns the line that says that the service is ready.
     fn ready(&self, address: SocketAddr) -> String {
         let url = format!("https://{address}");
         match &self.dev {
             Some(dev) => format!(
-                "ready {url} ui {url}/ui/ capath {} cert {} key {}",
+                "ready {url} ui {url}/ui/ capath {} cert {} key {} token {}",
                 dev.capath.display(),
                 dev.cert.display(),
-                dev.key.display()
+                dev.key.display(),
+                dev.token.display()
             ),
             None => format!("ready {url} ui {url}/ui/"),
         }

@@ -81,11 +81,9 @@ impl<'a> Certificate<'a> {
             return Err(damaged(&format!("has {} bytes, at most {CERTIFICATE_BYTES_MAX}", der.len())));
         }
         let signed = Signed::read(der).map_err(|Malformed| damaged("is not in DER"))?;
-        let (rest, parsed) = parse_x509_certificate(der).map_err(|e| damaged(&format!("is unreadable: {e}")))?;
-        // x509-parser drops what follows the extensions.
-        let is_whole = rest.is_empty() && parsed.tbs_certificate.as_ref().len() == signed.body.raw.len();
-        if !is_whole || algorithm_of_body(&signed).ok() != Some(signed.algorithm) {
-            return Err(damaged("has bytes left over, or names two algorithms of its signature"));
+        let (_, parsed) = parse_x509_certificate(der).map_err(|e| damaged(&format!("is unreadable: {e}")))?;
+        if algorithm_of_body(&signed).ok() != Some(signed.algorithm) {
+            return Err(damaged("names two algorithms of its signature"));
         }
         let certificate = Self { der, subject: dn::slash_form(parsed.subject()), parsed, signed };
         if let Err(error) = certificate.parsed.extensions_map() {

@@ -12,6 +12,7 @@ mod lsc;
 mod proxy;
 mod refusal;
 mod tls;
+mod token;
 mod voms;
 mod x509;
 
@@ -22,6 +23,7 @@ use self::certificate::Certificate;
 
 pub use dn::slash_form;
 pub use tls::{ServerFiles, server_config};
+pub use token::{Issuer, TokenIdentity, Tokens};
 pub use voms::{BASE_ID, Fqan, vo_id};
 pub use x509::{Trust, TrustDirs, X509Identity, credential_id};
 

@@ -81,7 +81,7 @@ pub(super) fn refuse_legacy(certificate: &Certificate<'_>) -> Result<(), Refusal
 /// Checks a proxy against its issuer, and returns its rights.
 ///
 /// `following`: number of proxies between this one and the client, itself excluded. The caller checks that the issuer
-/// may be one: a proxy, or an end entity that webpki has verified.
+/// may be one: a proxy that passed these rules, or an end entity that webpki has verified and that may sign.
 pub(super) fn check(
     proxy: &Certificate<'_>,
     issuer: &Certificate<'_>,
@@ -100,7 +100,6 @@ pub(super) fn check(
         return Err(broken(&format!("is followed by {following} more, and its path length allows fewer")));
     }
     proxy.check_may_sign()?;
-    issuer.check_may_sign()?;
     proxy.verify_signature(issuer)?;
     Ok(info.rights)
 }

@@ -19,6 +19,7 @@ pub struct Serve {
     capath: String,
     cert: String,
     key: String,
+    token: String,
 }
 
 /// Output of a client.
@@ -71,7 +72,8 @@ impl Serve {
             words.nth(1).unwrap_or_else(|| panic!("no {name} in {ready}")).to_owned()
         };
         let url = value("ready").replace("127.0.0.1", "localhost");
-        Self { process, url, capath: value("capath"), cert: value("cert"), key: value("key"), state }
+        let (capath, cert, key) = (value("capath"), value("cert"), value("key"));
+        Self { process, url, capath, cert, key, token: value("token"), state }
     }
 
     /// Returns the state directory.
@@ -119,9 +121,34 @@ impl Serve {
         Client(command)
     }
 
+    /// Returns the script that drives the service by the transfer tool of Rucio. `home` receives its configuration.
+    pub fn rucio(&self, home: &Path) -> Client {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/service/transfertool.py");
+        let mut command = Command::new(programs().join("python"));
+        command.args(["-W", "ignore"]).arg(script).args([&self.url, &self.cert, &self.key]).arg(home);
+        Client(command)
+    }
+
     /// Sends a request with the certificate of the user. Returns the status and the body.
     pub fn request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         self.send(method, path, body, &["--cert", &self.cert, "--key", &self.key])
+    }
+
+    /// Returns the token of the trial.
+    pub fn token(&self) -> String {
+        std::fs::read_to_string(&self.token).unwrap()
+    }
+
+    /// Returns a command of the FTS3 client that authenticates by a token.
+    pub fn token_client(&self, program: &str, token: &str, arguments: &[&str]) -> Client {
+        let mut command = Command::new(programs().join(program));
+        command.args(["-s", &self.url, "--capath", &self.capath, "--fts-access-token", token]).args(arguments);
+        Client(command)
+    }
+
+    /// Sends a request with a token.
+    pub fn request_with_token(&self, token: &str, method: &str, path: &str) -> (u16, String) {
+        self.send(method, path, "", &["-H", &format!("Authorization: Bearer {token}")])
     }
 
     /// Sends a request without a certificate.

@@ -291,3 +291,52 @@ fn an_endpoint_is_banned_and_its_ban_lifted() {
     assert_eq!(status, 204);
     assert_eq!(serve.wait_for_end(&waits)["job_state"], "FINISHED");
 }
+
+/// A token instead of a certificate: by curl, and by a command of the client.
+#[test]
+fn a_token_does_what_its_scopes_allow() {
+    let serve = Serve::start();
+    let token = serve.token();
+    let (status, body) = serve.request_with_token(&token, "GET", "/whoami");
+    let whoami: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &whoami["method"], &whoami["vos"][0]), (200, &"oauth2".into(), &"dev".into()), "{body}");
+    let submission = serve.token_client(
+        "fts-rest-transfer-submit",
+        &token,
+        &["--src-access-token", "x", "--dst-access-token", "y", "mock://a.example/f", "mock://b.example/f"],
+    );
+    let id = job_id(&submission.succeed());
+    assert_eq!(serve.request_with_token(&token, "GET", &format!("/jobs/{id}")).0, 200);
+    // Another signature.
+    let wrong = format!("{}AAAA", &token[..token.len() - 4]);
+    for path in ["/whoami", "/jobs", &format!("/jobs/{id}"), "/api/v1/jobs"] {
+        let (status, body) = serve.request_with_token(&wrong, "GET", path);
+        assert_eq!(status, 401, "{path}: {body}");
+        assert!(!body.contains(&wrong[..20]), "the token is shown: {body}");
+    }
+}
+
+/// The transfer tool of Rucio, unmodified: submissions, states of many jobs, priority, cancellation, bans, limits.
+#[test]
+fn the_transfer_tool_of_rucio_does_what_its_daemons_need() {
+    let serve = Serve::start();
+    let home = tempfile::tempdir().unwrap();
+    let said = serve.rucio(home.path()).succeed();
+    let results: Value = serde_json::from_str(said.trim()).unwrap_or_else(|e| panic!("{e}: {said}"));
+    let expected = serde_json::json!({
+        "schema": 10,
+        "same": true,
+        "priority": 5,
+        "cancelled": "CANCELED",
+        "jobs": ["FINISHED", "FINISHED", "FINISHED"],
+        "reports": vec![["FTS3ApiTransferStatusReport"]; 3],
+        "requests": [5, 1, 2],
+        "missing": "None",
+        "banned": ["mock://banned.example"],
+        "lifted": [],
+        "config": 17,
+    });
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(&results[name], value, "{name}: {said}");
+    }
+}

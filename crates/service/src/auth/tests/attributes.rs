@@ -6,8 +6,8 @@ use rustls::pki_types::pem::PemObject;
 use sterna_seeded::{Seeded, for_seeds};
 
 use super::fixture::{
-    Credential, Draft, HOUR, KEY_USAGE, NOW, SERVER_AUTH, SIGNATURE, World, algorithm, at, digits, extension, full,
-    name, new_key, oid, purposes, sequence, signed, write_pem,
+    Credential, Draft, ENCIPHERMENT, HOUR, KEY_USAGE, NOW, OTHER_ALGORITHM, SERVER_AUTH, SIGNATURE, World, algorithm,
+    at, digits, extension, full, name, new_key, oid, purposes, sequence, signed, write_pem,
 };
 use crate::auth::Trust;
 use crate::auth::der::{self, SEQUENCE, SET, encode};
@@ -35,6 +35,8 @@ struct Attributes {
     /// Certificates of the server.
     certificates: Vec<CertificateDer<'static>>,
     extensions: Vec<Vec<u8>>,
+    /// Algorithm in the signed bytes.
+    algorithm: Vec<u8>,
 }
 
 impl Attributes {
@@ -48,6 +50,7 @@ impl Attributes {
             uri: "testvo://voms.example.org:15000".to_owned(),
             fqans: FQANS.map(str::to_owned).to_vec(),
             certificates: vec![server.cert.clone()],
+            algorithm: algorithm().to_vec(),
             // The two that VOMS writes: no revocation available, and the key of the server.
             extensions: vec![extension("2.5.29.56", false, &[5, 0]), extension("2.5.29.35", false, &sequence(&[]))],
         }
@@ -76,7 +79,7 @@ impl Attributes {
             &encode(der::INTEGER, &[1]),
             &holder,
             &issuer,
-            algorithm(),
+            &self.algorithm,
             &encode(der::INTEGER, &[42]),
             &sequence(&[&time(self.start), &time(self.end)]),
             &sequence(&[&attribute]),
@@ -157,6 +160,7 @@ fn attributes_that_do_not_verify_give_nothing_and_keep_the_identity() {
     let stranger = Credential::authority("/CN=Other").issue(SERVER, |draft| draft);
     let unlisted = world.authority.issue("/DC=org/DC=example/CN=other.example.org", |draft| draft);
     let expired = world.authority.issue(SERVER, |draft| Draft { end: NOW - 1, ..draft });
+    let mute = world.authority.issue(SERVER, |draft| draft.with(KEY_USAGE, true, &ENCIPHERMENT));
     let as_server = |server: &Credential| Attributes::new(server).sign(&server.key);
     voms.list("othervo", &format!("/CN=voms\n{}\n", world.authority.subject));
     let cases: Vec<(&str, Vec<u8>, bool)> = vec![
@@ -193,6 +197,13 @@ fn attributes_that_do_not_verify_give_nothing_and_keep_the_identity() {
         ("another first certificate", with(&|a| a.certificates.insert(0, world.user.cert.clone())), false),
         ("an issuer of another name", with(&|a| a.issuer = name("/CN=x")), false),
         ("limited to hosts", with(&|a| a.extensions.push(extension("2.5.29.55", true, &sequence(&[])))), false),
+        (
+            "limited to hosts, not critical",
+            with(&|a| a.extensions.push(extension("2.5.29.55", false, &sequence(&[])))),
+            false,
+        ),
+        ("two algorithms", with(&|a| a.algorithm = OTHER_ALGORITHM.to_vec()), false),
+        ("a server whose key may not sign", as_server(&mute), false),
         ("an unknown critical extension", with(&|a| a.extensions.push(extension("1.2.3.4", true, &[5, 0]))), false),
         ("an unknown extension", with(&|a| a.extensions.push(extension("1.2.3.4", false, &[5, 0]))), true),
         ("signed by another key", Attributes::new(&voms.server).sign(&new_key()), false),

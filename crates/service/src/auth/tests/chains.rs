@@ -14,9 +14,9 @@ use time::OffsetDateTime;
 
 use super::fixture::{
     BASIC_CONSTRAINTS, CLIENT_AUTH, Credential, Draft, ENCIPHERMENT, EXTENDED_KEY_USAGE, HOUR, INDEPENDENT,
-    INHERIT_ALL, KEY_USAGE, LIMITED, NOW, PROXY_CERT_INFO, SERVER_AUTH, SIGNATURE, World, at, attribute,
-    authority_draft, extension, full, name, new_key, of_user, oid, openssl, pem, proxy_cert_info, purposes, rdn,
-    sequence, write_pem,
+    INHERIT_ALL, KEY_USAGE, LIMITED, NOW, OTHER_ALGORITHM, PROXY_CERT_INFO, SERVER_AUTH, SIGNATURE, World, at,
+    attribute, authority_draft, extension, full, name, new_key, of_user, oid, openssl, pem, proxy_cert_info, purposes,
+    rdn, sequence, write_pem,
 };
 use crate::auth::der::{self, SEQUENCE, SET, UTF8_STRING, encode};
 use crate::auth::{Trust, X509Identity};
@@ -117,7 +117,11 @@ fn chains_of_proxies_are_judged_as_by_openssl_or_more_strictly() {
             ("expired", chain(&[&expired, user]), Bad("expired at 2026-09-21T14:12:20Z, 1 min ago")),
             ("proxy of an expired one", chain(&[&beyond_expired, &expired, user]), Bad("expired at")),
             ("not yet valid", bare(&|draft| Draft { start: NOW + 600, ..full(draft) }), Bad("in 10 min")),
-            ("end entity expired", chain(&[&late.proxy("1", full), &late]), Bad("expired at")),
+            (
+                "end entity expired",
+                chain(&[&late.proxy("1", full), &late]),
+                Bad("expired at 2026-09-21T14:12:20Z, 1 min ago"),
+            ),
             ("issuer is missing", chain(&[&second, user]), Bad("did not send the issuer")),
             ("independent", bare(&with_policy(None, INDEPENDENT)), Stricter("inherits no rights")),
             (
@@ -138,7 +142,7 @@ fn chains_of_proxies_are_judged_as_by_openssl_or_more_strictly() {
                 }),
                 Stricter("no readable proxyCertInfo"),
             ),
-            ("proxyCertInfo twice", bare(&|draft| full(full(draft))), Bad("unreadable")),
+            ("proxyCertInfo twice", bare(&|draft| with_policy(None, INHERIT_ALL)(full(draft))), Bad("unreadable")),
         ],
     );
 }
@@ -211,6 +215,17 @@ fn keys_and_extensions_of_proxies_are_judged_as_by_openssl_or_more_strictly() {
     judge(
         &world,
         vec![
+            ("of version 1", bare(&|draft| Draft { version: 0, ..full(draft) }), Stricter("version 3")),
+            (
+                "two algorithms",
+                bare(&|draft| Draft { algorithm: OTHER_ALGORITHM.to_vec(), ..full(draft) }),
+                Bad("two algorithms"),
+            ),
+            (
+                "bytes after the extensions",
+                bare(&|draft| Draft { rest: vec![5, 0], ..full(draft) }),
+                Bad("is unreadable"),
+            ),
             ("signature of a stranger", vec![forged, user.cert.clone()], Bad("the signature is wrong")),
             ("issued by an authority", chain(&[&authority.proxy("1", full), authority]), Bad("")),
             ("an authority", bare(&|draft| full(draft).with(BASIC_CONSTRAINTS, true, &is_ca)), Bad("is an authority")),
@@ -430,12 +445,33 @@ fn an_expired_authority_certifies_nobody() {
 #[test]
 fn a_certificate_of_the_directory_that_is_no_authority_certifies_nobody() {
     let world = World::new();
-    let key = new_key();
-    let host = Draft::new("/CN=host", "/CN=host", &key).with(KEY_USAGE, true, &SIGNATURE).sign(&key);
-    let host = Credential { cert: host, key, subject: "/CN=host".to_owned() };
-    write_pem(&world.authorities().join("host.pem"), &[&host.cert]);
-    assert!(identify(&world.trust(), &chain(&[&host.user(USER)])).is_err());
-    assert!(identify(&world.trust(), &chain(&[&world.user])).is_ok());
+    let is_ca = sequence(&[&encode(der::BOOLEAN, &[0xff])]);
+    let changes: [&dyn Fn(Draft) -> Draft; 3] =
+        [&|draft| draft, &|draft| draft.with(KEY_USAGE, true, &SIGNATURE), &|draft| {
+            draft.with(BASIC_CONSTRAINTS, true, &is_ca).with(KEY_USAGE, true, &SIGNATURE)
+        }];
+    for (index, change) in changes.into_iter().enumerate() {
+        let key = new_key();
+        let host = change(Draft::new("/CN=host", "/CN=host", &key)).sign(&key);
+        let host = Credential { cert: host, key, subject: "/CN=host".to_owned() };
+        write_pem(&world.authorities().join("host.pem"), &[&host.cert]);
+        assert!(identify(&world.trust(), &chain(&[&host.user(USER)])).is_err(), "{index}");
+        assert!(identify(&world.trust(), &chain(&[&world.user])).is_ok());
+    }
+}
+
+/// As in OpenSSL: its authority can revoke it only if the path leads there.
+#[test]
+fn a_certificate_of_the_directory_that_another_authority_issued_needs_that_authority() {
+    let world = World::new();
+    let (key, subject) = (new_key(), "/DC=org/DC=example/CN=Middle");
+    let cert = authority_draft(subject, &world.authority.subject, &key).sign(&world.authority.key);
+    let middle = Credential { cert, key, subject: subject.to_owned() };
+    write_pem(&world.authorities().join("middle.pem"), &[&middle.cert]);
+    assert!(identify(&world.trust(), &chain(&[&middle.user(USER)])).is_ok());
+    let other = Credential::authority("/CN=Other Authority");
+    write_pem(&world.authorities().join("ca.pem"), &[&other.cert]);
+    assert!(identify(&world.trust(), &chain(&[&middle.user(USER)])).unwrap_err().contains("no valid authority"));
 }
 
 #[test]

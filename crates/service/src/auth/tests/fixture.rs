@@ -129,6 +129,9 @@ pub fn signed(body: &[u8], key: &KeyPair) -> Vec<u8> {
     sequence(&[body, &ECDSA_SHA256, &encode(der::BIT_STRING, &signature)])
 }
 
+/// Algorithm that [`signed`] does not use: ECDSA with SHA-384, in DER.
+pub const OTHER_ALGORITHM: [u8; 12] = [0x30, 0x0a, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 3];
+
 /// Algorithm that [`signed`] uses, in DER.
 pub fn algorithm() -> &'static [u8] {
     &ECDSA_SHA256
@@ -137,12 +140,18 @@ pub fn algorithm() -> &'static [u8] {
 /// Certificate that is not yet signed.
 #[derive(Clone)]
 pub struct Draft {
+    /// Number of the version: 2 for version 3.
+    pub version: u8,
     pub serial: u8,
+    /// Algorithm in the signed bytes.
+    pub algorithm: Vec<u8>,
     pub subject: Vec<u8>,
     pub issuer: Vec<u8>,
     pub start: i64,
     pub end: i64,
     pub extensions: Vec<Vec<u8>>,
+    /// Bytes after the extensions.
+    pub rest: Vec<u8>,
     pub key: Vec<u8>,
 }
 
@@ -150,12 +159,15 @@ impl Draft {
     /// Creates a draft that is valid for a day, from an hour ago.
     pub fn new(subject: &str, issuer: &str, key: &KeyPair) -> Self {
         Self {
+            version: 2,
             serial: 7,
+            algorithm: algorithm().to_vec(),
             subject: name(subject),
             issuer: name(issuer),
             start: NOW - HOUR,
             end: NOW + 24 * HOUR,
             extensions: Vec::new(),
+            rest: Vec::new(),
             key: key.subject_public_key_info(),
         }
     }
@@ -170,14 +182,16 @@ impl Draft {
         /// Tag of a UTCTime.
         const UTC_TIME: u8 = 0x17;
         let time = |seconds| encode(UTC_TIME, &digits(seconds).as_bytes()[2..]);
-        let version = encode(0xa0, &encode(der::INTEGER, &[2]));
+        let version = encode(0xa0, &encode(der::INTEGER, &[self.version]));
         let serial = encode(der::INTEGER, &[self.serial]);
         let validity = sequence(&[&time(self.start), &time(self.end)]);
         let extensions = match self.extensions.is_empty() {
             true => Vec::new(),
             false => encode(0xa3, &encode(SEQUENCE, &self.extensions.concat())),
         };
-        let body = [&version, &serial, algorithm(), &self.issuer, &validity, &self.subject, &self.key, &extensions];
+        let begin = [&version, &serial, &self.algorithm, &self.issuer, &validity, &self.subject];
+        let body = [&begin[..], &[&self.key, &extensions, &self.rest]].concat();
+        let body: Vec<&[u8]> = body.into_iter().map(Vec::as_slice).collect();
         CertificateDer::from(signed(&sequence(&body), key))
     }
 }
