@@ -170,8 +170,9 @@ pub(super) fn random_session() -> Result<SessionId, Error> {
 /// milliseconds, and paces its last packets within a few more.
 const DEPARTURE: Duration = Duration::from_millis(30);
 
-/// Sets `over` and ends every lane, after the last messages have left this host. Does not wait for their arrival: that
-/// would cost a round trip. An agent that does not receive them aborts the session at the end of its last lane.
+/// Sets `over` and ends every lane, after the last messages have left this host. Waits for a TCP lane while the kernel
+/// holds unsent data before them. Does not wait for their arrival: that would cost a round trip. An agent that does not
+/// receive them aborts the session at the end of its last lane.
 pub(super) fn depart(over: &Latch, lanes: Vec<Arc<dyn LaneHandle>>) {
     over.set();
     close_all(lanes.iter().map(Arc::clone), SESSION_OVER);

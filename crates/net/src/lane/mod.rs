@@ -17,7 +17,7 @@ pub mod tcp;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -205,7 +205,7 @@ pub trait LaneHandle: Send + Sync {
     /// is stuck.
     fn say_alive(&self) {}
     /// Closes the lane in order and sends `reason` to the peer. Data already passed to the transport is still
-    /// delivered, within 2 s and one round trip. Both halves end soon after. A second call has no effect.
+    /// delivered, within 2 s and one round trip. Both halves end soon after. A second call waits at most for the first.
     fn close(&self, reason: &str);
     /// Ends the lane at once and waits for nothing, so that no peer can delay the end. Both halves of this end stop
     /// at once. Those of the peer end with `Cancelled`, because this end does not reconnect. A transport without
@@ -213,6 +213,9 @@ pub trait LaneHandle: Send + Sync {
     fn cut(&self, reason: &str) {
         self.close(reason);
     }
+    /// Waits until the packets of [`LaneHandle::cut`] have left this host, at most until the deadline: the process may
+    /// end then. Waits for the thread and the pace of the lane, and not for the peer.
+    fn wait_until_cut(&self, _deadline: Instant) {}
 }
 
 /// Measurements of a path by its transport.

@@ -304,14 +304,16 @@ pub(crate) fn close_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, re
     all_within(CLOSE_ALL_TIME_MAX, lanes.into_iter().map(|lane| move || lane.close(reason)));
 }
 
-/// Time for the close of a lane to leave this host. Reason: it waits for the thread of the lane only, not for a window
-/// or pacing.
-const LAST_PACKET: Duration = Duration::from_millis(10);
+/// Longest time for the ends of lanes to leave this host. Reason: they wait for the threads and the pace of the lanes,
+/// not for a window. A packet of 9000 bytes takes 29 ms at 2.5 Mbit/s, and 0.5 s at 144 kbit/s.
+const LAST_PACKETS_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Ends lanes at once, and waits until the packets of their ends have left this host: the process may end then.
 pub(crate) fn cut_all(lanes: impl IntoIterator<Item = Arc<dyn LaneHandle>>, reason: &'static str) {
-    lanes.into_iter().for_each(|lane| lane.cut(reason));
-    thread::sleep(LAST_PACKET);
+    let lanes: Vec<Arc<dyn LaneHandle>> = lanes.into_iter().collect();
+    lanes.iter().for_each(|lane| lane.cut(reason));
+    let deadline = Instant::now() + LAST_PACKETS_TIME_MAX;
+    lanes.iter().for_each(|lane| lane.wait_until_cut(deadline));
 }
 
 /// Runs each job on a separate thread and waits for all jobs, at most `time_max`. Unfinished jobs continue in the

@@ -468,6 +468,18 @@ impl LaneHandle for QuicHandle {
         self.0.pace.repeat_last();
         self.0.close(CODE_LEFT, shortened(reason));
     }
+
+    fn wait_until_cut(&self, deadline: Instant) {
+        let connection = &self.0.connection;
+        // The engine (noq-proto 1.4) paces a close like data. It counts the frame in the turn that sends the packet,
+        // and this call sees the count after that turn.
+        while matches!(connection.close_reason(), Some(ConnectionError::LocallyClosed))
+            && connection.stats().frame_tx.connection_close == 0
+            && Instant::now() < deadline
+        {
+            thread::sleep(CUT_CHECK_INTERVAL);
+        }
+    }
 }
 
 fn lane_runtime() -> Result<Runtime, Error> {
@@ -494,6 +506,9 @@ const CONTROL_PRIORITY: i32 = 1;
 /// Time that a close waits for data in progress, and then for the close itself (the contract of
 /// `LaneHandle::close`).
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// Interval at which the end of a lane that was cut is looked for. Reason: short compared with the pace of a packet.
+const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Interval at which the windows follow the path. Reason: a lane has data for twice as long.
 const WINDOWS_EVERY: Duration = Duration::from_millis(25);

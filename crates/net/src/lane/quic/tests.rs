@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use noq::crypto::rustls::QuicClientConfig;
@@ -346,6 +347,38 @@ fn a_lane_that_is_cut_tells_its_peer_that_nobody_is_there_any_more() {
     client.handle.cut("session over");
     assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::Cancelled);
     client.handle.close("too late to count");
+}
+
+#[test]
+fn the_end_of_a_lane_has_left_this_host_when_it_was_waited_for() {
+    let listener = Arc::new(listener(&Identity::ephemeral().unwrap()));
+    // The engine gets a turn only while the test drives this runtime.
+    let runtime = super::lane_runtime().unwrap();
+    let crypto = QuicClientConfig::try_from(Identity::ephemeral().unwrap().client_config()).unwrap();
+    let accepting = Arc::clone(&listener);
+    let (_endpoint, client, server) = runtime.block_on(async {
+        let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (local_addr, peer_addr) = (endpoint.local_addr().unwrap(), listener.local_addr());
+        let config = ClientConfig::new(Arc::new(crypto));
+        let connection = endpoint.connect_with(config, peer_addr, super::SERVER_NAME).unwrap().await.unwrap();
+        let (mut send, receive) = connection.open_bi().await.unwrap();
+        send.write_all(super::PREAMBLE).await.unwrap();
+        let (pace, memory) = (super::pace::Pace::new(&SharedRate::new(RateContract::default())), super::MEMORY_DEFAULT);
+        let parts = super::LaneParts { connection, send, receive, pace, memory, credit: None, local_addr, peer_addr };
+        let client = super::assemble(parts, runtime.handle().clone()).unwrap().0;
+        let server = tokio::task::spawn_blocking(move || accepting.accept()).await.unwrap().unwrap().unwrap();
+        (endpoint, client, server)
+    });
+    let server = side(server, false);
+    client.handle.cut("session over");
+    let handle = Arc::clone(&client.handle);
+    let waiting = thread::spawn(move || handle.wait_until_cut(Instant::now() + Duration::from_secs(60)));
+    runtime.block_on(async {
+        while !waiting.is_finished() {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(server.reader.join().unwrap().unwrap_err().kind, ErrorKind::Cancelled);
 }
 
 #[test]

@@ -171,26 +171,40 @@ impl Shared {
     pub(super) fn close(&self, reason: &str) {
         let deadline = self.close_deadline();
         let mut state = self.lock();
-        if state.ending.is_some() {
+        if let Some(ending) = &state.ending {
+            // If this process ends now, the kernel resets the connection and discards unsent data, with the last
+            // control frames.
+            if let Ending::ByUs { deadline, .. } = *ending
+                && self.has_unsent()
+            {
+                self.wait_for_reader(state, deadline);
+            }
             return;
         }
         state.ending = Some(Ending::ByUs { reason: reason.to_owned(), deadline });
         self.finish_sending(state, reason, deadline);
-        let mut state = self.lock();
+        let state = self.lock();
         match state.reader {
-            ReaderState::Running(reader) if reader == thread::current().id() => return,
             ReaderState::Idle => {
                 drop(state);
                 self.drain(deadline);
-                return;
             }
-            ReaderState::Running(_) | ReaderState::Ended => {}
+            ReaderState::Running(_) | ReaderState::Ended => self.wait_for_reader(state, deadline),
         }
-        while matches!(state.reader, ReaderState::Running(_)) {
+    }
+
+    /// Waits until the reader has ended, at most until the deadline. Does not wait on the reading thread.
+    fn wait_for_reader(&self, mut state: MutexGuard<'_, State>, deadline: Instant) {
+        while matches!(state.reader, ReaderState::Running(reader) if reader != thread::current().id()) {
             if !self.wait(&mut state, deadline) {
                 return self.shut_down(Shutdown::Both);
             }
         }
+    }
+
+    /// Returns true if the kernel has data that it has not sent yet.
+    fn has_unsent(&self) -> bool {
+        sys::tcp_info(&self.connection.stream).is_ok_and(|info| info.notsent.is_some_and(|bytes| bytes.0 > 0))
     }
 
     /// Reads and drops the data that the peer still sends, until the peer is done or the time is over.

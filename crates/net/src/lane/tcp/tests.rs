@@ -233,6 +233,24 @@ fn what_was_given_before_a_close_is_delivered() {
 }
 
 #[test]
+fn a_second_close_waits_while_the_kernel_has_unsent_data() {
+    let (mut a, b) = ends();
+    // The data takes most of a second.
+    a.handle.set_rate(Some(BitRate::megabits(1)));
+    send_block(&mut *a.tx, &pattern(100_000, 5), 100_000);
+    let first = Arc::clone(&a.handle);
+    let closing = thread::spawn(move || first.close("over"));
+    while a.tx.flush().is_ok() {
+        thread::yield_now();
+    }
+    a.handle.close("over");
+    assert_eq!(a.handle.tcp_info().notsent.unwrap_or_default(), ByteCount(0), "it is lost if the process ends");
+    closing.join().unwrap();
+    b.join().1.unwrap();
+    a.join().1.unwrap();
+}
+
+#[test]
 fn a_peer_that_is_refused_hears_why_before_it_reads() {
     let (a, b) = lanes(&TcpOptions::default());
     let mut a = End::of(a);
