@@ -329,7 +329,7 @@ fn damaged_certificates_of_any_kind_never_panic() {
 
 /// Chains that `voms-proxy-fake` 2.1.1 of Debian 12 made, without their keys: `-voms testvo -uri voms.example.org:15000
 /// -fqan ... -newformat`; *limited* with `-limited`, *legacy* with `-proxyver 2`. *subject* is without `-newformat`:
-/// the holder has the subject of the user. `voms-proxy-info2 -all` of the same version accepts the first three.
+/// the holder has the subject of the user. `voms-proxy-info2 -all` of the same version accepts *full*.
 const RECORDED: [(&str, &str); 4] = [
     ("full", include_str!("recorded/voms-proxy.pem")),
     ("limited", include_str!("recorded/voms-proxy-limited.pem")),
