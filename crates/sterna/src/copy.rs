@@ -35,7 +35,7 @@ use sterna_proto::{Algorithm, ByteCount, Checks, Error, ErrorKind, Location, Pha
 use crate::coalesce::{AlikeFailures, LanesDown};
 use crate::flags::{CompressFlag, CopyFlags, Lanes, OverwriteFlag, worded, worded_event};
 use crate::log::SampleLog;
-use crate::output::{print_line, say};
+use crate::output::{CopyOutput, print_line, say};
 use crate::paths::PathFlag;
 use crate::paths::ViaFlag;
 use crate::progress::{Display, compression_ratio};
@@ -127,8 +127,11 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter
         Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
     })?;
     let log = flags.log.as_deref().map(|path| SampleLog::create(path, &options)).transpose()?;
+    let stdout = CopyOutput::new(std::io::stdout(), &options.cancel)
+        .map_err(|e| this_host("prepare standard output").caused_by(e))?;
     let person = Arc::new(ConsoleReporter {
         log: Mutex::new(log),
+        stdout,
         known: KnownHosts::new(&directory),
         state: directory,
         trust: flags.trust.clone(),
@@ -363,6 +366,7 @@ struct ConsoleReporter {
     untold: Mutex<Untold>,
     /// Log of `--log`; `None` without the flag, or after a write failed.
     log: Mutex<Option<SampleLog>>,
+    stdout: CopyOutput,
     /// First error of standard output or of the log, if any.
     lost: Mutex<Option<Error>>,
 }
@@ -558,7 +562,7 @@ impl ConsoleReporter {
 
     /// Writes a line of output; continues the copy if that fails. Reports the first failure of output or log only.
     fn print(&self, line: &[u8]) {
-        let Err(error) = print_line(line) else { return };
+        let Err(error) = self.stdout.print_line(line) else { return };
         let mut lost = self.lost.lock();
         if lost.is_none() {
             say(&format!("{}; the copy goes on", error.chain()));

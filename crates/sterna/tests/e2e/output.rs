@@ -1,10 +1,12 @@
 //! Tests output: lost output, exit codes of failures on this host, and error texts with reasons.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
-use crate::site::{Agent, BINARY, Outcome, Site};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::site::{Agent, BINARY, Outcome, Site, wait_until};
 use crate::tree::{MIB, Seeded, assert_same_file, write};
 
 /// Returns the binary with an output that refuses all data, like a full disk.
@@ -62,6 +64,31 @@ fn a_copy_whose_output_nobody_reads_is_finished_with_its_own_code() {
     gone.args(["-c", "exec 3> >(true); wait $!; exec \"$0\" \"$@\" >&3", BINARY]);
     site.copy_by(gone).args(["-v", "--trust", &agent.fingerprint, "f"]).arg(agent.url("f")).run().expect(0);
     assert_same_file(&site.local().join("f"), &site.root().join("f"));
+}
+
+#[test]
+fn one_interrupt_ends_a_copy_whose_reader_does_not_read() {
+    let site = Site::new();
+    let agent = site.agent();
+    for number in 0..2000 {
+        write(&site.local().join(format!("d/{number}")), b"bytes");
+    }
+    write(&site.local().join("d/large"), &Seeded::new(3).bytes(32 * MIB));
+    let fifo = site.path("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let unread = File::options().read(true).write(true).open(&fifo).unwrap();
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("exec \"$0\" \"$@\" >{}", fifo.display())).arg(BINARY);
+    let mut copy = site.copy_by(command);
+    let mut copying = copy.args(["--trust", &agent.fingerprint, "--rate", "10Mbit", "d"]).arg(agent.url("")).start();
+    let has_room = || {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&unread, PollFlags::OUT)], Some(&at_once)).unwrap() > 0
+    };
+    wait_until("a full pipe", || !has_room());
+    copying.interrupt();
+    wait_until("the end of the copy", || copying.has_ended());
+    copying.finish().expect(130);
 }
 
 #[test]
