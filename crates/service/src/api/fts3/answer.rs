@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::api::app::Authenticated;
+use crate::api::app::{caller_of, status_of};
 use crate::caller::Caller;
 
 /// Failure, as a reply.
@@ -24,17 +24,7 @@ impl Failed {
 
 impl From<Error> for Failed {
     fn from(error: Error) -> Self {
-        let status = match error.kind {
-            ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::Denied => StatusCode::FORBIDDEN,
-            ErrorKind::Untrusted => StatusCode::UNAUTHORIZED,
-            ErrorKind::Usage => StatusCode::BAD_REQUEST,
-            ErrorKind::Exists => StatusCode::CONFLICT,
-            ErrorKind::Limit => StatusCode::PAYLOAD_TOO_LARGE,
-            // Clients try again after this one only.
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        Self::new(status, error.chain())
+        Self::new(status_of(&error), error.chain())
     }
 }
 
@@ -64,9 +54,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Failed;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failed> {
-        match parts.extensions.get::<Authenticated>() {
-            Some(Authenticated(caller)) => caller.clone().map_err(Failed::from),
-            None => Err(denied().into()),
-        }
+        caller_of(parts).map_err(Failed::from)
     }
 }

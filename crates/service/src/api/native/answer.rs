@@ -2,13 +2,12 @@
 
 use axum::Json;
 use axum::extract::FromRequestParts;
-use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::types::Problem;
-use crate::api::app::Authenticated;
+use crate::api::app::{caller_of, status_of};
 use crate::caller::Caller;
 
 /// Failure of a request.
@@ -22,16 +21,7 @@ impl From<Error> for Failed {
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        let status = match self.0.kind {
-            ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::Denied => StatusCode::FORBIDDEN,
-            ErrorKind::Untrusted => StatusCode::UNAUTHORIZED,
-            ErrorKind::Usage => StatusCode::BAD_REQUEST,
-            ErrorKind::Exists => StatusCode::CONFLICT,
-            ErrorKind::Limit => StatusCode::PAYLOAD_TOO_LARGE,
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        (status, Json(Problem::from(&self.0))).into_response()
+        (status_of(&self.0), Json(Problem::from(&self.0))).into_response()
     }
 }
 
@@ -42,10 +32,7 @@ impl<S: Send + Sync> FromRequestParts<S> for By {
     type Rejection = Failed;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failed> {
-        match parts.extensions.get::<Authenticated>() {
-            Some(Authenticated(caller)) => caller.clone().map(Self).map_err(Failed),
-            None => Err(usage("a request without its connection").into()),
-        }
+        caller_of(parts).map(Self).map_err(Failed)
     }
 }
 
