@@ -2,15 +2,13 @@
 //!
 //! Decides by operation and level. Refuses to authenticate: that is done before.
 
-use serde::Serialize;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::auth::Fqan;
 use crate::job::Owner;
 
 /// Operation that is allowed or refused. Source of the names: FTS3.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
     /// Delegating credentials.
     Deleg,
@@ -46,14 +44,12 @@ impl Operation {
 }
 
 /// Whose resources an operation may touch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// Nobody's.
     #[default]
     None,
     /// The caller's own.
-    #[serde(rename = "")]
     Own,
     /// Those of the caller's virtual organisation.
     Vo,

@@ -1,6 +1,6 @@
 //! Transfers between agents: one agent runs the session with the other, and no file data passes the service.
 //!
-//! Each transfer is a copy of the engine in threads of its own. Refuses to retry.
+//! Each transfer is one copy of the engine, which starts its threads. Refuses to retry.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -173,6 +173,8 @@ pub struct File {
     pub failures: u32,
     /// Worker that runs it, or ran it last.
     pub worker: Option<String>,
+    /// Reason why the present or last attempt started when it did.
+    pub rationale: Option<String>,
     /// Failure of the last attempt.
     pub failure: Option<Failure>,
     /// Bytes and limits of the last attempt.

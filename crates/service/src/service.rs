@@ -36,6 +36,12 @@ const READ_TOGETHER_MAX: u32 = 5000;
 /// Maximum number of reports that are handled in one transaction.
 const REPORTS_TOGETHER_MAX: usize = 500;
 
+/// Time after its end at which a job goes to the archive. Source: FTS3 keeps a week at hand.
+const ARCHIVE_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Maximum number of jobs that go to the archive in one turn. Reason: other writes wait meanwhile.
+const ARCHIVED_TOGETHER_MAX: u32 = 100;
+
 /// Time after which a store that refused a change is asked again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
@@ -524,9 +530,12 @@ impl Runner {
         }
     }
 
-    /// Fails the files that have waited longer than their jobs allow.
+    /// Moves jobs that ended long ago to the archive, and fails the files that have waited longer than their jobs allow.
     async fn expire(&mut self) {
         let at = now();
+        if let Err(error) = self.store().archive(at - ARCHIVE_AFTER, ARCHIVED_TOGETHER_MAX).await {
+            warn!("archive jobs: {}; trying again in {TICK:?}", error.chain());
+        }
         let expired = self.insist("read expired files", async || self.store().expired(at).await).await;
         if expired.is_empty() {
             return;

@@ -56,6 +56,7 @@ CREATE TABLE files (
     starts INTEGER NOT NULL DEFAULT 0,
     failures INTEGER NOT NULL DEFAULT 0,
     worker TEXT,
+    rationale TEXT,
     failure TEXT,
     moved TEXT
 );

@@ -77,7 +77,7 @@ async fn change(store: &dyn Store, file: &File, from: FileState, what: Event) ->
 }
 
 fn starts() -> Event {
-    Event::Starts { worker: "w".to_owned(), rationale: String::new() }
+    Event::Starts { worker: "w".to_owned(), rationale: "its turn".to_owned() }
 }
 
 fn finishes() -> Event {
@@ -159,6 +159,7 @@ async fn a_change_needs_the_expected_state_and_worker() {
     assert!(matches!(store.change(vec![of_other]).await.unwrap()[0], Changed::Conflict), "another worker");
     let Changed::Done { file, job, .. } = change(store, &file, FileState::Active, finishes()).await else { panic!() };
     assert_eq!((file.state, file.moved.bytes, job), (FileState::Finished, 7, Some(JobState::Finished)));
+    assert_eq!((file.rationale.as_deref(), file.starts), (Some("its turn"), 1));
     for from in FileState::ALL {
         for what in [starts(), finishes(), Event::Holds, Event::Releases] {
             assert!(matches!(change(store, &file, from, what).await, Changed::Conflict), "nothing leaves an end");

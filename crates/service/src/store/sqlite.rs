@@ -162,7 +162,7 @@ const JOB_COLUMNS: &str = "id, kind, state, reason, credential, owner, vo, prior
 
 const FILE_COLUMNS: &str = "number, job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
      destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts, started, finished, \
-     not_before, starts, failures, worker, failure, moved";
+     not_before, starts, failures, worker, rationale, failure, moved";
 
 fn kind_name(kind: JobKind) -> &'static str {
     match kind {
@@ -270,6 +270,7 @@ fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
         starts: row.try_get("starts")?,
         failures: row.try_get("failures")?,
         worker: row.try_get("worker")?,
+        rationale: row.try_get("rationale")?,
         failure: optional_json(row, "failure")?,
         moved: optional_json(row, "moved")?.unwrap_or_default(),
     })
@@ -491,11 +492,12 @@ async fn unreserve(
 /// Reason of a job with failed files. Source: the text of FTS3, which clients show.
 const SOME_FAILED: &str = "One or more files failed. Please have a look at the details for more information";
 
-/// New values of the columns of a file; `None`: a column stays as it is.
+/// New values of the columns of a file; `None`: a column keeps its value.
 #[derive(Default)]
 struct Update<'a> {
     started: Option<i64>,
     worker: Option<&'a str>,
+    rationale: Option<&'a str>,
     not_before: Option<i64>,
     failure: Option<Failure>,
     moved: Option<&'a Moved>,
@@ -506,8 +508,8 @@ struct Update<'a> {
 impl<'a> Update<'a> {
     fn of(change: &'a Change) -> Self {
         match &change.what {
-            Event::Starts { worker, .. } => {
-                Self { started: Some(change.at.0), worker: Some(worker), ..Self::default() }
+            Event::Starts { worker, rationale } => {
+                Self { started: Some(change.at.0), worker: Some(worker), rationale: Some(rationale), ..Self::default() }
             }
             Event::Retries { failure, moved, not_before } => {
                 Self { failure: failure.clone(), moved: Some(moved), not_before: Some(not_before.0), ..Self::default() }
@@ -578,7 +580,8 @@ async fn update_file(
     let statement = format!(
         "UPDATE files SET state = ?1, started = COALESCE(?2, started), finished = ?3, worker = COALESCE(?4, worker), \
          not_before = COALESCE(?5, not_before), failures = failures + ?6, starts = starts + ?12, \
-         failure = CASE WHEN ?1 = 'finished' THEN NULL ELSE COALESCE(?7, failure) END, moved = COALESCE(?8, moved) \
+         failure = CASE WHEN ?1 = 'finished' THEN NULL ELSE COALESCE(?7, failure) END, moved = COALESCE(?8, moved), \
+         rationale = COALESCE(?13, rationale) \
          WHERE number = ?9 AND state = ?10 AND (?11 IS NULL OR worker = ?11) RETURNING {FILE_COLUMNS}"
     );
     let row = sqlx::query(&statement)
@@ -594,6 +597,7 @@ async fn update_file(
         .bind(change.from.name())
         .bind(&change.of_worker)
         .bind(i64::from(to == FileState::Active))
+        .bind(update.rationale)
         .fetch_optional(&mut *connection)
         .await?;
     row.as_ref().map(file_of).transpose()

@@ -361,6 +361,8 @@ pub struct FileView {
     pub failures: u32,
     /// Worker that runs it, or ran it last.
     pub worker: Option<String>,
+    /// Reason why the present or last attempt started when it did.
+    pub rationale: Option<String>,
     /// Failure of the last attempt.
     pub failure: Option<Problem>,
     /// Data of the user.
@@ -389,6 +391,7 @@ impl FileView {
             finished_ms: file.finished.map(|at| at.0),
             failures: file.failures,
             worker: file.worker.clone(),
+            rationale: file.rationale.clone(),
             failure: file.failure.as_ref().map(Problem::from),
             metadata: file.new.metadata.clone(),
         }
