@@ -24,7 +24,7 @@ import time
 class Service:
     """Running service, with its certificates."""
 
-    def __init__(self, program, state, limits=()):
+    def __init__(self, program, state):
         arguments = [program, "serve", "--dev", "--listen", "127.0.0.1:0", "--log-level", "warn", "--state", state]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         words = self.process.stdout.readline().split()

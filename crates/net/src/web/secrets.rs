@@ -243,9 +243,9 @@ fn wait_for(descriptors: &[BorrowedFd<'_>], time: Duration) {
 
 /// Ends a command with every process that it has started, and waits for their end.
 ///
-/// The command has no process group of its own, which would be simpler to end. Reason: the kernel stops a group that
-/// reads the terminal in the background, and the command may ask for a passphrase there. A daemon that has left the
-/// command stays.
+/// The command stays in the process group of Sterna, although a new group would be simpler to end. Reason: the kernel
+/// stops a group that reads the terminal in the background, and the command may ask for a passphrase there. A daemon
+/// that has left the command stays.
 fn end(child: &mut Child) {
     // The number of a shell that has ended may belong to another process.
     if matches!(child.try_wait(), Ok(Some(_))) {
