@@ -530,7 +530,7 @@ impl Runner {
         }
     }
 
-    /// Moves jobs that ended long ago to the archive, and fails the files that have waited longer than their jobs allow.
+    /// Moves jobs that ended long ago to the archive. Fails files that have waited longer than their jobs allow.
     async fn expire(&mut self) {
         let at = now();
         if let Err(error) = self.store().archive(at - ARCHIVE_AFTER, ARCHIVED_TOGETHER_MAX).await {

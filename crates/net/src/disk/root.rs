@@ -107,7 +107,8 @@ impl Root {
         }
     }
 
-    /// Opens the directory of a file path. The user wrote no directory for `.`: error texts name it the current directory.
+    /// Opens the directory of a file path. The user wrote no directory for `.`: error texts name it the current
+    /// directory.
     fn open_local(directory: &[u8], access: Access, authority: Authority) -> Result<Self, Error> {
         let root = Self::open_with(as_path(directory), access, authority)?;
         Ok(if directory == b"." { root.called("the current directory") } else { root })
