@@ -1,6 +1,4 @@
-//! Workers: who runs transfers, and what the service and a worker send each other.
-//!
-//! A worker gets tasks, reports their progress in batches and their end once. Refuses to retry: the service decides.
+//! Worker within the process of the service, for storages that need no agent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,31 +8,12 @@ use parking_lot::Mutex;
 use sterna_net::engine::Cancel;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use super::{Report, Reports};
 use crate::copies::Copies;
 use crate::job::{Moved, Task};
 use crate::mock;
-
-/// Report of a worker.
-#[derive(Clone, Debug)]
-pub enum Report {
-    /// Bytes of transfers under way.
-    Progress(Vec<(FileNumber, u64)>),
-    /// A transfer has ended.
-    Ended {
-        /// Number of the file.
-        file: FileNumber,
-        /// Bytes and limits.
-        moved: Moved,
-        /// Failure, if it failed.
-        failure: Option<Error>,
-    },
-}
-
-/// Reports of all workers, each with the name of its worker.
-pub type Reports = mpsc::UnboundedSender<(Arc<str>, Report)>;
 
 /// Worker within the process of the service, for storages that need no agent.
 pub struct Embedded {
